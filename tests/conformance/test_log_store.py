@@ -628,7 +628,7 @@ def test_a_removed_log_is_gone_and_its_name_can_be_used_again(make_store: MakeSt
             await append(log, big(letter))
         await log.advance_start_offset(2)
         await store.remove(NAME)
-        assert NAME not in [name for name, _ in store.found()]
+        assert NAME not in [name for name, _ in store.list_logs()]
         await store.remove(NAME)
         log = await store.open(NAME, TOPIC_ID, TopicSettings())
         assert (log.start_offset, log.end_offset) == (0, 0)
@@ -646,7 +646,7 @@ def test_a_log_of_another_topic_id_is_replaced(make_store: MakeStore) -> None:
         await old.flush()
         new = await store.open(NAME, OTHER_TOPIC_ID, TopicSettings())
         assert (new.start_offset, new.end_offset, new.topic_id) == (0, 0, OTHER_TOPIC_ID)
-        assert list(store.found()) == [(NAME, OTHER_TOPIC_ID)]
+        assert list(store.list_logs()) == [(NAME, OTHER_TOPIC_ID)]
         await store.close()
 
     asyncio.run(body())
@@ -662,7 +662,7 @@ def test_logs_of_one_store_do_not_mix(make_store: MakeStore) -> None:
             await append(log, str(name).encode())
         for name, log in zip(names, logs, strict=True):
             assert await values_of(log) == [str(name).encode()]
-        assert sorted(name for name, _ in store.found()) == sorted(names)
+        assert sorted(name for name, _ in store.list_logs()) == sorted(names)
         await store.close()
 
     asyncio.run(body())

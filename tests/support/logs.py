@@ -181,8 +181,8 @@ class YieldingLogStore(LogStore):
         await self.inner.start()
         self.had_clean_shutdown = self.inner.had_clean_shutdown
 
-    def found(self) -> Sequence[tuple[LogName, UUID]]:
-        return self.inner.found()
+    def list_logs(self) -> Sequence[tuple[LogName, UUID]]:
+        return self.inner.list_logs()
 
     async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> Log:
         await asyncio.sleep(0)

@@ -5,7 +5,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from moldau.logs.memory import PRODUCER_EXPIRATION_MS, MemoryLog
+from moldau.logs.memory import MemoryLog
+from moldau.logs.producer_state import PRODUCER_EXPIRATION_MS_DEFAULT
 from moldau.logs.store import LogName
 from moldau.metadata.image import BrokerRegistration, PartitionRegistration
 from moldau.partitions.leader_state import FollowerFetch
@@ -48,7 +49,7 @@ class PageCacheLog(MemoryLog):
     """Written is not synced: what a sync has not reached is gone after a power cut."""
 
     def __init__(self, settings: TopicSettings) -> None:
-        super().__init__(NAME, TOPIC_ID, settings, PRODUCER_EXPIRATION_MS)
+        super().__init__(NAME, TOPIC_ID, settings, PRODUCER_EXPIRATION_MS_DEFAULT)
         self.disk_is_stuck = False
         self.released = asyncio.Event()
 

@@ -1,1 +1,1 @@
-"""."""
+"""Logs of record batches: the store interface, its implementations, and the state that every log keeps."""

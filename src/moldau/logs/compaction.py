@@ -1,82 +1,117 @@
-"""Compaction, the deciding part: which records of a log survive, and what is left of a batch. Pure, no files.
+"""Log compaction: when a log is due, which of its records are retained, and what remains of a batch. Pure.
 
-A segment cleaner uses it in two passes. The first fills an `OffsetMap` from the dirty part of the log, until
-the map is full or the batches that may be compacted end:
+A cleaner works in two passes. The first fills an `OffsetMap` from the dirty batches, until the map is full or the
+batches that may be compacted end:
 
-    offsets = OffsetMap(bytes_max, clean_end)    # where the round before stopped, at first 0
-    for batch in dirty_batches:                  # ascending, from the one that holds clean_end on
+    offsets = OffsetMap(bytes_max, clean_end)    # where the previous round stopped, at first 0
+    for batch in dirty_batches:                  # ascending, from the one that contains clean_end on
         if not offsets.add(batch):
             break                                # full: the rest is for the next round
 
-The second walks over everything from the log's start, the clean part too, up to `offsets.end_offset`, and
-writes what is left:
+The second goes over all batches from the start of the log up to `offsets.end_offset` and writes what remains:
 
     for batch in all_batches:
-        left = clean_batch(batch, offsets, now_ms=..., delete_retention_ms=..., retain_empty=...)
-        if left is not None:                     # the same object when nothing changed
-            write(left)
+        remaining = clean_batch(batch, offsets, now_ms=..., delete_retention_ms=..., retain_empty=...)
+        if remaining is not None:                # the same object when nothing changed
+            write(remaining)
 
-Afterwards the log is clean below `offsets.end_offset`, and the next round starts there. It may lie inside a
-batch when the map became full there; records from it on are all kept. `retain_empty` is for batches that hold
-the last sequence of a living producer: one whose records are all gone stays as an empty batch then, so that
-producer state can be rebuilt.
+Afterwards the log is clean below `offsets.end_offset`, where the next round starts. That may be inside a batch if the
+map became full there; records from it on are all retained. `retain_empty` is for batches with the last sequence of a
+live producer: such a batch stays without records, so that the producer state can be rebuilt.
 
-Offsets never change: records keep theirs, batches keep their first and last one. A batch whose records cannot
-be decoded is kept as it is, and so are control batches and batches wholly beyond the map.
+Offsets never change: records keep theirs, batches keep their first and last one. Control batches, batches beyond the
+map and batches whose records cannot be decoded are retained unchanged.
 """
 
 from hashlib import blake2b
+from typing import NamedTuple
 
 from moldau.errors import CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError
+from moldau.logs.producer_state import ProducerStateManager
 from moldau.records.batch import COMPRESSION_MASK, DELETE_HORIZON_MASK, NO_TIMESTAMP, Batch
 from moldau.records.batch_builder import replace_records
 from moldau.records.compression import compress
 from moldau.records.record import Span, keys, section, spans
 from moldau.records.varint import read_varint, write_varint
+from moldau.settings.topic import TopicSettings
+
+OFFSET_MAP_BYTES_MAX = 128 * 1024 * 1024
+"""Memory for the keys of one round (Kafka's log.cleaner.dedupe.buffer.size)."""
 
 ENTRY_BYTES = 160
-"""What a key and its offset take in the map: the two objects and their share of the dict's table."""
+"""Memory of a key and its offset in the map: the two objects and their share of the dict's table."""
 
 HORIZON_MS_MAX = 2**62
-"""delete.retention.ms may be so large that the horizon would not fit its field; this is never as well."""
+"""The latest delete horizon, practically never. A larger delete.retention.ms would not fit the field."""
 
 _DIGEST_BYTES = 16
 
 _UNDECODABLE = (CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError)
 
 
+class LogToClean(NamedTuple):
+    """How much of a log is dirty, and for how long."""
+
+    clean_bytes: int
+    dirty_bytes: int
+    oldest_dirty_ms: int
+
+
+def should_compact(settings: TopicSettings, log_to_clean: LogToClean, now_ms: int) -> bool:
+    """Whether min.cleanable.dirty.ratio or max.compaction.lag.ms is exceeded."""
+    if not log_to_clean.dirty_bytes:
+        return False
+    if now_ms - log_to_clean.oldest_dirty_ms > settings.max_compaction_lag_ms:
+        return True
+    ratio = log_to_clean.dirty_bytes / (log_to_clean.clean_bytes + log_to_clean.dirty_bytes)
+    return ratio > settings.min_cleanable_dirty_ratio
+
+
+def is_past_min_lag(settings: TopicSettings, max_timestamp_ms: int, now_ms: int) -> bool:
+    """Whether min.compaction.lag.ms has passed for records up to this timestamp."""
+    lag_ms = settings.min_compaction_lag_ms
+    return lag_ms == 0 or max_timestamp_ms <= now_ms - lag_ms
+
+
+def is_last_of_producer(batch: Batch, producers: ProducerStateManager) -> bool:
+    """Whether the batch is the last one of a live producer, whose sequence could not be recovered without it."""
+    if batch.producer_id < 0:
+        return False
+    state = producers.get(batch.producer_id)
+    return state is not None and state.last_offset == batch.last_offset
+
+
 class OffsetMap:
     """The last offset of each key, in bounded memory.
 
-    Keys of 16 bytes and more are kept as 16-byte digests. Two keys with one digest would lose a record; with
-    128 bits that does not happen by chance in any log that fits on a disk.
+    Keys of 16 bytes and more are stored as 16-byte digests. Two keys with the same digest would lose a record, but with
+    128 bits that does not happen by chance.
     """
 
     __slots__ = ("_entries_max", "_offsets", "end_offset")
 
     def __init__(self, bytes_max: int, start_offset: int = 0) -> None:
-        """For the records from `start_offset` on; those before it are clean already."""
+        """Maps the records from `start_offset` on; those before it are clean."""
         self._entries_max = max(1, bytes_max // ENTRY_BYTES)
         self._offsets: dict[bytes, int] = {}
         self.end_offset = start_offset
-        """Where the map ends: every key between start_offset and here is in it."""
+        """Every key between start_offset and this offset is in the map."""
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     @property
     def free_entries(self) -> int:
-        """How many more keys it takes."""
         return self._entries_max - len(self._offsets)
 
     def add(self, batch: Batch) -> bool:
-        """Takes the next batch's keys from `end_offset` on; False when the map became full before its end."""
+        """Adds the keys of the next batch from `end_offset` on; False if the map became full."""
         if not batch.is_control:
             try:
                 if not self._add_keys(list(keys(batch))):
                     return False
             except _UNDECODABLE:
-                # Kept as it is by clean_batch; without its keys, older records of them are kept too.
+                # clean_batch retains it unchanged. Without its keys their older records are retained too.
                 pass
         self.end_offset = max(self.end_offset, batch.next_offset)
         return True
@@ -96,7 +131,7 @@ class OffsetMap:
         return True
 
     def last_offset(self, key: bytes) -> int:
-        """-1 for a key that is not in the map."""
+        """Returns -1 for a key that is not in the map."""
         if len(key) >= _DIGEST_BYTES:
             key = blake2b(key, digest_size=_DIGEST_BYTES).digest()
         return self._offsets.get(key, -1)
@@ -110,11 +145,11 @@ def clean_batch(
     delete_retention_ms: int,
     retain_empty: bool = False,
 ) -> Batch | None:
-    """What is left of a batch: itself where nothing changes, a smaller one, or None.
+    """Returns what remains of a batch: itself if nothing changes, a smaller batch, or None.
 
-    The first cleaning that finds a tombstone writes into its batch when it may go, `delete_retention_ms` from
-    now: the delete horizon. A cleaning at or after that time drops it. So a consumer that reads from the
-    start and is through within delete.retention.ms sees every tombstone, however often the log is cleaned.
+    The first cleaning that finds a tombstone writes the delete horizon into its batch: `delete_retention_ms` from
+    now. A cleaning at or after that time removes the tombstone. So a consumer that reads the whole log within
+    delete.retention.ms sees every tombstone.
     """
     if batch.is_control or batch.base_offset >= offsets.end_offset:
         return batch
@@ -127,8 +162,8 @@ def clean_batch(
         return batch
 
     horizon_ms = batch.delete_horizon_ms
-    tombstones_go = horizon_ms is not None and now_ms >= horizon_ms
-    kept = [span for span in found if _is_retained(span, batch.base_offset, offsets, tombstones_go)]
+    drops_tombstones = horizon_ms is not None and now_ms >= horizon_ms
+    kept = [span for span in found if _is_retained(span, batch.base_offset, offsets, drops_tombstones)]
     if not kept:
         return _empty_batch(batch) if retain_empty else None
     if horizon_ms is None and any(length < 0 for *_, length in kept):
@@ -143,14 +178,14 @@ def clean_batch(
     )
 
 
-def _is_retained(span: Span, base_offset: int, offsets: OffsetMap, tombstones_go: bool) -> bool:
+def _is_retained(span: Span, base_offset: int, offsets: OffsetMap, drops_tombstones: bool) -> bool:
     _, _, _, offset_delta, key, _, value_length = span
     offset = base_offset + offset_delta
     if offset >= offsets.end_offset:
         return True
     if key is None or offset < offsets.last_offset(key):
         return False
-    return value_length >= 0 or not tombstones_go
+    return value_length >= 0 or not drops_tombstones
 
 
 def _max_timestamp(batch: Batch, kept: list[Span]) -> int:
@@ -160,7 +195,7 @@ def _max_timestamp(batch: Batch, kept: list[Span]) -> int:
 
 
 def _with_delete_horizon(batch: Batch, data: bytes, kept: list[Span], horizon_ms: int) -> Batch:
-    """The base timestamp becomes the horizon, so every record's timestamp delta is written anew."""
+    """Makes the horizon the base timestamp of the batch and encodes the timestamp delta of every record again."""
     shift = batch.base_timestamp - horizon_ms
     records: list[bytes] = []
     for start, end, timestamp_delta, *_ in kept:

@@ -1,4 +1,4 @@
-"""Where each leader epoch of a log began: what a replica or a consumer needs to find where two logs part. Pure."""
+"""The leader epochs of a log and their start offsets, by which replicas and consumers find where logs diverge. Pure."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -12,10 +12,7 @@ _VERSION = "0"
 
 
 class LeaderEpochCache:
-    """The epochs that have records (or had a leader) in a log, each with the offset it began at.
-
-    Both epochs and offsets ascend strictly.
-    """
+    """The leader epochs of a log with their start offsets; both are strictly ascending."""
 
     __slots__ = ("_epochs", "_starts", "latest")
 
@@ -23,13 +20,13 @@ class LeaderEpochCache:
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self.latest = NO_EPOCH
-        """The newest epoch, or NO_EPOCH."""
+        """The latest epoch, or NO_EPOCH."""
 
     def __len__(self) -> int:
         return len(self._epochs)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """(epoch, start offset), ascending."""
+        """Yields (epoch, start offset), ascending."""
         return iter(zip(self._epochs, self._starts, strict=True))
 
     def __eq__(self, other: object) -> bool:
@@ -38,7 +35,7 @@ class LeaderEpochCache:
     __hash__ = None  # type: ignore[assignment]
 
     def assign(self, epoch: int, offset: int) -> None:
-        """Records from `offset` on belong to `epoch`. What contradicts this is older news and goes."""
+        """Starts `epoch` at `offset`, and removes entries that contradict that."""
         if epoch < 0:
             return
         if epoch == self.latest and offset >= self._starts[-1]:
@@ -50,10 +47,9 @@ class LeaderEpochCache:
         self.latest = epoch
 
     def end_offset_for(self, epoch: int, log_end: int) -> tuple[int, int]:
-        """The answer to OffsetForLeaderEpoch: the largest epoch up to `epoch`, and the offset it ends at.
+        """Returns the largest epoch up to `epoch` and its end offset, as OffsetForLeaderEpoch does.
 
-        (NO_EPOCH, NO_OFFSET) for an epoch beyond the newest. An epoch before the oldest known one ends where
-        that one begins.
+        (NO_EPOCH, NO_OFFSET) for an epoch after the latest. An epoch before the first known one ends where that starts.
         """
         if epoch == NO_EPOCH or epoch > self.latest:
             return NO_EPOCH, NO_OFFSET
@@ -64,29 +60,29 @@ class LeaderEpochCache:
         return (epoch if following == 0 else self._epochs[following - 1]), end
 
     def epoch_for_offset(self, offset: int) -> int:
-        """The epoch of the record at `offset`, or NO_EPOCH."""
+        """Returns the epoch of the record at `offset`, or NO_EPOCH."""
         following = bisect_right(self._starts, offset)
         return NO_EPOCH if following == 0 else self._epochs[following - 1]
 
     def truncate_from_end(self, offset: int) -> None:
-        """The log now ends at `offset`."""
+        """Removes epochs that start at or after `offset`, the new end of the log."""
         keep = bisect_left(self._starts, offset)
         del self._epochs[keep:], self._starts[keep:]
         self.latest = self._epochs[-1] if self._epochs else NO_EPOCH
 
     def truncate_from_start(self, offset: int) -> None:
-        """The log now begins at `offset`; the epoch that covers it begins there too."""
-        gone = bisect_right(self._starts, offset) - 1
-        if gone < 0:
+        """Removes epochs that end at or before `offset`, the new start of the log."""
+        removed = bisect_right(self._starts, offset) - 1
+        if removed < 0:
             return
-        del self._epochs[:gone], self._starts[:gone]
+        del self._epochs[:removed], self._starts[:removed]
         self._starts[0] = offset
 
     def clear(self) -> None:
         self.truncate_from_end(0)
 
     def to_text(self) -> str:
-        """Kafka's leader-epoch-checkpoint file."""
+        """Returns the content of Kafka's leader-epoch-checkpoint file."""
         lines = [_VERSION, str(len(self._epochs))]
         lines += (f"{epoch} {start}" for epoch, start in self)
         return "\n".join(lines) + "\n"
@@ -99,17 +95,17 @@ class LeaderEpochCache:
 
     @classmethod
     def from_text(cls, text: str) -> "LeaderEpochCache":
-        """Raises CorruptRecordError for what `to_text` cannot have written."""
-        history = cls()
+        """Parses the leader-epoch-checkpoint file; raises CorruptRecordError."""
+        cache = cls()
         lines = text.split("\n")
         try:
             if lines[0] != _VERSION or len(lines) != int(lines[1]) + 3 or lines[-1]:
-                raise ValueError(f"{len(lines)} lines, of which the first two are {lines[:2]}")
+                raise ValueError(f"{len(lines)} lines, starting with {lines[:2]}")
             for line in lines[2:-1]:
                 epoch, start = map(int, line.split(" "))
-                if epoch <= history.latest or (history._starts and start <= history._starts[-1]) or start < 0:
-                    raise ValueError(f"{line!r} does not follow what is before it")
-                history.assign(epoch, start)
+                if epoch <= cache.latest or (cache._starts and start <= cache._starts[-1]) or start < 0:
+                    raise ValueError(f"{line!r} is not in ascending order")
+                cache.assign(epoch, start)
         except (ValueError, IndexError) as error:
             raise CorruptRecordError(f"a leader epoch checkpoint cannot be read: {error}") from error
-        return history
+        return cache

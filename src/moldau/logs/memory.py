@@ -1,4 +1,4 @@
-"""Logs in memory, for tests and throw-away brokers. Everything in them is as durable as it will ever be."""
+"""Logs in memory, for tests and temporary brokers."""
 
 import asyncio
 from bisect import bisect_left
@@ -6,29 +6,28 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from moldau.errors import OffsetOutOfRangeError
-from moldau.logs.compaction import OffsetMap, clean_batch
-from moldau.logs.compaction_policy import (
+from moldau.logs.compaction import (
     OFFSET_MAP_BYTES_MAX,
     LogToClean,
+    OffsetMap,
+    clean_batch,
     is_last_of_producer,
     is_past_min_lag,
     should_compact,
 )
 from moldau.logs.leader_epochs import LeaderEpochCache
-from moldau.logs.producer_state import ProducerStateManager
+from moldau.logs.producer_state import PRODUCER_EXPIRATION_MS_DEFAULT, ProducerStateManager
 from moldau.logs.store import EMPTY_SLICES, Log, LogName, LogStore, RecordSlices, TimestampAndOffset
 from moldau.logs.timestamp_lookup import first_record_at_or_after, max_timestamp_record
 from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 
-PRODUCER_EXPIRATION_MS = 86_400_000
-
 _BATCHES_PER_YIELD = 16
-"""How many batches a compaction looks at before others get their turn."""
+"""How many batches a compaction handles before it yields to the event loop."""
 
 
 class MemoryLog(Log):
-    """Batches in a list, each found by bisection over its last offset. A batch is its own segment."""
+    """A list of batches, searched by last offset. Each batch counts as a segment."""
 
     def __init__(
         self, name: LogName, topic_id: UUID, settings: TopicSettings, producer_expiration_ms: int
@@ -41,15 +40,15 @@ class MemoryLog(Log):
         self.epochs = LeaderEpochCache()
         self._producer_expiration_ms = producer_expiration_ms
         self._producers_at_start = ProducerStateManager()
-        """As of the first batch that is left."""
+        """The producer state before the first batch."""
         self._batches: list[bytes] = []
         self._last_offsets: list[int] = []
         self._max_timestamps: list[int] = []
         self._size = 0
         self._cleaned_offset = 0
-        """Everything below it has been compacted."""
+        """The offset below which everything is compacted."""
         self._truncations = 0
-        """How often batches were taken out; a compaction that finds it changed gives up."""
+        """How often batches were removed; a compaction gives up if this changes."""
 
     @property
     def size(self) -> int:
@@ -57,7 +56,7 @@ class MemoryLog(Log):
 
     async def append(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
-            # Joined into bytes of its own: the batch may lie in a receive buffer that is used again.
+            # A copy, because the batch may be in a receive buffer that will be reused.
             self._batches.append(batch.to_bytes())
             self._last_offsets.append(batch.last_offset)
             self._max_timestamps.append(batch.max_timestamp)
@@ -119,7 +118,7 @@ class MemoryLog(Log):
         if offset < self.start_offset:
             self.start_offset = self.end_offset = offset
         else:
-            # Behind the last batch, which may be before what was asked for: a batch goes as a whole.
+            # Batches are deleted whole, so the log may end before the requested offset.
             self.end_offset = max(self.start_offset, self._last_offsets[-1] + 1 if keep else 0)
         self.durable_offset = self.end_offset
         self._cleaned_offset = min(self._cleaned_offset, self.end_offset)
@@ -201,15 +200,15 @@ class MemoryLog(Log):
         kept: list[Batch] = []
         for number, data in enumerate(batches):
             batch = Batch(data)
-            left = clean_batch(
+            remaining = clean_batch(
                 batch,
                 offsets,
                 now_ms=now_ms,
                 delete_retention_ms=self.settings.delete_retention_ms,
                 retain_empty=is_last_of_producer(batch, self.producers),
             )
-            if left is not None:
-                kept.append(left)
+            if remaining is not None:
+                kept.append(remaining)
             if number % _BATCHES_PER_YIELD == 0:
                 await asyncio.sleep(0)
         if self._truncations != cuts:
@@ -230,16 +229,15 @@ class MemoryLog(Log):
 
 
 class MemoryLogStore(LogStore):
-    def __init__(self, producer_expiration_ms: int = PRODUCER_EXPIRATION_MS) -> None:
+    def __init__(self, producer_expiration_ms: int = PRODUCER_EXPIRATION_MS_DEFAULT) -> None:
         self._producer_expiration_ms = producer_expiration_ms
         self._logs: dict[LogName, MemoryLog] = {}
         self.strays: list[MemoryLog] = []
-        """Logs that were set aside."""
 
     async def start(self) -> None:
         pass
 
-    def found(self) -> Sequence[tuple[LogName, UUID]]:
+    def list_logs(self) -> Sequence[tuple[LogName, UUID]]:
         return [(log.name, log.topic_id) for log in self._logs.values()]
 
     async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> MemoryLog:
@@ -268,5 +266,5 @@ class MemoryLogStore(LogStore):
             await log.close()
 
     def space(self) -> tuple[int, int]:
-        """Unknown, as Kafka spells it."""
+        """Returns what Kafka uses for unknown sizes."""
         return -1, -1

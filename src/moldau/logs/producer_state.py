@@ -1,7 +1,7 @@
-"""What a log remembers of its producers, so that a batch sent twice is written once. Pure.
+"""The producer state of a log, by which a batch that an idempotent producer sends twice is appended once. Pure.
 
-Kafka's rules: a producer's sequences go up by one from record to record, start again at 0 with a new epoch and
-wrap at 2^31; the last five batches are remembered, because a producer has at most five in flight.
+Sequences increase by one from record to record, restart at 0 with a new producer epoch, and wrap at 2^31. The last five
+batches of a producer are retained, because it has at most five in flight.
 """
 
 import struct
@@ -21,26 +21,27 @@ from moldau.errors import (
 )
 from moldau.records.batch import CONTROL_MASK, NO_SEQUENCE, NO_TIMESTAMP, SEQUENCE_LIMIT
 
+PRODUCER_EXPIRATION_MS_DEFAULT = 86_400_000
 RETAINED_BATCHES_MAX = 5
 EVICTED_SEQUENCES_MAX = SEQUENCE_LIMIT // 2
-"""Sequences wrap: what is further behind than this could as well be ahead."""
+"""Sequences wrap, so one that is further behind than this could as well be ahead."""
 REJECTED_BATCHES_MAX = 10_000
-"""Producers of whom a batch that was refused is awaited; when there are more, the oldest are forgotten."""
+"""Producers with a rejected batch; beyond this number the oldest are forgotten."""
 SUCCESSORS_REJECTED_MAX = 1_000
-"""How many batches are put off because the one before them was refused: a producer that does not send that one again is
-told what is wrong in the end."""
+"""How many batches after a rejected one fail with its error. After that the producer, which evidently does not resend
+the rejected batch, gets OUT_OF_ORDER_SEQUENCE_NUMBER."""
 NO_COORDINATOR_EPOCH = -1
 
 _SNAPSHOT_VERSION = 1
 _SNAPSHOT_START = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
-_MORE = struct.Struct(">qb")
-_EARLIER = struct.Struct(">iqiq")
+_EXTENSION = struct.Struct(">qb")
+_EARLIER_BATCH = struct.Struct(">iqiq")
 
 
 class SequencedBatch(Protocol):
-    """The part of a batch's header that producer state is made of."""
+    """The header fields of a batch that producer state is built from."""
 
     base_offset: int
     last_offset_delta: int
@@ -52,7 +53,7 @@ class SequencedBatch(Protocol):
 
 
 class BatchMetadata(NamedTuple):
-    """A batch of which a repetition would be recognised."""
+    """A retained batch, by which a duplicate is recognized."""
 
     first_sequence: int
     last_sequence: int
@@ -63,19 +64,19 @@ class BatchMetadata(NamedTuple):
 
 @dataclass(slots=True)
 class _RejectedBatch:
-    """A batch that was next, and was refused for a reason that may pass."""
+    """The next batch of a producer, rejected with a retriable error."""
 
     epoch: int
     sequence: int
-    kind: type[MoldauError]
-    """Of the error, which is not kept itself: it would keep the request that it was raised for."""
-    why: str
+    error_type: type[MoldauError]
+    """Not the error itself, which would keep its request in memory."""
+    message: str
     successors_rejected: int = 0
-    """How many batches behind it had to wait."""
+    """How many later batches were rejected with the same error."""
 
 
 class ProducerState:
-    """What is known of one producer id in one log."""
+    """The state of one producer id in one log."""
 
     __slots__ = (
         "batches",
@@ -92,15 +93,15 @@ class ProducerState:
         self.producer_id = producer_id
         self.epoch = epoch
         self.batches: deque[BatchMetadata] = deque()
-        """The newest batches of this epoch, oldest first, at most BATCHES_REMEMBERED."""
+        """The latest batches of this epoch, oldest first, at most RETAINED_BATCHES_MAX."""
         self.evicted_sequences = 0
-        """How many sequences right before the oldest remembered batch are known to have been written; at most
-        FORGOTTEN_MAX."""
+        """How many sequences right before the oldest retained batch are known to be in the log; at most
+        EVICTED_SEQUENCES_MAX."""
         self.last_timestamp_ms = NO_TIMESTAMP
         self.coordinator_epoch = NO_COORDINATOR_EPOCH
         self.transaction_first_offset: int | None = None
         self.idle_since_ms: int | None = None
-        """When `expire` first found it idle; None while it has written since."""
+        """When `expire` first found it idle; None if it has appended since."""
 
     @property
     def last_sequence(self) -> int:
@@ -108,7 +109,7 @@ class ProducerState:
 
     @property
     def last_offset(self) -> int:
-        """-1 when none of its batches is remembered."""
+        """-1 without a retained batch."""
         return self.batches[-1].last_offset if self.batches else -1
 
     def add_batch(self, batch: BatchMetadata) -> None:
@@ -119,26 +120,26 @@ class ProducerState:
                 count = (oldest.last_sequence - oldest.first_sequence) % SEQUENCE_LIMIT + 1
                 self.evicted_sequences = min(self.evicted_sequences + count, EVICTED_SEQUENCES_MAX)
             else:
-                # Compaction took batches in between: what came before them can no longer be vouched for.
+                # Compaction removed batches in between, so earlier sequences are no longer known to be in the log.
                 self.evicted_sequences = 0
         batches.append(batch)
 
     def is_evicted(self, first_sequence: int, last_sequence: int) -> bool:
-        """Whether these sequences were certainly written, by a batch that is no longer remembered."""
+        """Whether these sequences are known to be in the log, in a batch that is no longer retained."""
         behind = (self.batches[0].first_sequence - first_sequence) % SEQUENCE_LIMIT
         length = (last_sequence - first_sequence) % SEQUENCE_LIMIT + 1
         return length <= behind <= self.evicted_sequences
 
 
 class ProducerStateManager:
-    """All producers that have written to a log and have not been idle for too long."""
+    """The states of all producers of a log that have not expired."""
 
     __slots__ = ("_rejected_batches", "_states")
 
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
         self._rejected_batches: dict[int, _RejectedBatch] = {}
-        """Not in the log: whoever goes on after a restart sends that batch first."""
+        """By producer id. Not recovered after a restart: producers then resend the rejected batch first."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -150,39 +151,36 @@ class ProducerStateManager:
         return self._states.get(producer_id)
 
     def check(self, batch: SequencedBatch) -> BatchMetadata | None:
-        """The batch that this one repeats, or None when it may be appended.
+        """Returns the batch that this one duplicates, or None if it may be appended.
 
-        Raises InvalidProducerEpochError, OutOfOrderSequenceError, or DuplicateSequenceError for a repetition of
-        a batch that is no longer remembered.
+        Raises InvalidProducerEpochError, OutOfOrderSequenceError, or DuplicateSequenceError for a duplicate of a batch
+        that is no longer retained.
 
-        A producer of whom nothing is known may begin with any sequence, as in Kafka: this log's memory of it
-        has expired, or the topic was deleted and created again under a running producer. Memory is never
-        lost otherwise; it is rebuilt from the log and its snapshots.
+        An unknown producer may start with any sequence, as in Kafka: its state has expired, or the topic was deleted
+        and created again.
 
-        Behind a batch that was refused for a reason that may pass (`note_rejected`), others are on their way
-        already. They
-        are refused for the same reason, and come again after it. Told that they are out of order, librdkafka would
-        begin a new epoch, and send again in it what other partitions may have written before.
+        When a batch is rejected with a retriable error (`note_rejected`), later batches are in flight already. They are
+        rejected with the same error, and the producer resends them in order. With OUT_OF_ORDER_SEQUENCE_NUMBER
+        librdkafka would start a new epoch, and resend what other partitions may have appended before.
         """
         state = self._states.get(batch.producer_id)
         first = batch.base_sequence
         if first < 0:
             return None
         if state is None:
-            awaited = self._rejected_batches.get(batch.producer_id)
-            if awaited is not None and awaited.sequence != first:
-                self._check_not_after_rejected(batch, awaited.sequence)
+            rejected = self._rejected_batches.get(batch.producer_id)
+            if rejected is not None and rejected.sequence != first:
+                self._check_not_after_rejected(batch, rejected.sequence)
             return None
         if batch.producer_epoch != state.epoch:
             if batch.producer_epoch < state.epoch:
                 raise InvalidProducerEpochError(
-                    f"producer {batch.producer_id} has epoch {batch.producer_epoch}, "
-                    f"and one with epoch {state.epoch} has written already"
+                    f"epoch {batch.producer_epoch} of producer {batch.producer_id} is fenced by epoch {state.epoch}"
                 )
             if first != 0:
                 self._check_not_after_rejected(batch, 0)
                 raise OutOfOrderSequenceError(
-                    f"producer {batch.producer_id} begins epoch {batch.producer_epoch} "
+                    f"producer {batch.producer_id} starts epoch {batch.producer_epoch} "
                     f"with sequence {first} instead of 0"
                 )
             return None
@@ -196,28 +194,29 @@ class ProducerStateManager:
         if state.batches and state.is_evicted(first, last):
             raise DuplicateSequenceError(
                 f"producer {batch.producer_id} repeats sequences {first} to {last}, "
-                f"written before the last {RETAINED_BATCHES_MAX} batches"
+                f"which precede its last {RETAINED_BATCHES_MAX} batches"
             )
         self._check_not_after_rejected(batch, expected)
         raise OutOfOrderSequenceError(
-            f"producer {batch.producer_id} sent sequence {first} where {expected} comes next"
+            f"producer {batch.producer_id} sent sequence {first} instead of {expected}"
         )
 
     def _check_not_after_rejected(self, batch: SequencedBatch, expected: int) -> None:
-        """Raises what the batch that comes next was refused with."""
-        awaited = self._rejected_batches.get(batch.producer_id)
-        if awaited is None or (awaited.epoch, awaited.sequence) != (batch.producer_epoch, expected):
+        """Raises the error of the rejected batch if that is the one expected before this one."""
+        rejected = self._rejected_batches.get(batch.producer_id)
+        if rejected is None or (rejected.epoch, rejected.sequence) != (batch.producer_epoch, expected):
             return
-        awaited.successors_rejected += 1
-        if awaited.successors_rejected > SUCCESSORS_REJECTED_MAX:
+        rejected.successors_rejected += 1
+        if rejected.successors_rejected > SUCCESSORS_REJECTED_MAX:
             del self._rejected_batches[batch.producer_id]
             return
-        raise awaited.kind(
-            f"sequence {expected} of producer {batch.producer_id} was refused and comes first: {awaited.why}"
+        raise rejected.error_type(
+            f"sequence {expected} of producer {batch.producer_id} was rejected and has to come first: "
+            f"{rejected.message}"
         )
 
-    def note_rejected(self, batch: SequencedBatch, why: MoldauError) -> None:
-        """Takes note of a batch that was not appended, though nothing is wrong with it."""
+    def note_rejected(self, batch: SequencedBatch, error: MoldauError) -> None:
+        """Records that a valid batch was not appended because of a retriable error."""
         producer_id, epoch, sequence = batch.producer_id, batch.producer_epoch, batch.base_sequence
         if producer_id < 0 or sequence < 0:
             return
@@ -225,16 +224,16 @@ class ProducerStateManager:
             if self.check(batch) is not None:
                 return
         except MoldauError:
-            # It is not the next one.
+            # It is not the next batch.
             return
         known = self._rejected_batches.get(producer_id)
         if known is None or (known.epoch, known.sequence) != (epoch, sequence):
             if known is None and len(self._rejected_batches) >= REJECTED_BATCHES_MAX:
                 del self._rejected_batches[next(iter(self._rejected_batches))]
-            self._rejected_batches[producer_id] = _RejectedBatch(epoch, sequence, type(why), str(why))
+            self._rejected_batches[producer_id] = _RejectedBatch(epoch, sequence, type(error), str(error))
 
     def update(self, batch: SequencedBatch) -> None:
-        """Takes note of a batch that was appended, or is read again from the log."""
+        """Adds a batch that was appended, or is read from the log in recovery."""
         producer_id = batch.producer_id
         if producer_id < 0:
             return
@@ -261,7 +260,7 @@ class ProducerStateManager:
         )
 
     def rebuild(self, snapshot: bytes | None, batches: Iterable[SequencedBatch]) -> None:
-        """Forgets everything, then takes up a snapshot (or nothing) and the batches that follow it."""
+        """Replaces all states by those of a snapshot (if any) and of the batches after it."""
         self._states = {}
         self._rejected_batches = {}
         if snapshot is not None:
@@ -270,10 +269,10 @@ class ProducerStateManager:
             self.update(batch)
 
     def expire(self, now_ms: int, ttl_ms: int) -> None:
-        """Forgets producers that have written nothing for `ttl_ms`. Called now and then.
+        """Forgets producers that have appended nothing for `ttl_ms`. Called periodically.
 
-        Idle time is counted between calls and not from record timestamps: a producer that copies last
-        year's records must not be forgotten while it is at work.
+        Idle time is measured between calls, not by record timestamps: a producer that copies old records must not
+        expire while it is active.
         """
         expired = []
         for state in self._states.values():
@@ -285,13 +284,13 @@ class ProducerStateManager:
             del self._states[producer_id]
 
     def snapshot(self) -> bytes:
-        """All states in Kafka's producer snapshot format, version 1.
+        """Returns all states in Kafka's producer snapshot format, version 1.
 
-        Kafka keeps a producer's last batch only. The four before it follow behind Kafka's entries, where
-        its reader, which goes by their count, does not look; the checksum covers both.
+        Kafka stores only the last batch of a producer. The four before it follow Kafka's entries. Kafka's reader goes
+        by the number of entries and ignores the rest; the checksum covers both.
         """
         entries = [_COUNT.pack(len(self._states))]
-        more = []
+        extensions = []
         for state in self._states.values():
             last = state.batches[-1] if state.batches else None
             first_offset = state.transaction_first_offset
@@ -307,22 +306,22 @@ class ProducerStateManager:
                     -1 if first_offset is None else first_offset,
                 )
             )
-            more.append(_MORE.pack(state.evicted_sequences, max(0, len(state.batches) - 1)))
+            extensions.append(_EXTENSION.pack(state.evicted_sequences, max(0, len(state.batches) - 1)))
             for number, batch in enumerate(state.batches, 1):
                 if number < len(state.batches):
-                    more.append(
-                        _EARLIER.pack(
+                    extensions.append(
+                        _EARLIER_BATCH.pack(
                             batch.last_sequence,
                             batch.last_offset,
                             batch.last_offset - batch.base_offset,
                             batch.timestamp_ms,
                         )
                     )
-        body = b"".join(entries + more)
+        body = b"".join(entries + extensions)
         return _SNAPSHOT_START.pack(_SNAPSHOT_VERSION, crc32c.crc32c(body)) + body
 
     def restore(self, data: bytes) -> None:
-        """Becomes what `snapshot` gave, or what Kafka wrote; raises CorruptRecordError."""
+        """Loads a snapshot written by `snapshot` or by Kafka; raises CorruptRecordError."""
         if len(data) < _SNAPSHOT_START.size + _COUNT.size:
             raise CorruptRecordError(f"a producer snapshot of {len(data)} bytes is too short")
         version, checksum = _SNAPSHOT_START.unpack_from(data)
@@ -340,7 +339,7 @@ class ProducerStateManager:
 def _read_states(data: bytes, position: int) -> list[ProducerState]:
     (count,) = _COUNT.unpack_from(data, position)
     position += _COUNT.size
-    states, newest = [], []
+    states, last_batches = [], []
     for _ in range(count):
         producer_id, epoch, sequence, offset, delta, timestamp_ms, coordinator_epoch, first_offset = (
             _ENTRY.unpack_from(data, position)
@@ -351,16 +350,16 @@ def _read_states(data: bytes, position: int) -> list[ProducerState]:
         state.coordinator_epoch = coordinator_epoch
         state.transaction_first_offset = None if first_offset < 0 else first_offset
         states.append(state)
-        newest.append(None if offset < 0 else _batch_metadata(sequence, offset, delta, timestamp_ms))
-    with_more = position < len(data)
-    for state, last in zip(states, newest, strict=True):
-        if with_more:
-            evicted_sequences, earlier_count = _MORE.unpack_from(data, position)
+        last_batches.append(None if offset < 0 else _batch_metadata(sequence, offset, delta, timestamp_ms))
+    has_extensions = position < len(data)
+    for state, last in zip(states, last_batches, strict=True):
+        if has_extensions:
+            evicted_sequences, earlier_count = _EXTENSION.unpack_from(data, position)
             state.evicted_sequences = min(evicted_sequences, EVICTED_SEQUENCES_MAX)
-            position += _MORE.size
+            position += _EXTENSION.size
             for _ in range(earlier_count):
-                state.batches.append(_batch_metadata(*_EARLIER.unpack_from(data, position)))
-                position += _EARLIER.size
+                state.batches.append(_batch_metadata(*_EARLIER_BATCH.unpack_from(data, position)))
+                position += _EARLIER_BATCH.size
         if last is not None:
             state.batches.append(last)
     return states

@@ -1,7 +1,7 @@
-"""LogStore: where partitions keep their logs. Narrow, awaitable, with zero-copy reads where a store can.
+"""The interface of log stores: `LogStore` for all logs of a broker, `Log` for one partition.
 
-It knows batches, offsets, times, epochs and producers. It knows nothing of groups, transactions or HTTP, and
-nothing above it may assume that a call returns at once.
+A store knows batches, offsets, timestamps, leader epochs and producers. Callers must not assume that a call returns
+without suspending.
 """
 
 import errno
@@ -20,24 +20,24 @@ from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 
 TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
-"""Failures that may pass and leave a log usable; after any other the disk cannot be trusted."""
+"""Disk errors after which a log stays usable. After any other error the disk cannot be trusted."""
 
 
 def is_transient(error: StorageError) -> bool:
-    """Whether what could not be written may be written later: there was no room, say, and the disk is as it was."""
+    """Whether the failed operation may succeed later, for example because the disk was full."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in TRANSIENT_ERRNOS
 
 
 def copy_error(error: StorageError) -> StorageError:
-    """A fresh copy, of an error to keep or of a kept one to raise: an error holds on to every frame that it came
-    through, with the files and requests in them."""
+    """Returns a copy without traceback. A stored error would keep every frame of its traceback alive, with files and
+    requests."""
     copy, cause = StorageError(str(error)), error.__cause__
     copy.__cause__ = copy_os_error(cause) if isinstance(cause, OSError) else None
     return copy
 
 
 class LogName(NamedTuple):
-    """A partition's name as its directory spells it: `orders-0`."""
+    """The name of a partition and of its directory, such as `orders-0`."""
 
     topic: str
     partition: int
@@ -48,7 +48,7 @@ class LogName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
-    """A stretch of a file. Holding it keeps the file readable."""
+    """A range of a file, which stays readable as long as the slice is referenced."""
 
     file: File
     position: int
@@ -59,7 +59,7 @@ class FileSlice:
 
 
 class RecordSlices(NamedTuple):
-    """What a read found: whole batches, except that the last one may be cut off by the byte limit."""
+    """The result of a read: whole batches, except that the byte limit may have truncated the last one."""
 
     parts: Sequence[FileSlice | bytes | memoryview]
     size: int
@@ -78,10 +78,9 @@ class TimestampAndOffset(NamedTuple):
 
 
 class Log(ABC):
-    """One partition's log.
+    """The log of one partition.
 
-    Appends, truncations and start-offset moves of one log are called one after the other (the partition sees
-    to that); reads and `flush` may run beside them.
+    The caller serializes appends, truncations and changes of the start offset. Reads and `flush` may run concurrently.
     """
 
     name: LogName
@@ -89,146 +88,140 @@ class Log(ABC):
     settings: TopicSettings
 
     start_offset: int
-    """The first offset that may be read; moved by retention and DeleteRecords."""
+    """The first readable offset; retention and DeleteRecords advance it."""
     end_offset: int
-    """The offset the next record will get. Moves with append."""
+    """The offset of the next record."""
     durable_offset: int
-    """Everything below it survives a power cut. Moves with make_durable; never above end_offset."""
+    """Everything below it survives a power failure. Moved by `flush`, never above end_offset."""
 
     checkpointed_high_watermark: int = 0
-    """Everything below it was committed once; kept by LogStore.save_high_watermarks, so that a restart knows it. More
-    may have been committed since, and after a crash the log may end before it."""
+    """A lower bound of the high watermark, made durable by `LogStore.checkpoint_high_watermarks`. After a crash the log
+    may end before it."""
 
     producers: ProducerStateManager
-    """Rebuilt from the log; kept up to date by append, truncate_to and retention."""
     epochs: LeaderEpochCache
-    """Where each leader epoch began. append adds to it from the batches' own leader epochs."""
+    """Built from the leader epochs of the appended batches."""
 
     @property
     def failure(self) -> str | None:
-        """Why the log is offline for good, or None. An error that may pass (a full disk) leaves it None."""
+        """Why the log is offline, or None. A transient error (a full disk) leaves it None."""
         return None
 
     @abstractmethod
     async def append(self, batches: Sequence[Batch]) -> None:
-        """Adds batches whose base offset and leader epoch are stamped, at or after end_offset, ascending.
+        """Appends batches whose base offset and leader epoch are set, in ascending order from end_offset on.
 
-        Raises StorageError when the disk fails; then nothing of these batches is visible, and the log takes
-        no more appends (ENOSPC: the torn bytes are cut off again and later appends may succeed).
+        Raises StorageError if the disk fails; then none of the batches is visible. After a transient error later
+        appends may succeed, otherwise the log is offline.
         """
 
     @abstractmethod
     async def flush(self) -> None:
-        """Everything appended before this call is below durable_offset when it returns.
-
-        Callers that come while a sync is running share the next one.
-        """
+        """Makes everything appended before this call durable. Concurrent callers share an fsync."""
 
     @property
     def has_unfinalized_segments(self) -> bool:
-        """Whether there is work that nobody has to wait for: see `finalize_segments`."""
         return False
 
-    async def finalize_segments(self) -> None:  # noqa: B027 - most stores have nothing to settle
-        """Does what making durable has left to be done beside appends and syncs (indexes of closed segments)."""
+    async def finalize_segments(self) -> None:  # noqa: B027 - a store without segments has nothing to do
+        """Writes the indexes and snapshots of closed segments that are flushed; then recovery may skip them."""
 
     @abstractmethod
     async def read(
         self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
     ) -> RecordSlices:
-        """Batches from the one that holds `offset` (or the first after it) up to the offset `below`.
+        """Returns the batches from the one that contains `offset` (or the first after it) up to the offset `below`.
 
-        At most bytes_max bytes, except that with whole_first the first batch comes whole. start_offset <=
-        offset is the caller's duty; offset >= below gives NOTHING.
+        At most bytes_max bytes, but with min_one_batch at least the whole first batch. The caller checks that offset is
+        at or after start_offset.
         """
 
     @abstractmethod
     async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
-        """The first record at or after start_offset, below `below`, whose timestamp is >= timestamp_ms."""
+        """Returns the first record from start_offset on and below `below` with a timestamp >= timestamp_ms."""
 
     @abstractmethod
     async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
-        """The record with the largest timestamp (the first of them), or None in an empty log."""
+        """Returns the first record with the largest timestamp, or None if there are no records below `below`."""
 
     @abstractmethod
     async def truncate_to(self, offset: int) -> None:
-        """Drops everything at and after `offset`, durably; producers and epochs follow."""
+        """Deletes everything at and after `offset`, durably; producers and epochs are truncated too."""
 
     @abstractmethod
     async def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Drops everything, producers and epochs too, durably: the log is empty and begins at `offset`, which may lie
-        anywhere. After a crash it is as it was or as it should be."""
+        """Resets the log to `offset`, durably and atomically: no records, producers or epochs are left."""
 
     @abstractmethod
     async def advance_start_offset(self, offset: int) -> None:
-        """Moves start_offset to `offset`, durably, and drops what lies wholly below it."""
+        """Moves start_offset to `offset`, durably, and deletes what is wholly below it."""
 
     @abstractmethod
     async def apply_retention(self, now_ms: int, below: int) -> None:
-        """Deletes by retention.ms and retention.bytes where cleanup.policy has delete; never at or after `below`.
+        """Deletes records by retention.ms and retention.bytes if cleanup.policy has delete; none at or after `below`.
 
         Rolls the active segment by segment.ms, so that idle topics shrink too.
         """
 
     @abstractmethod
     async def compact(self, now_ms: int, below: int) -> bool:
-        """One round of compaction where cleanup.policy has compact and enough is dirty; True if it did any."""
+        """Runs a round of compaction if cleanup.policy has compact and enough is dirty; True if it cleaned anything."""
 
     @abstractmethod
     def configure(self, settings: TopicSettings) -> None:
-        """Takes changed topic settings."""
+        """Applies changed topic settings."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """Bytes of all batches, for DescribeLogDirs and retention."""
+        """The bytes of all batches."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Makes all durable and lets go of files, so that opening again needs no recovery."""
+        """Flushes and closes the log, so that opening it again needs no recovery."""
 
 
 class LogStore(ABC):
-    """All logs of a node."""
+    """All logs of a broker."""
 
     had_clean_shutdown: bool = True
-    """Set by start(): False where the node ended without closing its logs, so that unsynced records may be gone."""
+    """Set by start(): False after a crash, when unflushed records may be lost."""
     previous_broker_epoch: int = -1
-    """Set by start(): what `close` was given last, if it was the last thing that happened to the logs."""
+    """Set by start(): the broker epoch of the last clean shutdown, -1 after a crash."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Finds what is there; finishes deletions that a crash interrupted. Called once, first."""
+        """Finds the existing logs and completes interrupted deletions. Called once, before everything else."""
 
     @abstractmethod
-    def found(self) -> Sequence[tuple[LogName, UUID]]:
-        """The logs that start() found, with the topic ids they were created with."""
+    def list_logs(self) -> Sequence[tuple[LogName, UUID]]:
+        """Returns all logs of the store with their topic ids."""
 
     @abstractmethod
     async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> Log:
-        """Opens a log, recovering it after a crash, or creates it (durably).
+        """Opens a log, after a crash with recovery, or creates it durably.
 
-        A log of the same name but another topic id belongs to a deleted topic: it is set aside first. Raises
-        StorageError when the log cannot be trusted; other logs are not harmed.
+        A log of the same name and another topic id becomes a stray log first. Raises StorageError if the log is
+        damaged.
         """
 
     @abstractmethod
     async def remove(self, name: LogName) -> None:
-        """Closes and deletes; returns when a restart would not find it any more."""
+        """Closes and deletes a log; returns when the deletion is durable."""
 
     @abstractmethod
     async def move_to_stray(self, name: LogName) -> None:
-        """Keeps a log that nobody knows, under a name by which it is never found or opened again: only an operator
-        can say what is to become of it."""
+        """Closes a log that belongs to no topic and renames it, so that it is kept but never opened: an operator has to
+        decide about it."""
 
     @abstractmethod
     async def checkpoint_high_watermarks(self) -> None:
-        """Writes down what was noted in the logs' `checkpointed_high_watermark`."""
+        """Makes the `checkpointed_high_watermark` of all logs durable."""
 
     @abstractmethod
     async def close(self, broker_epoch: int = -1) -> None:
-        """Closes all logs and marks the shutdown as clean, in the life of the broker that has this epoch."""
+        """Closes all logs and records a clean shutdown in this broker epoch."""
 
     @abstractmethod
     def space(self) -> tuple[int, int]:
-        """(total, usable) bytes of the volume."""
+        """Returns the total and the usable bytes of the volume."""

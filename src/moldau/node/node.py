@@ -113,7 +113,7 @@ class Node:
     async def _start(self) -> None:
         await self._store.start()
         self._exit_stack.push_async_callback(self._close_store)
-        if not self._store.had_clean_shutdown and self._store.found():
+        if not self._store.had_clean_shutdown and self._store.list_logs():
             log.warning("the node did not stop cleanly: logs are checked and what was torn is cut off")
         self.addresses = advertised_endpoints(await self._bind(), self._broker_settings.advertised)
         who = await self._load_meta_properties()
@@ -213,8 +213,10 @@ class Node:
         )
         self._exit_stack.push_async_callback(lifecycle.close)
         table.lease, table.incarnation_id = lifecycle.lease, incarnation_id
-        metadata.add_image_listener(lambda image: lifecycle.report(image.offset, table.not_ready()))
-        table.on_not_ready.append(lambda: lifecycle.report(metadata.image.offset, table.not_ready()))
+        metadata.add_image_listener(lambda image: lifecycle.report(image.offset, table.offline_replicas()))
+        table.on_offline_replicas_changed.append(
+            lambda: lifecycle.report(metadata.image.offset, table.offline_replicas())
+        )
         self._exit_stack.push_async_callback(table.close)
         groups = self._groups = GroupCoordinator(
             node_id, table, metadata, controller_channel, settings, clock

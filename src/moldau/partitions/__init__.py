@@ -1,1 +1,1 @@
-"""Partitions: one replica each. The role decides (pure), the partition does, the table knows them all."""
+"""Partitions of this broker: their logs, their roles, and the replica manager."""

@@ -1,4 +1,4 @@
-"""How far a follower has come, as its leader sees it: from the follower's own fetches and nothing else. Pure."""
+"""How far a follower has replicated, as its leader knows it from the follower's fetches. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,28 +8,30 @@ UNKNOWN = -1
 
 @dataclass(slots=True)
 class FollowerProgress:
-    """Of one follower in one leader epoch. A fetch says at the time it is asked what is durable at the follower;
-    what it is answered counts only when the next one asks past it."""
+    """The progress of one follower in one leader epoch.
+
+    A fetch offset acknowledges everything below it. What a fetch returns counts only when the next fetch is past it.
+    """
 
     durable_offset: int = UNKNOWN
     start_offset: int = UNKNOWN
     broker_epoch: int = UNKNOWN
-    """Of the broker's life that the newest fetch came from."""
+    """The broker epoch of the latest fetch."""
     fetched_ms: int = NEVER_MS
     caught_up_ms: int = NEVER_MS
-    """The last time at which it was known to have all that the leader had then."""
+    """The last time at which the follower is known to have had everything that the leader had then."""
     leader_end_offset: int = 0
-    """Where the leader's log ended when it fetched last."""
+    """The leader's end offset at the latest fetch."""
     catch_up_offset: int = 0
     catch_up_ms: int = NEVER_MS
-    """Where the leader's log ended at a fetch of before, and when that was: the next thing to be reached. Not at the
-    last fetch: who is several fetches behind, and as fast as the leader, would never reach that."""
+    """The leader's end offset at an earlier fetch, and its time: what the follower has to reach next. Not that of the
+    latest fetch, which a follower that is several fetches behind, but as fast as the leader, would never reach."""
     is_keeping_up: bool = False
 
     def on_fetch(
         self, offset: int, start_offset: int, broker_epoch: int, leader_end_offset: int, now_ms: int
     ) -> None:
-        # Under steady writing it never has all of it; but it has what there was a fetch ago.
+        # Under constant load a follower never has everything, but it has what there was at its previous fetch.
         has_previous_end = self.fetched_ms != NEVER_MS and offset >= self.leader_end_offset
         self.is_keeping_up = has_previous_end or offset >= leader_end_offset
         if offset >= leader_end_offset:
@@ -45,16 +47,16 @@ class FollowerProgress:
         self.fetched_ms = now_ms
 
     def on_append(self, previous_end_offset: int, now_ms: int) -> None:
-        """The leader's log grows: until now who was at its end had all of it, whenever it asked last."""
+        """Counts a follower at the end of the leader's log as caught up until the log grows."""
         if self.durable_offset >= previous_end_offset:
             self.caught_up_ms = max(self.caught_up_ms, now_ms)
 
     def is_caught_up(self, leader_end_offset: int, now_ms: int, lag_ms: int) -> bool:
-        """Whoever is at the leader's end, too, has to ask on: where nothing is written, only that shows it could."""
+        """A follower at the end of the leader's log also has to keep fetching: nothing else shows that it is alive."""
         has_all = self.durable_offset >= leader_end_offset and now_ms - self.fetched_ms <= lag_ms
         return has_all or now_ms - self.caught_up_ms <= lag_ms
 
     def on_removed_from_isr(self) -> None:
-        """It was taken out of the in-sync set: whatever it did before, it has to fetch again to come back."""
+        """Requires new fetches before the follower can rejoin the ISR."""
         self.fetched_ms = self.catch_up_ms = NEVER_MS
         self.is_keeping_up = False

@@ -1,5 +1,4 @@
-"""What a follower of a partition decides: whom it follows, how much of its log is committed, and where to cut its log
-when it is another one than its leader's; and which of its leader's batches it takes. Pure."""
+"""What a follower decides: the high watermark, where to truncate, which batches to accept. Pure."""
 
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from moldau.records.batch import Batch, split, trim_partial_batch
 class FollowerState:
     image: PartitionRegistration
     high_watermark: int = 0
-    """What the leader has said is committed, as far as it is in this log. Falls only where the log is cut."""
+    """The leader's high watermark, as far as this log has the records. Falls only when the log is truncated."""
     leader_high_watermark: int = 0
 
     @property
@@ -36,7 +35,7 @@ class FollowerState:
         check_epoch(current_leader_epoch, self.image.leader_epoch)
 
     def on_leader_high_watermark(self, high_watermark: int, end_offset: int) -> bool:
-        """The leader has said how far records are committed; True where that is news for readers here."""
+        """Takes the leader's high watermark; True if consumers can read more here."""
         self.leader_high_watermark = high_watermark
         committed_here = min(high_watermark, end_offset)
         if committed_here <= self.high_watermark:
@@ -45,7 +44,7 @@ class FollowerState:
         return True
 
     def on_truncated(self, end_offset: int) -> bool:
-        """The log now ends at `end_offset`; True where records went that were said to be committed."""
+        """Lowers the high watermark to the new end of the log; True if committed records were truncated."""
         if end_offset >= self.high_watermark:
             return False
         self.high_watermark = end_offset
@@ -53,34 +52,37 @@ class FollowerState:
 
 
 def truncation_offset(epochs: LeaderEpochCache, end_offset: int, diverging: EpochEndOffset) -> int:
-    """Where to cut a log that ends at `end_offset`, given the newest epoch that the leader's log can share with it, and
-    where that ended there.
+    """Returns where to truncate a log that ends at `end_offset`.
 
-    The high watermark has no say in it: it lags behind what is committed. Where this log has not that epoch,
-    it is cut behind the one before; the next fetch then finds out whether that was enough.
+    `diverging` is the latest epoch that the leader's log can share with it, and where that ends there. If this log
+    lacks that epoch it is truncated to the end of the one before, and the next fetch checks again. The high watermark
+    does not matter: it lags behind what is committed.
     """
-    epoch, end_offset_for = epochs.end_offset_for(diverging.epoch, end_offset)
+    epoch, epoch_end = epochs.end_offset_for(diverging.epoch, end_offset)
     if epoch == NO_EPOCH:
         return min(diverging.offset, end_offset)
     if epoch != diverging.epoch:
-        return min(end_offset_for, end_offset)
-    return min(end_offset_for, diverging.offset, end_offset)
+        return min(epoch_end, end_offset)
+    return min(epoch_end, diverging.offset, end_offset)
 
 
 def parse_batches(data: Buffer, name: LogName, leader_epoch: int) -> list[Batch]:
-    """The whole batches of a leader's answer (its last one may be cut off), in order and with the right checksums."""
+    """Returns the whole batches of a fetch response, without a last partial one.
+
+    Raises CorruptRecordError for a wrong checksum, offset or epoch.
+    """
     batches = list(split(trim_partial_batch(data)))
     expected = 0
     for batch in batches:
         if batch.base_offset < expected or batch.last_offset_delta < 0:
             raise CorruptRecordError(
-                f"the leader sent offset {batch.base_offset} of {name} behind {expected - 1}"
+                f"the leader sent offset {batch.base_offset} of {name} after {expected - 1}"
             )
         if batch.leader_epoch > leader_epoch:
             raise CorruptRecordError(
-                f"the leader sent {batch!r} of {name}, which is of a later epoch than its own, {leader_epoch}"
+                f"the leader sent {batch!r} of {name} with a later epoch than its own, {leader_epoch}"
             )
         if not batch.has_valid_checksum():
-            raise CorruptRecordError(f"{batch!r} of {name} was damaged on its way: its checksum is wrong")
+            raise CorruptRecordError(f"{batch!r} of {name} has a wrong checksum: it was damaged in transit")
         expected = batch.next_offset
     return batches

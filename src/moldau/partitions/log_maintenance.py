@@ -1,5 +1,5 @@
-"""What happens in the background, round after round: retention and compaction of old records, and new attempts where
-the disk was full."""
+"""Periodic maintenance of all logs: retention, compaction, high watermark checkpoints, and retries after a full
+disk."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,10 +14,7 @@ from moldau.settings.effective import EffectiveSettings
 log = get_logger(__name__)
 
 HIGH_WATERMARK_CHECKPOINT_MS = 5_000
-"""How often high watermarks are saved."""
-
 DISK_SPACE_CHECK_MS = 5_000
-"""How often to look whether the disk can be written to again."""
 
 
 class LogMaintenance:
@@ -27,7 +24,7 @@ class LogMaintenance:
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
         self._was_full = False
-        """Whether the disk had no room when it was last looked for."""
+        """Whether the last check found the disk full."""
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -57,8 +54,8 @@ class LogMaintenance:
             try:
                 await work()
             except Exception:
-                # A bug, and no reason never to look again.
-                log.exception("a round of housekeeping failed")
+                # A bug must not stop the maintenance.
+                log.exception("a round of log maintenance failed")
 
     async def run_retention(self) -> None:
         await self._partitions.retry_offline_logs()
@@ -80,7 +77,7 @@ class LogMaintenance:
         try:
             await self._partitions.checkpoint_high_watermarks()
         except StorageError as error:
-            log.warning("high watermarks are not saved", why=str(error))
+            log.warning("high watermarks were not checkpointed", why=str(error))
 
     async def check_disk_space(self) -> None:
         was_full, self._was_full = self._was_full, False
@@ -91,15 +88,14 @@ class LogMaintenance:
             return
         self._was_full = True
         if not was_full:
-            # Once: where nothing can be written, little comes to be due before the next round.
+            # Only once: without appends little more expires before the next regular round.
             await self._apply_retention()
 
     async def _run_on_partition(self, partition: Partition, work: Awaitable[object]) -> None:
-        """A partition in trouble, or one that closes under our hands, must not end the round for the
-        others."""
+        """Awaits the work and logs its error, so that the round goes on with the other partitions."""
         try:
             await work
         except MoldauError as error:
-            log.warning("housekeeping skipped a partition", partition=str(partition.name), why=str(error))
+            log.warning("log maintenance skipped a partition", partition=str(partition.name), why=str(error))
         except Exception:
-            log.exception("housekeeping failed on a partition", partition=str(partition.name))
+            log.exception("log maintenance failed on a partition", partition=str(partition.name))

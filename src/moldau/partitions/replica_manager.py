@@ -1,4 +1,4 @@
-"""All partitions that this node has a replica of, kept as the metadata says they should be."""
+"""The replica manager: opens, changes and deletes the partitions of this broker as the metadata says."""
 
 import asyncio
 import functools
@@ -25,9 +25,10 @@ from moldau.settings.effective import EffectiveSettings
 log = get_logger(__name__)
 
 CONCURRENT_LOGS_MAX = 64
-FREE_BYTES_MIN, FREE_FRACTION = 64 * 1024 * 1024, 100
-"""How much of a disk that was full has to be free before it counts as writable again, or which part of a small one:
-enough not to be full again at once."""
+"""How many logs are opened or deleted at a time: each needs several fsyncs, and those of many logs can be shared."""
+FREE_BYTES_MIN, FREE_FRACTION_MIN = 64 * 1024 * 1024, 100
+"""How much of a full disk has to become free before it counts as writable: bytes, or the hundredth part of a small
+disk."""
 
 
 class ReplicaManager:
@@ -41,37 +42,40 @@ class ReplicaManager:
         internal_logs: Container[LogName],
         lease: Lease | None = None,
     ) -> None:
-        """`internal_logs` are logs in the store that are no partitions of topics. Without a lease this node leads
-        whatever the metadata says it leads."""
+        """`internal_logs` are logs in the store that belong to no topic. Without a lease this broker leads whatever the
+        metadata says."""
         self.store = store
         self.on_roles_changed: list[Callable[[Sequence[Partition]], None]] = []
-        """Told of partitions that were opened or closed here, or have changed."""
-        self.on_not_ready: list[Callable[[], None]] = []
-        """Called when `not_ready` is another one by something else than a publication."""
+        """Called with the partitions that were opened, changed or closed."""
+        self.on_offline_replicas_changed: list[Callable[[], None]] = []
+        """Called when `offline_replicas` has changed outside of `publish`."""
         self._defers_notification = False
-        """Several are about to change, and will be told of together."""
+        """Set while several partitions change, so that there is one notification for all."""
         self.lease = lease
         self.incarnation_id: UUID | None = None
-        """What the node registers with in this life. Nothing is opened before the metadata shows it; None opens at
-        once, for a table whose first image is the newest."""
+        """The incarnation that this broker registers with. No log is opened before the metadata shows it. None opens
+        logs at once, for tests whose first image is the latest."""
         self._is_current = False
+        """Whether the metadata has shown this incarnation."""
         self._internal_logs = internal_logs
         self._node_id = node_id
         self._settings = settings
         self._clock = clock
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._sorted_partitions: list[Partition] | None = None
-        """All of them, sorted; None where some have come or gone since."""
+        """A cache; None after a partition was added or removed."""
         self._image = EMPTY_IMAGE
         self._unopened: dict[tuple[str, int], StorageError] = {}
+        """Partitions whose logs cannot be opened."""
         self._offline: dict[tuple[str, int], StorageError] = {}
+        """Partitions whose logs have failed since they were opened."""
         self._unwritable: dict[tuple[str, int], StorageError] = {}
+        """Partitions with a transient error."""
         self._change_lock = asyncio.Lock()
-        """Publications and attempts to open logs again go one after the other."""
+        """Held by `publish` and by retries of logs that could not be opened."""
 
     def get(self, topic: str, index: int) -> Partition | None:
-        """None where there is no such partition here; raises StorageError where its log could not be
-        opened."""
+        """Returns None if this broker has no such replica; raises StorageError if its log cannot be opened."""
         partition = self._partitions.get((topic, index))
         if partition is None and self._unopened and (topic, index) in self._unopened:
             raise copy_error(self._unopened[topic, index])
@@ -87,16 +91,14 @@ class ReplicaManager:
 
     @property
     def unopened_logs(self) -> dict[tuple[str, int], StorageError]:
-        """Partitions whose logs could not be opened, and why."""
         return self._unopened
 
     @property
     def has_errors(self) -> bool:
         return bool(self._unopened or self._unwritable)
 
-    def not_ready(self) -> tuple[OfflineReplica, ...]:
-        """The same, those whose logs have failed since, and those that cannot be written for the moment, as the
-        controller is told of them."""
+    def offline_replicas(self) -> tuple[OfflineReplica, ...]:
+        """Returns the replicas that cannot be opened, read or written, for the broker's heartbeat."""
         reasons = {**self._unwritable, **self._unopened, **self._offline}
         return tuple(
             OfflineReplica(
@@ -114,14 +116,14 @@ class ReplicaManager:
         return [partition for partition in self if partition.is_leader]
 
     def on_lease_lost(self) -> None:
-        """This node may not lead anything any more, until it is told otherwise."""
+        """Fails what waits for a commit on all partitions that this broker leads."""
         for partition in self.leader_partitions():
             partition.on_lease_lost()
 
-    # Taking metadata
+    # Metadata
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Makes the table what the image says; a partition is open for clients when this returns."""
+        """Applies the image; when this returns, new partitions serve clients."""
         async with self._change_lock:
             await self._publish(delta, image)
 
@@ -137,8 +139,8 @@ class ReplicaManager:
             changed = [
                 (name, each.index) for name, topic in image.topics.items() for each in topic.partitions
             ]
-        touched = await _run_concurrently(self._partition_deletions(delta.topics_deleted))
-        touched += await _run_concurrently(
+        changed_partitions = await _run_concurrently(self._partition_deletions(delta.topics_deleted))
+        changed_partitions += await _run_concurrently(
             self._apply_partition(image.topics[name], image.topics[name].partitions[index])
             for name, index in changed
             if name in image.topics
@@ -147,25 +149,30 @@ class ReplicaManager:
             for partition in self.leader_partitions():
                 partition.leader.on_brokers(image.brokers)
         self._configure(delta)
-        self._notify_changed(touched)
+        self._notify_changed(changed_partitions)
 
-    def _notify_changed(self, touched: Sequence[Partition]) -> None:
-        if touched:
+    def _notify_changed(self, changed_partitions: Sequence[Partition]) -> None:
+        if changed_partitions:
             for callback in self.on_roles_changed:
-                callback(touched)
+                callback(changed_partitions)
 
     def _shows_current_incarnation(self, image: MetadataImage) -> bool:
-        """A node that starts is shown the past first: roles it had, topics under former ids, replicas that left and
-        came back. What is on its disk is newer than all of that, up to its own registration."""
+        """Whether the image has this incarnation's registration.
+
+        A starting broker replays old metadata first: previous roles, topics since recreated, replicas since moved. The
+        logs on its disk are newer than all of that.
+        """
         if self.incarnation_id is None:
             return True
         broker = image.brokers.get(self._node_id)
         return broker is not None and broker.incarnation_id == self.incarnation_id
 
     async def move_stray_logs(self) -> None:
-        """Logs that are in the store and in no image: of topics that were deleted, or replicas that were moved, while
-        this node did not know; or of another cluster. Done by itself where the table knows which life it is in."""
-        for name, topic_id in self.store.found():
+        """Renames the logs that belong to no replica in the image.
+
+        Their topics were deleted, or their replicas moved, while this broker was down; or they are of another cluster.
+        """
+        for name, topic_id in self.store.list_logs():
             topic = self._image.topics.get(name.topic)
             is_known = (
                 topic is not None
@@ -177,7 +184,7 @@ class ReplicaManager:
                 await self.store.move_to_stray(name)
 
     async def _apply_partition(self, topic: TopicImage, image: PartitionRegistration) -> Partition | None:
-        """The partition that was opened, changed or closed."""
+        """Returns the partition that was opened, changed or closed."""
         key = (topic.name, image.index)
         if self._node_id not in image.replicas:
             return await self._delete_replica(key)
@@ -202,18 +209,18 @@ class ReplicaManager:
             self._offline[key] = partition.failure
         elif partition.guarded_log.transient_error is not None:
             self._unwritable[key] = partition.guarded_log.transient_error
-        self._notify_not_ready()
+        self._notify_offline_replicas()
 
-    def _notify_not_ready(self) -> None:
+    def _notify_offline_replicas(self) -> None:
         if not self._defers_notification:
-            for callback in self.on_not_ready:
+            for callback in self.on_offline_replicas_changed:
                 callback()
 
     async def _delete_replica(self, key: tuple[str, int]) -> Partition | None:
-        """The replica was moved elsewhere, and others have all of it."""
+        """Deletes a replica that was reassigned to other brokers, which have all of its records."""
         partition = self._discard(key)
         if partition is not None:
-            log.info("replica is removed: it has been moved to other nodes", partition=str(partition.name))
+            log.info("deleting a replica that was reassigned", partition=str(partition.name))
             await partition.close()
             await self._delete_log(partition.name)
         return partition
@@ -230,7 +237,7 @@ class ReplicaManager:
         try:
             opened = await self.store.open(name, topic_id, self._settings.topic(name.topic))
         except StorageError as error:
-            # One damaged log must not keep the others from being served.
+            # A damaged log must not keep the other partitions from being served.
             if str(self._unopened.get(key)) != str(error):
                 log.error(
                     "partition is offline: its log cannot be opened", partition=str(name), why=str(error)
@@ -243,14 +250,14 @@ class ReplicaManager:
     def _partition_deletions(
         self, topics: Sequence[TopicImage]
     ) -> Iterator[Coroutine[object, object, Partition | None]]:
-        on_disk = dict(self.store.found()) if topics else {}
+        on_disk = dict(self.store.list_logs()) if topics else {}
         for topic in topics:
             for each in topic.partitions:
                 key = (topic.name, each.index)
                 if on_disk.get(LogName(*key)) == topic.topic_id:
                     yield self._delete_partition(key)
                 elif key not in self._partitions:
-                    # What is there under this name is of another topic, if it is anything.
+                    # A log of this name belongs to another topic.
                     self._unopened.pop(key, None)
 
     async def _delete_partition(self, key: tuple[str, int]) -> Partition | None:
@@ -264,13 +271,15 @@ class ReplicaManager:
         try:
             await self.store.remove(name)
         except StorageError as error:
-            # It is gone for everybody; what is left of it on disk is set aside at the next start.
-            log.error("the log of a removed partition is not deleted", partition=str(name), why=str(error))
+            # No client can reach it any more; at the next start it becomes a stray log.
+            log.error("the log of a deleted partition was not deleted", partition=str(name), why=str(error))
 
     async def retry_offline_logs(self, *, transient_only: bool = False) -> None:
-        """Tries the partitions once more whose logs could not be opened because the disk did not let them;
-        `transient_only` those that were short of room or descriptors, which is soon told."""
-        touched: list[Partition] = []
+        """Tries again to open the logs that could not be opened because of a disk error.
+
+        With `transient_only` only those that lacked disk space or file descriptors, which is cheap to find out.
+        """
+        changed_partitions: list[Partition] = []
         for (topic, index), error in list(self._unopened.items()):
             if not isinstance(error.__cause__, OSError) or (transient_only and not is_transient(error)):
                 continue
@@ -279,37 +288,37 @@ class ReplicaManager:
                 if found is not None and (topic, index) in self._unopened:
                     opened = await self._apply_partition(found, found.partitions[index])
                     if opened is not None:
-                        touched.append(opened)
-        if touched:
-            self._notify_changed(touched)
-            self._notify_not_ready()
+                        changed_partitions.append(opened)
+        if changed_partitions:
+            self._notify_changed(changed_partitions)
+            self._notify_offline_replicas()
 
     def probe_disk_space(self) -> bool:
-        """Whether the disk can be written to again, as far as it says. Replicas that could not be for the moment are
-        counted on again then: those of them that nobody writes to would never find out themselves."""
+        """Returns whether the disk has free space. If so, clears the transient errors of all partitions, because one
+        without appends would never notice."""
         total, usable = self.store.space()
-        if usable < min(FREE_BYTES_MIN, total // FREE_FRACTION):
+        if usable < min(FREE_BYTES_MIN, total // FREE_FRACTION_MIN):
             return False
-        refusing = sorted(self._unwritable)
+        unwritable = sorted(self._unwritable)
         self._defers_notification = True
-        for key in refusing:
+        for key in unwritable:
             self._partitions[key].guarded_log.clear_transient_error()
         self._defers_notification = False
-        if refusing:
-            self._notify_not_ready()
+        if unwritable:
+            self._notify_offline_replicas()
         return True
 
     def _configure(self, delta: MetadataDelta) -> None:
-        everything = any(resource.type != TOPIC_RESOURCE for resource in delta.configs_changed)
+        is_broker_change = any(resource.type != TOPIC_RESOURCE for resource in delta.configs_changed)
         topics = {resource.name for resource in delta.configs_changed if resource.type == TOPIC_RESOURCE}
-        if not everything and not topics:
+        if not is_broker_change and not topics:
             return
         for partition in self:
-            if everything or partition.name.topic in topics:
+            if is_broker_change or partition.name.topic in topics:
                 partition.configure(self._settings.topic(partition.name.topic))
 
     async def checkpoint_high_watermarks(self) -> None:
-        """So that after a restart what was committed is shown at once."""
+        """Checkpoints the high watermarks, so that consumers can read committed records right after a restart."""
         for partition in self._partitions.values():
             partition.log.checkpointed_high_watermark = partition.high_watermark
         await self.store.checkpoint_high_watermarks()
@@ -322,18 +331,17 @@ class ReplicaManager:
         try:
             await self.store.checkpoint_high_watermarks()
         except StorageError as error:
-            log.warning("high watermarks are not saved", why=str(error))
+            log.warning("high watermarks were not checkpointed", why=str(error))
 
 
 async def _run_concurrently(work: Iterable[Coroutine[object, object, Partition | None]]) -> list[Partition]:
-    """Many logs are opened or removed at a time: each waits for several syncs, and those of many can be shared. Gives
-    the partitions that were touched."""
-    touched = []
-    waiting = iter(work)
-    while some := list(itertools.islice(waiting, CONCURRENT_LOGS_MAX)):
-        for outcome in await asyncio.gather(*some, return_exceptions=True):
+    """Runs the coroutines, a bounded number at a time, and returns the partitions that they changed."""
+    changed = []
+    pending = iter(work)
+    while batch := list(itertools.islice(pending, CONCURRENT_LOGS_MAX)):
+        for outcome in await asyncio.gather(*batch, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
             if outcome is not None:
-                touched.append(outcome)
-    return touched
+                changed.append(outcome)
+    return changed

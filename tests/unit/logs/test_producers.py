@@ -66,7 +66,7 @@ def test_a_producer_whose_first_batch_was_refused_begins_with_that_one() -> None
     """Those behind it are on their way already; to take one of them would refuse the first for good."""
     states = ProducerStateManager()
     states.note_rejected(produced(0, 5), NO_ROOM)
-    with pytest.raises(StorageError, match="sequence 0 of producer 7 was refused and comes first: no room"):
+    with pytest.raises(StorageError, match="sequence 0 of producer 7 was rejected and has to come first: no room"):
         states.check(produced(5))
     assert states.check(produced(5, epoch=1)) is None, "another epoch is another beginning"
     assert states.check(produced(5, producer=8)) is None
@@ -82,7 +82,7 @@ def test_what_comes_behind_a_batch_that_was_refused_is_refused_for_the_same_reas
     states = states_after(produced(0, 2))
     states.note_rejected(produced(2, 2), why)
     for sequence in (4, 6, 4):
-        with pytest.raises(type(why), match="sequence 2 of producer 7 was refused and comes first"):
+        with pytest.raises(type(why), match="sequence 2 of producer 7 was rejected and has to come first"):
             states.check(produced(sequence, 2))
     states.note_rejected(produced(6, 2), why)
     states.update(produced(2, 2))

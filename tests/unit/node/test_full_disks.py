@@ -42,7 +42,7 @@ class Node(ReplicaNode):
         store = FileLogStore(self.disk, "data", SystemClock())
         store.space = lambda: (1 << 40, self.usable_bytes)  # type: ignore[method-assign]
         super().__init__(node_id, controller, peers, store, **settings)
-        self.table.on_not_ready.append(lambda: controller.is_told(self))
+        self.table.on_offline_replicas_changed.append(lambda: controller.is_told(self))
         self.housekeeping = LogMaintenance(self.table, self.settings, SystemClock())
 
     def fill_disk(self) -> None:
@@ -67,7 +67,7 @@ class QuorumController(FakeController):
         self._tasks.append(asyncio.get_running_loop().create_task(self.hears(node)))
 
     async def hears(self, node: Node) -> None:
-        beat = BrokerHeartbeat(node.node_id, node.broker_epoch, 0, not_ready=node.table.not_ready())
+        beat = BrokerHeartbeat(node.node_id, node.broker_epoch, 0, not_ready=node.table.offline_replicas())
         self.state.update_offline_replicas(beat)
         while (decision := remove_offline_replicas(self.state, node.settings, beat)).reply:
             await self._apply(decision.records)
@@ -138,7 +138,7 @@ def test_another_leads_while_the_leaders_disk_is_full_and_it_joins_again_when_th
             assert nodes[1].partition.guarded_log.transient_error is not None, "there is no room yet"
             nodes[1].empty_disk()
             await until(lambda: controller.partition.isr == (1, 2, 3))
-            assert nodes[1].table.not_ready() == ()
+            assert nodes[1].table.offline_replicas() == ()
             await commit(nodes[2], b"c")
             await until(lambda: nodes[1].partition.log.durable_offset == 3)
             assert await values_of(nodes[1].partition.log) == [b"a", b"b", b"c"]
@@ -170,11 +170,11 @@ def test_a_leader_that_is_in_sync_alone_leads_on_and_is_read_while_its_disk_is_f
             await controller.settled()
             assert (controller.partition.leader, controller.partition.leader_epoch) == (1, 1)
             assert await seen(node) == [b"a"]
-            [full] = node.table.not_ready()
+            [full] = node.table.offline_replicas()
             assert full.is_transient
             node.empty_disk()
             await commit(node, b"b")
-            assert node.table.not_ready() == ()
+            assert node.table.offline_replicas() == ()
             assert await seen(node) == [b"a", b"b"]
 
     run(test())
@@ -187,14 +187,14 @@ def test_a_log_that_could_not_be_opened_for_want_of_room_is_tried_again_soon(err
         node = Node(1, controller, DirectPeers())
         node.disk.inject("append", "*partition.metadata*", error=error)
         await node.start()
-        [unopened] = node.table.not_ready()
+        [unopened] = node.table.offline_replicas()
         assert not unopened.is_transient
         node.usable_bytes = 0
         await node.housekeeping.check_disk_space()
-        assert node.table.not_ready() == (unopened,)
+        assert node.table.offline_replicas() == (unopened,)
         node.usable_bytes = 1 << 30
         await node.housekeeping.check_disk_space()
-        assert (node.table.not_ready() == ()) == (error == errno.ENOSPC)
+        assert (node.table.offline_replicas() == ()) == (error == errno.ENOSPC)
         await node.housekeeping.run_retention()
         assert node.partition.is_leader
         await node.close()

@@ -191,7 +191,7 @@ def test_logs_that_nobody_knows_are_set_aside_and_kept(tmp_path: Path) -> None:
         assert b"deleted meanwhile" in aside.read_bytes()
         await table.close()
         again = await files(tmp_path)
-        assert sorted(str(name) for name, _ in again.found()) == ["orders-0", "payments-0"]
+        assert sorted(str(name) for name, _ in again.list_logs()) == ["orders-0", "payments-0"]
         await again.close()
 
     run(test)
@@ -205,7 +205,7 @@ def test_a_log_is_set_aside_beside_one_that_was_before(tmp_path: Path) -> None:
             await before.publish(topic("orders", ORDERS, (1,)))
             await before.write("orders", b"a")
             await store.move_to_stray(LogName("orders", 0))
-            assert store.found() == []
+            assert store.list_logs() == []
         assert len(names(tmp_path)) == 2
 
     run(test)
@@ -283,7 +283,7 @@ def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(
         table = Table(store)
         await table.publish(topic("orders", ORDERS, (1,), (1,)))
         assert table.end_of("orders") == 0
-        [not_ready] = table.table.not_ready()
+        [not_ready] = table.table.offline_replicas()
         assert (not_ready.topic_id, not_ready.partition, not_ready.broker_id) == (ORDERS, 1, NODE)
         assert not_ready.reason == "it is damaged"
         with pytest.raises(StorageError):
@@ -297,15 +297,15 @@ def test_a_log_that_fails_later_is_told_at_once() -> None:
         table = Table(MemoryLogStore())
         await table.publish(topic("orders", ORDERS, (1,), (1,)))
         told: list[str] = []
-        table.table.on_not_ready.append(
-            lambda: told.extend(f"{each.partition}: {each.reason}" for each in table.table.not_ready())
+        table.table.on_offline_replicas_changed.append(
+            lambda: told.extend(f"{each.partition}: {each.reason}" for each in table.table.offline_replicas())
         )
         partition = table.table.get("orders", 1)
         assert partition is not None
         partition.guarded_log.mark_offline(StorageError("EIO"))
         assert told == ["1: EIO"]
         await table.publish()
-        assert table.table.not_ready() == ()
+        assert table.table.offline_replicas() == ()
 
     run(test)
 
@@ -328,9 +328,11 @@ def test_a_log_that_can_be_opened_again_gets_its_role_and_everybody_is_told(
         roles: list[str] = []
         not_ready: list[int] = []
         table.table.on_roles_changed.append(lambda changed: roles.extend(str(each.name) for each in changed))
-        table.table.on_not_ready.append(lambda: not_ready.append(len(table.table.not_ready())))
+        table.table.on_offline_replicas_changed.append(
+            lambda: not_ready.append(len(table.table.offline_replicas()))
+        )
         await table.publish(topic("orders", ORDERS, (2, 1), leader=2))
-        assert len(table.table.not_ready()) == 1
+        assert len(table.table.offline_replicas()) == 1
         await table.table.retry_offline_logs()
         assert (roles, not_ready) == ([], []), "still full"
         is_full = False
@@ -384,7 +386,9 @@ def test_partitions_that_can_be_written_again_are_told_of_together() -> None:
         names = [f"topic-{number}" for number in range(20)]
         await table.publish(*(topic(name, UUID(int=number)) for number, name in enumerate(names, 1)))
         not_ready: list[int] = []
-        table.table.on_not_ready.append(lambda: not_ready.append(len(table.table.not_ready())))
+        table.table.on_offline_replicas_changed.append(
+            lambda: not_ready.append(len(table.table.offline_replicas()))
+        )
         for name in names:
             partition = table.table.get(name, 0)
             assert partition is not None
@@ -424,7 +428,7 @@ def test_a_topic_that_is_deleted_while_its_logs_are_opened_again_stays_deleted(
         await asyncio.gather(again, deletion)
         assert len(table.table) == 0
         assert table.table.unopened_logs == {}
-        assert store.found() == []
+        assert store.list_logs() == []
 
     run(test)
 

@@ -1,1 +1,1 @@
-"""Logs in files, in Kafka's layout: a directory per partition, segments with an offset and a time index each."""
+"""Logs in files, in the layout of Kafka: a directory per partition, segments with an offset index and a time index."""

@@ -1,4 +1,4 @@
-"""A file that keeps one offset for each log of a store, in the format of Kafka's checkpoint files."""
+"""Checkpoint files, in the format of Kafka: one offset for each log of a store."""
 
 import asyncio
 from typing import NamedTuple
@@ -25,12 +25,12 @@ class OffsetCheckpoint:
         self._offsets: dict[LogName, int] = {}
         self._changes = 0
         self._written = 0
-        """The number of changes that are safe in the file."""
+        """How many of the changes are durable."""
         self._lock = asyncio.Lock()
 
     def load(self) -> None:
-        """Reads the file. A damaged one counts as empty: recovery then reads more, and a start that was moved up is
-        found again only as far as segments were deleted."""
+        """Reads the file. A damaged file counts as empty: recovery then reads more, and a start offset falls back to
+        the start of the first segment."""
         data = read_small_file(self._disk, self._path)
         if data is None:
             return
@@ -56,11 +56,11 @@ class OffsetCheckpoint:
 
     @property
     def is_due(self) -> bool:
-        """Whether the file is so old that changes which can wait should be written, too."""
+        """Whether the file is old enough to write changes that are not urgent."""
         return self._clock.monotonic_ms() - self._written_ms >= _AGE_MS_MAX
 
     async def flush(self) -> None:
-        """Every change made before this call is safe when it returns; callers share the writing."""
+        """Makes every change made before this call durable. Concurrent callers share a write."""
         wanted = self._changes
         if self._written >= wanted:
             return
@@ -76,7 +76,7 @@ class OffsetCheckpoint:
 
 
 class Checkpoints(NamedTuple):
-    """What a store remembers of all its logs, a file for each."""
+    """The checkpoint files of a store."""
 
     recovery_points: OffsetCheckpoint
     start_offsets: OffsetCheckpoint
@@ -84,8 +84,7 @@ class Checkpoints(NamedTuple):
     high_watermarks: OffsetCheckpoint
 
     async def truncate(self, name: LogName, end: int) -> None:
-        """For a log that ends at `end` from now on: what is known of later offsets is not true of the records that come
-        there."""
+        """Lowers all offsets of a log to its new end `end`: they must not apply to records appended later."""
         for checkpoint in self:
             known = checkpoint.get(name)
             if known > end:
@@ -93,7 +92,7 @@ class Checkpoints(NamedTuple):
                 try:
                     await checkpoint.flush()
                 except OSError:
-                    # Or the next attempt would find nothing to write.
+                    # So that the next attempt writes it.
                     checkpoint.set(name, known)
                     raise
 
@@ -103,11 +102,11 @@ def _parse(text: str) -> dict[LogName, int]:
     offsets = {}
     try:
         if lines[0] != _VERSION or len(lines) != int(lines[1]) + 3 or lines[-1]:
-            raise ValueError(f"{len(lines)} lines, of which the first two are {lines[:2]}")
+            raise ValueError(f"{len(lines)} lines, starting with {lines[:2]}")
         for line in lines[2:-1]:
             topic, partition, offset = line.split(" ")
             if int(offset) < 0:
-                raise ValueError(f"{offset} is no offset")
+                raise ValueError(f"{offset} is not an offset")
             offsets[LogName(topic, int(partition))] = int(offset)
     except (ValueError, IndexError) as error:
         raise CorruptRecordError(f"not a checkpoint file: {error}") from error

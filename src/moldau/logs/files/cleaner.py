@@ -1,16 +1,17 @@
-"""Compaction of segment files: which segments are due, and a new segment made from a group of old ones.
+"""The cleaner: compacts groups of closed segments into new segment files.
 
-It reads closed segments, which never change, and writes a file of its own, so it may run beside everything
-else; putting the new file in place is the log's part.
+Closed segments never change and the cleaner writes files of its own, so it runs concurrently with everything else. The
+log swaps the new files in.
 """
 
 import asyncio
 from collections.abc import Iterator
 
-from moldau.logs.compaction import OffsetMap, clean_batch
-from moldau.logs.compaction_policy import (
+from moldau.logs.compaction import (
     OFFSET_MAP_BYTES_MAX,
     LogToClean,
+    OffsetMap,
+    clean_batch,
     is_last_of_producer,
     is_past_min_lag,
     should_compact,
@@ -25,7 +26,7 @@ from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 
 _BYTES_PER_YIELD = 256 * 1024
-"""How much is read before others get their turn, and written at once."""
+"""How much is read before the cleaner yields to the event loop, and written in one call."""
 
 
 class Cleaner:
@@ -52,11 +53,11 @@ class Cleaner:
 
     @property
     def end_offset(self) -> int:
-        """Everything below it is clean once all groups are in place."""
+        """The offset below which the log is clean once all groups are swapped in."""
         return self._offsets.end_offset
 
     async def plan(self, closed: list[LogSegment], below: int) -> bool:
-        """Finds what may be cleaned and, if enough of it is dirty, the last offset of each key in that."""
+        """Selects the segments to clean and maps the keys of the dirty ones; False if too little is dirty."""
         for segment in closed:
             if segment.next_offset > below:
                 break
@@ -77,19 +78,19 @@ class Cleaner:
         if not should_compact(self._settings, log_to_clean, self._now_ms):
             return False
         for segment in dirty:
-            seen = 0
+            bytes_read = 0
             position = segment.position_of(self._cleaned_offset)
             for _, batch in scan_batches(segment.file, position, segment.size):
                 if not self._offsets.add(batch):
                     return True
-                seen += batch.size
-                if seen >= _BYTES_PER_YIELD:
-                    seen = 0
+                bytes_read += batch.size
+                if bytes_read >= _BYTES_PER_YIELD:
+                    bytes_read = 0
                     await asyncio.sleep(0)
         return True
 
     def groups(self) -> Iterator[list[LogSegment]]:
-        """Neighbours that fit into one segment together, so that small leftovers do not stay small for ever."""
+        """Yields adjacent segments that fit into one, so that compaction does not leave many small segments."""
         group: list[LogSegment] = []
         size = 0
         for segment in self._segments:
@@ -107,7 +108,10 @@ class Cleaner:
             yield group
 
     async def clean(self, group: list[LogSegment]) -> LogSegment | None:
-        """A new segment with what is left of the group, synced, under its temporary name; None if all is left."""
+        """Writes what remains of the group into a new segment with the suffix .cleaned and flushes it.
+
+        Returns None if a group of one segment remains unchanged.
+        """
         cleaned = LogSegment(
             self._disk,
             self._directory,
@@ -133,27 +137,27 @@ class Cleaner:
         changed = False
         parts: list[Buffer] = []
         pending: list[Batch] = []
-        seen = 0
+        bytes_read = 0
         for segment in group:
             for position, batch in scan_batches(segment.file, 0, segment.size):
-                # The last batch stays, empty if need be: the range of offsets in the new segment
-                # tells recovery which old segments it replaces, and segments leave no gaps between them.
+                # The last batch stays, if necessary without records: recovery takes all old segments in the offset
+                # range of the new one for replaced, and there are no gaps between segments.
                 is_last = segment is group[-1] and position + batch.size == segment.size
-                left = clean_batch(
+                remaining = clean_batch(
                     batch,
                     self._offsets,
                     now_ms=self._now_ms,
                     delete_retention_ms=self._settings.delete_retention_ms,
                     retain_empty=is_last or is_last_of_producer(batch, self._producers),
                 )
-                changed = changed or left is not batch
-                if left is not None:
-                    parts += left.parts()
-                    pending.append(left)
-                seen += batch.size
-                if seen >= _BYTES_PER_YIELD or is_last:
+                changed = changed or remaining is not batch
+                if remaining is not None:
+                    parts += remaining.parts()
+                    pending.append(remaining)
+                bytes_read += batch.size
+                if bytes_read >= _BYTES_PER_YIELD or is_last:
                     self._flush(cleaned, parts, pending)
-                    seen = 0
+                    bytes_read = 0
                     await asyncio.sleep(0)
         self._flush(cleaned, parts, pending)
         return changed

@@ -1,4 +1,4 @@
-"""The names of files and directories, as Kafka spells them, and the small text files among them."""
+"""The names of files and directories, which are Kafka's, and the partition.metadata file."""
 
 import base64
 import re
@@ -36,7 +36,7 @@ def segment_file_name(offset: int, suffix: str) -> str:
 
 
 def parse_offset(name: str, suffix: str) -> int | None:
-    """The offset in a name such as `00000000000000000042.log`; None where it is no such name."""
+    """Returns the offset of a name such as `00000000000000000042.log`; None for any other name."""
     digits = name[:_OFFSET_DIGITS]
     if name[_OFFSET_DIGITS:] == suffix and len(digits) == _OFFSET_DIGITS and digits.isdecimal():
         return int(digits)
@@ -44,18 +44,18 @@ def parse_offset(name: str, suffix: str) -> int | None:
 
 
 def parse_log_name(directory: str) -> LogName | None:
-    """The log that a directory of this name holds, or None."""
+    """Returns the log of a directory with this name, or None."""
     match = _LOG_DIR.fullmatch(directory)
     return LogName(match[1], int(match[2])) if match else None
 
 
 def delete_dir_name(name: LogName, topic_id: UUID) -> str:
-    """What a log's directory is called from its removal until it is gone."""
+    """Returns the name of the directory of a log that is being deleted."""
     return _with_suffix(name, topic_id, _DELETE_DIR_SUFFIX)
 
 
 def stray_dir_name(name: LogName, topic_id: UUID) -> str:
-    """What a log's directory is called that nobody knows."""
+    """Returns the name of the directory of a stray log."""
     return _with_suffix(name, topic_id, _STRAY_DIR_SUFFIX)
 
 
@@ -69,7 +69,7 @@ def is_delete_dir(directory: str) -> bool:
 
 
 def format_partition_metadata(topic_id: UUID) -> str:
-    """partition.metadata: which topic the log belongs to, since names can be used again."""
+    """Returns the content of partition.metadata: the topic id of the log, because topic names can be reused."""
     return f"version: 0\ntopic_id: {base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip('=')}"
 
 

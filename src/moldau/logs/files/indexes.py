@@ -1,4 +1,4 @@
-"""The two indexes of a segment, in memory and in Kafka's file formats. Offsets are relative to the segment's base."""
+"""The two indexes of a segment, in memory and in Kafka's file formats. Offsets are relative to the base offset."""
 
 import struct
 import sys
@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from moldau.errors import CorruptRecordError
 
 OFFSET_RANGE = 2**31 - 1
-"""Offsets in an index are 32 bits, relative to the segment's base."""
+"""The largest relative offset, because an index stores 32 bits."""
 OFFSET_ENTRY_SIZE = 8
 TIME_ENTRY_SIZE = 12
 
@@ -16,7 +16,7 @@ _TIME_ENTRY = struct.Struct(">qi")
 
 
 class OffsetIndex:
-    """Some batches' last offsets and where in the segment those batches begin; both ascend."""
+    """The last offsets and the positions of some batches; both are ascending."""
 
     __slots__ = ("offsets", "positions")
 
@@ -32,16 +32,16 @@ class OffsetIndex:
         self.positions.append(position)
 
     def lookup(self, offset: int) -> int:
-        """The number of the last entry whose batch does not end after `offset`; -1 for none."""
+        """Returns the number of the last entry whose batch does not end after `offset`; -1 for none."""
         return bisect_right(self.offsets, offset) - 1
 
     def batch_start_before(self, position: int) -> int:
-        """The last known start of a batch at or before `position`."""
+        """Returns the last known start of a batch at or before `position`."""
         following = bisect_right(self.positions, position)
         return self.positions[following - 1] if following else 0
 
     def truncate(self, position: int) -> None:
-        """The segment now ends at `position`."""
+        """Removes the entries at or after `position`, the new end of the segment."""
         keep = bisect_left(self.positions, position)
         del self.offsets[keep:], self.positions[keep:]
 
@@ -55,25 +55,23 @@ class OffsetIndex:
 
     @classmethod
     def from_bytes(cls, data: bytes, segment_size: int) -> "OffsetIndex":
-        """Raises CorruptRecordError for what cannot be the index of a segment of this size."""
+        """Parses the index of a segment of this size; raises CorruptRecordError."""
         if len(data) % OFFSET_ENTRY_SIZE:
-            raise CorruptRecordError(
-                f"an offset index of {len(data)} bytes does not consist of whole entries"
-            )
+            raise CorruptRecordError(f"an offset index of {len(data)} bytes has a partial entry")
         entries = array("i", data)
         if sys.byteorder == "little":
             entries.byteswap()
         index = cls()
         index.offsets, index.positions = entries[0::2], entries[1::2]
-        if not (_ascends(index.offsets) and _ascends(index.positions)):
-            raise CorruptRecordError("the entries of an offset index do not ascend")
+        if not (_is_ascending(index.offsets) and _is_ascending(index.positions)):
+            raise CorruptRecordError("the entries of an offset index are not ascending")
         if len(index) and (index.offsets[0] < 0 or not 0 <= index.positions[-1] < segment_size):
             raise CorruptRecordError("an offset index points outside of its segment")
         return index
 
 
 class TimeIndex:
-    """Largest timestamps so far, each with the last offset of the batch that brought it; both ascend."""
+    """The largest timestamps so far, each with the last offset of its batch; both are ascending."""
 
     __slots__ = ("offsets", "timestamps")
 
@@ -85,18 +83,18 @@ class TimeIndex:
         return len(self.timestamps)
 
     def maybe_append(self, timestamp: int, offset: int) -> None:
-        """Adds an entry, unless it says nothing new."""
+        """Adds an entry if its timestamp is larger than the last one."""
         if timestamp > (self.timestamps[-1] if self.timestamps else -1):
             self.timestamps.append(timestamp)
             self.offsets.append(offset)
 
     def lookup(self, timestamp: int) -> int:
-        """An offset up to which every record is older than `timestamp`; 0 where nothing is known."""
+        """Returns an offset up to which every record is older than `timestamp`; 0 if there is no such entry."""
         following = bisect_left(self.timestamps, timestamp)
         return self.offsets[following - 1] if following else 0
 
     def truncate(self, offset: int) -> None:
-        """The segment now ends before `offset`."""
+        """Removes the entries at or after `offset`, the new end of the segment."""
         keep = bisect_left(self.offsets, offset)
         del self.offsets[keep:], self.timestamps[keep:]
 
@@ -106,18 +104,18 @@ class TimeIndex:
     @classmethod
     def from_bytes(cls, data: bytes) -> "TimeIndex":
         if len(data) % TIME_ENTRY_SIZE:
-            raise CorruptRecordError(f"a time index of {len(data)} bytes does not consist of whole entries")
+            raise CorruptRecordError(f"a time index of {len(data)} bytes has a partial entry")
         index = cls()
         if data:
             timestamps, offsets = zip(*_TIME_ENTRY.iter_unpack(data), strict=True)
             index.timestamps.extend(timestamps)
             index.offsets.extend(offsets)
-        if not (_ascends(index.timestamps) and _ascends(index.offsets)):
-            raise CorruptRecordError("the entries of a time index do not ascend")
+        if not (_is_ascending(index.timestamps) and _is_ascending(index.offsets)):
+            raise CorruptRecordError("the entries of a time index are not ascending")
         if len(index) and index.offsets[0] < 0:
             raise CorruptRecordError("a time index points outside of its segment")
         return index
 
 
-def _ascends(numbers: "array[int]") -> bool:
+def _is_ascending(numbers: "array[int]") -> bool:
     return all(map(int.__lt__, numbers, numbers[1:]))

@@ -1,9 +1,9 @@
-"""Opening a log's directory: after a clean shutdown as it was left, after a crash as far as it can be trusted.
+"""Loading a log from its directory, with recovery after a crash.
 
-What lies below the recovery point was synced, and a segment wholly below it is not looked at. The rest is read
-batch by batch and cut off at the first one that is not whole: nobody was promised what a crash tore. Damage
-below the recovery point is another matter. There records were acknowledged, and cutting would lose them, so
-the log is refused until somebody has looked at it.
+Everything below the recovery point was flushed, and segments wholly below it are not read. The rest is read batch by
+batch and truncated at the first one that is not whole: a crash can tear only what was not acknowledged. Damage below
+the recovery point is different: truncation would lose acknowledged records, so the log stays offline until an
+operator has repaired it.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ from moldau.observe.logging import get_logger
 from moldau.platform.disk import Disk
 
 _BATCHES_PER_YIELD = 64
-"""How many batches are checked before others get their turn."""
+"""How many batches are read before recovery yields to the event loop."""
 
 log = get_logger(__name__)
 
 
 class LoadedLog(NamedTuple):
     segments: list[LogSegment]
-    """Never empty; the last is the active one."""
+    """Never empty; the last one is active."""
     producers: ProducerStateManager
     epochs: LeaderEpochCache
     start_offset: int
@@ -57,10 +57,10 @@ async def load_log(
     recovery_point: int,
     start_offset: int,
 ) -> LoadedLog:
-    """Raises StorageError when the log is damaged where it must not be, or the disk fails."""
-    recovery = _LogLoader(disk, directory, index_interval_bytes, recovery_point, start_offset)
+    """Loads a log, with recovery unless `clean`; raises StorageError if it is damaged or the disk fails."""
+    loader = _LogLoader(disk, directory, index_interval_bytes, recovery_point, start_offset)
     try:
-        return await recovery.run(clean)
+        return await loader.load(clean)
     except CorruptRecordError as error:
         raise StorageError(damage_message(directory, str(error))) from error
     except OSError as error:
@@ -69,14 +69,14 @@ async def load_log(
 
 def damage_message(where: str, what: str) -> str:
     return (
-        f"the log in {where} is damaged: {what}. No record was dropped. `moldau log verify` shows what is "
-        "still whole; restore the file from a copy. Only if another replica is in sync move the directory away: the "
-        "log is fetched from there; otherwise elect what is left with `moldau cluster elect-leaders --unclean`"
+        f"the log in {where} is damaged: {what}. No record was deleted. `moldau log verify` shows what is whole; "
+        "restore the file from a copy. Only if another replica is in sync, move the directory away: the log is then "
+        "fetched from that replica. Otherwise run `moldau cluster elect-leaders --unclean` to continue with the rest"
     )
 
 
 def headers_between(segments: Iterable[LogSegment], start: int, end: int) -> Iterator[BatchHeader]:
-    """The headers of all batches of these segments that begin at or after `start` and before `end`."""
+    """Yields the headers of all batches of these segments with a base offset from `start` on and before `end`."""
     for segment in segments:
         if segment.base_offset >= end:
             break
@@ -89,7 +89,7 @@ def headers_between(segments: Iterable[LogSegment], start: int, end: int) -> Ite
 
 
 def list_snapshots(disk: Disk, directory: str) -> list[int]:
-    """The offsets of the producer snapshots that are there, ascending."""
+    """Returns the offsets of the producer snapshots in the directory, ascending."""
     offsets = (parse_offset(name, SNAPSHOT_SUFFIX) for name in disk.list(directory))
     return [offset for offset in offsets if offset is not None]
 
@@ -97,8 +97,7 @@ def list_snapshots(disk: Disk, directory: str) -> list[int]:
 async def rebuild_producer_state(
     disk: Disk, directory: str, segments: Iterable[LogSegment], producers: ProducerStateManager, end: int
 ) -> None:
-    """Brings producer state to `end`, from the newest snapshot up to there and the batches behind it. Those may be
-    many, so it gives way to others."""
+    """Rebuilds the producer state at `end` from the latest snapshot up to there and the batches after it."""
     for offset in reversed(list_snapshots(disk, directory)):
         if offset > end:
             continue
@@ -108,7 +107,7 @@ async def rebuild_producer_state(
             await _replay_headers(producers, headers_between(segments, offset, end))
             return
         except CorruptRecordError as error:
-            log.warning("producer snapshot is passed over", log=directory, offset=offset, why=str(error))
+            log.warning("ignoring a producer snapshot", log=directory, offset=offset, why=str(error))
     producers.rebuild(None, ())
     await _replay_headers(producers, headers_between(segments, 0, end))
 
@@ -130,11 +129,11 @@ class _LogLoader:
         self._recovery_point = recovery_point
         self._start_offset = start_offset
 
-    async def run(self, clean: bool) -> LoadedLog:
+    async def load(self, clean: bool) -> LoadedLog:
         await self._remove_leftover_files()
         segments = await self._open_segments()
-        untrusted = len(segments) - 1 if clean else self._first_unflushed(segments)
-        trusted_end = segments[untrusted].base_offset
+        unflushed = len(segments) - 1 if clean else self._first_unflushed(segments)
+        flushed_end = segments[unflushed].base_offset
         producers = ProducerStateManager()
         if clean:
             active = segments[-1]
@@ -144,25 +143,27 @@ class _LogLoader:
             epochs = self._load_leader_epochs(segments, end_offset)
             await rebuild_producer_state(self._disk, self._directory, segments, producers, end_offset)
         else:
-            epochs = self._load_leader_epochs(segments, trusted_end)
+            epochs = self._load_leader_epochs(segments, flushed_end)
             await rebuild_producer_state(
-                self._disk, self._directory, segments[:untrusted], producers, trusted_end
+                self._disk, self._directory, segments[:unflushed], producers, flushed_end
             )
-            await self._recover_segments(segments, untrusted, producers, epochs)
+            await self._recover_segments(segments, unflushed, producers, epochs)
             end_offset = segments[-1].next_offset
         if end_offset < self._start_offset:
-            raise CorruptRecordError(f"it ends at offset {end_offset}, before its start {self._start_offset}")
+            raise CorruptRecordError(
+                f"it ends at offset {end_offset}, before its start offset {self._start_offset}"
+            )
         if end_offset < self._recovery_point:
             raise CorruptRecordError(
-                f"it ends at offset {end_offset}, and everything up to {self._recovery_point} was on disk"
+                f"it ends at offset {end_offset}, before its recovery point {self._recovery_point}"
             )
         epochs.truncate_from_start(self._start_offset)
         return LoadedLog(segments, producers, epochs, self._start_offset, end_offset)
 
-    # What crashes leave behind
+    # Files
 
     async def _remove_leftover_files(self) -> None:
-        """Finishes swaps of compacted segments and removes what nothing belongs to any more."""
+        """Completes swaps of compacted segments and removes temporary files and indexes without a segment."""
         disk, directory = self._disk, self._directory
         for name in disk.list(directory):
             if name.endswith((CLEANED_SUFFIX, DELETED_SUFFIX, TEMPORARY_SUFFIX)):
@@ -172,25 +173,25 @@ class _LogLoader:
             if base is not None:
                 await complete_swap(disk, directory, base)
         names = disk.list(directory)
-        bases = {parse_offset(name, LOG_SUFFIX) for name in names}
+        base_offsets = {parse_offset(name, LOG_SUFFIX) for name in names}
         for name in names:
             for suffix in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX):
                 offset = parse_offset(name, suffix)
-                if name.endswith(SWAP_SUFFIX) or (offset is not None and offset not in bases):
+                if name.endswith(SWAP_SUFFIX) or (offset is not None and offset not in base_offsets):
                     disk.remove(f"{directory}/{name}")
 
     async def _open_segments(self) -> list[LogSegment]:
         names = self._disk.list(self._directory)
-        bases = [offset for name in names if (offset := parse_offset(name, LOG_SUFFIX)) is not None]
-        # Segments wholly below the start are left for the next round of retention: what producers wrote last
-        # may be in there and nowhere else, and the start itself comes from a file without a checksum.
-        if bases:
-            self._start_offset = max(self._start_offset, bases[0])
+        base_offsets = [offset for name in names if (offset := parse_offset(name, LOG_SUFFIX)) is not None]
+        # Segments wholly below the start offset are left to retention: they may have the only trace of a producer's
+        # last batch, and the start offset comes from a file without a checksum.
+        if base_offsets:
+            self._start_offset = max(self._start_offset, base_offsets[0])
         else:
-            bases = [self._start_offset]
-            await self._create(bases[0])
+            base_offsets = [self._start_offset]
+            await self._create(base_offsets[0])
         segments = [
-            LogSegment(self._disk, self._directory, base, self._index_interval_bytes) for base in bases
+            LogSegment(self._disk, self._directory, base, self._index_interval_bytes) for base in base_offsets
         ]
         for segment, following in pairwise(segments):
             segment.next_offset = following.base_offset
@@ -201,13 +202,12 @@ class _LogLoader:
         await file.sync()
         await self._disk.sync_directory(self._directory)
 
-    # What a crash may have torn
+    # Recovery
 
     def _first_unflushed(self, segments: list[LogSegment]) -> int:
-        """The first that does not end before the recovery point.
+        """Returns the number of the first segment that does not end before the recovery point.
 
-        One that ends right there may have been closed since the recovery point was written, so that the
-        files beside it are missing.
+        A segment that ends right there may have been rolled after the checkpoint, and have no index files.
         """
         for number in range(len(segments) - 1):
             if segments[number + 1].base_offset >= self._recovery_point:
@@ -221,7 +221,7 @@ class _LogLoader:
         producers: ProducerStateManager,
         epochs: LeaderEpochCache,
     ) -> None:
-        """Reads the segments from number `first` on and drops everything from the first damage on."""
+        """Reads the segments from number `first` on and deletes everything from the first damage on."""
         number = first
         torn = False
         states: list[tuple[int, bytes]] = []
@@ -229,8 +229,8 @@ class _LogLoader:
             segment = segments[number]
             states.append((segment.base_offset, producers.snapshot()))
             gap = segment.base_offset - segments[number - 1].next_offset if number > first else 0
-            # A segment that does not follow on the one before it: batches that were never synced are missing
-            # in between. (Only a gap that no segment can span is there on purpose.)
+            # After a gap: batches that were never flushed are missing. Only a gap larger than any segment can be is
+            # intended.
             if gap < 0 or 0 < gap <= OFFSET_RANGE:
                 break
             torn = await self._recover_segment(segment, producers, epochs)
@@ -242,12 +242,12 @@ class _LogLoader:
             if kept_end < self._recovery_point:
                 raise CorruptRecordError(f"records from offset {kept_end} on are missing")
             for segment in reversed(segments[number:]):
-                log.warning("segment after a torn one is removed", segment=segment.path(LOG_SUFFIX))
+                log.warning("deleting a segment after a torn one", segment=segment.path(LOG_SUFFIX))
                 delete_segment_files(self._disk, self._directory, segment.base_offset)
             del segments[number:]
         delete_snapshots_after(self._disk, self._directory, kept_end)
         for segment in segments[first:]:
-            # Even whole batches may be in the page cache only, left there by a killed process. So may names.
+            # Even whole batches, and file names, may only be in the page cache, left there by a killed process.
             await segment.file.sync()
         await self._disk.sync_directory(self._directory)
         for segment, (base, state) in zip(segments[first:], states, strict=False):
@@ -255,7 +255,7 @@ class _LogLoader:
                 segment.seal()
                 await segment.write_indexes()
             if segment is not segments[first]:
-                # The segments before it may be deleted or compacted from now on.
+                # From now on the segments before it may be deleted or compacted.
                 await self._disk.replace(
                     f"{self._directory}/{segment_file_name(base, SNAPSHOT_SUFFIX)}", state
                 )
@@ -265,15 +265,15 @@ class _LogLoader:
             )
 
     def _load_snapshot(self, producers: ProducerStateManager, offset: int) -> None:
-        """Where there is one, it knows more than was read: compaction may have taken a producer's last batch before
-        `offset` because of newer ones, and a power cut those."""
+        """Loads the snapshot at `offset`, if there is one: it may know more than the batches do. Compaction may have
+        removed a producer's last batch before `offset` in favor of later ones that the crash has lost."""
         data = read_small_file(self._disk, _snapshot_path(self._directory, offset))
         if data is not None:
             try:
                 producers.restore(data)
             except CorruptRecordError as error:
                 log.warning(
-                    "producer snapshot is passed over", log=self._directory, offset=offset, why=str(error)
+                    "ignoring a producer snapshot", log=self._directory, offset=offset, why=str(error)
                 )
 
     async def _recover_segment(
@@ -289,17 +289,17 @@ class _LogLoader:
         try:
             for position, batch in scan_batches(segment.file, 0, size):
                 if batch.base_offset < expected or batch.last_offset_delta < 0:
-                    # Offsets are outside the checksum: if the batch before left a gap, that may be the wrong one.
+                    # No checksum covers the offset. If there is a gap before the previous batch, that one may be wrong.
                     expected = min(expected, before_gap)
                     raise CorruptRecordError(
                         f"the batch at position {position} has offset {batch.base_offset} after {expected - 1}"
                     )
                 if batch.leader_epoch < latest:
-                    # Outside the checksum, and a wrong one would pass for the history of this log.
+                    # No checksum covers the epoch, and a wrong one would enter the leader epoch cache.
                     raise CorruptRecordError(
                         f"the batch at position {position} has epoch {batch.leader_epoch} after {latest}"
                     )
-                # First of all: it refuses an offset that cannot be, and what was expected is then still what was.
+                # First, because it raises for an impossible offset, and `expected` must not have moved then.
                 segment.register_batch(batch, position)
                 before_gap = expected if batch.base_offset > expected else batch.next_offset
                 expected, latest = batch.next_offset, batch.leader_epoch
@@ -312,11 +312,10 @@ class _LogLoader:
         except CorruptRecordError as error:
             if expected < self._recovery_point:
                 raise CorruptRecordError(
-                    f"{error} in {segment.path(LOG_SUFFIX)}, and everything up to offset "
-                    f"{self._recovery_point} was on disk"
+                    f"{error} in {segment.path(LOG_SUFFIX)}, before the recovery point {self._recovery_point}"
                 ) from error
             log.warning(
-                "torn end is cut off",
+                "truncating the torn end of a segment",
                 segment=segment.path(LOG_SUFFIX),
                 at_offset=expected,
                 bytes=size - segment.size,
@@ -325,8 +324,6 @@ class _LogLoader:
             segment.file.truncate(segment.size)
             return True
         return False
-
-    # What lies beside the segments
 
     def _load_leader_epochs(self, segments: list[LogSegment], end: int) -> LeaderEpochCache:
         data = read_small_file(self._disk, f"{self._directory}/{LEADER_EPOCH_CHECKPOINT}")
@@ -337,21 +334,20 @@ class _LogLoader:
         except (CorruptRecordError, UnicodeDecodeError) as error:
             epochs = LeaderEpochCache()
             if any(segment.size for segment in segments if segment.base_offset < end):
-                log.info("leader epochs are read from the log", log=self._directory, why=str(error))
+                log.info("rebuilding the leader epochs from the log", log=self._directory, why=str(error))
             for header in headers_between(segments, segments[0].base_offset, end):
                 if header.leader_epoch != epochs.latest:
                     epochs.assign(header.leader_epoch, header.base_offset)
-        # An epoch that begins at the very end has no records here, but a log that retention has emptied
-        # must still know which epoch it has come to.
+        # An epoch that starts at the end has no records, but a log that retention has emptied must keep its epoch.
         epochs.truncate_from_end(end + 1)
         return epochs
 
 
 async def complete_swap(disk: Disk, directory: str, base: int) -> None:
-    """Puts a compacted segment in the place of those it was made from, all within its range of offsets.
+    """Replaces the segments in the offset range of a compacted segment by it.
 
-    Until the old ones are durably gone the new one keeps its swap name, so that whatever a crash leaves,
-    the next start comes here again.
+    The new segment keeps its suffix .swap until the old ones are durably deleted, so that after another crash the next
+    start completes the swap.
     """
     swap = f"{directory}/{segment_file_name(base, LOG_SUFFIX + SWAP_SUFFIX)}"
     file = disk.open(swap)

@@ -1,4 +1,4 @@
-"""Walking over the batches of a segment file: by their headers, or whole with their checksums."""
+"""Scans of a segment file: of the headers only, or of whole batches with their checksums."""
 
 from collections.abc import Iterator
 
@@ -7,16 +7,16 @@ from moldau.platform.disk import File
 from moldau.records.batch import HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
 
 _CHUNK_SIZE = 4096
-"""Read at once when walking over headers: small batches come many in a chunk, large ones are skipped over."""
+"""Read at once in a scan of headers: a chunk has many small batches, and large ones are skipped."""
 
 _BLOCK_SIZE = 1024 * 1024
-"""Read at once when walking over whole batches."""
+"""Read at once in a scan of whole batches."""
 
 _MAGIC = 2
 
 
 class BatchHeader:
-    """The header of a batch in a file, and where the batch lies."""
+    """The header of a batch in a file, and its position."""
 
     __slots__ = (
         "attributes",
@@ -58,7 +58,7 @@ class BatchHeader:
 
 
 def scan_headers(file: File, position: int, end: int) -> Iterator[BatchHeader]:
-    """The headers of the batches from `position`, where one must begin, to `end`; raises CorruptRecordError."""
+    """Yields the headers of the batches from `position`, the start of one, to `end`; raises CorruptRecordError."""
     last_offset = -1
     while position < end:
         chunk = file.read(position, min(_CHUNK_SIZE, end - position))
@@ -67,9 +67,9 @@ def scan_headers(file: File, position: int, end: int) -> Iterator[BatchHeader]:
         while len(chunk) - start >= HEADER_SIZE:
             header = BatchHeader(chunk, start, position)
             if position + header.size > end:
-                raise CorruptRecordError(f"the batch at position {position} ends behind position {end}")
+                raise CorruptRecordError(f"the batch at position {position} ends after position {end}")
             if header.base_offset <= last_offset:
-                raise CorruptRecordError(f"the batch at position {position} has an offset of those before it")
+                raise CorruptRecordError(f"the offset of the batch at position {position} is not ascending")
             last_offset = header.last_offset
             yield header
             position += header.size
@@ -83,7 +83,7 @@ def read_batch(file: File, header: BatchHeader) -> Batch:
 
 
 def scan_batches(file: File, position: int, end: int) -> Iterator[tuple[int, Batch]]:
-    """(position, batch) for every batch whose checksum is right; raises CorruptRecordError at the first other."""
+    """Yields the position and the batch; raises CorruptRecordError at the first one with a wrong checksum."""
     while position < end:
         block = memoryview(file.read(position, min(_BLOCK_SIZE, end - position)))
         start = 0

@@ -1,7 +1,7 @@
-"""One segment of a log: a file of batches, its two indexes, and what is known of its times.
+"""A segment of a log: a file of batches, its two indexes, and its timestamps.
 
-The active segment's indexes live in memory. Those of a closed segment are in files beside it; they are read
-when needed and can be made anew from the segment at any time.
+The indexes of the active segment are in memory. Those of a closed segment are in files, loaded on demand, and can be
+rebuilt from the segment.
 """
 
 from array import array
@@ -17,13 +17,13 @@ from moldau.platform.disk import Disk, File
 from moldau.records.batch import HEADER_SIZE, NO_TIMESTAMP, Batch
 
 _RECENT_MAX = 4096
-"""Batches of the active segment whose places are remembered, so that reads at the tail find them at once."""
+"""How many of the latest batches of the active segment have their positions in memory, for reads at the end."""
 
 log = get_logger(__name__)
 
 
 def read_small_file(disk: Disk, path: str, bytes_max: int | None = None) -> bytes | None:
-    """A small file's whole content, or its first `bytes_max`; None where there is none."""
+    """Returns the content of a small file, or its first `bytes_max`; None if there is no such file."""
     if not disk.exists(path):
         return None
     file = disk.open(path)
@@ -71,19 +71,18 @@ class LogSegment:
         self.file: File = disk.open(self.path(file_suffix))
         self.size = self.file.size
         self.has_unwritten_indexes = False
-        """Made from the segment and not in their files yet."""
+        """Whether the indexes were rebuilt and are not in their files yet."""
         self.producer_snapshot: bytes | None = None
-        """The producers' state at the segment's end, from its closing until it is in its file."""
+        """The producer state at the end of a closed segment, until it is in its file."""
         self._reset_state()
 
     def _reset_state(self) -> None:
         self.next_offset = self.base_offset
-        """One past the last offset in it."""
         self.first_timestamp = NO_TIMESTAMP
-        """Of the first batch; what segment.ms counts from."""
+        """That of the first batch, from which segment.ms counts."""
         self.max_timestamp = NO_TIMESTAMP
         self.max_timestamp_offset = self.base_offset
-        """The last offset of the first batch that has max_timestamp."""
+        """The last offset of the first batch with max_timestamp."""
         self._has_timestamps = False
         self._bytes_since_index = 0
         self._offset_index: OffsetIndex | None = None
@@ -94,16 +93,16 @@ class LogSegment:
     def path(self, suffix: str) -> str:
         return f"{self._directory}/{segment_file_name(self.base_offset, suffix)}"
 
-    # Growing
+    # Changes
 
     def clear(self) -> None:
-        """Begins empty, whatever was in the file."""
+        """Deletes all batches."""
         if self.size:
             self.file.truncate(0)
         self.start_empty()
 
     def start_empty(self) -> None:
-        """Begins empty; what is in the file is yet to be noted."""
+        """Starts without batches; those in the file are still to be registered."""
         self.size = 0
         self._start_empty()
 
@@ -113,11 +112,11 @@ class LogSegment:
         self._offset_index, self._time_index = OffsetIndex(), TimeIndex()
 
     def register_batch(self, batch: Batch | BatchHeader, position: int) -> None:
-        """Takes account of a batch that is in the file at `position`, behind all others."""
+        """Adds a batch, which is in the file at `position` after all others, to the indexes."""
         last_offset = batch.base_offset + batch.last_offset_delta
         timestamp = batch.max_timestamp
         if not 0 <= last_offset - self.base_offset <= OFFSET_RANGE:
-            # Offsets are not covered by a batch's checksum.
+            # The checksum of a batch does not cover its offset.
             raise CorruptRecordError(f"a batch with offset {last_offset} is in {self.path(LOG_SUFFIX)}")
         if position == 0:
             self.first_timestamp = timestamp
@@ -139,12 +138,12 @@ class LogSegment:
             del recent[: _RECENT_MAX // 2], self._recent_positions[: _RECENT_MAX // 2]
 
     def seal(self) -> None:
-        """No more batches come. The last time entry then tells the segment's largest timestamp."""
+        """Closes the segment: adds the last time index entry, which has the largest timestamp."""
         self.time_index.maybe_append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
         self._recent_offsets, self._recent_positions = array("q"), array("q")
 
     def truncate_to_position(self, position: int) -> None:
-        """Drops the batches from `position` on; the segment may grow again."""
+        """Deletes the batches from `position` on; the segment may be appended to again."""
         offset_index, time_index = self.offset_index, self.time_index
         dropped = next(scan_headers(self.file, position, self.size), None)
         self.file.truncate(position)
@@ -154,7 +153,7 @@ class LogSegment:
             time_index.truncate(dropped.base_offset - self.base_offset)
         self._load_from_indexes(offset_index, time_index)
 
-    # The indexes
+    # Indexes
 
     @property
     def offset_index(self) -> OffsetIndex:
@@ -183,9 +182,9 @@ class LogSegment:
         return time_index
 
     def rebuild_indexes(self, why: str) -> tuple[OffsetIndex, TimeIndex]:
-        """Reads the headers of the whole segment and learns everything from them."""
+        """Rebuilds the indexes and the state of the segment from the headers of all batches."""
         if self.size:
-            log.info("index is made anew", segment=self.path(LOG_SUFFIX), why=why)
+            log.info("rebuilding the indexes", segment=self.path(LOG_SUFFIX), why=why)
         next_offset = self.next_offset
         self._start_empty()
         for header in scan_headers(self.file, 0, self.size):
@@ -198,7 +197,7 @@ class LogSegment:
         return self._offset_index, self._time_index
 
     def load_state(self) -> None:
-        """Finds the segment's end and times from its index files and the few batches they do not cover."""
+        """Loads the end and the timestamps from the index files and the few batches after their last entries."""
         try:
             if self.offset_index:
                 self._check_offset_entry(self.offset_index, len(self.offset_index) - 1)
@@ -220,13 +219,13 @@ class LogSegment:
         covered = offset_index.positions[-1] if offset_index else 0
         for header in scan_headers(self.file, covered, self.size):
             if offset_index and header.position == covered:
-                # It has its entry already.
+                # This batch has its entry already.
                 self._bytes_since_index = 0
             self.register_batch(header, header.position)
         self.first_timestamp = first_timestamp
 
     def load_timestamps(self) -> None:
-        """Makes the timestamps of a closed segment known, which opening a log leaves unread."""
+        """Loads the timestamps of a closed segment, which are not read when a log is opened."""
         if not self._has_timestamps:
             next_offset = self.next_offset
             self.load_state()
@@ -235,7 +234,7 @@ class LogSegment:
             self.drop_indexes()
 
     def drop_indexes(self) -> None:
-        """Frees the memory of indexes that are in their files."""
+        """Frees the memory of the indexes if they are in their files."""
         if not self.has_unwritten_indexes:
             self._offset_index = self._time_index = None
 
@@ -249,16 +248,16 @@ class LogSegment:
         await self._disk.replace(self.path(TIME_INDEX_SUFFIX), time_index)
         self.has_unwritten_indexes = False
 
-    # Finding
+    # Lookups
 
     def headers(self, offset: int) -> Iterator[BatchHeader]:
-        """The headers of all batches that end at or after `offset`."""
+        """Yields the headers of all batches that end at or after `offset`."""
         for header in scan_headers(self.file, self._scan_start(offset), self.size):
             if header.last_offset >= offset:
                 yield header
 
     def position_of(self, offset: int) -> int:
-        """Where the first batch begins that ends at or after `offset`; the segment's size if there is none."""
+        """Returns the position of the first batch that ends at or after `offset`; the size if there is none."""
         recent = self._recent_offsets
         if recent and (offset > recent[0] or not self._recent_positions[0]):
             found = bisect_left(recent, offset)
@@ -268,7 +267,7 @@ class LogSegment:
         return self.size
 
     def next_offset_before(self, position: int) -> int:
-        """One past the last offset before `position`, where a batch begins or the segment ends."""
+        """Returns the offset after the last batch before `position`, which is the start of a batch or the end."""
         end = self.base_offset
         for header in scan_headers(
             self.file, self.offset_index.batch_start_before(max(0, position - 1)), position
@@ -277,14 +276,14 @@ class LogSegment:
         return end
 
     def batch_start_before(self, position: int) -> int:
-        """The last start of a batch at or before `position` that is known without looking into the file."""
+        """Returns the last start of a batch at or before `position` that is known without reading the file."""
         recent = self._recent_positions
         if recent and recent[0] <= position:
             return recent[bisect_left(recent, position + 1) - 1]
         return self.offset_index.batch_start_before(position)
 
     def _scan_start(self, offset: int) -> int:
-        """A place from which a walk over the headers meets the batch with `offset`."""
+        """Returns a position from which a scan of headers finds the batch with `offset`."""
         offset_index = self.offset_index
         entry = offset_index.lookup(offset - self.base_offset)
         if entry < 0:
@@ -297,18 +296,18 @@ class LogSegment:
         return offset_index.positions[entry] if entry >= 0 else 0
 
     def _check_offset_entry(self, offset_index: OffsetIndex, entry: int) -> None:
-        """An entry that does not lead to its batch gives the whole index away as damaged."""
+        """Raises CorruptRecordError if the entry does not point to its batch: then the whole index is damaged."""
         position = offset_index.positions[entry]
         header = BatchHeader(self.file.read(position, HEADER_SIZE).ljust(HEADER_SIZE, b"\0"), 0, position)
         if header.last_offset != self.base_offset + offset_index.offsets[entry]:
-            raise CorruptRecordError(f"the offset index leads to another batch at position {position}")
+            raise CorruptRecordError(f"the offset index points to another batch at position {position}")
 
     def _check_last_time_entry(self, time_index: TimeIndex) -> None:
-        """Retention goes by the last time entry, so a damaged one must not be believed."""
+        """Raises CorruptRecordError if the last entry, by which retention deletes, does not match its batch."""
         offset = self.base_offset + time_index.offsets[-1]
         header = next(self.headers(offset), None)
         if header is None or (header.last_offset, header.max_timestamp) != (
             offset,
             time_index.timestamps[-1],
         ):
-            raise CorruptRecordError("the time index leads to another batch")
+            raise CorruptRecordError("the time index points to another batch")

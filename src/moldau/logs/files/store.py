@@ -1,4 +1,4 @@
-"""All logs of a node, in one directory: finding, opening and removing them, and the checkpoints they share."""
+"""The log store in a data directory: opens and deletes logs, and owns their checkpoint files."""
 
 import asyncio
 import json
@@ -30,17 +30,18 @@ from moldau.logs.files.log import FileLog
 from moldau.logs.files.log_reset import finish_pending_reset
 from moldau.logs.files.recovery import damage_message, load_log
 from moldau.logs.files.segment import read_small_file
+from moldau.logs.producer_state import PRODUCER_EXPIRATION_MS_DEFAULT
 from moldau.logs.store import LogName, LogStore
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
 from moldau.platform.disk import Disk
 from moldau.settings.topic import TopicSettings
 
-PRODUCER_EXPIRATION_MS = 86_400_000
 CONCURRENT_CLOSES_MAX = 64
-"""How many logs are closed at a time: each waits for many syncs, and those of all can run together."""
+"""How many logs are closed at a time, because each needs many fsyncs."""
 
 _RESERVED_ID_MAX = 1
+"""Kafka's reserved topic ids, such as that of __cluster_metadata, are never given to another topic."""
 
 log = get_logger(__name__)
 
@@ -52,7 +53,7 @@ class FileLogStore(LogStore):
         directory: str,
         clock: Clock,
         *,
-        producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
+        producer_expiration_ms: int = PRODUCER_EXPIRATION_MS_DEFAULT,
     ) -> None:
         self._disk = disk
         self._directory = directory
@@ -71,9 +72,10 @@ class FileLogStore(LogStore):
         self._topic_ids: dict[LogName, UUID] = {}
         self._logs: dict[LogName, FileLog] = {}
         self._unopened: set[LogName] = set()
-        """Logs that start() found and nobody has opened since: as clean, or as torn, as they were left."""
+        """Logs that start() found and that were not opened since: whether they need recovery depends on the last
+        shutdown."""
         self._stale_in_checkpoints: set[LogName] = set()
-        """Logs that are gone, and that the files of checkpoints may still know."""
+        """Deleted logs that the checkpoint files may still have."""
 
     async def start(self) -> None:
         disk, directory = self._disk, self._directory
@@ -89,7 +91,7 @@ class FileLogStore(LogStore):
             self.had_clean_shutdown = closed is not None or not self._unopened
             self.previous_broker_epoch = -1 if closed is None else _broker_epoch(closed)
             disk.remove(marker)
-            # From here on a crash must find no marker.
+            # From here on a crash must not look like a clean shutdown.
             await disk.sync_directory(directory)
             for checkpoint in self._checkpoints:
                 checkpoint.load()
@@ -101,7 +103,7 @@ class FileLogStore(LogStore):
             raise StorageError(f"cannot use the data directory {directory}: {error}") from error
 
     async def _create_data_directory(self) -> None:
-        """Durably, with its parents: a directory that a power cut forgets takes everything in it along."""
+        """Creates the directory and its parents durably."""
         missing = []
         path = self._directory
         while path and not self._disk.exists(path):
@@ -119,20 +121,20 @@ class FileLogStore(LogStore):
         try:
             topic_id = self._read_topic_id(path)
         except OSError as error:
-            # Who opens this log is told so; the others must not be kept from being served.
+            # Opening this log will fail; the other logs must be served.
             log.warning("topic id cannot be read", log=path, why=str(error))
             topic_id = None
         if topic_id is not None:
             self._topic_ids[log_name] = topic_id
         names = self._disk.list(path)
         if PARTITION_METADATA not in names and all(parse_offset(file, LOG_SUFFIX) is None for file in names):
-            # A creation that a crash interrupted: the topic's id is written before anything else.
+            # A crash interrupted its creation, in which the topic id is written first.
             self._disk.remove(path)
         else:
             self._unopened.add(log_name)
 
     def _read_topic_id(self, path: str) -> UUID | None:
-        """None where the file is missing or damaged."""
+        """Returns None if the file is missing or damaged."""
         data = read_small_file(self._disk, f"{path}/{PARTITION_METADATA}")
         if data is None:
             return None
@@ -142,8 +144,8 @@ class FileLogStore(LogStore):
             log.warning("topic id cannot be read", log=path, why=str(error))
             return None
 
-    def found(self) -> Sequence[tuple[LogName, UUID]]:
-        """Without logs whose topic id cannot be read: they wait for an `open` by name."""
+    def list_logs(self) -> Sequence[tuple[LogName, UUID]]:
+        """Returns all logs but those whose topic id cannot be read."""
         return list(self._topic_ids.items())
 
     async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> FileLog:
@@ -162,7 +164,7 @@ class FileLogStore(LogStore):
             if not self._disk.exists(f"{path}/{PARTITION_METADATA}") or self._read_topic_id(path) is None:
                 self._check_is_empty(path, topic_id)
                 if name in self._stale_in_checkpoints:
-                    # After a crash the new log would be taken for its predecessor.
+                    # Otherwise the new log would have its predecessor's offsets after a crash.
                     await self._flush_checkpoints(name)
                 await self._create(path, topic_id)
                 self._topic_ids[name] = topic_id
@@ -185,7 +187,7 @@ class FileLogStore(LogStore):
             start_offset=self._checkpoints.start_offsets.get(name),
         )
         try:
-            # A crash may have taken records that were committed: with write.caching none of them need be on disk.
+            # With write.caching a crash may have lost committed records.
             await self._checkpoints.truncate(name, loaded.end_offset)
         except OSError as error:
             raise StorageError(f"cannot open the log {name}: {error}") from error
@@ -206,16 +208,18 @@ class FileLogStore(LogStore):
         return opened
 
     def _check_is_empty(self, path: str, topic_id: UUID) -> None:
-        """A log that does not say whose it is may be of another topic of this name, so it is not taken for this one's;
-        nor is it put out of the way, as this one's replica, which others count on, would then be empty. Ids that are
-        reserved are never given to anything else."""
+        """Raises CorruptRecordError for a log with records and without a topic id.
+
+        It may belong to an earlier topic of this name, so it cannot be opened as this one. It cannot become a stray log
+        either, because this replica may be the only one with these records.
+        """
         if topic_id.int <= _RESERVED_ID_MAX or not self._disk.exists(path):
             return
         for each in self._disk.list(path):
             if parse_offset(each, LOG_SUFFIX) is not None and read_small_file(
                 self._disk, f"{path}/{each}", bytes_max=1
             ):
-                raise CorruptRecordError(f"{PARTITION_METADATA} does not tell which topic it is of")
+                raise CorruptRecordError(f"{PARTITION_METADATA} has no topic id")
 
     async def _create(self, path: str, topic_id: UUID) -> None:
         self._disk.make_directory(path)
@@ -224,14 +228,14 @@ class FileLogStore(LogStore):
 
     async def remove(self, name: LogName) -> None:
         topic_id = await self._discard(name)
-        path, gone = f"{self._directory}/{name}", f"{self._directory}/{delete_dir_name(name, topic_id)}"
+        path, renamed = f"{self._directory}/{name}", f"{self._directory}/{delete_dir_name(name, topic_id)}"
         try:
             if not self._disk.exists(path):
                 return
-            self._disk.remove(gone)
-            self._disk.rename(path, gone)
+            self._disk.remove(renamed)
+            self._disk.rename(path, renamed)
             await self._disk.sync_directory(self._directory)
-            self._disk.remove(gone)
+            self._disk.remove(renamed)
         except OSError as error:
             raise StorageError(f"cannot delete the log {name}: {error}") from error
         await self._finish_discard(name)
@@ -241,23 +245,23 @@ class FileLogStore(LogStore):
         try:
             if not self._disk.exists(f"{self._directory}/{name}"):
                 return
-            aside = stray_dir_name(name, topic_id)
-            while self._disk.exists(f"{self._directory}/{aside}"):
+            stray = stray_dir_name(name, topic_id)
+            while self._disk.exists(f"{self._directory}/{stray}"):
                 topic_id = UUID(int=(topic_id.int + 1) % 2**128)
-                aside = stray_dir_name(name, topic_id)
-            self._disk.rename(f"{self._directory}/{name}", f"{self._directory}/{aside}")
+                stray = stray_dir_name(name, topic_id)
+            self._disk.rename(f"{self._directory}/{name}", f"{self._directory}/{stray}")
             await self._disk.sync_directory(self._directory)
         except OSError as error:
-            raise StorageError(f"cannot set the log {name} aside: {error}") from error
+            raise StorageError(f"cannot rename the stray log {name}: {error}") from error
         log.warning(
-            "a log that the cluster does not know is set aside: look at it, and delete it if nothing is missing",
+            "renamed a stray log, which no topic of the cluster has: delete it if no records are missing",
             log=str(name),
-            directory=aside,
+            directory=stray,
         )
         await self._finish_discard(name)
 
     async def _discard(self, name: LogName) -> UUID:
-        """Lets go of a log, if it is open; gives the topic id it had."""
+        """Closes a log without saving it, removes it from the checkpoints, and returns its topic id."""
         opened = self._logs.pop(name, None)
         if opened is not None:
             await opened.abandon()
@@ -265,7 +269,7 @@ class FileLogStore(LogStore):
         self._unopened.discard(name)
         self._stale_in_checkpoints.add(name)
         for checkpoint in self._checkpoints:
-            # First of all, or a new log of this name would be taken for this one.
+            # Before anything else, or a new log of this name would get these offsets.
             checkpoint.discard(name)
         return topic_id
 
@@ -273,8 +277,8 @@ class FileLogStore(LogStore):
         try:
             await self._flush_checkpoints(name)
         except OSError as error:
-            # The log is gone all the same, and what it was known for is forgotten before there is another of its name.
-            log.warning("checkpoint is not written", log=str(name), why=str(error))
+            # The log is deleted all the same. Creating a log of its name writes the checkpoints first.
+            log.warning("checkpoint was not written", log=str(name), why=str(error))
 
     async def _flush_checkpoints(self, name: LogName) -> None:
         for checkpoint in self._checkpoints:
@@ -288,11 +292,11 @@ class FileLogStore(LogStore):
             raise StorageError(f"cannot write the checkpoint of high watermarks: {error}") from error
 
     async def close(self, broker_epoch: int = -1) -> None:
-        """A log that failed keeps the shutdown from counting as clean; the others are closed nevertheless."""
+        """Closes all logs. The shutdown counts as clean only if none of them has failed."""
         clean = self.had_clean_shutdown or not self._unopened
-        waiting = iter(list(self._logs.values()))
-        while some := list(islice(waiting, CONCURRENT_CLOSES_MAX)):
-            for outcome in await asyncio.gather(*map(self._close, some), return_exceptions=True):
+        pending = iter(list(self._logs.values()))
+        while batch := list(islice(pending, CONCURRENT_CLOSES_MAX)):
+            for outcome in await asyncio.gather(*map(self._close, batch), return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
                 clean = clean and outcome
@@ -301,11 +305,11 @@ class FileLogStore(LogStore):
             try:
                 await self._disk.replace(f"{self._directory}/{CLEAN_SHUTDOWN_FILE}", marker.encode())
             except OSError as error:
-                raise StorageError(f"cannot mark the shutdown as clean: {error}") from error
+                raise StorageError(f"cannot write {CLEAN_SHUTDOWN_FILE}: {error}") from error
 
     @staticmethod
     async def _close(opened: FileLog) -> bool:
-        """Whether the next start finds it as it should be."""
+        """Returns whether the next start needs no recovery of this log."""
         try:
             await opened.close()
         except StorageError as error:
@@ -317,7 +321,7 @@ class FileLogStore(LogStore):
 
 
 def _broker_epoch(marker: bytes) -> int:
-    """The epoch in the marker of a clean shutdown. Older ones are empty, and then it is not known."""
+    """Returns the broker epoch in the clean shutdown file; -1 if the file is empty, as earlier releases wrote it."""
     try:
         epoch = json.loads(marker).get("brokerEpoch", -1)
     except (ValueError, AttributeError):

@@ -157,7 +157,7 @@ def test_a_topic_id_that_cannot_be_read_keeps_no_other_log_from_being_opened() -
         fault = disk.inject("read", f"*{NAME}/partition.metadata", error=errno.EIO, times=None)
         store = FileLogStore(disk, "data", SystemClock())
         await store.start()
-        assert store.found() == [(other, TOPIC_ID)]
+        assert store.list_logs() == [(other, TOPIC_ID)]
         assert await values_of(await store.open(other, TOPIC_ID, SMALL)) == [b"kept"]
         with pytest.raises(StorageError):
             await store.open(NAME, TOPIC_ID, SMALL)
@@ -403,7 +403,7 @@ async def busy_life(disk: SimulatedDisk, promises: Promises) -> None:
 async def check_promises(disk: SimulatedDisk, promises: Promises) -> None:
     store = FileLogStore(disk, "data", SystemClock())
     await store.start()
-    found = dict(store.found())
+    found = dict(store.list_logs())
     if promises.recreated:
         assert found.get(NAME) != TOPIC_ID
         topic_id = OTHER_TOPIC_ID

@@ -154,7 +154,7 @@ def test_everything_is_there_after_a_clean_shutdown_and_no_batch_is_read_again(d
         flip(data.segment(0), 70)
         log = await data.open()
         assert data.store.had_clean_shutdown
-        assert data.store.found() == [(NAME, TOPIC_ID)]
+        assert data.store.list_logs() == [(NAME, TOPIC_ID)]
         assert (log.start_offset, log.end_offset, log.durable_offset) == (0, 30, 30)
         assert list(log.epochs) == [(number, 3 * number) for number in range(10)]
         assert knows_last_five(log)
@@ -348,11 +348,11 @@ def test_records_missing_below_the_recovery_point_are_refused(data: Data) -> Non
         (data.path / ".kafka_cleanshutdown").unlink()
         with data.segment(-1).open("r+b") as file:
             file.truncate(0)
-        with pytest.raises(StorageError, match="up to 30 was on disk"):
+        with pytest.raises(StorageError, match="before its recovery point 30"):
             await data.open()
         for path in data.log_path.glob("*.log"):
             path.unlink()
-        with pytest.raises(StorageError, match="up to 30 was on disk"):
+        with pytest.raises(StorageError, match="before its recovery point 30"):
             await data.open()
 
     run(body)
@@ -470,7 +470,7 @@ def test_records_that_do_not_tell_whose_they_are_are_neither_served_nor_put_away
             await data.open()
         path.write_bytes(whole)
         assert await values_of(await data.open()) == values
-        assert data.store.found() == [(NAME, TOPIC_ID)]
+        assert data.store.list_logs() == [(NAME, TOPIC_ID)]
 
     run(body)
 
@@ -483,7 +483,7 @@ def test_a_log_without_records_is_taken_for_what_is_asked_for(data: Data) -> Non
         await data.open()
         await data.store.close()
         await data.open()
-        assert data.store.found() == [(NAME, TOPIC_ID)]
+        assert data.store.list_logs() == [(NAME, TOPIC_ID)]
 
     run(body)
 
