@@ -66,7 +66,9 @@ def test_a_producer_whose_first_batch_was_refused_begins_with_that_one() -> None
     """Those behind it are on their way already; to take one of them would refuse the first for good."""
     states = ProducerStateManager()
     states.note_rejected(produced(0, 5), NO_ROOM)
-    with pytest.raises(StorageError, match="sequence 0 of producer 7 was rejected and has to come first: no room"):
+    with pytest.raises(
+        StorageError, match="sequence 0 of producer 7 was rejected and has to come first: no room"
+    ):
         states.check(produced(5))
     assert states.check(produced(5, epoch=1)) is None, "another epoch is another beginning"
     assert states.check(produced(5, producer=8)) is None
