@@ -166,7 +166,7 @@ def test_kafka_decodes_a_metadata_snapshot(tools: Tools, tmp_path: Path) -> None
     values = [encode(record) for record in image_to_records(image)]
     made = SnapshotContents(SnapshotId(42, 3), voters, values, 1_700_000_000_000, leader_id=1)
     path = tmp_path / "00000000000000000042-0000000003.checkpoint"
-    path.write_bytes(b"".join(snapshot_format.encode(made)))
+    path.write_bytes(b"".join(snapshot_format.encode_snapshot(made)))
     printed = tools.run(DUMP, "--files", str(path), "--cluster-metadata-decoder")
     assert "isvalid: false" not in printed
     assert "Error" not in printed

@@ -158,7 +158,7 @@ class ControlPlane:
             FixedClock(),
             self.random,
             initial_voters=[VoterNode(NODE, DIRECTORY)],
-            peers=NoPeers(),
+            channel=NoPeers(),
             on_commit=self.loader.commit,
             on_leader_change=lambda leader_id, epoch: self.controller.leader_changed(leader_id, epoch),
             on_fatal=self.loader.fail,

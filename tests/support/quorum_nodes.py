@@ -8,7 +8,7 @@ from uuid import UUID
 
 from moldau.errors import MoldauError, PeerUnreachableError
 from moldau.raft.batches import CommittedBatch
-from moldau.raft.driver import QuorumConfig, RaftClient
+from moldau.raft.driver import RaftClient
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
@@ -23,6 +23,7 @@ from moldau.raft.messages import (
     VoteResponse,
     VoterNode,
 )
+from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore
 from moldau.raft.snapshot_store import MemorySnapshotStore
 from moldau.testing.simulation.platform.loop import SimulatedLoop
@@ -154,10 +155,10 @@ class QuorumNode:
             LoopClock(),
             random.Random(self.node_id),
             initial_voters=self._voters,
-            peers=WiredPeers(self._wires, self.node_id),
+            channel=WiredPeers(self._wires, self.node_id),
             snapshots=self.snapshots,
-            settings=FAST,
-            bootstrap=self._bootstrap,
+            config=FAST,
+            bootstrap_ids=self._bootstrap,
             on_commit=self.committed.extend,
             on_load_snapshot=lambda values, end, leader_id: self.taken.append((end, tuple(values))),
             on_leader_change=lambda leader_id, epoch: self.leaders.append((leader_id, epoch)),

@@ -1,11 +1,11 @@
-"""States of the quorum to begin stories with, and what to look for in their effects."""
+"""Raft state machines in a given state, and selections of their effects."""
 
 from uuid import UUID
 
+from moldau.raft.epoch_state import ElectionState
 from moldau.raft.events import (
     BatchesAppended,
     Effect,
-    ElectionState,
     NodeStarted,
     RequestReceived,
     ResponseReceived,
@@ -23,12 +23,13 @@ from moldau.raft.messages import (
     VoteResponse,
     VoterNode,
 )
-from moldau.raft.network_channel import QuorumConfig
+from moldau.raft.quorum_config import QuorumConfig
+from moldau.raft.quorum_state import QuorumState
 from moldau.raft.raft_log_state import BatchSummary, RaftLogState
-from moldau.raft.state import QuorumState
+from moldau.raft.state import RaftStateMachine
 from moldau.raft.voter_set import VoterSetHistory
 
-SETTINGS = QuorumConfig(fetch_timeout_ms=1500, election_timeout_ms=500, request_timeout_ms=1000)
+CONFIG = QuorumConfig(fetch_timeout_ms=1500, election_timeout_ms=500, request_timeout_ms=1000)
 
 
 def directory(node_id: int) -> UUID:
@@ -44,83 +45,96 @@ def voters(*node_ids: int) -> tuple[VoterNode, ...]:
 
 
 def log(*epochs: int, of: tuple[VoterNode, ...] = voters(1, 2, 3)) -> RaftLogState:
-    """A durable log with a record of each of these epochs."""
-    view = RaftLogState(VoterSetHistory(of))
-    view.append(BatchSummary(offset, offset + 1, epoch) for offset, epoch in enumerate(epochs))
-    view.durable_offset = view.end_offset
-    return view
+    """Returns a durable log with one record of each of these epochs."""
+    log_state = RaftLogState(VoterSetHistory(of))
+    log_state.append(BatchSummary(offset, offset + 1, epoch) for offset, epoch in enumerate(epochs))
+    log_state.durable_offset = log_state.end_offset
+    return log_state
 
 
 def node(
-    node_id: int = 1,
-    election: ElectionState | None = None,
-    view: RaftLogState | None = None,
-) -> QuorumState:
-    state = QuorumState(key(node_id), election or ElectionState(), SETTINGS)
-    state.step(0, NodeStarted(view or log()))
+    node_id: int = 1, election: ElectionState | None = None, log_state: RaftLogState | None = None
+) -> RaftStateMachine:
+    state = RaftStateMachine(QuorumState(key(node_id), election or ElectionState(), CONFIG))
+    state.step(0, NodeStarted(log_state or log()))
     return state
 
 
 def sends(effects: list[Effect], kind: type) -> list[int]:
-    return [each.to for each in effects if isinstance(each, SendRequest) and isinstance(each.request, kind)]
+    return [
+        effect.node_id
+        for effect in effects
+        if isinstance(effect, SendRequest) and isinstance(effect.request, kind)
+    ]
 
 
-def answer(effects: list[Effect]) -> object:
-    [found] = [each.reply for each in effects if isinstance(each, SendResponse)]
-    return found
+def response_in(effects: list[Effect]) -> object:
+    [response] = [effect.response for effect in effects if isinstance(effect, SendResponse)]
+    return response
 
 
 def of_kind(effects: list[Effect], kind: type) -> list[Effect]:
-    return [each for each in effects if isinstance(each, kind)]
+    return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def elected(*epochs: int) -> QuorumState:
-    """Node 1 of three, elected at time 1000; its epoch begins behind records of these epochs."""
-    log_end = epochs[-1] if epochs else 0
-    state = node(1, ElectionState(log_end, -1, -1) if log_end else None, log(*epochs))
+def elected_leader(*epochs: int) -> RaftStateMachine:
+    """Returns node 1 of three, elected at time 1000; its log has records of these epochs before its own."""
+    last_epoch = epochs[-1] if epochs else 0
+    state = node(1, ElectionState(last_epoch, -1, -1) if last_epoch else None, log(*epochs))
     state.step(1000, TimerExpired())
-    ask(state, 2, pre=True)
-    ask(state, 2)
+    respond_to_vote(state, 2, is_pre_vote=True)
+    respond_to_vote(state, 2)
     assert state.is_leader
     end = state.log.end_offset
     state.step(1000, BatchesAppended((BatchSummary(end, end + 1, state.epoch, voters(1, 2, 3)),)))
     return state
 
 
-def ask(
-    state: QuorumState, by: int, *, pre: bool = False, is_granted: bool = True, now_ms: int = 1000
+def respond_to_vote(
+    state: RaftStateMachine,
+    node_id: int,
+    *,
+    is_pre_vote: bool = False,
+    is_granted: bool = True,
+    now_ms: int = 1000,
 ) -> list[Effect]:
-    request = VoteRequest(state.key, state.epoch, state.log.log_end, pre, key(by))
-    return state.step(now_ms, ResponseReceived(by, request, VoteResponse(state.epoch, -1, is_granted)))
+    request = VoteRequest(state.key, state.epoch, state.log.log_end, is_pre_vote, key(node_id))
+    response = VoteResponse(state.epoch, -1, is_granted)
+    return state.step(now_ms, ResponseReceived(node_id, request, response))
 
 
 def fetch(
-    state: QuorumState,
-    by: int,
+    state: RaftStateMachine,
+    node_id: int,
     log_end: EpochEndOffset,
     *,
     now_ms: int = 1000,
     epoch: int | None = None,
-    heard_ms: int = -1,
+    leader_sent_ms: int = -1,
 ) -> list[Effect]:
-    known = state.epoch if epoch is None else epoch
-    request = QuorumFetchRequest(key(by), known, log_end, state.high_watermark, heard_ms=heard_ms)
+    request = QuorumFetchRequest(
+        key(node_id),
+        state.epoch if epoch is None else epoch,
+        log_end,
+        state.high_watermark,
+        leader_sent_ms=leader_sent_ms,
+    )
     return state.step(now_ms, RequestReceived(request))
 
 
-def following(
-    view: RaftLogState | None = None, *, leader_id: int = 2, epoch: int = 5, node_id: int = 1
-) -> QuorumState:
-    """A node that hears of its leader at time 100."""
-    state = node(node_id, ElectionState(epoch - 1), view)
+def follower(
+    log_state: RaftLogState | None = None, *, leader_id: int = 2, epoch: int = 5, node_id: int = 1
+) -> RaftStateMachine:
+    """Returns a follower that had contact with its leader at time 100."""
+    state = node(node_id, ElectionState(epoch - 1), log_state)
     state.step(100, RequestReceived(BeginQuorumEpochRequest(leader_id, epoch, state.key)))
     assert state.leader_id == leader_id
     return state
 
 
-def fetched(state: QuorumState, now_ms: int = 200, **reply: object) -> list[Effect]:
-    """The leader answers the fetch that is under way."""
-    assert state.pending_fetch is not None
-    by, request = state.pending_fetch
-    told = QuorumFetchResponse(state.epoch, by, True, **reply)  # type: ignore[arg-type]
-    return state.step(now_ms, ResponseReceived(by, request, told))
+def respond_to_fetch(state: RaftStateMachine, now_ms: int = 200, **fields: object) -> list[Effect]:
+    """Passes the leader's response to the fetch in flight."""
+    assert state.fetcher.pending is not None
+    node_id, request = state.fetcher.pending
+    response = QuorumFetchResponse(state.epoch, node_id, True, **fields)  # type: ignore[arg-type]
+    return state.step(now_ms, ResponseReceived(node_id, request, response))

@@ -32,14 +32,14 @@ from moldau.raft.messages import (
     VoteResponse,
     VoterNode,
 )
-from moldau.raft.state import QuorumState
-from support.quorum_world import Faults, World, voter
+from moldau.raft.state import RaftStateMachine
+from support.quorum_simulation import Faults, QuorumSimulation, voter
 
 
 class QuorumTranscriptRunner:
     def __init__(self) -> None:
         self._lines: list[str] = []
-        self._world = World(1, 3)
+        self._simulation = QuorumSimulation(1, 3)
 
     async def execute(self, command: str) -> list[str]:
         self._lines = []
@@ -48,15 +48,17 @@ class QuorumTranscriptRunner:
         return self._lines
 
     def _emit(self, node_id: int, what: str) -> None:
-        self._lines.append(f"{self._world.now_ms:>6} ms  node {node_id}  {what}")
+        self._lines.append(f"{self._simulation.now_ms:>6} ms  node {node_id}  {what}")
 
     # Commands
 
     def _voters(self, count: str, *options: str) -> None:
         """`voters 3 nodes=4 seed=2`"""
         given = dict(option.split("=") for option in options)
-        self._world = World(int(given.get("seed", "1")), int(count), int(given.get("nodes", count)), Faults())
-        self._world.tell = self._format_event
+        self._simulation = QuorumSimulation(
+            int(given.get("seed", "1")), int(count), int(given.get("nodes", count)), Faults()
+        )
+        self._simulation.on_event = self._format_event
 
     def _quorum(self, count: str, *options: str) -> None:
         """Voters that have elected the first leader; how they did is told elsewhere."""
@@ -64,82 +66,86 @@ class QuorumTranscriptRunner:
         self._start(*map(str, range(1, int(count) + 1)))
         self._until_quiet()
         self._lines = []
-        leader = self._world.leader()
+        leader = self._simulation.leader()
         assert leader is not None
-        self._emit(leader, f"leads in epoch {self._world.states[leader].epoch}")
+        self._emit(leader, f"leads in epoch {self._simulation.states[leader].epoch}")
 
     def _start(self, *node_ids: str) -> None:
         for node_id in map(int, node_ids):
-            self._world.start(node_id)
+            self._simulation.start(node_id)
 
     def _run(self, ms: str) -> None:
-        self._world.run(int(ms))
+        self._simulation.run(int(ms))
 
     def _until_quiet(self) -> None:
         """Until all that are connected follow one leader, and have what it has."""
-        found = self._world.run(30_000, until=self._is_quiet)
+        found = self._simulation.run(30_000, until=self._is_quiet)
         self._lines.append("all quiet" if found else "they do not agree")
 
     def _is_quiet(self) -> bool:
-        world = self._world
-        leader_id = world.leader()
+        simulation = self._simulation
+        leader_id = simulation.leader()
         if leader_id is None:
             return False
-        leader = world.states[leader_id]
-        reached = [state for node_id, state in world.states.items() if (leader_id, node_id) not in world.cut]
+        leader = simulation.states[leader_id]
+        reached = [
+            state
+            for node_id, state in simulation.states.items()
+            if (leader_id, node_id) not in simulation.disconnected
+        ]
         return all(
             state.leader_id == leader_id and state.high_watermark == leader.log.end_offset
             for state in reached
         )
 
     def _append(self, node_id: str, *values: str) -> None:
-        assert self._world.states[int(node_id)].is_leader, "only a leader appends"
+        assert self._simulation.states[int(node_id)].is_leader, "only a leader appends"
         for value in values:
-            self._world.append_value(int(node_id), value)
+            self._simulation.append_value(int(node_id), value)
 
     def _kill(self, *node_ids: str) -> None:
         for node_id in map(int, node_ids):
-            self._world.crash(node_id)
+            self._simulation.crash(node_id)
 
     def _cut_off(self, *node_ids: str) -> None:
         """From all others; among themselves they are connected."""
-        away, nodes = set(map(int, node_ids)), self._world.disks
-        self._world.cut |= {
+        away, nodes = set(map(int, node_ids)), self._simulation.disks
+        self._simulation.disconnected |= {
             (one, other) for one in nodes for other in nodes if (one in away) != (other in away)
         }
 
     def _heal(self) -> None:
-        self._world.cut = set()
+        self._simulation.disconnected = set()
 
     def _leave(self, node_id: str) -> None:
-        self._world.leave(int(node_id))
+        self._simulation.resign(int(node_id))
 
     def _snapshot(self, node_id: str) -> None:
-        self._world.make_snapshot(int(node_id))
-        disk = self._world.disks[int(node_id)]
-        self._emit(int(node_id), f"has a snapshot, and its log begins at {disk.base}")
+        self._simulation.create_snapshot(int(node_id))
+        disk = self._simulation.disks[int(node_id)]
+        self._emit(int(node_id), f"has a snapshot, and its log begins at {disk.start_offset}")
 
     def _add(self, node_id: str, at: str) -> None:
-        new, now_ms = voter(int(node_id)), self._world.now_ms
-        self._change(int(at), lambda state: state.with_voter(now_ms, new))
+        new, now_ms = voter(int(node_id)), self._simulation.now_ms
+        self._change(int(at), lambda state: state.quorum.require_leader().with_voter(now_ms, new))
 
     def _remove(self, node_id: str, at: str) -> None:
         old = voter(int(node_id)).key
-        self._change(int(at), lambda state: state.without_voter(old))
+        self._change(int(at), lambda state: state.quorum.require_leader().without_voter(old))
 
-    def _change(self, leader: int, change: Callable[[QuorumState], tuple[VoterNode, ...]]) -> None:
+    def _change(self, leader: int, change: Callable[[RaftStateMachine], tuple[VoterNode, ...]]) -> None:
         try:
-            voters = change(self._world.states[leader])
+            voters = change(self._simulation.states[leader])
         except MoldauError as error:
             self._emit(leader, f"refuses: {error}")
         else:
-            self._world.append_voters(leader, voters)
+            self._simulation.append_voters(leader, voters)
 
     def _logs(self) -> None:
-        for node_id, disk in self._world.disks.items():
-            records = enumerate(disk.entries, disk.base)
+        for node_id, disk in self._simulation.disks.items():
+            records = enumerate(disk.entries, disk.start_offset)
             entries = [f"{offset}:{entry.payload} (epoch {entry.epoch})" for offset, entry in records]
-            state = self._world.states.get(node_id)
+            state = self._simulation.states.get(node_id)
             committed = f", committed below {state.high_watermark}" if state else ", down"
             self._lines.append(f"node {node_id}: {', '.join(entries) or 'nothing'}{committed}")
 
@@ -184,24 +190,26 @@ class QuorumTranscriptRunner:
                 log = f"its log ends at {request.log_end.offset}"
                 log += f" in epoch {request.log_end.epoch}" if request.log_end.epoch >= 0 else ""
                 if request.is_pre_vote:
-                    self._emit(node_id, f"asks node {what.to} whether it would vote for it; {log}")
+                    self._emit(node_id, f"asks node {what.node_id} whether it would vote for it; {log}")
                 else:
-                    self._emit(node_id, f"asks node {what.to} for its vote in epoch {request.epoch}; {log}")
+                    self._emit(
+                        node_id, f"asks node {what.node_id} for its vote in epoch {request.epoch}; {log}"
+                    )
             case BeginQuorumEpochRequest() as request:
-                self._emit(node_id, f"tells node {what.to} that it leads in epoch {request.epoch}")
+                self._emit(node_id, f"tells node {what.node_id} that it leads in epoch {request.epoch}")
             case EndQuorumEpochRequest() as request:
-                self._emit(node_id, f"tells node {what.to} that it resigns in epoch {request.epoch}")
+                self._emit(node_id, f"tells node {what.node_id} that it resigns in epoch {request.epoch}")
 
     def _answered(self, node_id: int, what: ResponseReceived) -> None:
-        match what.request, what.reply:
+        match what.request, what.response:
             case VoteRequest() as request, VoteResponse() as reply:
                 kind = "would vote for it" if request.is_pre_vote else "votes for it"
                 if reply.is_granted:
-                    self._emit(node_id, f"hears that node {what.by} {kind}")
+                    self._emit(node_id, f"hears that node {what.node_id} {kind}")
                 else:
                     led = "" if reply.leader_id == NO_LEADER else f": node {reply.leader_id} leads"
                     refusal = "would not" if request.is_pre_vote else "does not"
-                    self._emit(node_id, f"hears that node {what.by} {refusal}{led}")
+                    self._emit(node_id, f"hears that node {what.node_id} {refusal}{led}")
             case QuorumFetchRequest() as request, QuorumFetchResponse(diverging_epoch=None) as reply if (
                 reply.snapshot is not None
             ):

@@ -8,7 +8,7 @@ another one, INCONSISTENT_VOTER_SET.
 from typing import Any
 
 from moldau.errors import InvalidRequestError, MoldauError
-from moldau.raft.kafka_network_channel import endpoints_of
+from moldau.raft.kafka_network_channel import endpoints_from_message
 from moldau.raft.messages import BeginQuorumEpochRequest, QuorumEpochResponse, ReplicaKey
 from moldau.server.broker import Broker
 from moldau.server.errors import ErrorCode, error_code
@@ -43,7 +43,7 @@ async def begin_quorum_epoch(request: Message, session: Session, broker: Broker)
                 leader_id=partition.leader_id,
                 epoch=partition.leader_epoch,
                 voter=ReplicaKey(request.voter_id, partition.voter_directory_id),
-                endpoints=endpoints_of(request.leader_endpoints),
+                endpoints=endpoints_from_message(request.leader_endpoints),
             )
         )
         is_fenced = partition.leader_epoch < reply.epoch

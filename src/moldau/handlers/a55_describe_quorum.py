@@ -8,7 +8,7 @@ from typing import Any
 
 from moldau.errors import MoldauError, NotControllerError
 from moldau.raft.driver import METADATA_LOG
-from moldau.raft.kafka_network_channel import endpoint_trees
+from moldau.raft.kafka_network_channel import endpoints_to_message
 from moldau.raft.messages import QuorumDescription, ReplicaProgress
 from moldau.server.broker import Broker
 from moldau.server.errors import ErrorCode, error_code, error_message
@@ -45,7 +45,7 @@ async def describe_quorum(request: Message, session: Session, broker: Broker) ->
             for name, indexes in named.items()
         ],
         "nodes": [
-            {"node_id": voter.node_id, "listeners": endpoint_trees(voter.endpoints)}
+            {"node_id": voter.node_id, "listeners": endpoints_to_message(voter.endpoints)}
             for voter in found.endpoints
         ],
     }

@@ -40,7 +40,7 @@ async def fetch_snapshot(request: Message, session: Session, broker: Broker) -> 
         snapshot=SnapshotId(requested.snapshot_id.end_offset, requested.snapshot_id.epoch),
         position=requested.position,
         bytes_max=min(request.max_bytes, CHUNK_BYTES_MAX),
-        heard_ms=request.heard_ms,
+        leader_sent_ms=request.heard_ms,
     )
     try:
         check_directory_id(*snapshot_fetch.replica)

@@ -25,7 +25,9 @@ _RECORDS_PER_STEP = 100
 class SnapshotWriter(Protocol):
     """The quorum, as far as it is needed here."""
 
-    async def snapshot(self, values: Sequence[bytes], end: SnapshotId, leader_id: int = -1) -> None: ...
+    async def write_snapshot(
+        self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int = -1
+    ) -> None: ...
 
 
 class SnapshotGenerator:
@@ -69,7 +71,7 @@ class SnapshotGenerator:
                 values.append(encode(record))
                 if len(values) % _RECORDS_PER_STEP == 0:
                     await asyncio.sleep(0)
-            await self._quorum.snapshot(values, end, image.controller_id)
+            await self._quorum.write_snapshot(values, end, image.controller_id)
             log.info("metadata snapshot", end_offset=end.end_offset, epoch=end.epoch, records=len(values))
         except MoldauError as error:
             log.warning(

@@ -35,9 +35,10 @@ from moldau.partitions.replica_manager import ReplicaManager
 from moldau.partitions.waiters import CallbackList
 from moldau.peers.client import Connect, PeerAddressPublisher, PeerClient
 from moldau.platform import Platform
-from moldau.raft.driver import METADATA_LOG, QuorumConfig, RaftClient, open_metadata_log
+from moldau.raft.driver import METADATA_LOG, RaftClient, open_metadata_log
 from moldau.raft.kafka_network_channel import KafkaNetworkChannel
 from moldau.raft.messages import NO_LEADER
+from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state_store import FileQuorumStateStore, MemoryQuorumStateStore
 from moldau.raft.snapshot_store import FileSnapshotStore, MemorySnapshotStore
 from moldau.replication.driver import ReplicaFetcherManager
@@ -276,24 +277,24 @@ class Node:
             self._platform.clock,
             self._platform.random,
             initial_voters=initial_voters(static, who, self.addresses),
-            peers=KafkaNetworkChannel(
+            channel=KafkaNetworkChannel(
                 self._peers,
                 who.cluster_id,
                 listener=static.inter_broker_listener,
                 request_timeout_ms=static.quorum_request_timeout_ms,
                 bootstrap=bootstrap,
                 own_addresses=[(each.host, each.port) for each in self.addresses],
-                on_refused=self._fail,
+                on_rejected=self._fail,
             ),
             snapshots=MemorySnapshotStore()
             if in_memory
             else FileSnapshotStore(self._platform.disk, directory),
-            settings=QuorumConfig(
+            config=QuorumConfig(
                 fetch_timeout_ms=static.quorum_fetch_timeout_ms,
                 election_timeout_ms=static.quorum_election_timeout_ms,
                 request_timeout_ms=static.quorum_request_timeout_ms,
             ),
-            bootstrap=tuple(bootstrap),
+            bootstrap_ids=tuple(bootstrap),
             on_commit=metadata.commit,
             on_load_snapshot=metadata.load_snapshot,
             on_leader_change=self._on_leader_change,

@@ -1,12 +1,11 @@
-"""The batches of the metadata log: what the quorum writes of its own, takes from its leader, and hands on once it
-is committed, in order, each once. Pure."""
+"""Batches of the metadata log: building, validating and reading them. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moldau.errors import CorruptRecordError
-from moldau.raft.events import AppendLeaderChange, AppendVoters
-from moldau.raft.messages import EpochEndOffset
+from moldau.raft.events import AppendLeaderChange
+from moldau.raft.messages import EpochEndOffset, VoterNode
 from moldau.raft.raft_log_state import BatchSummary
 from moldau.raft.snapshot_format import KRAFT_VERSION, voters_from_record, voters_record
 from moldau.records import control_records as control
@@ -20,15 +19,15 @@ class CommittedBatch:
     base_offset: int
     last_offset: int
     epoch: int
-    """Of the leader that appended it."""
+    """The epoch of the leader that appended it."""
     values: tuple[bytes, ...] = ()
-    """The records as their writer encoded them; empty for a control batch."""
+    """The encoded metadata records; empty in a control batch."""
     leader_id: int | None = None
-    """In the control batch by which a leader begins its epoch: that leader."""
+    """The new leader, in the control batch that starts an epoch."""
 
 
 def read_committed_batch(batch: Batch) -> CommittedBatch:
-    """Reads a batch of the metadata log; CorruptRecordError if its checksum is wrong."""
+    """Raises CorruptRecordError if the checksum is wrong."""
     verify_checksum(batch)
     values: list[bytes] = []
     leader_id = None
@@ -43,7 +42,7 @@ def read_committed_batch(batch: Batch) -> CommittedBatch:
 
 
 def summarize_batch(batch: Batch) -> BatchSummary:
-    """Of a batch whose checksum is right; records of the metadata itself are not looked at."""
+    """Reads only control records; the checksum must have been verified."""
     voters = None
     if batch.is_control:
         for record in iterate_records(batch):
@@ -58,30 +57,30 @@ def values_batch(values: Sequence[bytes], *, base_offset: int, epoch: int, times
     return Batch(build_batch(records, base_offset=base_offset, leader_epoch=epoch))
 
 
-def leader_change_batch(begin: AppendLeaderChange, *, base_offset: int, timestamp: int) -> Batch:
-    """The one that a leader begins its epoch with."""
-    # Ids of nodes only: with ids of directories it would be version 1, which Kafka's tools do not read.
-    voters = tuple(control.LeaderChangeVoter(voter.node_id) for voter in begin.voters)
-    granting_voters = tuple(voter for voter in voters if voter.id in begin.granting_voters)
-    change = control.LeaderChange(begin.leader_id, voters, granting_voters)
+def leader_change_batch(append: AppendLeaderChange, *, base_offset: int, timestamp: int) -> Batch:
+    """Returns the first batch of a leader's epoch."""
+    # With directory ids the record would be version 1, which Kafka's tools do not read.
+    voters = tuple(control.LeaderChangeVoter(voter.node_id) for voter in append.voters)
+    granting_voters = tuple(voter for voter in voters if voter.id in append.granting_voters)
+    change = control.LeaderChange(append.leader_id, voters, granting_voters)
     changes: list[control.ControlRecord] = [change]
-    if begin.includes_voters:
-        changes += [control.KRaftVersion(KRAFT_VERSION), voters_record(begin.voters)]
-    return _control_batch(changes, base_offset, begin.epoch, timestamp)
+    if append.includes_voters:
+        changes += [control.KRaftVersion(KRAFT_VERSION), voters_record(append.voters)]
+    return _control_batch(changes, base_offset, append.epoch, timestamp)
 
 
-def voters_batch(append: AppendVoters, *, base_offset: int, epoch: int, timestamp: int) -> Batch:
-    return _control_batch([voters_record(append.voters)], base_offset, epoch, timestamp)
+def voters_batch(voters: Sequence[VoterNode], *, base_offset: int, epoch: int, timestamp: int) -> Batch:
+    return _control_batch([voters_record(voters)], base_offset, epoch, timestamp)
 
 
 def iterate_batches(data: bytes) -> Iterator[Batch]:
-    """The batches in what a read gave; the last may be cut off, and is left for the next read."""
+    """Yields the complete batches of a read; the last one may be incomplete, and is left for the next read."""
     view = memoryview(data)
     position = 0
     while position + HEADER_SIZE <= len(view):
         size = int.from_bytes(view[position + 8 : position + LOG_OVERHEAD], "big", signed=True) + LOG_OVERHEAD
         if size < HEADER_SIZE:
-            raise CorruptRecordError(f"a batch says it has {size} bytes")
+            raise CorruptRecordError(f"a batch has an invalid size of {size} bytes")
         if position + size > len(view):
             return
         yield Batch(view[position : position + size])
@@ -89,10 +88,10 @@ def iterate_batches(data: bytes) -> Iterator[Batch]:
 
 
 def batches_from_leader(data: bytes, log_end: EpochEndOffset, epoch: int) -> list[Batch]:
-    """What a leader of this epoch sent to follow `log_end`. Raises CorruptRecordError where that cannot be."""
+    """Parses records that the leader of this epoch sent to follow `log_end`; raises CorruptRecordError."""
     batches = list(iterate_batches(data))
     if not batches:
-        raise CorruptRecordError(f"no whole batch is in {len(data)} bytes from the leader")
+        raise CorruptRecordError(f"the leader sent {len(data)} bytes without a complete batch")
     last_epoch, offset = log_end
     for batch in batches:
         verify_checksum(batch)
@@ -100,7 +99,7 @@ def batches_from_leader(data: bytes, log_end: EpochEndOffset, epoch: int) -> lis
             raise CorruptRecordError(f"the leader sent {batch!r} to follow offset {offset}")
         if not last_epoch <= batch.leader_epoch <= epoch:
             raise CorruptRecordError(
-                f"the leader of epoch {epoch} sent {batch!r} of epoch {batch.leader_epoch} after one of {last_epoch}"
+                f"the leader of epoch {epoch} sent {batch!r} of epoch {batch.leader_epoch} after epoch {last_epoch}"
             )
         last_epoch, offset = batch.leader_epoch, batch.next_offset
     return batches

@@ -1,13 +1,10 @@
-"""What the quorum's state machine hears, and what it wants done. Pure."""
+"""Events and effects of the Raft state machine. Pure."""
 
 from dataclasses import dataclass
-from enum import Enum
-from uuid import UUID
 
 from moldau.errors import MoldauError
+from moldau.raft.epoch_state import ElectionState
 from moldau.raft.messages import (
-    NO_LEADER,
-    NO_VOTE,
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     FetchSnapshotRequest,
@@ -29,36 +26,12 @@ RaftRequest = (
 RaftResponse = VoteResponse | QuorumEpochResponse | QuorumFetchResponse | FetchSnapshotResponse
 
 
-class Role(Enum):
-    """A node that is no voter (an observer) is unattached or a follower, and never anything else."""
-
-    UNATTACHED = "unattached"
-    """Knows of no leader in its epoch, and asks the voters in turn."""
-    FOLLOWER = "follower"
-    PROSPECTIVE = "prospective"
-    """Asks whether it would be voted for, before it begins an epoch that would disturb the others."""
-    CANDIDATE = "candidate"
-    LEADER = "leader"
-    RESIGNED = "resigned"
-    """Led in this epoch, and must not lead in it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class ElectionState:
-    """What a voter must remember across a crash: without it, it could vote twice in one epoch."""
-
-    epoch: int = 0
-    leader_id: int = NO_LEADER
-    voted_for: int = NO_VOTE
-    voted_directory_id: UUID | None = None
-
-
 # Events
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStarted:
-    """The node is up. All of its log is durable, and committed below the end of the snapshot it begins with."""
+    """All of the log is durable. Records below the end of the loaded snapshot are committed."""
 
     log: RaftLogState
     committed_offset: int = 0
@@ -66,30 +39,28 @@ class NodeStarted:
 
 @dataclass(frozen=True, slots=True)
 class TimerExpired:
-    """The state's `deadline_ms` may have come."""
+    """The `deadline_ms` of the state machine may have passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestReceived:
-    """Another node asks; it is answered by an Answer or a Serve among the effects."""
+    """A request of another node; a SendResponse or ServeFetch effect follows."""
 
     request: RaftRequest
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseReceived:
-    """An answer to a Send."""
-
-    by: int
+    node_id: int
     request: RaftRequest
-    reply: RaftResponse
+    response: RaftResponse
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """No answer came to a Send. `is_connection_refused`: because nobody listens there."""
+    """No response to a SendRequest. A refused connection means that the other process has ended."""
 
-    by: int
+    node_id: int
     request: RaftRequest
     is_connection_refused: bool = False
 
@@ -101,12 +72,12 @@ class BatchesAppended:
 
 @dataclass(frozen=True, slots=True)
 class AppendFailed:
-    """The disk was full, or what came from the leader was damaged: nothing was appended."""
+    """Nothing was appended: the disk was full, or the fetched records were corrupt."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFlushed:
-    """This node has everything below `end_offset` on disk."""
+    """Everything below `end_offset` is on this node's disk."""
 
     end_offset: int
 
@@ -118,7 +89,7 @@ class LogTruncated:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCreated:
-    """This node made a snapshot of what is committed, and the log begins at `start_offset` now."""
+    """This node wrote a snapshot of committed records; the log now starts at `start_offset`."""
 
     snapshot: SnapshotId
     start_offset: int
@@ -126,7 +97,7 @@ class SnapshotCreated:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInstalled:
-    """The leader's snapshot is on disk, and the log begins anew behind it."""
+    """The leader's snapshot is durable, and the log was reset to its end."""
 
     snapshot: SnapshotId
     voters: tuple[VoterNode, ...]
@@ -134,12 +105,12 @@ class SnapshotInstalled:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFetchFailed:
-    """The leader's snapshot could not be had."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class ResignRequested:
-    """The node is about to stop: whoever leads hands over, and does not stand again."""
+    """The node is about to stop: a leader resigns, and the node starts no more elections."""
 
 
 Event = (
@@ -164,56 +135,55 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class PersistElection:
-    """Must be on disk before any later effect is begun."""
+    """Must be durable before any later effect is executed."""
 
     election: ElectionState
 
 
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """Asks another node; an Answered or Unanswered follows."""
+    """A ResponseReceived or RequestFailed event follows."""
 
-    to: int
+    node_id: int
     request: RaftRequest
 
 
 @dataclass(frozen=True, slots=True)
 class SendResponse:
-    """To what was Received. An error is raised to whoever asked."""
+    """The response to the RequestReceived event. An error is raised to the caller."""
 
-    reply: RaftResponse | MoldauError
+    response: RaftResponse | MoldauError
 
 
 @dataclass(frozen=True, slots=True)
 class ServeFetch:
-    """What was Received is answered from the log or a snapshot, as long as this node leads in this epoch."""
+    """Responds to a fetch from the log or a snapshot, if this node is still the leader of the epoch."""
 
     request: QuorumFetchRequest | FetchSnapshotRequest
 
 
 @dataclass(frozen=True, slots=True)
 class AppendLeaderChange:
-    """Appends the first batch of a leader's epoch. It is what lets a leader commit the records of epochs before
-    its own."""
+    """Appends the first batch of a leader's epoch; committing it commits the records of earlier epochs."""
 
     leader_id: int
     epoch: int
     voters: tuple[VoterNode, ...]
     granting_voters: tuple[int, ...]
     includes_voters: bool
-    """Whether it names them as the voters from now on, because the log does not yet."""
+    """Whether the batch also has a voters record, because the log has none yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendVoters:
-    """Appends a record that names the voters anew. Leader only."""
+    """Appends a record with a new set of voters. Leader only."""
 
     voters: tuple[VoterNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AppendFetchedRecords:
-    """Appends what the leader sent, behind the end of the log, if it is sound."""
+    """Validates records from the leader and appends them at the end of the log."""
 
     records: bytes
 
@@ -225,7 +195,10 @@ class TruncateLog:
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshot:
-    """Gets a snapshot from the leader and begins the log anew behind it; SnapshotTaken or SnapshotFailed follows."""
+    """Downloads the leader's snapshot and resets the log to its end.
+
+    A SnapshotInstalled or SnapshotFetchFailed event follows.
+    """
 
     leader_id: int
     epoch: int
@@ -234,14 +207,14 @@ class FetchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class HighWatermarkAdvanced:
-    """The high watermark has moved: everything below `offset` is agreed on for ever."""
+    """Everything below `offset` is committed."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged:
-    """Another leader (perhaps none) or another epoch than before."""
+    """The leader (NO_LEADER if none is known) or the epoch changed."""
 
     leader_id: int
     epoch: int
@@ -254,7 +227,7 @@ class VotersChanged:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOffsetRegressed:
-    """A voter wants to read on at `end_offset`, and had everything below `confirmed_offset` on disk before."""
+    """A restarted voter fetches from `end_offset`, though it had confirmed everything below `confirmed_offset`."""
 
     replica: ReplicaKey
     confirmed_offset: int
@@ -263,7 +236,7 @@ class ReplicaOffsetRegressed:
 
 @dataclass(frozen=True, slots=True)
 class FatalError:
-    """What was agreed on is not what others have: going on would spread the damage."""
+    """Committed records differ between nodes: continuing would spread the damage."""
 
     reason: str
 

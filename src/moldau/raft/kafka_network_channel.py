@@ -1,7 +1,7 @@
-"""The quorum's calls to other nodes, as Kafka's messages: values into trees, answers back into values.
+"""Raft requests to other nodes as Kafka's messages.
 
-An answer that says who leads, and since which epoch, is an answer like any other, whatever its error code. A refusal
-that says nothing of that (another cluster, another voter, a failed disk) is worth as much as no answer.
+A response with the leader and its epoch is a valid response, whatever its error code. Any other error (another
+cluster, another voter, a failed disk) counts as no response.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,13 +42,13 @@ from moldau.wire.kio import ErrorCode
 log = get_logger("quorum.wire")
 
 FETCH_VERSION = 18
-"""The first in which a follower says which high watermark it knows, so that it hears of a new one at once."""
+"""The first version with the high watermark that the follower knows, so that a new one ends its wait at once."""
 
 LANE = "quorum"
 FETCH_LANE = "quorum-fetch"
-"""Fetches wait at the leader for news, and answers come in order: votes must not wait behind them."""
+"""Fetches have their own connection: responses come in order, and votes must not wait for long polls."""
 
-_ABOUT_LEADERSHIP = (
+_LEADERSHIP_CODES = (
     ErrorCode.none,
     ErrorCode.fenced_leader_epoch,
     ErrorCode.unknown_leader_epoch,
@@ -66,28 +66,28 @@ class KafkaNetworkChannel:
         request_timeout_ms: int,
         bootstrap: Mapping[int, tuple[str, int]] | None = None,
         own_addresses: Collection[tuple[str, int]] = (),
-        on_refused: Callable[[MoldauError], None] = lambda _: None,
+        on_rejected: Callable[[MoldauError], None] = lambda _: None,
     ) -> None:
-        """`listener` is the name of the one on which nodes talk to each other. `bootstrap` has addresses of nodes
-        whose ids are not known, under negative ids. `on_refused` hears that this node has no place in the cluster."""
+        """`listener` is the inter-broker listener. `bootstrap` maps negative ids to addresses of nodes with unknown
+        ids. `on_rejected` is called if this node cannot belong to the cluster."""
         self._peers = peers
         self._cluster_id = cluster_id
         self._listener = listener
         self._request_timeout_ms = request_timeout_ms
-        self._refusals: dict[tuple[int, ApiKey], str] = {}
-        """Why each node last refused what it was asked, so that what is repeated is not logged each time."""
+        self._errors: dict[tuple[int, ApiKey], str] = {}
+        """The last error of each node; a repeated error is not logged again."""
         self._own_addresses = own_addresses
-        self._on_refused = on_refused
-        self._others: dict[int, None] = dict.fromkeys(bootstrap or {})
-        """Whom this node asks."""
-        self._foreign: dict[int, None] = {}
-        """Those of them that say they belong to another cluster."""
+        self._on_rejected = on_rejected
+        self._known_nodes: dict[int, None] = dict.fromkeys(bootstrap or {})
+        """Nodes that this node sends requests to."""
+        self._foreign_nodes: dict[int, None] = {}
+        """Those among them that belong to another cluster."""
         for node_id, (host, port) in (bootstrap or {}).items():
             peers.update_endpoint(node_id, host, port)
 
     def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
         if node_id != self._peers.node_id:
-            self._others[node_id] = None
+            self._known_nodes[node_id] = None
         for endpoint in endpoints:
             if endpoint.listener.upper() == self._listener.upper():
                 self._peers.update_endpoint(node_id, endpoint.host, endpoint.port)
@@ -96,7 +96,7 @@ class KafkaNetworkChannel:
             self._peers.update_endpoint(node_id, endpoints[0].host, endpoints[0].port)
 
     async def vote(self, node_id: int, request: VoteRequest) -> VoteResponse:
-        tree = self._request(
+        body = self._request(
             {
                 "replica_epoch": request.epoch,
                 "replica_id": request.candidate.node_id,
@@ -107,29 +107,31 @@ class KafkaNetworkChannel:
                 "pre_vote": request.is_pre_vote,
             }
         )
-        tree["voter_id"] = request.voter.node_id
-        answer = await self._call(node_id, ApiKey.VOTE, tree, lane=LANE)
-        found = self._only_partition(node_id, ApiKey.VOTE, answer)
+        body["voter_id"] = request.voter.node_id
+        response = await self._call(node_id, ApiKey.VOTE, body, lane=LANE)
+        found = self._only_partition(node_id, ApiKey.VOTE, response)
         self._check(node_id, ApiKey.VOTE, found.error_code)
-        self._learn(found.leader_id, answer)
-        await self._look_for_double(answer, request.candidate, found)
-        return VoteResponse(found.leader_epoch, found.leader_id, found.vote_granted, max(answer.silent_ms, 0))
+        self._update_leader_endpoint(found.leader_id, response)
+        await self._check_duplicate_node(response, request.candidate, found)
+        return VoteResponse(
+            found.leader_epoch, found.leader_id, found.vote_granted, max(response.silent_ms, 0)
+        )
 
     async def begin_quorum_epoch(self, node_id: int, request: BeginQuorumEpochRequest) -> QuorumEpochResponse:
-        tree = self._request(
+        body = self._request(
             {
                 "voter_directory_id": request.voter.directory_id,
                 "leader_id": request.leader_id,
                 "leader_epoch": request.epoch,
             }
         )
-        tree["voter_id"] = request.voter.node_id
-        tree["leader_endpoints"] = endpoint_trees(request.endpoints)
-        answer = await self._ask(node_id, ApiKey.BEGIN_QUORUM_EPOCH, tree)
-        return QuorumEpochResponse(answer.leader_epoch, answer.leader_id)
+        body["voter_id"] = request.voter.node_id
+        body["leader_endpoints"] = endpoints_to_message(request.endpoints)
+        response = await self._call_epoch_api(node_id, ApiKey.BEGIN_QUORUM_EPOCH, body)
+        return QuorumEpochResponse(response.leader_epoch, response.leader_id)
 
     async def end_quorum_epoch(self, node_id: int, request: EndQuorumEpochRequest) -> QuorumEpochResponse:
-        tree = self._request(
+        body = self._request(
             {
                 "leader_id": request.leader_id,
                 "leader_epoch": request.epoch,
@@ -139,24 +141,24 @@ class KafkaNetworkChannel:
                 ],
             }
         )
-        tree["leader_endpoints"] = []
-        answer = await self._ask(node_id, ApiKey.END_QUORUM_EPOCH, tree)
-        return QuorumEpochResponse(answer.leader_epoch, answer.leader_id)
+        body["leader_endpoints"] = []
+        response = await self._call_epoch_api(node_id, ApiKey.END_QUORUM_EPOCH, body)
+        return QuorumEpochResponse(response.leader_epoch, response.leader_id)
 
     async def fetch(self, node_id: int, request: QuorumFetchRequest) -> QuorumFetchResponse:
-        answer = await self._peers.call(
+        response = await self._peers.call(
             node_id,
             ApiKey.FETCH,
-            self._fetch_tree(request),
+            self._fetch_body(request),
             lane=FETCH_LANE,
             timeout_ms=request.max_wait_ms + self._request_timeout_ms,
             version=FETCH_VERSION,
         )
-        found = self._only_partition(node_id, ApiKey.FETCH, answer)
+        found = self._only_partition(node_id, ApiKey.FETCH, response)
         self._check(node_id, ApiKey.FETCH, found.error_code)
         leader = found.current_leader
-        self._learn(leader.leader_id, answer)
-        await self._look_for_double(answer, request.replica, leader)
+        self._update_leader_endpoint(leader.leader_id, response)
+        await self._check_duplicate_node(response, request.replica, leader)
         return QuorumFetchResponse(
             epoch=leader.leader_epoch,
             leader_id=leader.leader_id,
@@ -164,9 +166,9 @@ class KafkaNetworkChannel:
             records=bytes(found.records or b""),
             high_watermark=found.high_watermark,
             log_start_offset=max(found.log_start_offset, 0),
-            diverging_epoch=_diverging(found.diverging_epoch),
-            snapshot=_snapshot(found.snapshot_id),
-            sent_ms=answer.sent_ms,
+            diverging_epoch=_diverging_epoch(found.diverging_epoch),
+            snapshot=_snapshot_id(found.snapshot_id),
+            sent_ms=response.sent_ms,
         )
 
     async def fetch_snapshot(self, node_id: int, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
@@ -177,22 +179,22 @@ class KafkaNetworkChannel:
             "position": request.position,
             "replica_directory_id": request.replica.directory_id,
         }
-        tree = {
+        body = {
             "cluster_id": self._cluster_id,
             "replica_id": request.replica.node_id,
             "max_bytes": request.bytes_max,
             "topics": [{"name": METADATA_LOG.topic, "partitions": [partition]}],
-            "heard_ms": request.heard_ms,
+            "heard_ms": request.leader_sent_ms,
         }
-        answer = await self._call(node_id, ApiKey.FETCH_SNAPSHOT, tree, lane=FETCH_LANE)
-        found = self._only_partition(node_id, ApiKey.FETCH_SNAPSHOT, answer)
+        response = await self._call(node_id, ApiKey.FETCH_SNAPSHOT, body, lane=FETCH_LANE)
+        found = self._only_partition(node_id, ApiKey.FETCH_SNAPSHOT, response)
         if found.error_code == ErrorCode.snapshot_not_found:
             raise SnapshotNotFoundError(f"node {node_id} does not have this snapshot any more")
         if found.error_code == ErrorCode.position_out_of_range:
             raise PositionOutOfRangeError(f"node {node_id}: the snapshot ends before {request.position}")
         self._check(node_id, ApiKey.FETCH_SNAPSHOT, found.error_code)
         leader = found.current_leader
-        self._learn(leader.leader_id, answer)
+        self._update_leader_endpoint(leader.leader_id, response)
         return FetchSnapshotResponse(
             epoch=leader.leader_epoch,
             leader_id=leader.leader_id,
@@ -200,12 +202,10 @@ class KafkaNetworkChannel:
             size=found.size,
             position=found.position,
             data=bytes(found.unaligned_records or b""),
-            sent_ms=answer.sent_ms,
+            sent_ms=response.sent_ms,
         )
 
-    # What they have in common
-
-    def _fetch_tree(self, request: QuorumFetchRequest) -> dict[str, Any]:
+    def _fetch_body(self, request: QuorumFetchRequest) -> dict[str, Any]:
         partition = {
             "partition": METADATA_LOG.partition,
             "current_leader_epoch": request.epoch,
@@ -228,68 +228,71 @@ class KafkaNetworkChannel:
             "topics": [{"topic_id": METADATA_TOPIC_ID, "partitions": [partition]}],
             "forgotten_topics_data": [],
             "rack_id": "",
-            "heard_ms": request.heard_ms,
+            "heard_ms": request.leader_sent_ms,
         }
 
     def _request(self, partition: Mapping[str, Any]) -> dict[str, Any]:
-        """A request about the metadata log, in the form that Vote and its like have."""
-        of_log = {"partition_index": METADATA_LOG.partition, **partition}
-        topic = {"topic_name": METADATA_LOG.topic, "partitions": [of_log]}
+        """Builds a Vote, BeginQuorumEpoch or EndQuorumEpoch request for the metadata partition."""
+        partitions = [{"partition_index": METADATA_LOG.partition, **partition}]
+        topic = {"topic_name": METADATA_LOG.topic, "partitions": partitions}
         return {"cluster_id": self._cluster_id, "topics": [topic]}
 
-    async def _ask(self, node_id: int, api: ApiKey, tree: Mapping[str, Any]) -> Message:
-        answer = await self._call(node_id, api, tree, lane=LANE)
-        found = self._only_partition(node_id, api, answer)
+    async def _call_epoch_api(self, node_id: int, api: ApiKey, body: Mapping[str, Any]) -> Message:
+        response = await self._call(node_id, api, body, lane=LANE)
+        found = self._only_partition(node_id, api, response)
         self._check(node_id, api, found.error_code)
-        self._learn(found.leader_id, answer)
+        self._update_leader_endpoint(found.leader_id, response)
         return found
 
-    async def _call(self, node_id: int, api: ApiKey, tree: Mapping[str, Any], *, lane: str) -> Message:
-        return await self._peers.call(node_id, api, tree, lane=lane, timeout_ms=self._request_timeout_ms)
+    async def _call(self, node_id: int, api: ApiKey, body: Mapping[str, Any], *, lane: str) -> Message:
+        return await self._peers.call(node_id, api, body, lane=lane, timeout_ms=self._request_timeout_ms)
 
-    def _only_partition(self, node_id: int, api: ApiKey, answer: Message) -> Message:
-        if answer.error_code != ErrorCode.none:
-            raise self._refused(node_id, api, answer.error_code)
-        topics = answer.get("topics") or answer.get("responses") or ()
+    def _only_partition(self, node_id: int, api: ApiKey, response: Message) -> Message:
+        if response.error_code != ErrorCode.none:
+            raise self._rejection(node_id, api, response.error_code)
+        topics = response.get("topics") or response.get("responses") or ()
         partitions = [each for topic in topics for each in topic.partitions]
         if len(partitions) != 1:
             raise PeerUnreachableError(
-                f"node {node_id} answered for {len(partitions)} partitions, not for one"
+                f"the response of node {node_id} has {len(partitions)} partitions instead of one"
             )
         found: Message = partitions[0]
         return found
 
     def _check(self, node_id: int, api: ApiKey, code: int) -> None:
-        if code not in _ABOUT_LEADERSHIP:
-            raise self._refused(node_id, api, code)
-        self._refusals.pop((node_id, api), None)
-        self._foreign.pop(node_id, None)
+        if code not in _LEADERSHIP_CODES:
+            raise self._rejection(node_id, api, code)
+        self._errors.pop((node_id, api), None)
+        self._foreign_nodes.pop(node_id, None)
 
-    def _refused(self, node_id: int, api: ApiKey, code: int) -> PeerUnreachableError:
-        """Told once: a candidate asks again and again, and gets the same answer until somebody does something."""
-        why = _explained(code)
-        if why not in [told for (node, _), told in self._refusals.items() if node == node_id]:
-            log.error("refused by a voter", node=node_id, why=why)
-        self._refusals[node_id, api] = why
+    def _rejection(self, node_id: int, api: ApiKey, code: int) -> PeerUnreachableError:
+        """Logs an error once: a candidate repeats its requests, with the same result, until an operator acts."""
+        reason = _describe_error(code)
+        if reason not in [logged for (node, _), logged in self._errors.items() if node == node_id]:
+            log.error("request rejected by a voter", node=node_id, reason=reason)
+        self._errors[node_id, api] = reason
         if code == ErrorCode.inconsistent_cluster_id:
-            self._told_of_another_cluster(node_id)
-        return PeerUnreachableError(f"node {node_id} refuses what the quorum asks: {why}")
+            self._on_foreign_node(node_id)
+        return PeerUnreachableError(f"node {node_id} rejects quorum requests: {reason}")
 
-    def _told_of_another_cluster(self, by: int) -> None:
-        """One of them may be the one in the wrong place: this node gives up when most of them say so."""
-        self._foreign[by] = None
-        if 2 * len(self._foreign) > len(self._others):
-            self._on_refused(
+    def _on_foreign_node(self, node_id: int) -> None:
+        """Gives up once most nodes belong to another cluster; a single one may be misconfigured itself."""
+        self._foreign_nodes[node_id] = None
+        if 2 * len(self._foreign_nodes) > len(self._known_nodes):
+            self._on_rejected(
                 InconsistentClusterIdError(
-                    f"this node belongs to the cluster {self._cluster_id}, and the nodes that it was pointed to belong "
-                    "to another; correct controller.quorum.voters, or give it their cluster.id and an empty data.dir "
-                    "if it is to join them"
+                    f"this node belongs to cluster {self._cluster_id}, but the configured voters belong to another "
+                    "one; correct controller.quorum.voters, or, to join their cluster, set its cluster.id and an "
+                    "empty data.dir"
                 )
             )
 
-    async def _look_for_double(self, answer: Message, own: ReplicaKey, leader: Message) -> None:
-        """A node that asks others leads nothing. Who leads under its id is its own former life, of which they do not
-        know yet that it is over, or another node of the same id."""
+    async def _check_duplicate_node(self, response: Message, own: ReplicaKey, leader: Message) -> None:
+        """Detects another process with this node's id.
+
+        A node that sends requests is not the leader. If others name its id as the leader, they mean either its
+        previous incarnation, which they do not know to have ended, or another process with the same id.
+        """
         if leader.leader_id != own.node_id:
             return
         request = QuorumFetchRequest(
@@ -300,63 +303,62 @@ class KafkaNetworkChannel:
             max_wait_ms=0,
             bytes_max=1,
         )
-        for each in answer.node_endpoints:
+        for each in response.node_endpoints:
             if each.node_id != own.node_id or (each.host, each.port) in self._own_addresses:
                 continue
             try:
-                told = await self._peers.call_address(
-                    each.host, each.port, ApiKey.FETCH, self._fetch_tree(request), version=FETCH_VERSION
+                fetched = await self._peers.call_address(
+                    each.host, each.port, ApiKey.FETCH, self._fetch_body(request), version=FETCH_VERSION
                 )
-                found = self._only_partition(own.node_id, ApiKey.FETCH, told)
+                found = self._only_partition(own.node_id, ApiKey.FETCH, fetched)
             except PeerUnreachableError:
                 continue
             if found.error_code == ErrorCode.none and found.current_leader.leader_id == own.node_id:
-                self._on_refused(
+                self._on_rejected(
                     DuplicateBrokerRegistrationError(
                         f"another process runs as node {own.node_id} of this cluster, at {each.host}:{each.port}; "
-                        "give this one another node.id, or stop the other one first"
+                        "change the node.id of this one, or stop the other one first"
                     )
                 )
 
-    def _learn(self, leader_id: int, answer: Message) -> None:
-        """Where the leader is: the only way for a node that knows no voters yet, or only those of old."""
-        for endpoint in answer.node_endpoints:
+    def _update_leader_endpoint(self, leader_id: int, response: Message) -> None:
+        """The only way to find the leader for a node that knows no current voters."""
+        for endpoint in response.node_endpoints:
             if endpoint.node_id == leader_id and leader_id not in (NO_LEADER, self._peers.node_id):
                 self._peers.update_endpoint(leader_id, endpoint.host, endpoint.port)
 
 
-def endpoint_trees(endpoints: Sequence[VoterEndpoint]) -> list[dict[str, Any]]:
+def endpoints_to_message(endpoints: Sequence[VoterEndpoint]) -> list[dict[str, Any]]:
     return [{"name": each.listener, "host": each.host, "port": each.port} for each in endpoints]
 
 
-def endpoints_of(trees: Sequence[Message]) -> tuple[VoterEndpoint, ...]:
+def endpoints_from_message(trees: Sequence[Message]) -> tuple[VoterEndpoint, ...]:
     return tuple(VoterEndpoint(each.name, each.host, each.port) for each in trees)
 
 
-def _diverging(found: Message | None) -> EpochEndOffset | None:
+def _diverging_epoch(found: Message | None) -> EpochEndOffset | None:
     if found is None or found.end_offset < 0:
         return None
     return EpochEndOffset(found.epoch, found.end_offset)
 
 
-def _snapshot(found: Message | None) -> SnapshotId | None:
+def _snapshot_id(found: Message | None) -> SnapshotId | None:
     if found is None or found.end_offset < 0:
         return None
     return SnapshotId(found.end_offset, found.epoch)
 
 
-def _explained(code: int) -> str:
+def _describe_error(code: int) -> str:
     match code:
         case ErrorCode.inconsistent_cluster_id:
             return (
-                "it belongs to another cluster (INCONSISTENT_CLUSTER_ID). Look at the addresses in "
-                "controller.quorum.voters, and at cluster.id in the meta.properties of both nodes"
+                "it belongs to another cluster (INCONSISTENT_CLUSTER_ID). Check the addresses in "
+                "controller.quorum.voters, and cluster.id in the meta.properties of both nodes"
             )
         case ErrorCode.invalid_voter_key:
             return (
-                "it is another replica than the voter of this id (INVALID_VOTER_KEY): its disk was replaced, or the "
-                "address is another node's. Remove that voter and add the new one: `moldau cluster remove-voter`, "
-                "then `moldau cluster add-voter`"
+                "it is not the voter with this id (INVALID_VOTER_KEY): its disk was replaced, or the address belongs "
+                "to another node. Replace the voter: `moldau cluster remove-voter`, then `moldau cluster add-voter`"
             )
         case ErrorCode.kafka_storage_error:
             return "its metadata log has failed, or its disk is full (KAFKA_STORAGE_ERROR)"

@@ -1,10 +1,30 @@
-"""A leader's view of the replicas that fetch from it: how far each is, and when it was last heard of. Pure."""
+"""The leader's role: replica progress, high watermark, check-quorum, and changes of the voters. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+from uuid import UUID
 
-from moldau.raft.messages import ReplicaKey, ReplicaProgress, VoterNode
-from moldau.raft.voter_set import is_same_replica, majority_size
+from moldau.errors import (
+    DuplicateVoterError,
+    InvalidRequestError,
+    RequestTimedOutError,
+    VoterNotFoundError,
+)
+from moldau.raft.epoch_state import Role
+from moldau.raft.events import ReplicaOffsetRegressed
+from moldau.raft.messages import (
+    BeginQuorumEpochRequest,
+    QuorumFetchRequest,
+    QuorumFetchResponse,
+    ReplicaKey,
+    ReplicaProgress,
+    VoterEndpoint,
+    VoterNode,
+)
+from moldau.raft.quorum_config import QuorumConfig
+from moldau.raft.raft_log_state import RaftLogState
+from moldau.raft.step_context import StepContext
+from moldau.raft.voter_set import find_voter, is_same_replica, majority_size
 
 OBSERVER_EXPIRY_MS = 300_000
 NEVER = -1
@@ -12,36 +32,109 @@ NEVER = -1
 
 @dataclass(slots=True)
 class ReplicaState:
+    """The leader's view of one replica that fetches from it."""
+
     key: ReplicaKey
     end_offset: int = NEVER
-    """Everything below it is on the replica's disk, for it has asked for what comes then. Falls only where it has come
-    back with less."""
+    """Everything below it is on the replica's disk. Decreases only if the replica restarts with a shorter log."""
     last_fetch_ms: int = NEVER
     leader_sent_ms: int = NEVER
-    """When the leader sent the newest answer that the replica says to have had."""
+    """When the leader sent the latest response that the replica has acknowledged."""
     last_caught_up_ms: int = NEVER
     leader_end_offset: int = NEVER
-    """Where the leader's log ended at `leader_end_ms`, when the replica fetched before."""
+    """The leader's end offset at `leader_end_ms`, the time of the replica's previous fetch."""
     leader_end_ms: int = NEVER
+
+    def record_fetch(self, offset: int, leader_end_offset: int, now_ms: int) -> None:
+        """Records that the replica has the leader's log up to `offset`."""
+        if offset >= leader_end_offset:
+            self.last_caught_up_ms = now_ms
+        elif self.leader_end_ms != NEVER and offset >= self.leader_end_offset:
+            self.last_caught_up_ms = max(self.last_caught_up_ms, self.leader_end_ms)
+        self.leader_end_offset, self.leader_end_ms = leader_end_offset, now_ms
+        # The network may deliver an older fetch late.
+        self.end_offset = max(self.end_offset, offset)
+
+    def to_progress(self, wall_minus_monotonic_ms: int) -> ReplicaProgress:
+        """Returns the progress in wall-clock time."""
+
+        def wall_ms(time_ms: int) -> int:
+            return NEVER if time_ms == NEVER else time_ms + wall_minus_monotonic_ms
+
+        return ReplicaProgress(
+            self.key, self.end_offset, wall_ms(self.last_fetch_ms), wall_ms(self.last_caught_up_ms)
+        )
 
 
 @dataclass(slots=True)
-class Leadership:
-    """What a leader keeps in mind, for one epoch."""
+class LeaderState:
+    """The state of a leader, for one epoch."""
 
-    leader: ReplicaKey
+    role: ClassVar[Role] = Role.LEADER
+
+    key: ReplicaKey
+    epoch: int
+    log: RaftLogState
+    config: QuorumConfig
+    endpoints: tuple[VoterEndpoint, ...]
+    """Where this node can be reached; empty if it does not know."""
     elected_since_ms: int
-    """When it stood for election: a majority was heard of after that."""
+    """When the election started: a majority of the voters responded after that."""
     epoch_start_offset: int
-    """Where its epoch begins. What comes before it is not committed by counting replicas."""
+    """Records before it are never committed by counting replicas."""
     next_announcement_ms: int
-    """When those who do not fetch are told next that the epoch has begun."""
+    """When the next BeginQuorumEpoch is sent to voters that do not fetch."""
     leader_silence_ms: int = 0
-    """For how long those who elected it had heard of no other leader, at least."""
+    """The shortest time for which any voter of the electing majority had no leader."""
     replicas: dict[ReplicaKey, ReplicaState] = field(default_factory=dict)
 
+    @property
+    def voters(self) -> tuple[VoterNode, ...]:
+        return self.log.voters.current
+
+    @property
+    def has_other_voters(self) -> bool:
+        return any(voter.node_id != self.key.node_id for voter in self.voters)
+
+    @property
+    def has_committed_in_epoch(self) -> bool:
+        """Until then the leader does not know everything that is committed, the voters included."""
+        return self.log.high_watermark > self.epoch_start_offset
+
+    @property
+    def announced_high_watermark(self) -> int:
+        """The high watermark in responses: -1 while more may be committed than this leader knows."""
+        return self.log.high_watermark if self.has_committed_in_epoch else -1
+
+    @property
+    def deadline_ms(self) -> int | None:
+        if not self.has_other_voters:
+            return None
+        confirmed_ms = self.majority_confirmed_ms(self.next_announcement_ms)
+        return min(self.next_announcement_ms, confirmed_ms + self.config.check_quorum_ms)
+
+    def has_lost_quorum(self, now_ms: int) -> bool:
+        """Returns whether no majority has acknowledged this leader for the check-quorum timeout."""
+        return now_ms - self.majority_confirmed_ms(now_ms) >= self.config.check_quorum_ms
+
+    def announce_epoch(self, step: StepContext) -> None:
+        """Sends BeginQuorumEpoch to voters that do not fetch: an earlier one may have been lost."""
+        own = find_voter(self.voters, self.key)
+        endpoints = own.endpoints if own is not None else ()
+        for voter in self._voters_not_fetching(step.now_ms, self.config.fetch_timeout_ms // 2):
+            request = BeginQuorumEpochRequest(self.key.node_id, self.epoch, voter.key, endpoints)
+            step.send(voter.node_id, request)
+        self.next_announcement_ms = step.deadline_in(self.config.fetch_timeout_ms / 3)
+
+    def preferred_candidates(self) -> tuple[ReplicaKey, ...]:
+        """Returns the other voters, the one with the longest log first."""
+        others = sorted(self._other_voters(), key=self._voter_end_offset, reverse=True)
+        return tuple(voter.key for voter in others)
+
+    # Replica progress
+
     def record_contact(self, key: ReplicaKey, now_ms: int, leader_sent_ms: int) -> ReplicaState:
-        """The replica has asked for something, and says what it last heard of this leader."""
+        """Records a request of a replica and the latest response of this leader that it acknowledges."""
         replica = self.replicas.get(key)
         if replica is None:
             self._remove_inactive_replicas(now_ms)
@@ -50,105 +143,185 @@ class Leadership:
         replica.leader_sent_ms = max(replica.leader_sent_ms, min(leader_sent_ms, now_ms))
         return replica
 
-    def record_fetch(self, replica: ReplicaState, offset: int, leader_end_offset: int, now_ms: int) -> None:
-        """The replica has everything below `offset`, as this leader has it, and wants what comes then."""
-        if offset >= leader_end_offset:
-            replica.last_caught_up_ms = now_ms
-        elif replica.leader_end_ms != NEVER and offset >= replica.leader_end_offset:
-            replica.last_caught_up_ms = max(replica.last_caught_up_ms, replica.leader_end_ms)
-        replica.leader_end_offset, replica.leader_end_ms = leader_end_offset, now_ms
-        # A request that the network held back tells of less than is known.
-        replica.end_offset = max(replica.end_offset, offset)
+    def handle_fetch(self, step: StepContext, request: QuorumFetchRequest) -> QuorumFetchResponse | None:
+        """Returns the response to a replica whose log does not continue in this one, None if records can be served."""
+        log, fetch_end = self.log, request.log_end
+        replica = self.record_contact(request.replica, step.now_ms, request.leader_sent_ms)
+        if request.leader_sent_ms == NEVER and fetch_end.offset < replica.end_offset:
+            self._on_offset_regression(step, replica, fetch_end.offset)
+        epoch_end = None
+        if fetch_end.offset >= log.start_offset:
+            epoch_end = log.end_offset_for_epoch(fetch_end.epoch)
+        response = QuorumFetchResponse(
+            self.epoch,
+            self.key.node_id,
+            is_leader=True,
+            high_watermark=self.announced_high_watermark,
+            log_start_offset=log.start_offset,
+            sent_ms=step.now_ms,
+        )
+        if epoch_end is None and log.snapshot is not None:
+            return replace(response, snapshot=log.snapshot)
+        if epoch_end is None or epoch_end.epoch != fetch_end.epoch or epoch_end.offset < fetch_end.offset:
+            if epoch_end is None:
+                epoch_end = log.log_end._replace(epoch=log.base_epoch, offset=0)
+            return replace(response, diverging_epoch=epoch_end)
+        replica.record_fetch(fetch_end.offset, log.end_offset, step.now_ms)
+        return None
 
-    def majority_end_offset(self, voters: Sequence[VoterNode], own_durable_offset: int) -> int:
-        """The offset below which a majority of the voters has everything on disk."""
+    def _on_offset_regression(self, step: StepContext, replica: ReplicaState, end_offset: int) -> None:
+        """Forgets what a restarted replica had confirmed, because its log is shorter now.
+
+        The high watermark stays: other nodes rely on what was committed with this replica's help.
+        """
+        if replica.key.directory_id is not None and find_voter(self.voters, replica.key) is not None:
+            step.emit(ReplicaOffsetRegressed(replica.key, replica.end_offset, end_offset))
+        replica.end_offset = NEVER
+
+    def majority_end_offset(self) -> int:
+        """Returns the offset below which a majority of the voters has everything on disk."""
         offsets = [
-            own_durable_offset if is_same_replica(voter.key, self.leader) else self._voter_end_offset(voter)
-            for voter in voters
+            self.log.durable_offset if self._is_self(voter) else self._voter_end_offset(voter)
+            for voter in self.voters
         ]
         return sorted(offsets, reverse=True)[majority_size(len(offsets)) - 1]
 
-    def majority_confirmed_ms(self, voters: Sequence[VoterNode], now_ms: int) -> int:
-        """The newest time at which a majority of the voters is known to have had this leader: when it sent what they
-        have heard of it. When their fetches came says nothing: the network may have held them back."""
-        record_contact = sorted(
-            (
-                now_ms if is_same_replica(voter.key, self.leader) else self._voter_leader_sent_ms(voter)
-                for voter in voters
-            ),
+    def majority_confirmed_ms(self, now_ms: int) -> int:
+        """Returns the latest time at which a majority of the voters is known to have had this leader.
+
+        That is the time at which the leader sent the responses that they acknowledge. The arrival of their fetches
+        proves nothing, because the network may have delayed them.
+        """
+        times_ms = sorted(
+            (now_ms if self._is_self(voter) else self._voter_leader_sent_ms(voter) for voter in self.voters),
             reverse=True,
         )
-        return record_contact[majority_size(len(record_contact)) - 1]
+        return times_ms[majority_size(len(times_ms)) - 1]
 
-    def voters_not_fetching(self, voters: Sequence[VoterNode], now_ms: int, for_ms: int) -> list[VoterNode]:
-        """The other voters that have never fetched, or not for so long."""
-        return [
-            voter
-            for voter in voters
-            if not is_same_replica(voter.key, self.leader)
-            and ((replica := self.of(voter)) is None or now_ms - replica.last_fetch_ms >= for_ms)
-        ]
+    def replica_of(self, voter: VoterNode) -> ReplicaState | None:
+        """Returns the voter's replica; if its directory is unknown, the one of its node that fetched last."""
+        matching = [replica for replica in self.replicas.values() if _matches_voter(replica.key, voter)]
+        return max(matching, key=lambda replica: replica.last_fetch_ms, default=None)
 
-    def of(self, voter: VoterNode) -> ReplicaState | None:
-        """Where the voter's directory is not known, the one of its node that has fetched last."""
-        fitting = [replica for replica in self.replicas.values() if _matches_voter(replica.key, voter)]
-        return max(fitting, key=lambda replica: replica.last_fetch_ms, default=None)
-
-    def is_diskless(self, node_id: int) -> bool:
-        """Whether the node fetches as one that has no directory."""
-        replica = self.replicas.get(ReplicaKey(node_id))
-        return replica is not None and replica.last_fetch_ms == max(
-            each.last_fetch_ms for key, each in self.replicas.items() if key.node_id == node_id
-        )
-
-    def preferred_candidates(self, voters: Sequence[VoterNode]) -> tuple[ReplicaKey, ...]:
-        """The other voters, the one with the longest log first."""
-        others = [voter for voter in voters if not is_same_replica(voter.key, self.leader)]
-        return tuple(voter.key for voter in sorted(others, key=self._voter_end_offset, reverse=True))
-
-    def observers(self, voters: Sequence[VoterNode], now_ms: int) -> list[ReplicaState]:
-        """Of a node that has come back with another directory, only that one: the former is gone."""
+    def observers(self, now_ms: int) -> list[ReplicaState]:
+        """Returns replicas that are not voters; of a node with several directories, only the latest."""
         last_fetch_ms: dict[int, int] = {}
         for key, replica in self.replicas.items():
             last_fetch_ms[key.node_id] = max(replica.last_fetch_ms, last_fetch_ms.get(key.node_id, NEVER))
         return [
             replica
             for replica in self.replicas.values()
-            if not any(_matches_voter(replica.key, voter) for voter in voters)
+            if not any(_matches_voter(replica.key, voter) for voter in self.voters)
             and replica.last_fetch_ms == last_fetch_ms[replica.key.node_id]
             and now_ms - replica.last_fetch_ms < OBSERVER_EXPIRY_MS
         ]
 
+    def _is_self(self, voter: VoterNode) -> bool:
+        return is_same_replica(voter.key, self.key)
+
+    def _other_voters(self) -> list[VoterNode]:
+        return [voter for voter in self.voters if not self._is_self(voter)]
+
+    def _voters_not_fetching(self, now_ms: int, for_ms: int) -> list[VoterNode]:
+        return [
+            voter
+            for voter in self._other_voters()
+            if (replica := self.replica_of(voter)) is None or now_ms - replica.last_fetch_ms >= for_ms
+        ]
+
     def _voter_end_offset(self, voter: VoterNode) -> int:
-        replica = self.of(voter)
+        replica = self.replica_of(voter)
         return NEVER if replica is None else replica.end_offset
 
     def _voter_leader_sent_ms(self, voter: VoterNode) -> int:
-        replica = self.of(voter)
-        return (
-            self.elected_since_ms if replica is None else max(self.elected_since_ms, replica.leader_sent_ms)
-        )
+        replica = self.replica_of(voter)
+        return max(self.elected_since_ms, NEVER if replica is None else replica.leader_sent_ms)
 
     def _remove_inactive_replicas(self, now_ms: int) -> None:
-        """Those who have not fetched for minutes; a voter among them counts again when it fetches again."""
+        """A voter that is removed here counts again once it fetches."""
         self.replicas = {
             key: replica
             for key, replica in self.replicas.items()
             if now_ms - replica.last_fetch_ms < OBSERVER_EXPIRY_MS
         }
 
+    # Changes of the voters
+
+    def learned_voters(self) -> tuple[VoterNode, ...]:
+        """Returns the voters with the directories learned from their fetches, and this node's current endpoints.
+
+        The initial voters come from settings, which name no directories. Once a voter's directory is in the log, a
+        node that restarts with an empty disk is not mistaken for that voter.
+        """
+        return tuple(
+            replace(
+                voter,
+                directory_id=self._learned_directory(voter),
+                endpoints=(voter.node_id == self.key.node_id and self.endpoints) or voter.endpoints,
+            )
+            for voter in self.voters
+        )
+
+    def _learned_directory(self, voter: VoterNode) -> UUID | None:
+        if voter.directory_id is not None:
+            return voter.directory_id
+        if voter.node_id == self.key.node_id:
+            return self.key.directory_id
+        replica = self.replica_of(voter)
+        return None if replica is None else replica.key.directory_id
+
+    def with_voter(self, now_ms: int, new: VoterNode) -> tuple[VoterNode, ...]:
+        """Returns the voters with another one; raises if it cannot be added (yet)."""
+        self._check_can_change_voters()
+        if any(voter.node_id == new.node_id for voter in self.voters):
+            raise DuplicateVoterError(f"node {new.node_id} is a voter already; remove it first")
+        if new.directory_id is None:
+            raise InvalidRequestError(f"the request to add node {new.node_id} has no directory id")
+        if self.key.directory_id is None or self._is_diskless(new.node_id):
+            raise InvalidRequestError(
+                "a node with store=memory loses its votes on restart: it cannot be one of several voters"
+            )
+        replica = self.replica_of(new)
+        oldest_ms = now_ms - self.config.fetch_timeout_ms
+        if replica is None or replica.last_caught_up_ms == NEVER or replica.last_caught_up_ms < oldest_ms:
+            raise RequestTimedOutError(
+                f"node {new.node_id} with directory {new.directory_id} has not caught up with the metadata log; "
+                "check that it is running and can connect to the leader"
+            )
+        return (*self.voters, new)
+
+    def without_voter(self, key: ReplicaKey) -> tuple[VoterNode, ...]:
+        self._check_can_change_voters()
+        remaining = tuple(voter for voter in self.voters if not is_same_replica(voter.key, key))
+        if len(remaining) == len(self.voters):
+            raise VoterNotFoundError(f"node {key.node_id} with directory {key.directory_id} is not a voter")
+        if not remaining:
+            raise InvalidRequestError(f"node {key.node_id} is the only voter; add another one first")
+        return remaining
+
+    def with_updated_voter(self, changed: VoterNode) -> tuple[VoterNode, ...]:
+        self._check_can_change_voters()
+        if find_voter(self.voters, changed.key) is None:
+            raise VoterNotFoundError(
+                f"node {changed.node_id} with directory {changed.directory_id} is not a voter"
+            )
+        return tuple(changed if is_same_replica(voter.key, changed.key) else voter for voter in self.voters)
+
+    def _check_can_change_voters(self) -> None:
+        """Two changes at once, or one before the leader knows all committed records, could give disjoint majorities."""
+        if not self.has_committed_in_epoch:
+            raise RequestTimedOutError("the leader of the metadata quorum was just elected; try again")
+        if self.log.voters.last_entry.offset >= self.log.high_watermark:
+            raise RequestTimedOutError("another change of the voters is in progress; try again later")
+
+    def _is_diskless(self, node_id: int) -> bool:
+        """Returns whether the node's latest fetch named no directory."""
+        replica = self.replicas.get(ReplicaKey(node_id))
+        return replica is not None and replica.last_fetch_ms == max(
+            each.last_fetch_ms for key, each in self.replicas.items() if key.node_id == node_id
+        )
+
 
 def _matches_voter(key: ReplicaKey, voter: VoterNode) -> bool:
-    """Whoever does not name its directory is not taken for a voter whose directory is known."""
+    """Returns whether the replica is the voter; one without a directory never matches a voter with one."""
     return is_same_replica(key, voter.key) and (voter.directory_id is None or key.directory_id is not None)
-
-
-def to_replica_progress(replica: ReplicaState, wall_minus_monotonic_ms: int) -> ReplicaProgress:
-    """For people: times of the clock they read."""
-
-    def wall(time_ms: int) -> int:
-        return NEVER if time_ms == NEVER else time_ms + wall_minus_monotonic_ms
-
-    return ReplicaProgress(
-        replica.key, replica.end_offset, wall(replica.last_fetch_ms), wall(replica.last_caught_up_ms)
-    )

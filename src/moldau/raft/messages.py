@@ -1,8 +1,6 @@
-"""What the nodes of the metadata quorum say to each other, in the quorum's own words.
+"""Requests and responses of the metadata quorum, as the Raft implementation sees them.
 
-`raft/kafka_network_channel.py` and the request handlers turn these into Kafka's messages and back; the state
-machine and its
-driver know nothing else.
+`raft/kafka_network_channel.py` and the request handlers convert them to and from Kafka's messages.
 """
 
 from collections.abc import Sequence
@@ -16,8 +14,10 @@ NO_EPOCH = -1
 
 
 class ReplicaKey(NamedTuple):
-    """Who holds a copy of the metadata log: a node, and the directory it is kept in. A node that lost its disk has
-    another directory and is not the same replica. None is a directory that is not known."""
+    """A replica of the metadata log: a node and its log directory.
+
+    A node that lost its disk has a new directory id and is another replica. None is an unknown directory.
+    """
 
     node_id: int
     directory_id: UUID | None = None
@@ -41,15 +41,17 @@ class VoterNode:
 
 
 class EpochEndOffset(NamedTuple):
-    """Where a log ends: the epoch of its last record (NO_EPOCH when empty), and the offset after it. They compare
-    as Raft compares logs: the later epoch, then the longer log, is more up to date."""
+    """The end of a log or of an epoch: the last record's epoch (NO_EPOCH if there is none) and the offset after it.
+
+    Log ends compare as in Raft: the later epoch, then the longer log, is more up to date.
+    """
 
     epoch: int
     offset: int
 
 
 class SnapshotId(NamedTuple):
-    """What a snapshot stands for: all below `end_offset`, the last record of which is of `epoch`."""
+    """A snapshot of all records below `end_offset`; `epoch` is the epoch of the last of them."""
 
     end_offset: int
     epoch: int
@@ -59,11 +61,10 @@ class SnapshotId(NamedTuple):
 class VoteRequest:
     candidate: ReplicaKey
     epoch: int
-    """The one it stands for; with a pre-vote, its present one."""
+    """The candidate's epoch; a pre-vote has the current epoch."""
     log_end: EpochEndOffset
     is_pre_vote: bool
     voter: ReplicaKey
-    """Who is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,12 @@ class VoteResponse:
     leader_id: int
     is_granted: bool
     leader_silence_ms: int = 0
-    """For how long, at least, the voter had heard of no leader, nor helped to elect one."""
+    """For how long, at least, the voter has had no leader and granted no other vote."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeginQuorumEpochRequest:
-    """A leader that was elected says so."""
+    """Announces a newly elected leader."""
 
     leader_id: int
     epoch: int
@@ -87,7 +88,7 @@ class BeginQuorumEpochRequest:
 
 @dataclass(frozen=True, slots=True)
 class EndQuorumEpochRequest:
-    """A leader that resigns says so; `preferred_candidates` should stand for election, the first at once."""
+    """Announces that the leader resigns. The first preferred candidate starts an election at once."""
 
     leader_id: int
     epoch: int
@@ -96,7 +97,7 @@ class EndQuorumEpochRequest:
 
 @dataclass(frozen=True, slots=True)
 class QuorumEpochResponse:
-    """To both of the above."""
+    """The response to BeginQuorumEpoch and EndQuorumEpoch."""
 
     epoch: int
     leader_id: int
@@ -104,39 +105,40 @@ class QuorumEpochResponse:
 
 @dataclass(frozen=True, slots=True)
 class QuorumFetchRequest:
-    """A replica (voter or observer) wants what comes after `log_end`, and by asking says that it has all before it
-    on disk."""
+    """A replica (voter or observer) fetches from the end of its log, and so confirms that its log is durable."""
 
     replica: ReplicaKey
     epoch: int
     """The leader epoch that the replica knows."""
     log_end: EpochEndOffset
-    """`offset` is where it wants to read on, `epoch` that of the last record it has."""
     high_watermark: int = -1
-    """The one it knows."""
+    """The high watermark that the replica knows."""
     max_wait_ms: int = 0
     bytes_max: int = 8 * 1024 * 1024
-    heard_ms: int = -1
-    """The `sent_ms` of the newest answer that the replica has had of this leader; -1 where it has had none."""
+    leader_sent_ms: int = -1
+    """The `sent_ms` of the latest response that the replica received from this leader; -1 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumFetchResponse:
-    """One of: records (perhaps none), a point of divergence, a snapshot to fetch first; or another leader."""
+    """Has records (perhaps none), or a diverging epoch, or the snapshot to fetch first, or only the leader's id."""
 
     epoch: int
     leader_id: int
     is_leader: bool
-    """False: ask `leader_id`, the rest means nothing."""
+    """If False, the fields below are not set: the replica fetches from `leader_id` instead."""
     records: bytes = b""
     high_watermark: int = -1
     log_start_offset: int = 0
     diverging_epoch: EpochEndOffset | None = None
-    """The replica's last epoch ended here in the leader's log: it cuts its own log back to that, and asks again."""
+    """The end of the replica's last epoch in the leader's log: the replica truncates to it and fetches again."""
     snapshot: SnapshotId | None = None
     sent_ms: int = -1
-    """When the leader answered, by its own clock. A replica says it back with its next fetch, and only that tells the
-    leader how lately it was heard: a fetch may have been on its way for long."""
+    """When the leader sent the response, by its own clock. The replica's next fetch echoes it.
+
+    The echo tells the leader when the replica last had contact with it; the arrival time of a fetch does not, because
+    the network may have delayed it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +148,8 @@ class FetchSnapshotRequest:
     snapshot: SnapshotId
     position: int
     bytes_max: int = 1024 * 1024
-    heard_ms: int = -1
-    """As of a QuorumFetch."""
+    leader_sent_ms: int = -1
+    """As in QuorumFetchRequest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +158,19 @@ class FetchSnapshotResponse:
     leader_id: int
     is_leader: bool
     size: int = 0
-    """Of the whole snapshot."""
+    """The size of the whole snapshot in bytes."""
     position: int = 0
     data: bytes = b""
     sent_ms: int = -1
 
 
 class ReplicaProgress(NamedTuple):
-    """How far a voter or observer is, as the leader sees it (DescribeQuorum)."""
+    """The progress of a voter or observer, as the leader sees it (DescribeQuorum)."""
 
     key: ReplicaKey
     end_offset: int
     last_fetch_ms: int
-    """Wall time, -1 where it never fetched."""
+    """Wall-clock time; -1 if the replica never fetched."""
     last_caught_up_ms: int
 
 

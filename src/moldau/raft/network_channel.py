@@ -1,7 +1,6 @@
-"""What the quorum asks of others: the way to its peers, and how long it waits for them."""
+"""The interface through which a Raft node sends requests to other nodes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from moldau.raft.messages import (
@@ -18,25 +17,11 @@ from moldau.raft.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class QuorumConfig:
-    fetch_timeout_ms: int = 1_500
-    """How long a voter hears nothing of its leader before it looks for another one."""
-    election_timeout_ms: int = 500
-    """How long an election may take before it is tried again, after a random time of as much at most."""
-    request_timeout_ms: int = 1_000
-
-    @property
-    def check_quorum_ms(self) -> int:
-        """How long a leader goes on that no majority fetches from."""
-        return self.fetch_timeout_ms * 3 // 2
-
-
 class NetworkChannel(Protocol):
-    """Calls to other nodes. Each raises PeerUnreachableError where no answer came; the caller may cancel it."""
+    """Each call raises PeerUnreachableError if no usable response arrives; callers may cancel it."""
 
     def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
-        """Where a node is from now on: of every voter, and of a leader that said so itself."""
+        """Sets the endpoints of a voter, or those that a leader sent with its BeginQuorumEpoch."""
 
     async def vote(self, node_id: int, request: VoteRequest) -> VoteResponse: ...
 

@@ -1,6 +1,6 @@
-"""Where a voter keeps what it must remember of elections: the `quorum-state` file, JSON as Kafka's is.
+"""Storage of the election state: the `quorum-state` file, in Kafka's JSON format.
 
-A node without a disk remembers nothing, and needs to remember nothing: its log is gone with it.
+A node with store=memory keeps it in memory, like its log.
 """
 
 import json
@@ -9,24 +9,24 @@ from uuid import UUID
 
 from moldau.errors import InconsistentClusterIdError, StorageError
 from moldau.platform.disk import Disk
-from moldau.raft.events import ElectionState
+from moldau.raft.epoch_state import ElectionState
 from moldau.raft.messages import NO_LEADER, NO_VOTE, EpochEndOffset
 
 FILE_NAME = "quorum-state"
 DATA_VERSION = 1
-WHAT_TO_DO = (
-    "without it this node could vote twice. Put back an undamaged copy that is as new as the metadata log; or, where "
-    "other voters are whole, remove this node from the voters, empty its data directory, and add it anew"
+REPAIR_HINT = (
+    "without it this node could vote twice. Restore an intact copy that is as new as the metadata log; or, if the "
+    "other voters are intact, remove this node from the voters, empty its data directory, and add it again"
 )
 INT_MAX = 2**31 - 1
 
 
 class QuorumStateStore(Protocol):
     def load(self) -> ElectionState:
-        """What was saved last; the beginning of all elections where nothing was."""
+        """Returns the last saved state; epoch 0 if none was saved."""
 
     async def save(self, election: ElectionState) -> None:
-        """Durable when it returns."""
+        """Saves the state durably."""
 
 
 class FileQuorumStateStore:
@@ -44,16 +44,18 @@ class FileQuorumStateStore:
                 data = file.read(0, file.size)
             finally:
                 file.close()
-            found = _read(data)
+            cluster_id, election = _parse(data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            # Starting from a guess could mean voting twice in one epoch.
-            raise StorageError(f"{self._path} cannot be read ({_why(error)}), and {WHAT_TO_DO}") from error
-        if found.cluster_id and self._cluster_id and found.cluster_id != self._cluster_id:
+            # With a default state the node could vote twice in one epoch.
+            raise StorageError(
+                f"{self._path} cannot be read ({_describe(error)}), and {REPAIR_HINT}"
+            ) from error
+        if cluster_id and self._cluster_id and cluster_id != self._cluster_id:
             raise InconsistentClusterIdError(
-                f"{self._path} is of cluster {found.cluster_id}, and this node of cluster {self._cluster_id}; "
+                f"{self._path} belongs to cluster {cluster_id}, this node to cluster {self._cluster_id}; "
                 "check data.dir and cluster.id"
             )
-        return found.election
+        return election
 
     async def save(self, election: ElectionState) -> None:
         directory_id = election.voted_directory_id
@@ -83,57 +85,51 @@ class MemoryQuorumStateStore:
 
 
 def check_not_older(election: ElectionState, log_end: EpochEndOffset) -> None:
-    """A node notes an epoch before it takes any record of it: where the log knows a newer one, what was noted is gone.
+    """Raises StorageError if the log has a later epoch than the election state.
 
-    Raises StorageError."""
+    A node saves an epoch before it appends any record of it, so the state file was lost or replaced by an old one.
+    """
     if election.epoch < log_end.epoch:
-        found = "is missing" if election == ElectionState() else f"ends with epoch {election.epoch}"
+        problem = "is missing" if election == ElectionState() else f"has epoch {election.epoch}"
         raise StorageError(
-            f"{FILE_NAME} {found}, and the metadata log beside it knows epoch {log_end.epoch}: {WHAT_TO_DO}"
+            f"{FILE_NAME} {problem}, but the metadata log has epoch {log_end.epoch}: {REPAIR_HINT}"
         )
 
 
-class _Found:
-    def __init__(self, cluster_id: str, election: ElectionState) -> None:
-        self.cluster_id = cluster_id
-        self.election = election
-
-
-def _read(data: bytes) -> _Found:
-    found = json.loads(data)
-    version = _number(found, "data_version")
+def _parse(data: bytes) -> tuple[str, ElectionState]:
+    """Returns the cluster id and the election state."""
+    fields = json.loads(data)
+    version = _integer(fields, "data_version")
     if version == 0:
-        # Kafka's spelling, and that of our first files.
+        # Field names of Kafka, and of early versions of Moldau.
         names = ("clusterId", "leaderEpoch", "leaderId", "votedId", "votedDirectoryId")
     elif version == DATA_VERSION:
         names = ("cluster_id", "leader_epoch", "leader_id", "voted_id", "voted_directory_id")
     else:
         raise ValueError(f"data_version {version} is not supported")
-    cluster_id, *numbers, voted_directory_id = names
-    epoch, leader_id, voted_id = (_number(found, name) for name in numbers)
-    directory_id = found.get(voted_directory_id) or None
+    cluster_id, *integers, voted_directory_id = names
+    epoch, leader_id, voted_id = (_integer(fields, name) for name in integers)
+    directory_id = fields.get(voted_directory_id) or None
     if (
         not 0 <= epoch <= INT_MAX
         or not NO_LEADER <= leader_id <= INT_MAX
         or not NO_VOTE <= voted_id <= INT_MAX
     ):
-        raise ValueError(f"epoch {epoch}, leader {leader_id} and vote {voted_id} cannot be")
+        raise ValueError(f"epoch {epoch}, leader {leader_id} or vote {voted_id} is out of range")
     if epoch == 0 and (leader_id != NO_LEADER or voted_id != NO_VOTE):
-        raise ValueError(
-            f"it names leader {leader_id} and vote {voted_id} in epoch 0, in which nobody stands"
-        )
+        raise ValueError(f"leader {leader_id} and vote {voted_id} in epoch 0, which has no election")
     if directory_id is not None and voted_id == NO_VOTE:
-        raise ValueError(f"it names the directory {directory_id} of a vote, and no vote")
+        raise ValueError(f"directory {directory_id} of a vote, but no vote")
     election = ElectionState(epoch, leader_id, voted_id, None if directory_id is None else UUID(directory_id))
-    return _Found(str(found.get(cluster_id, "")), election)
+    return str(fields.get(cluster_id, "")), election
 
 
-def _number(found: dict[str, Any], name: str) -> int:
-    value = found[name]
+def _integer(fields: dict[str, Any], name: str) -> int:
+    value = fields[name]
     if type(value) is not int:
         raise ValueError(f"{name} is {value!r}")
     return value
 
 
-def _why(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__

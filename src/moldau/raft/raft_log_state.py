@@ -1,5 +1,4 @@
-"""What the quorum's state machine knows of its log: where it begins and ends, where each epoch began, which voters
-it names. Pure."""
+"""The Raft state machine's knowledge of its log: offsets, epochs, voters, high watermark. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,53 +10,57 @@ from moldau.raft.voter_set import VoterSetHistory
 
 
 class BatchSummary(NamedTuple):
-    """One batch of the log, as far as the quorum cares."""
+    """The part of a batch that the state machine needs."""
 
     base_offset: int
     next_offset: int
     epoch: int
     voters: tuple[VoterNode, ...] | None = None
-    """That it names, by its last record of that kind."""
+    """The voters in its last voters record, if it has one."""
 
 
 @dataclass(slots=True)
 class RaftLogState:
+    """Invariant: start_offset <= high_watermark <= end_offset, durable_offset <= end_offset."""
+
     voters: VoterSetHistory
     start_offset: int = 0
     end_offset: int = 0
     durable_offset: int = 0
     """Everything below it is on this node's disk."""
     base_epoch: int = NO_EPOCH
-    """Of the last record before the log's start."""
+    """The epoch of the last record before the start offset."""
     epochs: LeaderEpochCache = field(default_factory=LeaderEpochCache)
     snapshot: SnapshotId | None = None
-    """The newest; there is one where the log does not begin at 0."""
+    """The latest snapshot; never None if the log does not start at offset 0."""
+    high_watermark: int = 0
+    """Never decreases."""
 
     @property
     def log_end(self) -> EpochEndOffset:
         return EpochEndOffset(self.epochs.latest if len(self.epochs) else self.base_epoch, self.end_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEndOffset | None:
-        """The largest epoch up to this one, and where it ends; None where that is below the log's start."""
+        """Returns the largest epoch up to this one and its end offset; None if that lies below the start offset."""
         if epoch < self.base_epoch:
             return None
         if not len(self.epochs):
             return EpochEndOffset(self.base_epoch, self.end_offset)
         if epoch >= self.epochs.latest:
             return EpochEndOffset(self.epochs.latest, self.end_offset)
-        oldest, began_at = next(iter(self.epochs))
+        oldest, oldest_start_offset = next(iter(self.epochs))
         if epoch < oldest:
-            return EpochEndOffset(self.base_epoch, began_at)
+            return EpochEndOffset(self.base_epoch, oldest_start_offset)
         return EpochEndOffset(*self.epochs.end_offset_for(epoch, self.end_offset))
 
     def append(self, batches: Iterable[BatchSummary]) -> None:
-        for span in batches:
-            assert span.base_offset == self.end_offset, "batches follow each other without a gap"
-            assert span.epoch >= self.log_end.epoch, "epochs in a log never fall"
-            self.epochs.assign(span.epoch, span.base_offset)
-            self.end_offset = span.next_offset
-            if span.voters is not None:
-                self.voters.add(span.next_offset - 1, span.voters)
+        for batch in batches:
+            assert batch.base_offset == self.end_offset, "offsets are contiguous"
+            assert batch.epoch >= self.log_end.epoch, "epochs never decrease"
+            self.epochs.assign(batch.epoch, batch.base_offset)
+            self.end_offset = batch.next_offset
+            if batch.voters is not None:
+                self.voters.add(batch.next_offset - 1, batch.voters)
 
     def truncate(self, end_offset: int) -> None:
         assert self.start_offset <= end_offset <= self.end_offset
@@ -67,20 +70,27 @@ class RaftLogState:
         self.voters.truncate(end_offset)
 
     def advance_start_offset(self, start_offset: int, snapshot: SnapshotId) -> None:
-        # One that was long in the making may be older than one that came from the leader meanwhile.
+        # The leader's snapshot may have been installed while this node wrote an older one.
         self.snapshot = snapshot if self.snapshot is None else max(self.snapshot, snapshot)
         if start_offset > self.start_offset:
-            found = self.epochs.epoch_for_offset(start_offset - 1)
-            self.base_epoch = self.base_epoch if found == NO_EPOCH else found
+            epoch = self.epochs.epoch_for_offset(start_offset - 1)
+            self.base_epoch = self.base_epoch if epoch == NO_EPOCH else epoch
             self.start_offset = start_offset
             self.epochs.truncate_from_start(start_offset)
             self.epochs.truncate_from_end(self.end_offset)
             self.voters.advance_start_offset(start_offset)
 
     def reset_to_snapshot(self, snapshot: SnapshotId, voters: tuple[VoterNode, ...]) -> None:
-        """The log begins anew behind this snapshot, and holds nothing yet."""
+        """Makes the log empty, starting at the end of the snapshot."""
         self.snapshot = snapshot
         self.start_offset = self.end_offset = self.durable_offset = snapshot.end_offset
         self.base_epoch = snapshot.epoch
         self.epochs.clear()
         self.voters.reset_to_snapshot(snapshot.end_offset, voters)
+
+    def advance_high_watermark(self, offset: int) -> bool:
+        """Returns whether the high watermark moved."""
+        if offset <= self.high_watermark:
+            return False
+        self.high_watermark = offset
+        return True

@@ -1,4 +1,4 @@
-"""Calls to the other nodes of the quorum, each in a task of its own: a peer that hangs holds up nobody."""
+"""Requests to other nodes of the quorum, each in a task of its own, so that a node that hangs delays no other."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -14,83 +14,84 @@ from moldau.raft.messages import (
     QuorumFetchRequest,
     VoteRequest,
 )
-from moldau.raft.network_channel import NetworkChannel, QuorumConfig
+from moldau.raft.network_channel import NetworkChannel
+from moldau.raft.quorum_config import QuorumConfig
 
-log = get_logger("quorum.calls")
+log = get_logger("quorum.requests")
 
 
 class RequestSender:
     def __init__(
         self,
-        peers: NetworkChannel,
-        settings: QuorumConfig,
+        channel: NetworkChannel,
+        config: QuorumConfig,
         on_completed: Callable[[ResponseReceived | RequestFailed], object],
     ) -> None:
-        self._peers = peers
-        self._settings = settings
+        self._channel = channel
+        self._config = config
         self._on_completed = on_completed
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._resign_tasks: dict[int, asyncio.Task[None]] = {}
-        """Of the above, those by which a leader resigns."""
+        """The tasks among `_tasks` that send EndQuorumEpoch."""
         self._last_task_id = 0
 
-    def send(self, to: int, request: RaftRequest) -> None:
-        task = self.run(self._send(to, request))
+    def send(self, node_id: int, request: RaftRequest) -> None:
+        task = self.start_task(self._send(node_id, request))
         if isinstance(request, EndQuorumEpochRequest):
-            number = self._last_task_id
-            self._resign_tasks[number] = task
-            task.add_done_callback(lambda _: self._resign_tasks.pop(number, None))
+            task_id = self._last_task_id
+            self._resign_tasks[task_id] = task
+            task.add_done_callback(lambda _: self._resign_tasks.pop(task_id, None))
 
-    def run(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that ends with the calls."""
+    def start_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a task that `close` cancels."""
         self._last_task_id += 1
-        number = self._last_task_id
+        task_id = self._last_task_id
         task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks[number] = task
-        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        self._tasks[task_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(task_id, None))
         return task
 
-    async def call(self, to: int, request: RaftRequest) -> RaftResponse:
-        """Raises PeerUnreachableError where no answer comes in time."""
-        limit_ms = self._settings.request_timeout_ms
+    async def call(self, node_id: int, request: RaftRequest) -> RaftResponse:
+        """Raises PeerUnreachableError if no response arrives in time."""
+        timeout_ms = self._config.request_timeout_ms
         if isinstance(request, QuorumFetchRequest):
-            limit_ms += request.max_wait_ms
+            timeout_ms += request.max_wait_ms
         try:
-            async with asyncio.timeout(limit_ms / 1000):
-                return await self._call_peer(to, request)
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self._call_channel(node_id, request)
         except TimeoutError:
-            raise PeerUnreachableError(f"node {to} has not answered for {limit_ms} ms") from None
+            raise PeerUnreachableError(f"node {node_id} did not respond within {timeout_ms} ms") from None
 
-    def _call_peer(self, to: int, request: RaftRequest) -> Awaitable[RaftResponse]:
+    def _call_channel(self, node_id: int, request: RaftRequest) -> Awaitable[RaftResponse]:
         match request:
             case VoteRequest():
-                return self._peers.vote(to, request)
+                return self._channel.vote(node_id, request)
             case BeginQuorumEpochRequest():
-                return self._peers.begin_quorum_epoch(to, request)
+                return self._channel.begin_quorum_epoch(node_id, request)
             case EndQuorumEpochRequest():
-                return self._peers.end_quorum_epoch(to, request)
+                return self._channel.end_quorum_epoch(node_id, request)
             case QuorumFetchRequest():
-                return self._peers.fetch(to, request)
+                return self._channel.fetch(node_id, request)
             case FetchSnapshotRequest():
-                return self._peers.fetch_snapshot(to, request)
+                return self._channel.fetch_snapshot(node_id, request)
 
-    async def _send(self, to: int, request: RaftRequest) -> None:
+    async def _send(self, node_id: int, request: RaftRequest) -> None:
         try:
-            reply = await self.call(to, request)
+            response = await self.call(node_id, request)
         except PeerUnreachableError as error:
-            self._on_completed(RequestFailed(to, request, error.is_connection_refused))
+            self._on_completed(RequestFailed(node_id, request, error.is_connection_refused))
         except MoldauError as error:
-            log.warning("a node of the quorum refuses", node=to, why=str(error) or type(error).__name__)
-            self._on_completed(RequestFailed(to, request))
+            log.warning("request rejected", node=node_id, reason=str(error) or type(error).__name__)
+            self._on_completed(RequestFailed(node_id, request))
         except Exception:
-            # A peer must not be able to stop this node, whatever it answers.
-            log.exception("a call to a node of the quorum failed", node=to)
-            self._on_completed(RequestFailed(to, request))
+            # No response of a peer may stop this node.
+            log.exception("request failed", node=node_id)
+            self._on_completed(RequestFailed(node_id, request))
         else:
-            self._on_completed(ResponseReceived(to, request, reply))
+            self._on_completed(ResponseReceived(node_id, request, response))
 
     async def wait_for_resign_requests(self) -> None:
-        """Returns when every node that was told of a resignation has answered, or had its time to."""
+        """Waits until every EndQuorumEpoch has a response or has timed out."""
         await asyncio.gather(*self._resign_tasks.values(), return_exceptions=True)
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""A snapshot of the metadata as bytes, in Kafka's format: batches of records between a header and a footer. Pure.
+"""Kafka's snapshot format: batches of metadata records between a header and a footer. Pure.
 
-Its records are numbered from 0 on and say nothing of the log's offsets; which part of the log they stand for is
-in the snapshot's name. Each batch is of the epoch of the last record that the snapshot stands for.
+Offsets inside a snapshot start at 0. The snapshot's id, which is its file name, has the end offset in the log and the
+epoch of the last record before it; that is also the epoch of every batch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,27 +15,27 @@ from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record, iterate_records
 
 BATCH_BYTES_MAX = 64 * 1024
-"""Small, so that others get their turn while a large snapshot is written."""
+"""Small, so that the event loop can run other tasks between the batches of a large snapshot."""
 
 KRAFT_VERSION = 1
-"""The first in which voters are kept in the log and its snapshots."""
+"""The first version with voters records in the log and its snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotContents:
     id: SnapshotId
     voters: tuple[VoterNode, ...]
-    """Those of the log up to the snapshot's end; empty where no record had named any."""
+    """The voters at the end of the snapshot; empty if the log had no voters record."""
     values: Sequence[bytes]
-    """The metadata records, as their writer encoded them."""
+    """The encoded metadata records."""
     timestamp_ms: int
-    """Wall time at which the last record that the snapshot stands for was appended."""
+    """The wall-clock time of the last record in the snapshot."""
     leader_id: int = NO_LEADER
-    """Who led in the snapshot's epoch: the records of the metadata do not say."""
+    """The leader of the snapshot's epoch, which metadata records do not contain."""
 
 
-def encode(contents: SnapshotContents) -> Iterator[bytes]:
-    """The snapshot, batch by batch."""
+def encode_snapshot(contents: SnapshotContents) -> Iterator[bytes]:
+    """Yields the snapshot batch by batch."""
     offset = 0
     for batch in _batches(contents):
         yield build_batch(
@@ -44,24 +44,23 @@ def encode(contents: SnapshotContents) -> Iterator[bytes]:
         offset += len(batch.records)
 
 
-def decode(snapshot: SnapshotId, data: bytes) -> SnapshotContents:
-    """Raises CorruptRecordError for what is not a whole snapshot, every bit of it as it was written."""
-    reading = _SnapshotReader(snapshot)
+def decode_snapshot(snapshot: SnapshotId, data: bytes) -> SnapshotContents:
+    """Raises CorruptRecordError unless the snapshot is complete and intact."""
+    reader = _SnapshotReader(snapshot)
     try:
         for batch in split(data):
-            reading.read_batch(batch)
-        return reading.finish()
+            reader.read_batch(batch)
+        return reader.finish()
     except MoldauError as error:
-        raise CorruptRecordError(f"the snapshot {snapshot_name(snapshot)} is not whole: {error}") from error
+        raise CorruptRecordError(f"the snapshot {snapshot_name(snapshot)} is damaged: {error}") from error
 
 
 def snapshot_name(snapshot: SnapshotId) -> str:
-    """Its name without the suffix: the offset it ends at, and the epoch of the last record before that."""
+    """Returns the file name without its suffix."""
     return f"{snapshot.end_offset:020d}-{snapshot.epoch:010d}"
 
 
 def voters_record(voters: Sequence[VoterNode]) -> control.Voters:
-    """The control record that names these voters."""
     return control.Voters(
         tuple(
             control.RecordedVoter(
@@ -91,12 +90,12 @@ class _SnapshotBatch:
 
 def _batches(contents: SnapshotContents) -> Iterator[_SnapshotBatch]:
     timestamp = contents.timestamp_ms
-    opening: list[control.ControlRecord] = [control.SnapshotHeader(timestamp)]
+    header: list[control.ControlRecord] = [control.SnapshotHeader(timestamp)]
     if contents.voters:
-        opening += [control.KRaftVersion(KRAFT_VERSION), voters_record(contents.voters)]
+        header += [control.KRaftVersion(KRAFT_VERSION), voters_record(contents.voters)]
     if contents.leader_id != NO_LEADER:
-        opening.append(control.LeaderChange(contents.leader_id, (), ()))
-    yield _SnapshotBatch([_control_record(each, timestamp) for each in opening], control=True)
+        header.append(control.LeaderChange(contents.leader_id, (), ()))
+    yield _SnapshotBatch([_control_record(each, timestamp) for each in header], control=True)
     records: list[Record] = []
     size = 0
     for value in contents.values:
@@ -115,7 +114,7 @@ def _control_record(message: control.ControlRecord, timestamp: int) -> Record:
 
 
 class _SnapshotReader:
-    """What has been read of a snapshot so far."""
+    """Collects the contents of a snapshot from its batches."""
 
     def __init__(self, snapshot: SnapshotId) -> None:
         self._snapshot = snapshot
@@ -130,21 +129,21 @@ class _SnapshotReader:
         if not batch.has_valid_checksum():
             raise CorruptRecordError(f"the checksum of {batch!r} is wrong")
         if batch.base_offset != self._next_offset or batch.leader_epoch != self._snapshot.epoch:
-            raise CorruptRecordError(f"{batch!r} does not belong where it stands")
+            raise CorruptRecordError(f"{batch!r} has the wrong base offset or epoch")
         self._next_offset = batch.next_offset
         for record in iterate_records(batch):
             if self._has_ended:
-                raise CorruptRecordError("something stands behind its footer")
+                raise CorruptRecordError("there are records after the footer")
             if batch.is_control:
                 self._read_control(control.decode(record))
             elif record.value is None or self._timestamp is None:
-                raise CorruptRecordError(f"the record {record.offset} has no value, or no header before it")
+                raise CorruptRecordError(f"record {record.offset} has no value, or comes before the header")
             else:
                 self._values.append(record.value)
 
     def _read_control(self, message: control.ControlRecord) -> None:
         if isinstance(message, control.SnapshotHeader) != (self._timestamp is None):
-            raise CorruptRecordError("it does not begin with its only header")
+            raise CorruptRecordError("there is not exactly one header, at the start")
         match message:
             case control.SnapshotHeader():
                 self._timestamp = message.last_contained_timestamp
@@ -157,7 +156,7 @@ class _SnapshotReader:
 
     def finish(self) -> SnapshotContents:
         if not self._has_ended or self._timestamp is None:
-            raise CorruptRecordError("it has no footer")
+            raise CorruptRecordError("there is no footer")
         return SnapshotContents(
             self._snapshot, self._voters, tuple(self._values), self._timestamp, self._leader_id
         )

@@ -1,8 +1,7 @@
-"""Where a node keeps snapshots of the metadata: each stands for the metadata log up to an offset, so that the log
-need not reach back to its beginning.
+"""Storage of metadata snapshots, which replace the start of the metadata log.
 
-A snapshot is there as a whole or not at all. The newest two are kept, and the log from the older one's end on:
-should the newest be found damaged, nothing is lost.
+A snapshot is stored completely or not at all. The latest two are retained, and the log from the end of the older one,
+so that nothing is lost if the latest one is damaged.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from moldau.logs.store import Log
 from moldau.observe.logging import get_logger
 from moldau.platform.disk import Disk
 from moldau.raft.messages import SnapshotId
-from moldau.raft.snapshot_format import SnapshotContents, decode, encode, snapshot_name
+from moldau.raft.snapshot_format import SnapshotContents, decode_snapshot, encode_snapshot, snapshot_name
 
 log = get_logger("quorum.snapshots")
 
@@ -28,12 +27,12 @@ _NAME = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
 
 class SnapshotChunk(NamedTuple):
     size: int
-    """Of the whole snapshot."""
+    """The size of the whole snapshot in bytes."""
     data: bytes
 
 
 class SnapshotStore(ABC):
-    """What is the same wherever the bytes are kept."""
+    """The part of a snapshot store that does not depend on the storage."""
 
     def __init__(self, found: Sequence[SnapshotId] = ()) -> None:
         self._ids = sorted(found)
@@ -42,42 +41,41 @@ class SnapshotStore(ABC):
         return self._ids[-1] if self._ids else None
 
     def oldest(self) -> SnapshotId | None:
-        """Of those that are kept: the log is needed from its end on."""
+        """Returns the oldest retained snapshot: the log is needed from its end on."""
         return self._ids[0] if self._ids else None
 
     def read(self, snapshot: SnapshotId) -> SnapshotContents:
         """Raises SnapshotNotFoundError, CorruptRecordError, StorageError."""
         self._check_exists(snapshot)
-        return decode(snapshot, self._read_bytes(snapshot, 0, None).data)
+        return decode_snapshot(snapshot, self._read_bytes(snapshot, 0, None).data)
 
     def read_chunk(self, snapshot: SnapshotId, position: int, bytes_max: int) -> SnapshotChunk:
-        """A part of the snapshot as it is sent to others; raises SnapshotNotFoundError, PositionOutOfRangeError,
-        StorageError."""
+        """Raises SnapshotNotFoundError, PositionOutOfRangeError, StorageError."""
         self._check_exists(snapshot)
-        read_chunk = self._read_bytes(snapshot, max(position, 0), bytes_max)
-        if not 0 <= position < read_chunk.size:
+        chunk = self._read_bytes(snapshot, max(position, 0), bytes_max)
+        if not 0 <= position < chunk.size:
             raise PositionOutOfRangeError(
-                f"the snapshot {snapshot_name(snapshot)} has {read_chunk.size} bytes, and none at position {position}"
+                f"the snapshot {snapshot_name(snapshot)} has {chunk.size} bytes, and none at position {position}"
             )
-        return read_chunk
+        return chunk
 
     async def store(self, contents: SnapshotContents) -> None:
-        """Durable when it returns. Raises StorageError; then the snapshot is not there."""
-        parts: list[bytes] = []
-        for part in encode(contents):
-            parts.append(part)
-            # A large snapshot takes long to write: others get their turn between its batches.
+        """Stores the snapshot durably; raises StorageError if it could not be stored."""
+        batches: list[bytes] = []
+        for batch in encode_snapshot(contents):
+            batches.append(batch)
+            # Encoding a large snapshot must not block the event loop.
             await asyncio.sleep(0)
-        await self._store(contents.id, b"".join(parts))
+        await self._store(contents.id, b"".join(batches))
 
-    async def take(self, snapshot: SnapshotId, data: bytes) -> SnapshotContents:
-        """Stores what was fetched from another node, if it is whole; raises CorruptRecordError, StorageError."""
-        contents = decode(snapshot, data)
+    async def store_fetched(self, snapshot: SnapshotId, data: bytes) -> SnapshotContents:
+        """Stores a snapshot fetched from another node; raises CorruptRecordError, StorageError."""
+        contents = decode_snapshot(snapshot, data)
         await self._store(snapshot, data)
         return contents
 
     async def quarantine(self, snapshot: SnapshotId) -> None:
-        """A damaged one does not count any more. Its file is kept for whoever looks into it."""
+        """Stops using a damaged snapshot. Its file is kept for inspection."""
         await self._quarantine(snapshot)
         self._ids.remove(snapshot)
 
@@ -90,14 +88,14 @@ class SnapshotStore(ABC):
 
     def _check_exists(self, snapshot: SnapshotId) -> None:
         if snapshot not in self._ids:
-            raise SnapshotNotFoundError(f"there is no snapshot {snapshot_name(snapshot)} here")
+            raise SnapshotNotFoundError(f"snapshot {snapshot_name(snapshot)} does not exist")
 
     @abstractmethod
     def _read_bytes(self, snapshot: SnapshotId, position: int, bytes_max: int | None) -> SnapshotChunk: ...
 
     @abstractmethod
     async def _write(self, snapshot: SnapshotId, data: bytes) -> None:
-        """Durably, and whole or not at all."""
+        """Writes durably, and completely or not at all."""
 
     @abstractmethod
     def _remove(self, snapshot: SnapshotId) -> None: ...
@@ -106,51 +104,52 @@ class SnapshotStore(ABC):
     async def _quarantine(self, snapshot: SnapshotId) -> None: ...
 
 
-async def load_latest_snapshot(of: Log, snapshots: SnapshotStore) -> SnapshotContents | None:
-    """What the node begins with: the newest whole snapshot, with the metadata log made to go on from its end.
+async def load_latest_snapshot(metadata_log: Log, snapshots: SnapshotStore) -> SnapshotContents | None:
+    """Loads the latest intact snapshot, and resets the log to its end if the log does not continue it.
 
-    None where the log reaches back to the beginning of all. Raises StorageError where neither does.
+    Returns None if there is no snapshot and the log starts at offset 0. Raises StorageError if records before the
+    log's start are in no snapshot.
     """
-    while (last_entry := snapshots.latest()) is not None:
+    while (latest := snapshots.latest()) is not None:
         try:
-            contents = snapshots.read(last_entry)
+            contents = snapshots.read(latest)
         except CorruptRecordError as error:
-            log.warning("a damaged snapshot of the metadata is set aside", why=str(error))
-            await snapshots.quarantine(last_entry)
+            log.warning("ignoring a damaged metadata snapshot", reason=str(error))
+            await snapshots.quarantine(latest)
             continue
-        if last_entry.end_offset < of.start_offset:
-            raise _missing_prefix_error(
-                of, f"the newest whole snapshot ends at offset {last_entry.end_offset}"
+        if latest.end_offset < metadata_log.start_offset:
+            raise _missing_records_error(
+                metadata_log, f"the latest intact snapshot ends at offset {latest.end_offset}"
             )
-        if not _contains_snapshot_end(of, last_entry):
-            # Fetched from a leader because this log was behind or another; the crash came before it began anew.
-            log.info("the metadata log begins anew behind its snapshot", offset=last_entry.end_offset)
-            await of.truncate_fully_and_start_at(last_entry.end_offset)
+        if not _continues(metadata_log, latest):
+            # The snapshot was fetched from a leader, and the node crashed before it reset its log.
+            log.info("resetting the metadata log to the end of its snapshot", offset=latest.end_offset)
+            await metadata_log.truncate_fully_and_start_at(latest.end_offset)
         return contents
-    if of.start_offset > 0:
-        raise _missing_prefix_error(of, "there is no whole snapshot")
+    if metadata_log.start_offset > 0:
+        raise _missing_records_error(metadata_log, "there is no intact snapshot")
     return None
 
 
-def _contains_snapshot_end(of: Log, snapshot: SnapshotId) -> bool:
-    """Whether the log holds what the snapshot stands for, as far as it reaches back, and ends not before it."""
-    if of.end_offset < snapshot.end_offset:
+def _continues(metadata_log: Log, snapshot: SnapshotId) -> bool:
+    """Returns whether the log has the snapshot's last record, or starts at the snapshot's end."""
+    if metadata_log.end_offset < snapshot.end_offset:
         return False
-    if of.start_offset >= snapshot.end_offset:
+    if metadata_log.start_offset >= snapshot.end_offset:
         return True
-    return of.epochs.epoch_for_offset(snapshot.end_offset - 1) == snapshot.epoch
+    return metadata_log.epochs.epoch_for_offset(snapshot.end_offset - 1) == snapshot.epoch
 
 
-def _missing_prefix_error(of: Log, found: str) -> StorageError:
+def _missing_records_error(metadata_log: Log, problem: str) -> StorageError:
     return StorageError(
-        f"the metadata log begins at offset {of.start_offset}, and {found}: what came before cannot be known. "
-        f"Restore {of.name} with its {SUFFIX} files from a copy; or, where other voters are whole, take its "
-        "directory and the file quorum-state away, remove this node from the voters, and add it anew"
+        f"the metadata log starts at offset {metadata_log.start_offset}, and {problem}: earlier records are missing. "
+        f"Restore {metadata_log.name} with its {SUFFIX} files from a backup; or, if the other voters are intact, "
+        "remove this node from the voters, delete the log's directory and the file quorum-state, and add the node again"
     )
 
 
 class FileSnapshotStore(SnapshotStore):
-    """Files in the metadata log's directory, named as Kafka names them."""
+    """Files in the directory of the metadata log, with Kafka's names."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
@@ -163,8 +162,8 @@ class FileSnapshotStore(SnapshotStore):
             file = self._disk.open(self._path(snapshot))
             try:
                 size = file.size
-                wanted = size if bytes_max is None else min(bytes_max, size)
-                return SnapshotChunk(size, file.read(position, wanted) if position < size else b"")
+                count = size if bytes_max is None else min(bytes_max, size)
+                return SnapshotChunk(size, file.read(position, count) if position < size else b"")
             finally:
                 file.close()
         except OSError as error:
@@ -178,10 +177,12 @@ class FileSnapshotStore(SnapshotStore):
 
     def _remove(self, snapshot: SnapshotId) -> None:
         try:
-            # Not synced: one that a power cut brings back does no harm.
+            # No fsync: a file that reappears after a power failure is harmless.
             self._disk.remove(self._path(snapshot))
         except OSError as error:
-            log.warning("an old snapshot of the metadata stays", path=self._path(snapshot), why=str(error))
+            log.warning(
+                "cannot delete an old metadata snapshot", path=self._path(snapshot), reason=str(error)
+            )
 
     async def _quarantine(self, snapshot: SnapshotId) -> None:
         path = self._path(snapshot)
@@ -189,14 +190,14 @@ class FileSnapshotStore(SnapshotStore):
             self._disk.rename(path, path + ".damaged")
             await self._disk.sync_directory(self._directory)
         except OSError as error:
-            raise StorageError(f"{path} is damaged and cannot be set aside: {error}") from error
+            raise StorageError(f"{path} is damaged and cannot be renamed: {error}") from error
 
     def _path(self, snapshot: SnapshotId) -> str:
         return f"{self._directory}/{snapshot_name(snapshot)}{SUFFIX}"
 
 
 class MemorySnapshotStore(SnapshotStore):
-    """For a node without a disk."""
+    """For nodes with store=memory."""
 
     def __init__(self) -> None:
         super().__init__()

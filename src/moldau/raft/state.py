@@ -1,18 +1,20 @@
-"""The metadata quorum's state machine: who leads, in which epoch, and how far the log is committed. Pure.
+"""The Raft state machine of the metadata quorum: events in, effects out. Pure.
 
-Raft, in the form in which followers fetch. Events come in through `step`, effects go out, and the driver performs
-them in their order. A quorum of one runs through the same steps as any other: it votes for itself, wins, and
-commits what its majority of one has on disk.
+This is Raft in Kafka's form, in which followers fetch from the leader. The driver passes events to `step` and
+executes the effects in order. A quorum of one voter takes the same steps: it votes for itself, wins, and commits
+what its majority of one has on disk.
 """
 
-from dataclasses import dataclass
+from typing import assert_never
 
 from moldau.errors import InvalidRequestError, InvalidVoterKeyError
+from moldau.raft.epoch_state import CandidateState, ElectionState, EpochElection, ProspectiveState, Role
 from moldau.raft.events import (
     AppendFailed,
+    AppendLeaderChange,
+    AppendVoters,
     BatchesAppended,
     Effect,
-    ElectionState,
     Event,
     LeaderChanged,
     LogFlushed,
@@ -24,22 +26,19 @@ from moldau.raft.events import (
     RequestReceived,
     ResignRequested,
     ResponseReceived,
-    Role,
-    SendRequest,
-    SendResponse,
+    ServeFetch,
     SnapshotCreated,
     SnapshotFetchFailed,
     SnapshotInstalled,
     TimerExpired,
     VotersChanged,
 )
-from moldau.raft.leading import Leading
+from moldau.raft.leader_state import LeaderState
 from moldau.raft.messages import (
     NO_LEADER,
     NO_VOTE,
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
-    EpochEndOffset,
     FetchSnapshotRequest,
     FetchSnapshotResponse,
     QuorumEpochResponse,
@@ -49,42 +48,68 @@ from moldau.raft.messages import (
     VoteRequest,
     VoteResponse,
 )
-from moldau.raft.voter_set import find_voter, is_same_replica, majority_size
+from moldau.raft.quorum_fetcher import QuorumFetcher
+from moldau.raft.quorum_state import QuorumState
+from moldau.raft.raft_log_state import RaftLogState
+from moldau.raft.step_context import StepContext
+from moldau.raft.voter_set import is_same_replica
 
-EPOCHS_AHEAD_MAX = 2**20
-EPOCH_MAX = 2**31 - 1 - EPOCHS_AHEAD_MAX
 
+class RaftStateMachine:
+    def __init__(self, quorum: QuorumState, bootstrap_ids: tuple[int, ...] = ()) -> None:
+        self.quorum = quorum
+        self.fetcher = QuorumFetcher(quorum, bootstrap_ids)
+        self._step = StepContext(0, 0.0)
 
-@dataclass(slots=True)
-class QuorumState(Leading):
+    @property
+    def key(self) -> ReplicaKey:
+        return self.quorum.key
+
+    @property
+    def log(self) -> RaftLogState:
+        return self.quorum.log
+
+    @property
+    def epoch(self) -> int:
+        return self.quorum.epoch
+
+    @property
+    def is_leader(self) -> bool:
+        return self.quorum.role is Role.LEADER
+
+    @property
+    def leader_id(self) -> int:
+        return self.quorum.leader_id
+
+    @property
+    def high_watermark(self) -> int:
+        return self.quorum.log.high_watermark
+
     @property
     def deadline_ms(self) -> int | None:
-        """When it wants a Tick."""
-        if self.leader_state is not None:
-            if not self._other_voters():
-                return None
-            next_announcement_ms = self.leader_state.next_announcement_ms
-            majority_confirmed_ms = self.leader_state.majority_confirmed_ms(self.voters, next_announcement_ms)
-            return min(next_announcement_ms, majority_confirmed_ms + self.settings.check_quorum_ms)
-        deadlines = [at_ms for at_ms in (self.election_deadline_ms, self.next_fetch_ms) if at_ms is not None]
-        return min(deadlines, default=None)
+        """When the state machine needs a TimerExpired event."""
+        if self.quorum.leader_state is not None:
+            return self.quorum.leader_state.deadline_ms
+        deadlines = (self.quorum.election_deadline_ms, self.fetcher.next_fetch_ms)
+        return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
 
-    def step(self, now_ms: int, event: Event, chance: float = 0.5) -> list[Effect]:
-        """Takes one event. `chance`, from 0 up to 1, is drawn anew for every step."""
-        leader, led, voters = (self.leader_id, self.epoch), self.is_leader, self.voters
-        self._now_ms, self._chance, self._effects = now_ms, chance, []
+    def step(self, now_ms: int, event: Event, random_fraction: float = 0.5) -> list[Effect]:
+        """Handles one event. `random_fraction`, from 0 up to 1, is drawn for every step."""
+        leader, was_leader, voters = (self.leader_id, self.epoch), self.is_leader, self.quorum.voters
+        self._step = step = StepContext(now_ms, random_fraction)
         self._handle_event(event)
         if (self.leader_id, self.epoch) != leader:
-            # A deposed controller hears of it first: it must not go on deciding while a full disk is waited for.
-            deposed = led and not self.is_leader and self.epoch != leader[1]
-            place = 0 if deposed else len(self._effects)
-            self._effects.insert(place, LeaderChanged(self.leader_id, self.epoch))
-        if self.voters != voters:
-            self._effects.append(VotersChanged(self.voters))
-        self._check()
-        return self._effects
+            # A deposed controller must stop deciding first, even if the next effect waits for a full disk.
+            is_deposed = was_leader and not self.is_leader and self.epoch != leader[1]
+            index = 0 if is_deposed else len(step.effects)
+            step.effects.insert(index, LeaderChanged(self.leader_id, self.epoch))
+        if self.quorum.voters != voters:
+            step.emit(VotersChanged(self.quorum.voters))
+        self.quorum.check_invariants()
+        return step.effects
 
     def _handle_event(self, event: Event) -> None:
+        step, log, fetcher = self._step, self.log, self.fetcher
         match event:
             case NodeStarted():
                 self._start(event)
@@ -93,224 +118,229 @@ class QuorumState(Leading):
             case RequestReceived():
                 self._handle_request(event.request)
             case ResponseReceived():
-                self._handle_response(event.by, event.request, event.reply)
+                self._handle_response(event.node_id, event.request, event.response)
             case RequestFailed():
                 self._handle_request_failure(event)
             case BatchesAppended():
-                self.log.append(event.batches)
+                log.append(event.batches)
             case AppendFailed():
-                self._on_append_error()
+                self._on_append_failed()
             case LogFlushed():
                 self._on_log_flushed(event.end_offset)
             case LogTruncated():
-                self.log.truncate(event.end_offset)
-                self._fetch()
+                log.truncate(event.end_offset)
+                fetcher.fetch(step)
             case SnapshotCreated():
-                self.log.advance_start_offset(event.start_offset, event.snapshot)
+                log.advance_start_offset(event.start_offset, event.snapshot)
             case SnapshotInstalled():
-                self.fetching_snapshot = None
-                self.log.reset_to_snapshot(event.snapshot, event.voters)
-                self._commit(event.snapshot.end_offset)
-                self._fetch()
+                fetcher.fetching_snapshot = None
+                log.reset_to_snapshot(event.snapshot, event.voters)
+                self.quorum.advance_high_watermark(step, event.snapshot.end_offset)
+                fetcher.fetch(step)
             case SnapshotFetchFailed():
-                self.fetching_snapshot = None
-                self._schedule_fetch(self.settings.fetch_timeout_ms / 3)
+                fetcher.fetching_snapshot = None
+                fetcher.schedule_after_failure(step)
             case ResignRequested():
-                self.is_shutting_down = True
+                self.quorum.is_shutting_down = True
                 self._resign()
-                self.election_deadline_ms = None
-
-    def _check(self) -> None:
-        assert self.log.start_offset <= self.high_watermark <= self.log.end_offset
-        assert self.log.durable_offset <= self.log.end_offset
-        assert (self.role is Role.LEADER) == (self.leader_state is not None)
-        assert self.role is not Role.LEADER or self.election.leader_id == self.node_id
-        assert self.role is not Role.FOLLOWER or self.election.leader_id not in (NO_LEADER, self.node_id)
+                self.quorum.election_deadline_ms = None
+            case _:
+                assert_never(event)
 
     def _start(self, event: NodeStarted) -> None:
-        self.log = event.log
-        self.high_watermark = event.committed_offset
-        if self.is_voter and len(self.voters) == 1:
-            self._transition_to_candidate()
-        elif self.election.leader_id == self.node_id:
-            # What it had not committed may be lost to it or to others: it must not go on where it was.
-            self.role = Role.RESIGNED
-            self._schedule_election(self._random_election_deadline())
-            self._send_end_quorum_epoch([voter.key for voter in self._other_voters()])
-        elif self.election.leader_id != NO_LEADER:
-            self._transition_to_follower(self.election.leader_id)
+        quorum, step = self.quorum, self._step
+        quorum.log = event.log
+        quorum.log.high_watermark = event.committed_offset
+        if quorum.is_voter and len(self.quorum.voters) == 1:
+            self._become_candidate()
+        elif quorum.election.leader_id == quorum.node_id:
+            # Records that this leader had not committed may be lost, here or elsewhere, so its epoch must end.
+            quorum.transition_to_resigned(step, tuple(voter.key for voter in quorum.other_voters()))
+        elif quorum.election.leader_id != NO_LEADER:
+            self._follow(quorum.election.leader_id)
         else:
-            # Soon: a node that asks first disturbs nobody, and who knows of a leader says so.
-            self._schedule_election(self._deadline_in(self.settings.election_timeout_ms * self._chance))
-            self._fetch()
+            # Soon, because a pre-vote disturbs no leader, and voters that know one name it in their response.
+            timeout_ms = quorum.config.election_timeout_ms
+            quorum.schedule_election(step.deadline_in(timeout_ms * step.random_fraction))
+            self.fetcher.fetch(step)
 
     def _on_timer(self) -> None:
-        if self.leader_state is not None:
-            self._on_leader_timer(self.leader_state)
+        quorum, fetcher, now_ms = self.quorum, self.fetcher, self._step.now_ms
+        if self.quorum.leader_state is not None:
+            self._on_leader_timer(self.quorum.leader_state)
             return
-        if self.election_deadline_ms is not None and self._now_ms >= self.election_deadline_ms:
-            self.election_deadline_ms = None
+        if quorum.election_deadline_ms is not None and now_ms >= quorum.election_deadline_ms:
+            quorum.election_deadline_ms = None
             self._start_election()
-        if self.next_fetch_ms is not None and self._now_ms >= self.next_fetch_ms:
-            self.next_fetch_ms = None
-            self._fetch()
+        if fetcher.next_fetch_ms is not None and now_ms >= fetcher.next_fetch_ms:
+            fetcher.next_fetch_ms = None
+            fetcher.fetch(self._step)
 
     def _on_log_flushed(self, end_offset: int) -> None:
-        assert end_offset <= self.log.end_offset, "more durable than appended cannot be"
+        assert end_offset <= self.log.end_offset, "only appended records can be durable"
         self.log.durable_offset = max(self.log.durable_offset, end_offset)
-        if self.leader_state is not None:
-            self._maybe_advance_high_watermark()
+        if self.quorum.leader_state is not None:
+            self._advance_leader_high_watermark(self.quorum.leader_state)
         else:
-            self._advance_follower_high_watermark()
+            self.fetcher.on_progress(self._step)
 
-    def _on_append_error(self) -> None:
-        if self.leader_state is None:
-            # As often as where there is no news: the leader hears of this node, and sends what is in vain no oftener.
-            self._schedule_fetch(self.settings.fetch_timeout_ms / 3)
-        elif self._other_voters() or self.log.end_offset == self.leader_state.epoch_start_offset:
-            # A leader that cannot append, or not even begin its epoch, is in the way of one that can.
+    def _on_append_failed(self) -> None:
+        leader = self.quorum.leader_state
+        if leader is None:
+            self.fetcher.schedule_after_failure(self._step)
+        elif self.quorum.other_voters() or self.log.end_offset == leader.epoch_start_offset:
+            # Another voter may be able to append. A leader without even its first record can serve nobody.
             self._resign()
 
     # Elections
 
     def _start_election(self) -> None:
-        if not self._can_be_candidate():
-            self._transition_to_unattached()
-            self._fetch()
-        elif self._needs_pre_vote():
-            has_failed = self.role in (Role.PROSPECTIVE, Role.CANDIDATE)
-            self.role = Role.PROSPECTIVE
+        quorum, step = self.quorum, self._step
+        if not quorum.can_be_candidate():
+            self._become_unattached()
+            self.fetcher.fetch(step)
+        elif quorum.needs_pre_vote():
+            has_failed = self.quorum.role in (Role.PROSPECTIVE, Role.CANDIDATE)
+            quorum.transition_to_prospective(step)
             self._request_votes(is_pre_vote=True)
-            if has_failed and self.role is Role.PROSPECTIVE:
-                # Those it takes for the voters may be gone, and others may have a leader.
-                self._look_up_leader()
+            if has_failed and self.quorum.role is Role.PROSPECTIVE:
+                # The voters known here may be outdated, and the current ones may have a leader.
+                self.fetcher.look_up_leader(step)
         else:
-            self._transition_to_candidate()
+            self._become_candidate()
 
-    def _can_be_candidate(self) -> bool:
-        """A node whose removal may not be agreed on yet may be the only one with all that is: it stands, but its own
-        vote does not count."""
-        if self.log.voters.last_entry.offset >= self.high_watermark and find_voter(
-            self.log.voters.previous, self.key
-        ):
-            return True
-        return self.is_voter
-
-    def _needs_pre_vote(self) -> bool:
-        """Whether a node asks for votes before it begins an epoch (pre-vote): then one that merely was away deposes
-        no leader that a majority still hears of."""
-        return bool(self._other_voters())
-
-    def _transition_to_candidate(self) -> None:
-        self.role = Role.CANDIDATE
-        self._persist_election(ElectionState(self.epoch + 1, NO_LEADER, self.node_id, self.key.directory_id))
-        self.has_leader_resigned = False
-        self.leader_silence_ms = self._leader_silence_ms()
+    def _become_candidate(self) -> None:
+        self.quorum.transition_to_candidate(self._step)
         self._request_votes(is_pre_vote=False)
 
     def _request_votes(self, *, is_pre_vote: bool) -> None:
-        self._cancel_fetch()
-        self.heard_ms = None
-        self.granting_voters, self.rejecting_voters = {self.node_id: None}, {}
-        self.election_start_ms = self._now_ms
-        self.election_deadline_ms = None
-        self._schedule_election(self._random_election_deadline())
-        for voter in self._other_voters():
+        self.fetcher.cancel()
+        for voter in self.quorum.other_voters():
             request = VoteRequest(self.key, self.epoch, self.log.log_end, is_pre_vote, voter.key)
-            self._effects.append(SendRequest(voter.node_id, request))
+            self._step.send(voter.node_id, request)
         self._tally_votes()
 
     def _tally_votes(self) -> None:
-        needed = majority_size(len(self.voters))
-        if sum(voter.node_id in self.granting_voters for voter in self.voters) >= needed:
-            if self.role is Role.PROSPECTIVE:
-                self._transition_to_candidate()
+        quorum, step = self.quorum, self._step
+        state = quorum.epoch_state
+        assert isinstance(state, ProspectiveState | CandidateState)
+        if state.election.is_won(self.quorum.voters):
+            if isinstance(state, ProspectiveState):
+                self._become_candidate()
             else:
-                self._transition_to_leader()
-        elif sum(voter.node_id not in self.rejecting_voters for voter in self.voters) < needed:
-            timeout_ms = self.settings.election_timeout_ms
-            self._schedule_election(self._deadline_in(timeout_ms / 10 + timeout_ms * self._chance))
+                self._become_leader(state)
+        elif state.election.is_lost(self.quorum.voters):
+            timeout_ms = quorum.config.election_timeout_ms
+            quorum.schedule_election(step.deadline_in(timeout_ms / 10 + timeout_ms * step.random_fraction))
 
-    def _is_current_election(self, request: VoteRequest) -> bool:
-        role = Role.PROSPECTIVE if request.is_pre_vote else Role.CANDIDATE
-        return self.role is role and request.epoch == self.epoch
+    def _election_of(self, request: VoteRequest) -> EpochElection | None:
+        """Returns the current election if the request belongs to it."""
+        state = self.quorum.epoch_state
+        kind = ProspectiveState if request.is_pre_vote else CandidateState
+        return state.election if isinstance(state, kind) and request.epoch == self.epoch else None
 
-    def _on_vote_response(self, by: int, request: VoteRequest, reply: VoteResponse) -> None:
-        if not self._is_current_election(request):
+    def _on_vote_response(self, node_id: int, request: VoteRequest, response: VoteResponse) -> None:
+        election = self._election_of(request)
+        if election is None:
             return
-        if reply.is_granted:
-            self.granting_voters[by] = None
-            self.rejecting_voters.pop(by, None)
-            if not request.is_pre_vote:
-                self.leader_silence_ms = min(self.leader_silence_ms, reply.leader_silence_ms)
+        if response.is_granted:
+            election.record_grant(node_id)
+            candidate = self.quorum.epoch_state
+            if isinstance(candidate, CandidateState):
+                candidate.leader_silence_ms = min(candidate.leader_silence_ms, response.leader_silence_ms)
             self._tally_votes()
             return
-        if reply.epoch == self.epoch and reply.leader_id != NO_LEADER:
-            self._transition_to_follower(reply.leader_id)
-        if self._is_current_election(request) and by not in self.granting_voters:
-            self.rejecting_voters[by] = None
+        if response.epoch == self.epoch and response.leader_id != NO_LEADER:
+            self._follow(response.leader_id)
+        self._on_vote_rejected(node_id, request)
+
+    def _on_vote_rejected(self, node_id: int, request: VoteRequest) -> None:
+        election = self._election_of(request)
+        if election is not None and election.record_rejection(node_id):
             self._tally_votes()
 
     def _handle_vote(self, request: VoteRequest) -> None:
+        quorum, step, candidate = self.quorum, self._step, request.candidate
         if request.epoch > self.epoch:
             self._advance_epoch(request.epoch, NO_LEADER)
-        is_granted = (
-            self._can_grant_pre_vote(request) if request.is_pre_vote else self._can_grant_vote(request)
-        )
+        is_granted = quorum.can_grant_vote(request, step.now_ms)
         leader_silence_ms = 0
         if is_granted and not request.is_pre_vote:
-            leader_silence_ms = self._leader_silence_ms()
-            # The candidate may take itself for the leader from now on.
-            self.last_leader_activity_ms = self._now_ms
-        if is_granted and not request.is_pre_vote and self.election.voted_for == NO_VOTE:
-            self._persist_election(
-                ElectionState(
-                    self.epoch, NO_LEADER, request.candidate.node_id, request.candidate.directory_id
+            leader_silence_ms = quorum.leader_silence_ms(step.now_ms)
+            # From now on the candidate may be leader.
+            quorum.last_leader_activity_ms = step.now_ms
+            if quorum.election.voted_for == NO_VOTE:
+                quorum.persist_election(
+                    step, ElectionState(self.epoch, NO_LEADER, candidate.node_id, candidate.directory_id)
                 )
+                self._become_unattached()
+                quorum.restart_election_timer(quorum.election_timeout_deadline(step))
+                self.fetcher.schedule(step)
+        step.respond(VoteResponse(self.epoch, self.leader_id, is_granted, leader_silence_ms))
+
+    # Leader
+
+    def _become_leader(self, candidate: CandidateState) -> None:
+        leader = self.quorum.transition_to_leader(self._step, candidate)
+        self._step.emit(
+            AppendLeaderChange(
+                leader.key.node_id,
+                leader.epoch,
+                leader.learned_voters(),
+                tuple(sorted(candidate.election.granting)),
+                includes_voters=not self.log.voters.has_voters_record,
             )
-            self._transition_to_unattached()
-            self.election_deadline_ms = None
-            self._schedule_election(self._random_election_deadline())
-            self._schedule_fetch()
-        self._effects.append(
-            SendResponse(VoteResponse(self.epoch, self.leader_id, is_granted, leader_silence_ms))
         )
+        leader.announce_epoch(self._step)
 
-    def _can_grant_pre_vote(self, request: VoteRequest) -> bool:
-        if request.epoch < self.epoch or self.has_live_leader(self._now_ms):
-            return False
-        return self._is_up_to_date(request.log_end)
+    def _on_leader_timer(self, leader: LeaderState) -> None:
+        if not leader.has_other_voters:
+            return
+        if leader.has_lost_quorum(self._step.now_ms):
+            self._resign()
+        elif self._step.now_ms >= leader.next_announcement_ms:
+            leader.announce_epoch(self._step)
 
-    def _can_grant_vote(self, request: VoteRequest) -> bool:
-        if request.epoch < self.epoch or self.election.leader_id != NO_LEADER:
-            return False
-        if self.election.voted_for != NO_VOTE:
-            return is_same_replica(
-                ReplicaKey(self.election.voted_for, self.election.voted_directory_id), request.candidate
-            )
-        return self._is_up_to_date(request.log_end)
+    def _resign(self) -> None:
+        leader = self.quorum.leader_state
+        if leader is None:
+            return
+        self.quorum.transition_to_resigned(self._step, leader.preferred_candidates())
+        if not self.quorum.is_voter:
+            self._on_leader_resigned(self.quorum.election_timeout_deadline(self._step))
 
-    def _is_up_to_date(self, log_end: EpochEndOffset) -> bool:
-        """Whether a candidate with this log has all that this node may have helped to commit."""
-        return log_end >= self.log.log_end
+    def _advance_leader_high_watermark(self, leader: LeaderState) -> None:
+        quorum, step = self.quorum, self._step
+        end_offset = leader.majority_end_offset()
+        # Records of earlier epochs can be on a majority and still be overwritten by another leader (Raft, 5.4.2):
+        # they are committed only together with a later record of this epoch.
+        if end_offset > leader.epoch_start_offset:
+            quorum.advance_high_watermark(step, end_offset)
+            if quorum.catch_up_offset is None:
+                quorum.catch_up_offset = self.high_watermark
+        if leader.has_committed_in_epoch and self.log.voters.last_entry.offset < self.high_watermark:
+            if not quorum.is_voter:
+                # The removal of this leader from the voters is committed.
+                self._resign()
+            elif (voters := leader.learned_voters()) != self.quorum.voters:
+                step.emit(AppendVoters(voters))
 
-    # What comes from other nodes
+    # Requests and responses
 
     def _handle_request(self, request: RaftRequest) -> None:
         match request:
             case VoteRequest() | BeginQuorumEpochRequest() if not is_same_replica(request.voter, self.key):
-                error = InvalidVoterKeyError(
-                    f"this is node {self.node_id} with directory {self.key.directory_id}, "
-                    f"not node {request.voter.node_id} with directory {request.voter.directory_id}"
-                )
-                self._effects.append(SendResponse(error))
-            case VoteRequest() | BeginQuorumEpochRequest() | EndQuorumEpochRequest() if (
-                self.is_epoch_out_of_range(request.epoch)
-            ):
-                self._effects.append(
-                    SendResponse(
-                        InvalidRequestError(f"epoch {request.epoch} cannot be: this is epoch {self.epoch}")
+                self._step.respond(
+                    InvalidVoterKeyError(
+                        f"this is node {self.key.node_id} with directory {self.key.directory_id}, "
+                        f"not node {request.voter.node_id} with directory {request.voter.directory_id}"
                     )
+                )
+            case VoteRequest() | BeginQuorumEpochRequest() | EndQuorumEpochRequest() if (
+                self.quorum.is_epoch_out_of_range(request.epoch)
+            ):
+                self._step.respond(
+                    InvalidRequestError(f"epoch {request.epoch} is too far ahead of epoch {self.epoch}")
                 )
             case VoteRequest():
                 self._handle_vote(request)
@@ -323,52 +353,134 @@ class QuorumState(Leading):
             case FetchSnapshotRequest():
                 self._handle_fetch_snapshot(request)
 
-    def is_epoch_out_of_range(self, epoch: int) -> bool:
-        """Epochs are counted one by one, and one request must not use them up. A node that was away for very long
-        learns the epoch by its own fetches."""
-        return epoch > min(self.epoch + EPOCHS_AHEAD_MAX, EPOCH_MAX)
-
     def _handle_begin_quorum_epoch(self, request: BeginQuorumEpochRequest) -> None:
         if request.epoch > self.epoch:
             self._advance_epoch(request.epoch, request.leader_id)
         if request.epoch == self.epoch:
             self._on_leader_contact(request.leader_id)
-        self._effects.append(SendResponse(QuorumEpochResponse(self.epoch, self.leader_id)))
+        self._step.respond(QuorumEpochResponse(self.epoch, self.leader_id))
 
     def _handle_end_quorum_epoch(self, request: EndQuorumEpochRequest) -> None:
+        quorum, step = self.quorum, self._step
         if request.epoch > self.epoch:
             self._advance_epoch(request.epoch, request.leader_id)
-        is_ours = self.election.leader_id in (NO_LEADER, request.leader_id)
-        if request.epoch == self.epoch and is_ours and not self.is_leader and self.role is not Role.RESIGNED:
-            # The first stands as soon as the others have heard it too, each of the rest if those before it did not.
-            timeout_ms = self.settings.election_timeout_ms
-            stand_at_ms = self._random_election_deadline()
-            for place, successor in enumerate(request.preferred_candidates):
-                if is_same_replica(successor, self.key):
-                    stand_at_ms = self._deadline_in(timeout_ms / 20 + timeout_ms / 2 * place)
-            self._on_leader_resigned(stand_at_ms)
-        self._effects.append(SendResponse(QuorumEpochResponse(self.epoch, self.leader_id)))
+        is_from_leader = quorum.election.leader_id in (NO_LEADER, request.leader_id)
+        may_elect = self.quorum.role not in (Role.LEADER, Role.RESIGNED)
+        if request.epoch == self.epoch and is_from_leader and may_elect:
+            # The first candidate waits until the others have the request too; each later one gives the earlier
+            # ones time to win.
+            timeout_ms = quorum.config.election_timeout_ms
+            deadline_ms = quorum.election_timeout_deadline(step)
+            for index, candidate in enumerate(request.preferred_candidates):
+                if is_same_replica(candidate, self.key):
+                    deadline_ms = step.deadline_in(timeout_ms / 20 + timeout_ms / 2 * index)
+            self._on_leader_resigned(deadline_ms)
+        step.respond(QuorumEpochResponse(self.epoch, self.leader_id))
 
-    def _handle_response(self, by: int, request: RaftRequest, reply: RaftResponse) -> None:
-        if reply.epoch > self.epoch:
-            self._advance_epoch(reply.epoch, reply.leader_id)
-        match request, reply:
+    def _handle_fetch(self, request: QuorumFetchRequest) -> None:
+        leader = self.quorum.leader_state
+        if leader is None or request.epoch != self.epoch:
+            self._step.respond(QuorumFetchResponse(self.epoch, self.leader_id, is_leader=False))
+            return
+        response = leader.handle_fetch(self._step, request)
+        if response is not None:
+            self._step.respond(response)
+        else:
+            self._advance_leader_high_watermark(leader)
+            self._step.emit(ServeFetch(request))
+
+    def _handle_fetch_snapshot(self, request: FetchSnapshotRequest) -> None:
+        leader = self.quorum.leader_state
+        if leader is None or request.epoch != self.epoch:
+            self._step.respond(FetchSnapshotResponse(self.epoch, self.leader_id, is_leader=False))
+            return
+        leader.record_contact(request.replica, self._step.now_ms, request.leader_sent_ms)
+        self._step.emit(ServeFetch(request))
+
+    def _handle_response(self, node_id: int, request: RaftRequest, response: RaftResponse) -> None:
+        if response.epoch > self.epoch:
+            self._advance_epoch(response.epoch, response.leader_id)
+        match request, response:
             case VoteRequest(), VoteResponse():
-                self._on_vote_response(by, request, reply)
+                self._on_vote_response(node_id, request, response)
             case QuorumFetchRequest(), QuorumFetchResponse():
-                self._on_fetch_response(by, request, reply)
+                self._on_fetch_response(node_id, request, response)
             case FetchSnapshotRequest(), FetchSnapshotResponse() if (
-                reply.is_leader and reply.epoch == self.epoch
+                response.is_leader and response.epoch == self.epoch
             ):
-                self._on_leader_contact(reply.leader_id)
-                if self.role is Role.FOLLOWER and self.leader_id == reply.leader_id:
-                    self.leader_sent_ms = max(self.leader_sent_ms, reply.sent_ms)
+                self._on_leader_response(response)
 
     def _handle_request_failure(self, event: RequestFailed) -> None:
+        quorum, step, node_id = self.quorum, self._step, event.node_id
         match event.request:
             case VoteRequest() as request:
-                if self._is_current_election(request) and event.by not in self.granting_voters:
-                    self.rejecting_voters[event.by] = None
-                    self._tally_votes()
-            case QuorumFetchRequest() as request if self.pending_fetch == (event.by, request):
-                self._on_fetch_failed(event.by, is_connection_refused=event.is_connection_refused)
+                self._on_vote_rejected(node_id, request)
+            case QuorumFetchRequest() as request if self.fetcher.pending == (node_id, request):
+                self.fetcher.on_failed(step, node_id)
+                is_leader = self.quorum.role is Role.FOLLOWER and self.leader_id == node_id
+                if event.is_connection_refused and is_leader:
+                    # The leader's process has ended.
+                    delay_ms = quorum.config.election_timeout_ms / 5 * step.random_fraction
+                    self._on_leader_resigned(step.deadline_in(delay_ms))
+
+    def _on_fetch_response(
+        self, node_id: int, request: QuorumFetchRequest, response: QuorumFetchResponse
+    ) -> None:
+        fetcher, step = self.fetcher, self._step
+        if fetcher.pending != (node_id, request):
+            return
+        fetcher.pending = None
+        if response.epoch == self.epoch and response.is_leader:
+            if self._on_leader_response(response, fetches=False):
+                fetcher.apply_response(step, response)
+                return
+        elif response.epoch == self.epoch:
+            if self.quorum.role is Role.FOLLOWER and node_id == self.leader_id:
+                self._on_leader_resigned(self.quorum.election_timeout_deadline(step))
+            elif response.leader_id != NO_LEADER:
+                self._follow(response.leader_id)
+        if fetcher.pending is None:
+            fetcher.schedule(step)
+
+    # Epochs and leaders
+
+    def _advance_epoch(self, epoch: int, leader_id: int) -> None:
+        if leader_id == self.key.node_id:
+            leader_id = NO_LEADER
+        self.quorum.advance_epoch(self._step, epoch, leader_id)
+        self.fetcher.cancel()
+        if leader_id != NO_LEADER:
+            self._follow(leader_id)
+        else:
+            self.fetcher.schedule(self._step)
+
+    def _become_unattached(self) -> None:
+        self.quorum.transition_to_unattached()
+        self.fetcher.cancel()
+
+    def _follow(self, leader_id: int, *, fetches: bool = True) -> None:
+        if self.quorum.transition_to_follower(self._step, leader_id):
+            self.fetcher.cancel()
+            if fetches:
+                self.fetcher.fetch(self._step)
+
+    def _on_leader_contact(self, leader_id: int, *, fetches: bool = True) -> bool:
+        """Handles a message from the leader of this epoch itself; returns whether this node follows it."""
+        self.quorum.has_leader_resigned = False
+        self._follow(leader_id, fetches=fetches)
+        return self.quorum.record_leader_contact(self._step, leader_id)
+
+    def _on_leader_response(
+        self, response: QuorumFetchResponse | FetchSnapshotResponse, *, fetches: bool = True
+    ) -> bool:
+        if not self._on_leader_contact(response.leader_id, fetches=fetches):
+            return False
+        self.quorum.leader_sent_ms = max(self.quorum.leader_sent_ms, response.sent_ms)
+        return True
+
+    def _on_leader_resigned(self, election_deadline_ms: int) -> None:
+        """Looks for a new leader: the old one gave up its role, though no new epoch has started."""
+        self.quorum.has_leader_resigned = True
+        self._become_unattached()
+        self.quorum.schedule_election(election_deadline_ms)
+        self.fetcher.schedule(self._step)

@@ -1,7 +1,7 @@
-"""The voters of the quorum as the log names them: the newest record counts, committed or not. Pure.
+"""The voters of the metadata quorum according to its log. Pure.
 
-A record that is truncated away gives the word back to the one before it, and in the end to the first voters,
-which come from the settings.
+The latest voters record counts, committed or not. If it is truncated, the one before it counts again, and finally
+the initial voters, which come from the settings.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,19 +14,19 @@ NOT_IN_LOG = -1
 
 class VoterSet(NamedTuple):
     offset: int
-    """Of the record that names them; NOT_IN_LOG for the first voters."""
+    """The offset of the voters record; NOT_IN_LOG for the initial voters."""
     voters: tuple[VoterNode, ...]
-    """By ascending node id."""
+    """Sorted by node id."""
 
 
 class VoterSetHistory:
-    """Offsets ascend strictly; there is always at least one set, which the log's start has not passed."""
+    """The voter sets by ascending offset. There is always at least one."""
 
-    __slots__ = ("_first", "_sets")
+    __slots__ = ("_initial", "_sets")
 
-    def __init__(self, first: Iterable[VoterNode]) -> None:
-        self._first = VoterSet(NOT_IN_LOG, sort_by_node_id(first))
-        self._sets = [self._first]
+    def __init__(self, initial: Iterable[VoterNode]) -> None:
+        self._initial = VoterSet(NOT_IN_LOG, sort_by_node_id(initial))
+        self._sets = [self._initial]
 
     @property
     def last_entry(self) -> VoterSet:
@@ -38,7 +38,7 @@ class VoterSetHistory:
 
     @property
     def previous(self) -> tuple[VoterNode, ...]:
-        """Those whose word it is again should the newest record be truncated away."""
+        """The voters if the latest record is truncated."""
         return self._sets[-2].voters if len(self._sets) > 1 else ()
 
     @property
@@ -46,38 +46,37 @@ class VoterSetHistory:
         return self._sets[-1].offset != NOT_IN_LOG
 
     def add(self, offset: int, voters: Iterable[VoterNode]) -> None:
-        assert offset > self.last_entry.offset, "records come one after the other"
+        assert offset > self.last_entry.offset, "offsets ascend"
         self._sets.append(VoterSet(offset, sort_by_node_id(voters)))
 
     def voters_below(self, end_offset: int) -> tuple[VoterNode, ...]:
-        """Those that the log up to `end_offset` names; none where it names none."""
-        for each in reversed(self._sets):
-            if each.offset < end_offset:
-                return () if each.offset == NOT_IN_LOG else each.voters
+        """Returns the voters of the last record below `end_offset`; none if there is no such record."""
+        for entry in reversed(self._sets):
+            if entry.offset < end_offset:
+                return () if entry.offset == NOT_IN_LOG else entry.voters
         return ()
 
     def truncate(self, end_offset: int) -> None:
-        """The log now ends at `end_offset`."""
         while len(self._sets) > 1 and self._sets[-1].offset >= end_offset:
             self._sets.pop()
 
     def advance_start_offset(self, start_offset: int) -> None:
-        """What is committed below the log's start can no longer be truncated away."""
+        """Drops sets that no truncation can make current again, since records below the start are committed."""
         while len(self._sets) > 1 and self._sets[1].offset < start_offset:
             self._sets.pop(0)
 
     def reset_to_snapshot(self, end_offset: int, voters: Sequence[VoterNode]) -> None:
-        """The log begins anew at the end of a snapshot, which names these (or none)."""
-        self._sets = [VoterSet(end_offset - 1, sort_by_node_id(voters)) if voters else self._first]
+        """Replaces the history by the voters of a snapshot; a snapshot without voters has the initial ones."""
+        self._sets = [VoterSet(end_offset - 1, sort_by_node_id(voters)) if voters else self._initial]
 
 
 def sort_by_node_id(voters: Iterable[VoterNode]) -> tuple[VoterNode, ...]:
-    found = {voter.node_id: voter for voter in voters}
-    return tuple(found[node_id] for node_id in sorted(found))
+    by_id = {voter.node_id: voter for voter in voters}
+    return tuple(by_id[node_id] for node_id in sorted(by_id))
 
 
 def is_same_replica(one: ReplicaKey, other: ReplicaKey) -> bool:
-    """A directory that is not known may be any."""
+    """Returns whether both keys can name the same replica; an unknown directory matches any."""
     return one.node_id == other.node_id and (
         one.directory_id is None or other.directory_id is None or one.directory_id == other.directory_id
     )

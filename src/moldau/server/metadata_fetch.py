@@ -103,7 +103,7 @@ def _raft_fetch(request: Message, partition: Message, replica_id: int) -> Quorum
         high_watermark=partition.get("high_watermark", UNKNOWN_HIGH_WATERMARK),
         max_wait_ms=request.max_wait,
         bytes_max=bytes_max,
-        heard_ms=request.get("heard_ms", -1),
+        leader_sent_ms=request.get("heard_ms", -1),
     )
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from moldau.errors import InvalidRequestError, MoldauError
-from moldau.raft.kafka_network_channel import endpoints_of
+from moldau.raft.kafka_network_channel import endpoints_from_message
 from moldau.raft.messages import VoterNode
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code, error_message
@@ -13,7 +13,9 @@ from moldau.wire.codec import Message
 def voter_from_request(request: Message, broker: Broker) -> VoterNode:
     """The voter that a request describes, with the endpoint between nodes first; raises InvalidRequestError."""
     listener = broker.settings.broker.inter_broker_listener
-    endpoints = sorted(endpoints_of(request.listeners), key=lambda each: each.listener.upper() != listener)
+    endpoints = sorted(
+        endpoints_from_message(request.listeners), key=lambda each: each.listener.upper() != listener
+    )
     voter = VoterNode(request.voter_id, request.voter_directory_id, tuple(endpoints))
     if voter.node_id < 0:
         raise InvalidRequestError(f"{voter.node_id} is no node id")

@@ -97,13 +97,14 @@ def test_a_node_that_failed_stops_though_a_decision_stands_behind_what_waits_for
             raise StorageError("no room") from OSError(errno.ENOSPC, "no space left")
 
         quorum, controller = node._quorum, node.broker.controller
-        waiting = quorum._executor.submit(lambda: quorum._retry_while_disk_full(write))
+        executor = quorum._executor
+        waiting = executor.run(lambda: executor._retry_while_disk_full(write))
         await has_begun.wait()
         creating = asyncio.create_task(controller.create_topics([NewTopic("orders", 1, 1)]))
-        while not quorum._executor._jobs:
+        while not executor._jobs._jobs:
             await asyncio.sleep(0)
         is_queued.set()
-        while quorum._disk_full_error is None:
+        while executor._disk_full_error is None:
             await asyncio.sleep(0)
         node._fail(StorageError("something else"))
         async with asyncio.timeout(10):

@@ -11,40 +11,50 @@ from moldau.client.admin.quorum import QuorumInfo, QuorumReplica
 from moldau.errors import PeerUnreachableError
 from moldau.raft import kafka_network_channel as wire
 from moldau.raft.kafka_network_channel import KafkaNetworkChannel
-from moldau.raft.leader_state import Leadership, ReplicaState
+from moldau.raft.leader_state import LeaderState, ReplicaState
 from moldau.raft.messages import EndQuorumEpochRequest, ReplicaKey, VoterNode
+from moldau.raft.quorum_config import QuorumConfig
+from moldau.raft.raft_log_state import RaftLogState
+from moldau.raft.voter_set import VoterSetHistory
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.kio import ErrorCode
 
-FORMER, PRESENT = UUID(int=1), UUID(int=2)
+OLD, CURRENT = UUID(int=1), UUID(int=2)
 LEADER = ReplicaKey(9, UUID(int=9))
 
 
-def leader_state() -> Leadership:
-    return Leadership(LEADER, elected_since_ms=0, epoch_start_offset=0, next_announcement_ms=0)
+def leader_state(voters: tuple[VoterNode, ...] = ()) -> LeaderState:
+    return LeaderState(
+        LEADER,
+        1,
+        RaftLogState(VoterSetHistory(voters)),
+        QuorumConfig(),
+        (),
+        elected_since_ms=0,
+        epoch_start_offset=0,
+        next_announcement_ms=0,
+    )
 
 
 def test_of_a_node_with_a_new_directory_only_that_one_is_an_observer() -> None:
-    led = leader_state()
-    led.replicas[ReplicaKey(1, FORMER)] = ReplicaState(ReplicaKey(1, FORMER), last_fetch_ms=100)
-    led.replicas[ReplicaKey(1, PRESENT)] = ReplicaState(ReplicaKey(1, PRESENT), last_fetch_ms=200)
-    led.replicas[ReplicaKey(2, FORMER)] = ReplicaState(ReplicaKey(2, FORMER), last_fetch_ms=50)
-    assert [each.key for each in led.observers((), now_ms=300)] == [
-        ReplicaKey(1, PRESENT),
-        ReplicaKey(2, FORMER),
-    ]
-    voters = (VoterNode(1, PRESENT, ()),)
-    assert [each.key for each in led.observers(voters, now_ms=300)] == [ReplicaKey(2, FORMER)]
+    fetches = {ReplicaKey(1, OLD): 100, ReplicaKey(1, CURRENT): 200, ReplicaKey(2, OLD): 50}
+    replicas = {key: ReplicaState(key, last_fetch_ms=time_ms) for key, time_ms in fetches.items()}
+    leader = leader_state()
+    leader.replicas |= replicas
+    assert [each.key for each in leader.observers(now_ms=300)] == [ReplicaKey(1, CURRENT), ReplicaKey(2, OLD)]
+    leader = leader_state((VoterNode(1, CURRENT, ()),))
+    leader.replicas |= replicas
+    assert [each.key for each in leader.observers(now_ms=300)] == [ReplicaKey(2, OLD)]
 
 
 def test_a_node_that_is_no_voter_is_known_by_the_directory_that_fetched_last() -> None:
     def replica(directory: UUID, last_fetch_ms: int) -> QuorumReplica:
         return QuorumReplica(1, directory, 0, last_fetch_ms, -1)
 
-    observers = (replica(FORMER, 100), replica(PRESENT, 200), replica(FORMER, 150))
+    observers = (replica(OLD, 100), replica(CURRENT, 200), replica(OLD, 150))
     info = QuorumInfo(9, 1, 0, (), observers, {})
     assert info.replica(1) == observers[1]
-    with_vote = QuorumInfo(9, 1, 0, (replica(FORMER, -1),), observers, {})
+    with_vote = QuorumInfo(9, 1, 0, (replica(OLD, -1),), observers, {})
     assert with_vote.replica(1) == with_vote.voters[0]
     assert info.replica(2) is None
 
@@ -96,7 +106,7 @@ def test_a_refusal_is_told_once_until_it_changes(monkeypatch: pytest.MonkeyPatch
     for _ in range(5):
         refused(ErrorCode.invalid_voter_key)
     assert len(told.errors) == 1
-    assert "remove-voter" in told.errors[0]["why"]
+    assert "remove-voter" in told.errors[0]["reason"]
     refused(ErrorCode.kafka_storage_error)
     assert len(told.errors) == 2
     answering.code = ErrorCode.none

@@ -10,7 +10,7 @@ import pytest
 from moldau.errors import NotControllerError, StorageError
 from moldau.raft.batches import CommittedBatch
 from moldau.raft.driver import RaftClient
-from moldau.raft.events import ElectionState
+from moldau.raft.epoch_state import ElectionState
 from moldau.raft.messages import SnapshotId, VoterNode
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore, QuorumStateStore
 from moldau.raft.snapshot_format import SnapshotContents
@@ -37,7 +37,7 @@ class OnlyVoter:
             FixedClock(),
             random.Random(1),
             initial_voters=[VoterNode(1)],
-            peers=NoPeers(),
+            channel=NoPeers(),
             snapshots=snapshots,
             on_commit=self._commit,
             on_fatal=self.failures.append,
@@ -146,7 +146,7 @@ def test_a_restart_begins_a_new_epoch_and_hands_on_the_whole_log_at_once() -> No
 
 
 def test_a_log_larger_than_one_read_is_handed_on_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.raft.effect_executor.READ_BYTES_MAX", 200)
+    monkeypatch.setattr("moldau.raft.commit_delivery.READ_BYTES_MAX", 200)
 
     async def story(log: TestLog) -> None:
         elections = MemoryQuorumStateStore()
@@ -257,7 +257,7 @@ def test_a_log_with_a_flipped_bit_keeps_the_node_from_starting() -> None:
         damaged[-3] ^= 1
         log._batches[1] = bytes(damaged)
         second = OnlyVoter(log, elections)
-        with pytest.raises(StorageError, match=r"checksum .* Restore it from a copy"):
+        with pytest.raises(StorageError, match=r"checksum .* Restore it from a backup"):
             await second.quorum.start()
         await second.quorum.close()
         assert second.committed == []

@@ -9,7 +9,7 @@ import pytest
 
 from moldau.errors import InconsistentClusterIdError, StorageError
 from moldau.platform.os_disk import OsDisk
-from moldau.raft.events import ElectionState
+from moldau.raft.epoch_state import ElectionState
 from moldau.raft.quorum_state_store import FileQuorumStateStore
 
 DIRECTORY = UUID(int=7)
@@ -66,7 +66,7 @@ def test_the_file_of_a_one_node_broker_is_still_read(tmp_path: Path) -> None:
 )
 def test_a_torn_or_contradictory_file_is_refused_and_says_what_to_do(tmp_path: Path, content: str) -> None:
     (tmp_path / "quorum-state").write_text(content)
-    with pytest.raises(StorageError, match=r"quorum-state cannot be read .* Put back"):
+    with pytest.raises(StorageError, match=r"quorum-state cannot be read .* Restore an intact copy"):
         FileQuorumStateStore(OsDisk(), str(tmp_path)).load()
 
 

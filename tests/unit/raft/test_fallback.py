@@ -4,10 +4,10 @@ from uuid import UUID
 
 import pytest
 
+from moldau.raft.epoch_state import ElectionState
 from moldau.raft.events import (
     BatchesAppended,
     Effect,
-    ElectionState,
     HighWatermarkAdvanced,
     LogFlushed,
     NodeStarted,
@@ -28,16 +28,17 @@ from moldau.raft.messages import (
     VoteResponse,
     VoterNode,
 )
+from moldau.raft.quorum_state import QuorumState
 from moldau.raft.raft_log_state import BatchSummary, RaftLogState
-from moldau.raft.state import QuorumState
+from moldau.raft.state import RaftStateMachine
 from moldau.raft.voter_set import VoterSetHistory
 
 VOTERS = tuple(VoterNode(node_id, UUID(int=node_id)) for node_id in (1, 2, 3, 4, 5))
 
 
-def leading() -> QuorumState:
+def leading() -> RaftStateMachine:
     """Node 1 of five, at time 1000; what it has appended, up to offset 10, is on its own disk."""
-    state = QuorumState(VOTERS[0].key, ElectionState())
+    state = RaftStateMachine(QuorumState(VOTERS[0].key, ElectionState()))
     state.step(0, NodeStarted(RaftLogState(VoterSetHistory(VOTERS))))
     state.step(1000, TimerExpired())
     for is_pre_vote in (True, False):
@@ -55,9 +56,11 @@ def leading() -> QuorumState:
 
 
 def fetch(
-    state: QuorumState, by: ReplicaKey, offset: int, *, heard_ms: int = -1, epoch: int = 1
+    state: RaftStateMachine, by: ReplicaKey, offset: int, *, leader_sent_ms: int = -1, epoch: int = 1
 ) -> list[Effect]:
-    request = QuorumFetchRequest(by, state.epoch, EpochEndOffset(epoch, offset), 0, heard_ms=heard_ms)
+    request = QuorumFetchRequest(
+        by, state.epoch, EpochEndOffset(epoch, offset), 0, leader_sent_ms=leader_sent_ms
+    )
     return state.step(1000, RequestReceived(request))
 
 
@@ -76,7 +79,7 @@ def test_what_a_voter_had_confirmed_and_has_lost_counts_no_more() -> None:
     assert told(fetch(state, two, 4)) == [ReplicaOffsetRegressed(two, 10, 4)]
     # Node 1 and node 3 are two of five.
     assert committed(fetch(state, three, 10)) == [4]
-    effects = fetch(state, two, 10, heard_ms=1000)
+    effects = fetch(state, two, 10, leader_sent_ms=1000)
     assert (committed(effects), told(effects)) == ([10], [])
 
 
@@ -92,7 +95,7 @@ def test_what_was_committed_stays_committed() -> None:
 
 def test_a_voter_that_was_merely_started_again_has_lost_nothing() -> None:
     state = leading()
-    fetch(state, VOTERS[1].key, 10, heard_ms=900)
+    fetch(state, VOTERS[1].key, 10, leader_sent_ms=900)
     assert told(fetch(state, VOTERS[1].key, 10)) == []
     assert committed(fetch(state, VOTERS[2].key, 10)) == [10]
 
@@ -106,7 +109,7 @@ def test_a_voter_whose_old_log_is_not_the_leaders_any_more_confirms_nothing(epoc
     state.step(1000, SnapshotCreated(SnapshotId(6, 1), 6))
     fetch(state, two, 10)
     effects = fetch(state, two, 3, epoch=epoch)
-    [reply] = [each.reply for each in effects if isinstance(each, SendResponse)]
+    [reply] = [each.response for each in effects if isinstance(each, SendResponse)]
     assert isinstance(reply, QuorumFetchResponse)
     assert reply.snapshot == SnapshotId(6, 1)
     assert told(effects) == [ReplicaOffsetRegressed(two, 10, 3)]

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from moldau.errors import StorageError
-from moldau.raft.events import ElectionState
+from moldau.raft.epoch_state import ElectionState
 from moldau.raft.messages import EpochEndOffset, QuorumFetchRequest, ReplicaKey, VoteRequest, VoteResponse
 from support.quorum_nodes import QuorumNode, Wires, leader_of, run, until
 
@@ -61,7 +61,7 @@ def test_a_vote_for_which_there_is_no_room_is_given_when_there_is(
 
     with caplog.at_level(logging.WARNING):
         run(story())
-    assert caplog.text.count("waits for room") == 1
+    assert caplog.text.count("disk full") == 1
 
 
 def test_others_are_refused_meanwhile_and_not_kept_in_line() -> None:
@@ -71,7 +71,7 @@ def test_others_are_refused_meanwhile_and_not_kept_in_line() -> None:
             node.quorum.vote(REQUEST),
             node.quorum.fetch(QuorumFetchRequest(ReplicaKey(2), 9, EpochEndOffset(0, 0))),
         ):
-            with pytest.raises(StorageError, match="room"):
+            with pytest.raises(StorageError, match="waits for space"):
                 await asked
         votes.error = None
         await answer
@@ -164,7 +164,7 @@ def test_a_follower_without_room_for_records_says_so_once_and_does_not_hurry(
 
     with caplog.at_level(logging.WARNING):
         run(story())
-    assert caplog.text.count("cannot be appended") == 3
+    assert caplog.text.count("cannot append fetched") == 3
 
 
 def test_a_leader_that_is_deposed_while_its_disk_is_full_decides_no_more() -> None:
@@ -191,7 +191,7 @@ def test_a_leader_that_is_deposed_while_its_disk_is_full_decides_no_more() -> No
         await asyncio.sleep(1)
         assert not answer.done(), "it cannot keep the epoch, and so says nothing of it"
         assert leader.leaders[-1] == (-1, 9), "its controller has heard that it leads no more"
-        with pytest.raises(StorageError, match="room"):
+        with pytest.raises(StorageError, match="waits for space"):
             await leader.quorum.append([b"a"])
         disks[leader.node_id].error = None
         await answer
@@ -270,7 +270,7 @@ def test_a_sync_that_may_yet_succeed_is_tried_again(error: int, caplog: pytest.L
 
     with caplog.at_level(logging.WARNING):
         run(story())
-    assert caplog.text.count("not synced yet") == 1
+    assert caplog.text.count("cannot flush the metadata log") == 1
 
 
 def test_a_sync_that_fails_for_good_after_one_that_might_pass_ends_the_quorum() -> None:

@@ -17,7 +17,7 @@ def test_a_deposed_leader_that_is_asked_for_a_snapshot_does_not_name_itself_in_t
         quorum, epoch = leader.quorum, leader.quorum.epoch
         await until(lambda: quorum.high_watermark == leader.log.end_offset)
         snapshot = SnapshotId(quorum.high_watermark, epoch)
-        await quorum.snapshot([b"all so far"], snapshot)
+        await quorum.write_snapshot([b"all so far"], snapshot)
         second, third = (ReplicaKey(node.node_id) for node in nodes if node is not leader)
 
         asked = asyncio.ensure_future(quorum.fetch_snapshot(FetchSnapshotRequest(third, epoch, snapshot, 0)))

@@ -1,204 +1,220 @@
-"""Several quorum state machines under fire: whatever is lost, doubled, late or torn, no agreement is broken; and when
-the faults end, the quorum works again."""
+"""Raft state machines under random faults: safety holds throughout, and progress resumes after the faults."""
 
 import random
 
 import pytest
 
-from moldau.raft.events import ElectionState
-from moldau.raft.leader_state import Leadership, ReplicaState
+from moldau.raft.epoch_state import ElectionState
+from moldau.raft.leader_state import LeaderState, ReplicaState
 from moldau.raft.messages import ReplicaKey
-from moldau.raft.state import QuorumState
-from support.quorum_world import Faults, World, voter
+from moldau.raft.quorum_fetcher import QuorumFetcher
+from moldau.raft.quorum_state import QuorumState
+from moldau.raft.step_context import StepContext
+from support.quorum_simulation import Faults, QuorumSimulation, voter
 
-STORMY = Faults(loss=0.05, doubling=0.05, lateness=0.05)
+MANY_FAULTS = Faults(loss=0.05, duplication=0.05, delay=0.05)
 SEEDS = range(60)
 
 
-def under_fire(seed: int, *, rounds: int = 60, faults: Faults = STORMY) -> World:
-    """A safety phase with every kind of fault, then a phase without, which must make progress."""
+def run_with_faults(seed: int, *, rounds: int = 60, faults: Faults = MANY_FAULTS) -> QuorumSimulation:
+    """Runs many rounds with every kind of fault; safety properties are checked after every step."""
     chance = random.Random(seed)
     count = chance.choice((1, 2, 3, 3, 3, 5))
-    world = World(seed, count, count + 2, faults)
-    for node_id in world.disks:
-        world.skew[node_id] = chance.randint(0, 100_000)
-        world.start(node_id)
+    simulation = QuorumSimulation(seed, count, count + 2, faults)
+    for node_id in simulation.disks:
+        simulation.skew[node_id] = chance.randint(0, 100_000)
+        simulation.start(node_id)
     appended = 0
     for _ in range(rounds):
-        world.run(chance.choice((1, 5, 20, 100, 500, 2_000)))
-        world.logs_match()
-        up = sorted(world.states)
-        down = sorted(set(world.disks) - set(up))
+        simulation.run(chance.choice((1, 5, 20, 100, 500, 2_000)))
+        simulation.check_logs_match()
+        up = sorted(simulation.states)
+        down = sorted(set(simulation.disks) - set(up))
         roll = chance.random()
         if roll < 0.12 and up:
-            world.crash(chance.choice(up))
+            simulation.crash(chance.choice(up))
         elif roll < 0.15:
             for node_id in up:
-                world.crash(node_id)
+                simulation.crash(node_id)
         elif roll < 0.35 and down:
-            world.start(chance.choice(down))
+            simulation.start(chance.choice(down))
         elif roll < 0.42:
-            side = {node_id for node_id in world.disks if chance.random() < 0.5}
-            world.cut = {(a, b) for a in world.disks for b in world.disks if (a in side) != (b in side)}
+            side = {node_id for node_id in simulation.disks if chance.random() < 0.5}
+            simulation.disconnected = {
+                (a, b) for a in simulation.disks for b in simulation.disks if (a in side) != (b in side)
+            }
         elif roll < 0.47:
-            world.cut = {(a, b) for a in world.disks for b in world.disks if chance.random() < 0.3}
+            simulation.disconnected = {
+                (a, b) for a in simulation.disks for b in simulation.disks if chance.random() < 0.3
+            }
         elif roll < 0.55:
-            world.cut = set()
+            simulation.disconnected = set()
         elif roll < 0.60 and up:
-            world.make_snapshot(chance.choice(up))
+            simulation.create_snapshot(chance.choice(up))
         elif roll < 0.64 and up:
-            world.leave(chance.choice(up))
+            simulation.resign(chance.choice(up))
         elif roll < 0.70:
-            change_voters(world, chance)
-        for node_id in sorted(world.states):
-            if world.states[node_id].is_leader:
+            change_voters(simulation, chance)
+        for node_id in sorted(simulation.states):
+            if simulation.states[node_id].is_leader:
                 for _ in range(chance.randint(0, 3)):
                     appended += 1
-                    world.append_value(node_id, f"value {appended}")
-    return world
+                    simulation.append_value(node_id, f"value {appended}")
+    return simulation
 
 
-def change_voters(world: World, chance: random.Random) -> None:
-    leader = world.leader()
+def change_voters(simulation: QuorumSimulation, chance: random.Random) -> None:
+    leader = simulation.leader()
     if leader is None:
         return
-    voters = [each.node_id for each in world.states[leader].voters]
-    node_id = chance.choice(sorted(world.disks))
-    now_ms = world.now_ms + world.skew[leader]
+    voters = [each.node_id for each in simulation.states[leader].quorum.voters]
+    node_id = chance.choice(sorted(simulation.disks))
+    now_ms = simulation.now_ms + simulation.skew[leader]
     if node_id in voters:
-        world.change_voters(leader, lambda state: state.without_voter(voter(node_id).key))
+        simulation.change_voters(
+            leader, lambda state: state.quorum.require_leader().without_voter(voter(node_id).key)
+        )
     else:
-        world.change_voters(leader, lambda state: state.with_voter(now_ms, voter(node_id)))
+        simulation.change_voters(
+            leader, lambda state: state.quorum.require_leader().with_voter(now_ms, voter(node_id))
+        )
 
 
-def heal(world: World) -> None:
-    world.faults, world.cut, world.syncs = Faults(), set(), True
-    for node_id in sorted(world.states):
-        world.crash(node_id)
-    for node_id in sorted(world.disks):
-        world.start(node_id)
-    assert world.run(20_000, until=lambda: settled(world)), "no leader"
-    # A leader whose own removal was under way goes when that is agreed on.
-    world.run(3_000)
-    leader = world.leader()
+def check_recovery(simulation: QuorumSimulation) -> None:
+    simulation.faults, simulation.disconnected, simulation.is_flushing = Faults(), set(), True
+    for node_id in sorted(simulation.states):
+        simulation.crash(node_id)
+    for node_id in sorted(simulation.disks):
+        simulation.start(node_id)
+    assert simulation.run(20_000, until=lambda: is_settled(simulation)), "no leader"
+    # A leader that is being removed resigns once the removal is committed.
+    simulation.run(3_000)
+    leader = simulation.leader()
     assert leader is not None
-    elections = world.counts["elections"]
-    world.append_value(leader, "after the storm")
-    end = world.disks[leader].end
-    assert world.run(
-        5_000, until=lambda: all(state.high_watermark >= end for state in world.states.values())
-    ), "what is appended is not agreed on"
-    world.run(10_000)
-    assert world.counts["elections"] == elections, "a quorum without faults elects nobody anew"
-    world.logs_match()
+    elections = simulation.counts["elections"]
+    simulation.append_value(leader, "after the faults")
+    end = simulation.disks[leader].end
+    assert simulation.run(
+        5_000, until=lambda: all(state.high_watermark >= end for state in simulation.states.values())
+    ), "the append is not committed"
+    simulation.run(10_000)
+    assert simulation.counts["elections"] == elections, "an election without faults"
+    simulation.check_logs_match()
 
 
-def settled(world: World) -> bool:
-    leader = world.leader()
-    return leader is not None and all(state.leader_id == leader for state in world.states.values())
+def is_settled(simulation: QuorumSimulation) -> bool:
+    leader = simulation.leader()
+    return leader is not None and all(state.leader_id == leader for state in simulation.states.values())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_agreements_survive_every_fault_and_the_quorum_recovers(seed: int) -> None:
-    heal(under_fire(seed))
+def test_committed_records_survive_all_faults_and_the_quorum_recovers(seed: int) -> None:
+    check_recovery(run_with_faults(seed))
 
 
-def test_the_storm_is_one() -> None:
-    """Each kind of event that the model is there for happens in it."""
+def test_every_kind_of_event_happens_in_the_simulations() -> None:
     totals: dict[str, int] = {}
     for seed in SEEDS:
-        for what, count in under_fire(seed).counts.items():
+        for what, count in run_with_faults(seed).counts.items():
             totals[what] = totals.get(what, 0) + count
     assert all(count > 10 for count in totals.values()), totals
 
 
-def is_caught(faults: Faults = STORMY) -> bool:
+def is_detected(faults: Faults = MANY_FAULTS) -> bool:
     for seed in range(300):
         try:
-            under_fire(seed, faults=faults)
+            run_with_faults(seed, faults=faults)
         except AssertionError:
             return True
     return False
 
 
-def test_a_vote_for_a_log_that_is_behind_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QuorumState, "_is_up_to_date", lambda self, log_end: True)
-    assert is_caught()
+def test_a_vote_for_an_outdated_log_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QuorumState, "is_up_to_date", lambda self, log_end: True)
+    assert is_detected()
 
 
-def test_a_vote_that_is_not_kept_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(self: World, node_id: int, election: ElectionState) -> None:
+def test_a_vote_that_is_not_persisted_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(self: QuorumSimulation, node_id: int, election: ElectionState) -> None:
         pass
 
-    monkeypatch.setattr(World, "_persist", forget)
-    assert is_caught()
+    monkeypatch.setattr(QuorumSimulation, "_persist", forget)
+    assert is_detected()
 
 
-def test_a_follower_that_counts_what_it_has_not_synced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def durable_at_once(self: QuorumState) -> None:
-        self.log.durable_offset = self.log.end_offset
-        fetch(self)
+def test_a_follower_that_confirms_unflushed_records_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch = QuorumFetcher.fetch
+    append = QuorumSimulation.append
 
-    fetch = QuorumState._fetch
-    append = World.append
+    def fetch_as_if_durable(self: QuorumFetcher, step: StepContext) -> None:
+        self.quorum.log.durable_offset = self.quorum.log.end_offset
+        fetch(self, step)
 
-    def append_and_fetch(self: World, node_id: int, entries: list) -> None:  # type: ignore[type-arg]
+    def append_and_fetch(self: QuorumSimulation, node_id: int, entries: list) -> None:  # type: ignore[type-arg]
         append(self, node_id, entries)
         state = self.states[node_id]
-        state._effects = []
-        state._fetch()
-        for effect in state._effects:
-            self.perform(node_id, effect)
+        step = StepContext(state._step.now_ms, state._step.random_fraction)
+        state.fetcher.fetch(step)
+        for effect in step.effects:
+            self.execute(node_id, effect)
 
-    monkeypatch.setattr(QuorumState, "_fetch", durable_at_once)
-    monkeypatch.setattr(World, "append", append_and_fetch)
-    assert is_caught()
+    monkeypatch.setattr(QuorumFetcher, "fetch", fetch_as_if_durable)
+    monkeypatch.setattr(QuorumSimulation, "append", append_and_fetch)
+    assert is_detected()
 
 
-def test_a_leader_that_takes_a_late_fetch_for_a_confirmation_is_caught(
+def test_a_leader_that_counts_a_delayed_fetch_as_a_confirmation_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    record_contact = Leadership.record_contact
+    record_contact = LeaderState.record_contact
 
-    def heard_now(self: Leadership, key: ReplicaKey, now_ms: int, leader_sent_ms: int) -> ReplicaState:
+    def record_contact_now(
+        self: LeaderState, key: ReplicaKey, now_ms: int, leader_sent_ms: int
+    ) -> ReplicaState:
         return record_contact(self, key, now_ms, now_ms)
 
-    monkeypatch.setattr(Leadership, "record_contact", heard_now)
-    assert is_caught(Faults(loss=0.05, doubling=0.2, lateness=0.2))
+    monkeypatch.setattr(LeaderState, "record_contact", record_contact_now)
+    assert is_detected(Faults(loss=0.05, duplication=0.2, delay=0.2))
 
 
-def test_a_voter_that_says_it_heard_of_nobody_for_longer_than_it_did_is_caught(
+def test_a_voter_that_overstates_how_long_it_had_no_leader_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(QuorumState, "_leader_silence_ms", lambda self: 2 * self.settings.fetch_timeout_ms)
-    assert is_caught()
+    monkeypatch.setattr(
+        QuorumState, "leader_silence_ms", lambda self, now_ms: 2 * self.config.fetch_timeout_ms
+    )
+    assert is_detected()
 
 
-def test_a_leader_that_announces_what_it_is_not_sure_of_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QuorumState, "announced_high_watermark", property(lambda self: self.high_watermark))
-    assert is_caught()
-
-
-def test_without_asking_first_a_node_that_was_away_deposes_the_leader(
+def test_a_leader_that_announces_an_uncertain_high_watermark_is_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def elections_after_a_node_was_cut_off() -> int:
-        world = World(1, 3)
-        for node_id in world.disks:
-            world.start(node_id)
-        assert world.run(5_000, until=lambda: settled(world))
-        world.run(1_000)
-        leader = world.leader()
-        away = next(node_id for node_id in world.disks if node_id != leader)
-        elections = world.counts["elections"]
-        world.cut = {(away, node_id) for node_id in world.disks} | {
-            (node_id, away) for node_id in world.disks
+    monkeypatch.setattr(
+        LeaderState, "announced_high_watermark", property(lambda self: self.log.high_watermark)
+    )
+    assert is_detected()
+
+
+def test_without_pre_vote_a_reconnected_node_deposes_the_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def elections_after_a_partition() -> int:
+        simulation = QuorumSimulation(1, 3)
+        for node_id in simulation.disks:
+            simulation.start(node_id)
+        assert simulation.run(5_000, until=lambda: is_settled(simulation))
+        simulation.run(1_000)
+        leader = simulation.leader()
+        away = next(node_id for node_id in simulation.disks if node_id != leader)
+        elections = simulation.counts["elections"]
+        simulation.disconnected = {(away, node_id) for node_id in simulation.disks} | {
+            (node_id, away) for node_id in simulation.disks
         }
-        world.run(10_000)
-        world.cut = set()
-        world.run(10_000)
-        return world.counts["elections"] - elections
+        simulation.run(10_000)
+        simulation.disconnected = set()
+        simulation.run(10_000)
+        return simulation.counts["elections"] - elections
 
-    assert elections_after_a_node_was_cut_off() == 0
-    monkeypatch.setattr(QuorumState, "_needs_pre_vote", lambda self: False)
-    assert elections_after_a_node_was_cut_off() > 0
+    assert elections_after_a_partition() == 0
+    monkeypatch.setattr(QuorumState, "needs_pre_vote", lambda self: False)
+    assert elections_after_a_partition() > 0

@@ -138,7 +138,7 @@ def test_a_node_that_starts_hands_on_nothing_before_it_knows_all_that_was_agreed
         away = others(nodes, leader)[0]
         await leader.quorum.append([b"a"])
         await until(lambda: away.values == [b"a"])
-        await away.quorum.snapshot([b"a"], SnapshotId(away.quorum.high_watermark, leader.quorum.epoch))
+        await away.quorum.write_snapshot([b"a"], SnapshotId(away.quorum.high_watermark, leader.quorum.epoch))
         await away.stop()
         for value in (b"b", b"c"):
             await leader.quorum.append([value])
@@ -149,8 +149,9 @@ def test_a_node_that_starts_hands_on_nothing_before_it_knows_all_that_was_agreed
         assert away.taken == []
         assert away.committed == []
         seen: list[list[bytes]] = []
-        handed_on = away.quorum._on_commit
-        away.quorum._on_commit = lambda batches: (handed_on(batches), seen.append(away.values))[0]
+        delivery = away.quorum._executor._delivery
+        on_commit = delivery._on_commit
+        delivery._on_commit = lambda batches: (on_commit(batches), seen.append(away.values))[0]
         wires.cut = set()
         await until(lambda: away.values == [b"a", b"b", b"c"])
         assert seen[0] == [b"a", b"b", b"c"]
@@ -264,7 +265,7 @@ def test_a_log_that_loses_what_was_committed_stops_the_node_that_finds_out() -> 
         await successor.quorum.append([b"another history"])
         wires.cut = set()
         await until(lambda: witness.failures)
-        assert "has lost what it had on disk" in str(witness.failures[0])
+        assert "has lost committed records" in str(witness.failures[0])
         witness.failures.clear()
         await stop(nodes)
 

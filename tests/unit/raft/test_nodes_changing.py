@@ -26,7 +26,7 @@ def test_a_node_that_is_far_behind_begins_with_a_snapshot() -> None:
         for round_ in range(3):
             await leader.quorum.append([b"%d" % round_])
             await until(lambda: leader.quorum.high_watermark == leader.log.end_offset)
-            await leader.quorum.snapshot(
+            await leader.quorum.write_snapshot(
                 leader.values, SnapshotId(leader.log.end_offset, leader.quorum.epoch), leader.node_id
             )
         await leader.quorum.append([b"3"])
@@ -51,10 +51,10 @@ def test_the_log_begins_at_the_end_of_the_older_of_two_snapshots() -> None:
             await leader.quorum.append([b"%d" % round_])
             await until(lambda: leader.quorum.high_watermark == leader.log.end_offset)
             ends.append(leader.log.end_offset)
-            await leader.quorum.snapshot(leader.values, SnapshotId(ends[-1], leader.quorum.epoch))
+            await leader.quorum.write_snapshot(leader.values, SnapshotId(ends[-1], leader.quorum.epoch))
         assert leader.log.start_offset == ends[-2]
-        with pytest.raises(InvalidRequestError, match="not committed"):
-            await leader.quorum.snapshot([], SnapshotId(ends[-1] + 1, leader.quorum.epoch))
+        with pytest.raises(InvalidRequestError, match="uncommitted"):
+            await leader.quorum.write_snapshot([], SnapshotId(ends[-1] + 1, leader.quorum.epoch))
         await leader.quorum.append([b"3"])
         await leader.stop()
         await leader.start()
@@ -76,7 +76,7 @@ def test_a_snapshot_that_a_peer_sends_in_an_odd_way_is_asked_for_again(
             await leader.quorum.append([value])
             await until(lambda: leader.quorum.high_watermark == leader.log.end_offset)
             end = SnapshotId(leader.log.end_offset, leader.quorum.epoch)
-            await leader.quorum.snapshot(leader.values, end)
+            await leader.quorum.write_snapshot(leader.values, end)
         fetched, odd = RaftClient.fetch_snapshot, [ValueError("what is this?")]
 
         async def fetch_snapshot(self: RaftClient, request: FetchSnapshotRequest) -> FetchSnapshotResponse:

@@ -19,7 +19,7 @@ from moldau.logs.files.store import FileLogStore
 from moldau.logs.store import Log
 from moldau.platform.clock import SystemClock
 from moldau.raft.messages import NO_LEADER, SnapshotId, VoterEndpoint, VoterNode
-from moldau.raft.snapshot_format import SnapshotContents, decode, encode
+from moldau.raft.snapshot_format import SnapshotContents, decode_snapshot, encode_snapshot
 from moldau.raft.snapshot_store import (
     FileSnapshotStore,
     MemorySnapshotStore,
@@ -83,44 +83,44 @@ def prepared(disk: SimulatedDisk) -> SimulatedDisk:
     ],
 )
 def test_a_snapshot_is_read_as_it_was_written(made: SnapshotContents) -> None:
-    assert decode(made.id, b"".join(encode(made))) == made
+    assert decode_snapshot(made.id, b"".join(encode_snapshot(made))) == made
 
 
 def test_large_snapshots_have_many_small_batches() -> None:
     made = contents(values=[b"v" * 1000] * 500)
-    batches = list(encode(made))
+    batches = list(encode_snapshot(made))
     assert len(batches) > 5
     assert max(map(len, batches)) < 100_000
 
 
 def test_a_flipped_bit_anywhere_is_found() -> None:
     made = contents(values=(b"one", b"two"))
-    data = b"".join(encode(made))
+    data = b"".join(encode_snapshot(made))
     for position in range(len(data)):
         for bit in (0, 3, 7):
             damaged = bytearray(data)
             damaged[position] ^= 1 << bit
             with pytest.raises(CorruptRecordError):
-                decode(made.id, bytes(damaged))
+                decode_snapshot(made.id, bytes(damaged))
 
 
 def test_a_snapshot_cut_off_anywhere_is_found() -> None:
     made = contents(values=(b"one", b"two"))
-    data = b"".join(encode(made))
+    data = b"".join(encode_snapshot(made))
     for size in range(len(data)):
         with pytest.raises(CorruptRecordError):
-            decode(made.id, data[:size])
+            decode_snapshot(made.id, data[:size])
 
 
 def test_a_snapshot_is_not_taken_for_another_one() -> None:
     made = contents()
-    with pytest.raises(CorruptRecordError, match="belong"):
-        decode(SnapshotId(made.id.end_offset, made.id.epoch + 1), b"".join(encode(made)))
+    with pytest.raises(CorruptRecordError, match="wrong base offset"):
+        decode_snapshot(SnapshotId(made.id.end_offset, made.id.epoch + 1), b"".join(encode_snapshot(made)))
 
 
 def test_missing_repeated_and_misplaced_batches_are_found() -> None:
     made = contents(values=(b"x" * 70_000, b"y" * 70_000))
-    parts = list(encode(made))
+    parts = list(encode_snapshot(made))
     header, first, second, footer = parts
     stray = build_batch([Record(value=b"stray")], base_offset=6, leader_epoch=made.id.epoch)
     for wrong in (
@@ -135,7 +135,7 @@ def test_missing_repeated_and_misplaced_batches_are_found() -> None:
         [],
     ):
         with pytest.raises(CorruptRecordError):
-            decode(made.id, b"".join(wrong))
+            decode_snapshot(made.id, b"".join(wrong))
     assert [batch.is_control for batch in split(b"".join(parts))] == [True, False, False, True]
 
 
@@ -178,7 +178,7 @@ def test_a_snapshot_travels_in_pieces(snapshots: SnapshotStore) -> None:
             with pytest.raises(PositionOutOfRangeError):
                 snapshots.read_chunk(SnapshotId(100, 3), position, 10)
         other = MemorySnapshotStore()
-        assert await other.take(SnapshotId(100, 3), received) == contents()
+        assert await other.store_fetched(SnapshotId(100, 3), received) == contents()
         assert other.read(SnapshotId(100, 3)) == contents()
 
     run(body)
@@ -186,9 +186,9 @@ def test_a_snapshot_travels_in_pieces(snapshots: SnapshotStore) -> None:
 
 def test_what_is_not_whole_is_not_taken(snapshots: SnapshotStore) -> None:
     async def body() -> None:
-        data = b"".join(encode(contents()))
+        data = b"".join(encode_snapshot(contents()))
         with pytest.raises(CorruptRecordError):
-            await snapshots.take(SnapshotId(100, 3), data[:-1])
+            await snapshots.store_fetched(SnapshotId(100, 3), data[:-1])
         assert snapshots.latest() is None
 
     run(body)
@@ -355,10 +355,10 @@ def test_a_log_without_its_beginning_is_refused() -> None:
         await log.advance_start_offset(6)
         await damage(disk, SnapshotId(6, 4))
         with pytest.raises(
-            StorageError, match="begins at offset 6, and the newest whole snapshot ends at offset 4"
+            StorageError, match="starts at offset 6, and the latest intact snapshot ends at offset 4"
         ):
             await load_latest_snapshot(log, snapshots)
-        with pytest.raises(StorageError, match="there is no whole snapshot"):
+        with pytest.raises(StorageError, match="there is no intact snapshot"):
             await load_latest_snapshot(log, MemorySnapshotStore())
 
     run(body)
@@ -376,7 +376,7 @@ def test_a_crash_between_a_fetched_snapshot_and_the_new_log(snapshot: SnapshotId
         await filled(disk)
         snapshots = FileSnapshotStore(disk, DIRECTORY)
         fetched = contents(*snapshot)
-        await snapshots.take(snapshot, b"".join(encode(fetched)))
+        await snapshots.store_fetched(snapshot, b"".join(encode_snapshot(fetched)))
         disk = disk.crash()
         log = await open_log(disk)
         assert await load_latest_snapshot(log, FileSnapshotStore(disk, DIRECTORY)) == fetched, why

@@ -5,13 +5,12 @@ import pytest
 from moldau.errors import (
     InvalidRequestError,
 )
+from moldau.raft.epoch_state import ElectionState, Role
 from moldau.raft.events import (
     AppendFailed,
     BatchesAppended,
-    ElectionState,
     LogFlushed,
     RequestReceived,
-    Role,
     SnapshotCreated,
     SnapshotInstalled,
 )
@@ -27,75 +26,90 @@ from moldau.raft.messages import (
     VoteResponse,
 )
 from moldau.raft.raft_log_state import BatchSummary
-from support.quorum_states import answer, elected, fetch, fetched, following, key, log, node, sends, voters
+from support.quorum_states import (
+    elected_leader,
+    fetch,
+    follower,
+    key,
+    log,
+    node,
+    respond_to_fetch,
+    response_in,
+    sends,
+    voters,
+)
 
 
 @pytest.mark.parametrize("epoch", [5 + 2**20 + 1, 2**31 - 2, 2**31 - 1])
 @pytest.mark.parametrize("kind", ["vote", "begin", "end"])
 def test_an_epoch_that_cannot_be_is_refused(kind: str, epoch: int) -> None:
-    state = following()
+    state = follower()
     request = {
         "vote": VoteRequest(key(3), epoch, EpochEndOffset(5, 9), False, key(1)),
         "begin": BeginQuorumEpochRequest(3, epoch, key(1)),
         "end": EndQuorumEpochRequest(3, epoch, (key(1),)),
     }[kind]
     effects = state.step(200, RequestReceived(request))
-    assert isinstance(answer(effects), InvalidRequestError)
+    assert isinstance(response_in(effects), InvalidRequestError)
     assert len(effects) == 1
     assert (state.epoch, state.leader_id) == (5, 2)
 
 
 def test_a_node_that_was_away_for_many_epochs_still_hears_of_the_newest() -> None:
-    state = following()
-    assert answer(
+    state = follower()
+    assert response_in(
         state.step(200, RequestReceived(BeginQuorumEpochRequest(3, 5 + 2**20, key(1))))
     ) == QuorumEpochResponse(5 + 2**20, 3)
 
 
 def test_who_does_not_name_its_directory_is_not_taken_for_a_voter() -> None:
-    state = elected()
+    state = elected_leader()
     state.step(1000, LogFlushed(1))
     for node_id in (2, 3):
-        nameless = QuorumFetchRequest(ReplicaKey(node_id), state.epoch, EpochEndOffset(1, 1), heard_ms=1500)
+        nameless = QuorumFetchRequest(
+            ReplicaKey(node_id), state.epoch, EpochEndOffset(1, 1), leader_sent_ms=1500
+        )
         state.step(1500, RequestReceived(nameless))
     assert state.high_watermark == 0
-    assert state.majority_confirmed_ms(1500) == 1000
+    assert state.quorum.require_leader().majority_confirmed_ms(1500) == 1000
 
 
 def test_a_snapshot_of_ones_own_that_comes_late_does_not_take_the_place_of_a_newer_one() -> None:
-    state = following(log(*[3] * 10))
-    state.fetching_snapshot = SnapshotId(50, 3)
+    state = follower(log(*[3] * 10))
+    state.fetcher.fetching_snapshot = SnapshotId(50, 3)
     state.step(200, SnapshotInstalled(SnapshotId(50, 3), voters(1, 2, 3)))
     state.step(201, SnapshotCreated(SnapshotId(9, 3), 50))
     assert state.log.snapshot == SnapshotId(50, 3)
 
 
 def test_a_leader_is_confirmed_by_what_was_heard_of_it_and_not_by_when_a_fetch_came() -> None:
-    state = elected()
+    state = elected_leader()
     fetch(state, 2, EpochEndOffset(1, 1), now_ms=1200)
-    assert state.majority_confirmed_ms(1200) == 1000
-    fetch(state, 2, EpochEndOffset(1, 1), now_ms=3100, heard_ms=1205)
-    assert state.majority_confirmed_ms(3100) == 1205
-    fetch(state, 2, EpochEndOffset(1, 1), now_ms=3101, heard_ms=1100)
-    fetch(state, 3, EpochEndOffset(1, 1), now_ms=3101, heard_ms=10**9)
-    assert state.majority_confirmed_ms(3102) == 3101, "what cannot have been heard yet is not believed"
+    assert state.quorum.require_leader().majority_confirmed_ms(1200) == 1000
+    fetch(state, 2, EpochEndOffset(1, 1), now_ms=3100, leader_sent_ms=1205)
+    assert state.quorum.require_leader().majority_confirmed_ms(3100) == 1205
+    fetch(state, 2, EpochEndOffset(1, 1), now_ms=3101, leader_sent_ms=1100)
+    fetch(state, 3, EpochEndOffset(1, 1), now_ms=3101, leader_sent_ms=10**9)
+    assert state.quorum.require_leader().majority_confirmed_ms(3102) == 3101, (
+        "what cannot have been heard yet is not believed"
+    )
 
 
 def test_a_follower_says_back_what_it_last_heard_of_the_leader_of_its_epoch() -> None:
-    state = following()
-    fetched(state, sent_ms=777)
-    assert state.pending_fetch is not None
-    assert state.pending_fetch[1].heard_ms == 777
+    state = follower()
+    respond_to_fetch(state, sent_ms=777)
+    assert state.fetcher.pending is not None
+    assert state.fetcher.pending[1].leader_sent_ms == 777
     state.step(300, RequestReceived(BeginQuorumEpochRequest(3, 6, key(1))))
-    assert state.pending_fetch[1].heard_ms == -1, "another leader has another clock"
+    assert state.fetcher.pending[1].leader_sent_ms == -1, "another leader has another clock"
 
 
 def test_a_leader_whose_disk_is_full_hands_over_where_there_are_others() -> None:
-    state = elected()
+    state = elected_leader()
     effects = state.step(1500, AppendFailed())
-    assert state.role is Role.RESIGNED
+    assert state.quorum.role is Role.RESIGNED
     assert sends(effects, EndQuorumEpochRequest) == [2, 3]
-    alone = node(view=log(of=voters(1)))
+    alone = node(log_state=log(of=voters(1)))
     alone.step(0, BatchesAppended((BatchSummary(0, 1, 1),)))
     alone.step(1500, AppendFailed())
     assert alone.is_leader
@@ -103,15 +117,15 @@ def test_a_leader_whose_disk_is_full_hands_over_where_there_are_others() -> None
 
 def test_a_vote_says_for_how_long_nobody_was_heard_of() -> None:
     request = VoteRequest(key(3), 6, EpochEndOffset(9, 9), False, key(1))
-    heard = following()
-    fetched(heard)
-    at_ms = heard.last_leader_activity_ms
+    heard = follower()
+    respond_to_fetch(heard)
+    at_ms = heard.quorum.last_leader_activity_ms
     assert at_ms is not None
-    reply = answer(heard.step(at_ms + 1600, RequestReceived(request)))
+    reply = response_in(heard.step(at_ms + 1600, RequestReceived(request)))
     assert isinstance(reply, VoteResponse)
     assert (reply.is_granted, reply.leader_silence_ms) == (True, 1600)
     restarted = node(1, ElectionState(5, 2))
-    reply = answer(restarted.step(9000, RequestReceived(request)))
+    reply = response_in(restarted.step(9000, RequestReceived(request)))
     assert isinstance(reply, VoteResponse)
     assert (reply.is_granted, reply.leader_silence_ms) == (True, 0), (
         "what it heard in a former life it does not know"

@@ -2,10 +2,10 @@
 
 import pytest
 
+from moldau.raft.epoch_state import ElectionState, Role
 from moldau.raft.events import (
     AppendLeaderChange,
     BatchesAppended,
-    ElectionState,
     HighWatermarkAdvanced,
     LeaderChanged,
     LogFlushed,
@@ -14,7 +14,6 @@ from moldau.raft.events import (
     RequestFailed,
     RequestReceived,
     ResponseReceived,
-    Role,
     SendRequest,
     SendResponse,
     TimerExpired,
@@ -29,19 +28,20 @@ from moldau.raft.messages import (
     VoteResponse,
     VoterNode,
 )
+from moldau.raft.quorum_state import QuorumState
 from moldau.raft.raft_log_state import BatchSummary
-from moldau.raft.state import QuorumState
+from moldau.raft.state import RaftStateMachine
 from support.quorum_states import (
-    SETTINGS,
-    answer,
-    ask,
+    CONFIG,
     directory,
-    elected,
-    following,
+    elected_leader,
+    follower,
     key,
     log,
     node,
     of_kind,
+    respond_to_vote,
+    response_in,
     sends,
     voters,
 )
@@ -50,7 +50,7 @@ from support.quorum_states import (
 
 
 def test_one_voter_elects_itself_and_its_vote_is_persisted_before_anything_else() -> None:
-    state = QuorumState(key(1), ElectionState(), SETTINGS)
+    state = RaftStateMachine(QuorumState(key(1), ElectionState(), CONFIG))
     assert state.step(0, NodeStarted(log(of=(VoterNode(1),)))) == [
         PersistElection(ElectionState(1, 1, 1, directory(1))),
         AppendLeaderChange(1, 1, voters(1), (1,), includes_voters=True),
@@ -92,10 +92,10 @@ def test_a_node_asks_first_then_stands_then_leads_and_persists_before_each_step(
     assert sends(effects, VoteRequest) == [2, 3]
     assert of_kind(effects, PersistElection) == [], "asking costs nothing and is remembered by nobody"
     assert state.epoch == 0
-    effects = ask(state, 3, pre=True)
+    effects = respond_to_vote(state, 3, is_pre_vote=True)
     assert effects[0] == PersistElection(ElectionState(1, -1, 1, directory(1)))
     assert sends(effects, VoteRequest) == [2, 3]
-    effects = ask(state, 3)
+    effects = respond_to_vote(state, 3)
     assert effects[0] == PersistElection(ElectionState(1, 1, 1, directory(1)))
     assert isinstance(effects[1], AppendLeaderChange)
     assert effects[1].granting_voters == (1, 3)
@@ -106,10 +106,10 @@ def test_a_node_asks_first_then_stands_then_leads_and_persists_before_each_step(
 def test_one_vote_of_three_elects_nobody_and_the_next_round_asks_again() -> None:
     state = node()
     state.step(1000, TimerExpired())
-    ask(state, 2, pre=True, is_granted=False)
-    effects = ask(state, 3, pre=True, is_granted=False)
+    respond_to_vote(state, 2, is_pre_vote=True, is_granted=False)
+    effects = respond_to_vote(state, 3, is_pre_vote=True, is_granted=False)
     assert effects == []
-    assert state.role is Role.PROSPECTIVE
+    assert state.quorum.role is Role.PROSPECTIVE
     assert state.deadline_ms is not None
     assert 1000 < state.deadline_ms <= 1000 + 50 + 500
     effects = state.step(state.deadline_ms, TimerExpired())
@@ -123,7 +123,7 @@ def test_nodes_that_cannot_be_asked_end_the_round_sooner_than_its_timeout() -> N
     before = state.deadline_ms
     for each in of_kind(effects, SendRequest):
         assert isinstance(each, SendRequest)
-        state.step(1001, RequestFailed(each.to, each.request, is_connection_refused=True))
+        state.step(1001, RequestFailed(each.node_id, each.request, is_connection_refused=True))
     assert before is not None
     assert state.deadline_ms is not None
     assert state.deadline_ms < before
@@ -132,12 +132,12 @@ def test_nodes_that_cannot_be_asked_end_the_round_sooner_than_its_timeout() -> N
 def test_a_candidate_that_lost_asks_first_again_instead_of_beginning_another_epoch() -> None:
     state = node()
     state.step(1000, TimerExpired())
-    ask(state, 2, pre=True)
+    respond_to_vote(state, 2, is_pre_vote=True)
     assert state.epoch == 1
     deadline_ms = state.deadline_ms
     assert deadline_ms is not None
     effects = state.step(deadline_ms, TimerExpired())
-    assert state.role is Role.PROSPECTIVE
+    assert state.quorum.role is Role.PROSPECTIVE
     assert state.epoch == 1
     assert of_kind(effects, PersistElection) == []
 
@@ -146,10 +146,10 @@ def test_an_answer_of_an_earlier_round_counts_for_nothing() -> None:
     state = node()
     state.step(1000, TimerExpired())
     request = VoteRequest(state.key, 0, state.log.log_end, True, key(2))
-    ask(state, 3, pre=True)
-    assert state.role is Role.CANDIDATE
+    respond_to_vote(state, 3, is_pre_vote=True)
+    assert state.quorum.role is Role.CANDIDATE
     assert state.step(1000, ResponseReceived(2, request, VoteResponse(0, -1, True))) == []
-    assert state.role is Role.CANDIDATE
+    assert state.quorum.role is Role.CANDIDATE
 
 
 def test_a_vote_is_given_once_an_epoch_and_persisted_before_it_is_answered() -> None:
@@ -160,20 +160,20 @@ def test_a_vote_is_given_once_an_epoch_and_persisted_before_it_is_answered() -> 
     said = [index for index, each in enumerate(effects) if isinstance(each, SendResponse)]
     assert effects[kept[-1]] == PersistElection(ElectionState(4, -1, 2, directory(2)))
     assert kept[-1] < said[0]
-    assert answer(effects) == VoteResponse(4, -1, True)
+    assert response_in(effects) == VoteResponse(4, -1, True)
     other = VoteRequest(key(3), 4, EpochEndOffset(3, 9), False, key(1))
-    assert answer(state.step(11, RequestReceived(other))) == VoteResponse(4, -1, False)
+    assert response_in(state.step(11, RequestReceived(other))) == VoteResponse(4, -1, False)
     again = state.step(12, RequestReceived(request))
-    assert answer(again) == VoteResponse(4, -1, True, leader_silence_ms=2)
+    assert response_in(again) == VoteResponse(4, -1, True, leader_silence_ms=2)
     assert of_kind(again, PersistElection) == []
 
 
 def test_a_vote_that_was_given_before_a_crash_is_not_given_again() -> None:
     state = node(1, ElectionState(4, -1, 2, directory(2)))
     other = VoteRequest(key(3), 4, EpochEndOffset(3, 9), False, key(1))
-    assert answer(state.step(1, RequestReceived(other))) == VoteResponse(4, -1, False)
+    assert response_in(state.step(1, RequestReceived(other))) == VoteResponse(4, -1, False)
     lost_its_disk = VoteRequest(ReplicaKey(2, directory(99)), 4, EpochEndOffset(3, 9), False, key(1))
-    assert answer(state.step(1, RequestReceived(lost_its_disk))) == VoteResponse(4, -1, False)
+    assert response_in(state.step(1, RequestReceived(lost_its_disk))) == VoteResponse(4, -1, False)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_vote_that_was_given_before_a_crash_is_not_given_again() -> None:
 def test_a_vote_is_for_a_log_at_least_as_up_to_date(log_end: EpochEndOffset, is_granted: bool) -> None:
     for pre in (True, False):
         state = node(1, ElectionState(2), log(1, 2, 2))
-        reply = answer(state.step(1, RequestReceived(VoteRequest(key(2), 3, log_end, pre, key(1)))))
+        reply = response_in(state.step(1, RequestReceived(VoteRequest(key(2), 3, log_end, pre, key(1)))))
         assert isinstance(reply, VoteResponse)
         assert reply.is_granted is is_granted
 
@@ -201,32 +201,32 @@ def test_a_pre_vote_changes_nothing_and_may_be_given_to_many() -> None:
         effects = state.step(
             1, RequestReceived(VoteRequest(key(candidate), 3, EpochEndOffset(-1, 0), True, key(1)))
         )
-        assert answer(effects) == VoteResponse(3, -1, True)
+        assert response_in(effects) == VoteResponse(3, -1, True)
         assert of_kind(effects, PersistElection) == []
-    assert state.election == ElectionState(3)
+    assert state.quorum.election == ElectionState(3)
 
 
 def test_who_hears_of_a_leader_gives_no_pre_vote_until_the_fetch_timeout() -> None:
-    state = following()
+    state = follower()
     request = VoteRequest(key(3), 5, EpochEndOffset(9, 9), True, key(1))
-    assert answer(state.step(1599, RequestReceived(request))) == VoteResponse(5, 2, False)
-    assert answer(state.step(1600, RequestReceived(request))) == VoteResponse(5, 2, True)
+    assert response_in(state.step(1599, RequestReceived(request))) == VoteResponse(5, 2, False)
+    assert response_in(state.step(1600, RequestReceived(request))) == VoteResponse(5, 2, True)
 
 
 def test_a_leader_gives_no_pre_vote_and_goes_on() -> None:
-    state = elected()
+    state = elected_leader()
     request = VoteRequest(key(3), 1, EpochEndOffset(9, 9), True, key(1))
-    assert answer(state.step(1001, RequestReceived(request))) == VoteResponse(1, 1, False)
+    assert response_in(state.step(1001, RequestReceived(request))) == VoteResponse(1, 1, False)
     assert state.is_leader
 
 
 def test_a_vote_of_a_later_epoch_deposes_a_leader() -> None:
-    state = elected()
+    state = elected_leader()
     effects = state.step(1001, RequestReceived(VoteRequest(key(3), 2, EpochEndOffset(9, 9), False, key(1))))
     told, kept = effects[:2]
     assert told == LeaderChanged(-1, 2), "its controller decides no more, however long the disk takes"
     assert kept == PersistElection(ElectionState(2, -1, 3, directory(3)))
-    assert answer(effects) == VoteResponse(2, -1, True)
+    assert response_in(effects) == VoteResponse(2, -1, True)
     assert not state.is_leader
 
 
@@ -237,14 +237,14 @@ def test_a_node_that_is_refused_because_there_is_a_leader_follows_it() -> None:
     effects = state.step(1001, ResponseReceived(2, request, VoteResponse(6, 3, False)))
     assert effects[0] == PersistElection(ElectionState(6, 3))
     assert sends(effects, QuorumFetchRequest) == [3]
-    assert state.role is Role.FOLLOWER
+    assert state.quorum.role is Role.FOLLOWER
 
 
 def test_one_that_stands_again_and_again_does_not_keep_others_from_standing() -> None:
     state = node(1, ElectionState(1), log(1, 1, 1))
-    stands_at_ms = state.election_deadline_ms
+    stands_at_ms = state.quorum.election_deadline_ms
     assert stands_at_ms is not None
     for epoch in range(2, 6):
         request = VoteRequest(key(3), epoch, EpochEndOffset(-1, 0), False, key(1))
-        assert answer(state.step(10 * epoch, RequestReceived(request))) == VoteResponse(epoch, -1, False)
-    assert state.election_deadline_ms == stands_at_ms
+        assert response_in(state.step(10 * epoch, RequestReceived(request))) == VoteResponse(epoch, -1, False)
+    assert state.quorum.election_deadline_ms == stands_at_ms

@@ -11,20 +11,19 @@ from moldau.errors import (
     RequestTimedOutError,
     VoterNotFoundError,
 )
+from moldau.raft.epoch_state import ElectionState, Role
 from moldau.raft.events import (
     AppendLeaderChange,
     AppendVoters,
     BatchesAppended,
-    ElectionState,
     HighWatermarkAdvanced,
     LeaderChanged,
     LogFlushed,
     LogTruncated,
     NodeStarted,
-    Role,
     TimerExpired,
 )
-from moldau.raft.leader_state import Leadership
+from moldau.raft.leader_state import LeaderState
 from moldau.raft.messages import (
     EndQuorumEpochRequest,
     EpochEndOffset,
@@ -33,35 +32,36 @@ from moldau.raft.messages import (
     VoteRequest,
     VoterNode,
 )
+from moldau.raft.quorum_state import QuorumState
 from moldau.raft.raft_log_state import BatchSummary, RaftLogState
-from moldau.raft.state import QuorumState
+from moldau.raft.state import RaftStateMachine
 from moldau.raft.voter_set import VoterSetHistory, majority_size
 from support.quorum_states import (
-    SETTINGS,
-    ask,
+    CONFIG,
     directory,
-    elected,
+    elected_leader,
     fetch,
-    fetched,
-    following,
+    follower,
     key,
     log,
     node,
     of_kind,
+    respond_to_fetch,
+    respond_to_vote,
     sends,
     voters,
 )
 
 
-def committed_leader() -> QuorumState:
-    state = elected()
+def committed_leader() -> RaftStateMachine:
+    state = elected_leader()
     state.step(1000, LogFlushed(1))
     fetch(state, 2, EpochEndOffset(1, 1))
-    assert state.has_committed_in_epoch
+    assert state.quorum.require_leader().has_committed_in_epoch
     return state
 
 
-def append_voters(state: QuorumState, changed: tuple[VoterNode, ...]) -> None:
+def append_voters(state: RaftStateMachine, changed: tuple[VoterNode, ...]) -> None:
     end = state.log.end_offset
     state.step(1100, BatchesAppended((BatchSummary(end, end + 1, state.epoch, changed),)))
 
@@ -70,51 +70,51 @@ def test_a_voter_is_added_once_it_has_caught_up() -> None:
     state = committed_leader()
     new = VoterNode(4, directory(4))
     with pytest.raises(RequestTimedOutError, match="caught up"):
-        state.with_voter(1100, new)
+        state.quorum.require_leader().with_voter(1100, new)
     fetch(state, 4, EpochEndOffset(-1, 0), now_ms=1100)
     with pytest.raises(RequestTimedOutError, match="caught up"):
-        state.with_voter(1100, new)
+        state.quorum.require_leader().with_voter(1100, new)
     fetch(state, 4, EpochEndOffset(1, 1), now_ms=1101)
-    assert state.with_voter(1102, new) == voters(1, 2, 3, 4)
+    assert state.quorum.require_leader().with_voter(1102, new) == voters(1, 2, 3, 4)
     with pytest.raises(RequestTimedOutError, match="caught up"):
-        state.with_voter(9_999, new)
+        state.quorum.require_leader().with_voter(9_999, new)
     with pytest.raises(DuplicateVoterError):
-        state.with_voter(1102, VoterNode(3, directory(9)))
+        state.quorum.require_leader().with_voter(1102, VoterNode(3, directory(9)))
     with pytest.raises(InvalidRequestError, match="directory"):
-        state.with_voter(1102, VoterNode(4))
+        state.quorum.require_leader().with_voter(1102, VoterNode(4))
 
 
 def test_one_change_of_voters_at_a_time() -> None:
     state = committed_leader()
-    append_voters(state, state.without_voter(key(3)))
-    assert state.voters == voters(1, 2), "it counts from the moment it is in the log"
-    with pytest.raises(RequestTimedOutError, match="under way"):
-        state.without_voter(key(2))
+    append_voters(state, state.quorum.require_leader().without_voter(key(3)))
+    assert state.quorum.voters == voters(1, 2), "it counts from the moment it is in the log"
+    with pytest.raises(RequestTimedOutError, match="in progress"):
+        state.quorum.require_leader().without_voter(key(2))
     state.step(1100, LogFlushed(2))
     fetch(state, 2, EpochEndOffset(1, 2))
-    assert state.without_voter(key(2)) == voters(1)
+    assert state.quorum.require_leader().without_voter(key(2)) == voters(1)
 
 
 def test_voters_change_only_after_the_leader_has_committed_in_its_epoch() -> None:
-    state = elected()
-    with pytest.raises(RequestTimedOutError, match="just begun"):
-        state.without_voter(key(3))
+    state = elected_leader()
+    with pytest.raises(RequestTimedOutError, match="just elected"):
+        state.quorum.require_leader().without_voter(key(3))
     with pytest.raises(NotControllerError):
-        following().without_voter(key(3))
+        follower().quorum.require_leader().without_voter(key(3))
 
 
 def test_what_is_no_voter_cannot_be_removed_or_changed_and_the_last_one_stays() -> None:
     state = committed_leader()
     for wrong in (key(9), ReplicaKey(3, directory(9))):
         with pytest.raises(VoterNotFoundError):
-            state.without_voter(wrong)
+            state.quorum.require_leader().without_voter(wrong)
         with pytest.raises(VoterNotFoundError):
-            state.with_updated_voter(VoterNode(*wrong))
+            state.quorum.require_leader().with_updated_voter(VoterNode(*wrong))
 
 
 def test_a_leader_that_is_removed_leads_until_that_is_committed_without_its_own_vote() -> None:
     state = committed_leader()
-    append_voters(state, state.without_voter(key(1)))
+    append_voters(state, state.quorum.require_leader().without_voter(key(1)))
     state.step(1100, LogFlushed(2))
     assert state.is_leader
     effects = fetch(state, 2, EpochEndOffset(1, 2), now_ms=1101)
@@ -123,7 +123,7 @@ def test_a_leader_that_is_removed_leads_until_that_is_committed_without_its_own_
     assert effects[0] == HighWatermarkAdvanced(2)
     assert sends(effects, EndQuorumEpochRequest) == [2, 3]
     assert effects[-1] == LeaderChanged(-1, 1)
-    assert state.role is Role.UNATTACHED, "an observer from now on, that looks for the next leader"
+    assert state.quorum.role is Role.UNATTACHED, "an observer from now on, that looks for the next leader"
 
 
 def test_who_was_removed_by_a_record_that_may_be_lost_still_stands() -> None:
@@ -132,12 +132,12 @@ def test_who_was_removed_by_a_record_that_may_be_lost_still_stands() -> None:
     view.append([BatchSummary(2, 3, 1, voters(2))])
     view.durable_offset = 3
     state = node(1, ElectionState(1), view)
-    assert not state.is_voter
+    assert not state.quorum.is_voter
     assert state.deadline_ms is not None
     effects = state.step(1000, TimerExpired())
     assert sends(effects, VoteRequest) == [2]
-    ask(state, 2, pre=True)
-    effects = ask(state, 2)
+    respond_to_vote(state, 2, is_pre_vote=True)
+    effects = respond_to_vote(state, 2)
     assert state.is_leader
     begun = of_kind(effects, AppendLeaderChange)
     assert begun == [AppendLeaderChange(1, 2, voters(2), (1, 2), includes_voters=False)]
@@ -147,18 +147,18 @@ def test_truncation_gives_the_word_back_to_the_voters_before() -> None:
     view = log(1, 1)
     view.append([BatchSummary(2, 3, 3, voters(1, 2, 3, 4))])
     view.durable_offset = 3
-    state = following(view)
-    assert state.voters == voters(1, 2, 3, 4)
-    fetched(state, diverging_epoch=EpochEndOffset(1, 2))
+    state = follower(view)
+    assert state.quorum.voters == voters(1, 2, 3, 4)
+    respond_to_fetch(state, diverging_epoch=EpochEndOffset(1, 2))
     state.step(201, LogTruncated(2))
-    assert state.voters == voters(1, 2, 3)
+    assert state.quorum.voters == voters(1, 2, 3)
 
 
 def test_directories_that_the_settings_did_not_know_are_learned_one_record_at_a_time() -> None:
     state = node(1, None, log(of=(VoterNode(1), VoterNode(2), VoterNode(3))))
     state.step(1000, TimerExpired())
-    ask(state, 2, pre=True)
-    [begin] = of_kind(ask(state, 2), AppendLeaderChange)
+    respond_to_vote(state, 2, is_pre_vote=True)
+    [begin] = of_kind(respond_to_vote(state, 2), AppendLeaderChange)
     assert isinstance(begin, AppendLeaderChange)
     assert begin.voters == (VoterNode(1, directory(1)), VoterNode(2), VoterNode(3))
     state.step(1000, BatchesAppended((BatchSummary(0, 3, 1, begin.voters),)))
@@ -179,7 +179,7 @@ def test_a_leader_that_has_moved_says_where_it_is_now() -> None:
     before, now = VoterEndpoint("PLAINTEXT", "old", 1), VoterEndpoint("PLAINTEXT", "new", 2)
     view.append([BatchSummary(0, 1, 1, (VoterNode(1, directory(1), (before,)),))])
     view.durable_offset = 1
-    state = QuorumState(key(1), ElectionState(1, 1, 1), SETTINGS, endpoints=(now,))
+    state = RaftStateMachine(QuorumState(key(1), ElectionState(1, 1, 1), CONFIG, endpoints=(now,)))
     state.step(0, NodeStarted(view))
     state.step(0, BatchesAppended((BatchSummary(1, 2, 2),)))
     moved = AppendVoters((VoterNode(1, directory(1), (now,)),))
@@ -190,11 +190,14 @@ def test_a_leader_that_has_moved_says_where_it_is_now() -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=7))
 def test_the_majority_offset_is_the_largest_that_a_majority_has(offsets: list[int]) -> None:
-    own, *of_others = offsets
-    leader_state = Leadership(key(1), elected_since_ms=0, epoch_start_offset=0, next_announcement_ms=0)
-    for number, offset in enumerate(of_others, 2):
-        leader_state.record_fetch(leader_state.record_contact(key(number), 1, -1), offset, 50, 1)
+    own_offset, *replica_offsets = offsets
     everybody = voters(*range(1, len(offsets) + 1))
-    have = [sum(offset >= candidate for offset in offsets) for candidate in range(52)]
-    most = max(candidate for candidate in range(52) if have[candidate] >= majority_size(len(offsets)))
-    assert leader_state.majority_end_offset(everybody, own) == most
+    log_state = log(*[1] * own_offset, of=everybody)
+    leader = LeaderState(
+        key(1), 1, log_state, CONFIG, (), elected_since_ms=0, epoch_start_offset=0, next_announcement_ms=0
+    )
+    for node_id, offset in enumerate(replica_offsets, 2):
+        leader.record_contact(key(node_id), 1, -1).record_fetch(offset, 50, 1)
+    counts = [sum(offset >= candidate for offset in offsets) for candidate in range(52)]
+    most = max(candidate for candidate in range(52) if counts[candidate] >= majority_size(len(offsets)))
+    assert leader.majority_end_offset() == most

@@ -15,9 +15,10 @@ from moldau.handlers import REGISTRY
 from moldau.logs.memory import MemoryLogStore
 from moldau.platform.clock import SystemClock
 from moldau.raft.batches import CommittedBatch
-from moldau.raft.driver import QuorumConfig, RaftClient, open_metadata_log
+from moldau.raft.driver import RaftClient, open_metadata_log
 from moldau.raft.kafka_network_channel import KafkaNetworkChannel
 from moldau.raft.messages import SnapshotId, VoterEndpoint, VoterNode
+from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore
 from moldau.raft.snapshot_store import MemorySnapshotStore
 from moldau.server.errors import ErrorCode
@@ -86,9 +87,9 @@ class Node:
             SystemClock(),
             random.Random(self.node_id),
             initial_voters=self._voters,
-            peers=peers,
+            channel=peers,
             snapshots=self.snapshots,
-            settings=SETTINGS,
+            config=SETTINGS,
             on_commit=self._committed,
             on_load_snapshot=self._began,
             on_fatal=lambda error: pytest.fail(f"node {self.node_id}: {error!r}"),
@@ -131,7 +132,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def make_snapshot(leader: Node) -> None:
     """Of all so far, with one more record behind it."""
     end = SnapshotId(leader.quorum.high_watermark, leader.quorum.epoch)
-    await leader.quorum.snapshot([b"all so far"], end, leader.node_id)
+    await leader.quorum.write_snapshot([b"all so far"], end, leader.node_id)
     await leader.quorum.append([b"more"])
     await until(lambda: leader.quorum.high_watermark > end.end_offset)
 
@@ -194,7 +195,7 @@ def test_a_new_node_begins_with_a_snapshot_and_becomes_a_voter() -> None:
         await make_snapshot(leader)
         await make_snapshot(leader)
 
-        newcomer = Node(4, leader.nodes, (), bootstrap=(-2,))
+        newcomer = Node(4, leader.nodes, (), bootstrap_ids=(-2,))
         await newcomer.start()
         await until(lambda: newcomer.values[-1:] == [b"more"])
         assert newcomer.values == [b"all so far", b"more"]

@@ -283,7 +283,7 @@ def test_a_node_gives_up_when_another_leads_under_its_id_and_not_when_that_was_i
         "cluster",
         listener="NODES",
         request_timeout_ms=1000,
-        on_refused=refusals.append,
+        on_rejected=refusals.append,
     )
     run(peers.vote(2, VOTE) if is_vote else peers.fetch(2, FETCH))
     assert [type(each) for each in refusals] == [DuplicateBrokerRegistrationError] * is_double
@@ -297,7 +297,7 @@ def test_a_node_gives_up_when_most_of_those_it_asks_are_of_another_cluster() -> 
         "ours",
         listener="NODES",
         request_timeout_ms=1000,
-        on_refused=refusals.append,
+        on_rejected=refusals.append,
     )
     for node_id in (1, 2, 3):
         peers.update_endpoint(node_id, ENDPOINTS)

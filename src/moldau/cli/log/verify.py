@@ -145,7 +145,7 @@ class DirectoryVerifier:
             yield problem
         if not is_damaged:
             # Its batches are right; header, footer and whether they belong together are not known yet.
-            snapshot_format.decode(file.snapshot_id, file.path.read_bytes())
+            snapshot_format.decode_snapshot(file.snapshot_id, file.path.read_bytes())
 
     def _check_batch(self, file: LogFile, batch: Batch, tail: BatchTail) -> Iterator[str]:
         if batch.last_offset_delta < 0 or not 0 <= batch.count <= batch.last_offset_delta + 1:

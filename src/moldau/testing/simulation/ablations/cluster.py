@@ -17,11 +17,11 @@ from moldau.partitions.follower_replica import FollowerReplica
 from moldau.partitions.leader_state import LeaderState
 from moldau.partitions.log_flusher import LogFlusher
 from moldau.partitions.partition import Partition
-from moldau.raft.events import ElectionState
-from moldau.raft.leader_state import Leadership
+from moldau.raft.epoch_state import ElectionState
+from moldau.raft.leader_state import LeaderState as RaftLeaderState
 from moldau.raft.messages import EpochEndOffset
+from moldau.raft.quorum_state import QuorumState
 from moldau.raft.quorum_state_store import FileQuorumStateStore
-from moldau.raft.state import QuorumState
 from moldau.records.batch import Batch
 from moldau.testing.simulation.scenarios.faulty_cluster import FaultPlan
 
@@ -157,25 +157,25 @@ def without_log_check() -> AbstractContextManager[object]:
     def is_up_to_date(state: QuorumState, last: EpochEndOffset) -> bool:
         return True
 
-    return mock.patch.object(QuorumState, "_is_up_to_date", is_up_to_date)
+    return mock.patch.object(QuorumState, "is_up_to_date", is_up_to_date)
 
 
 def without_pre_vote() -> AbstractContextManager[object]:
     """A node that misses its leader starts an election without a pre-vote."""
 
-    def asks_first(state: QuorumState) -> bool:
+    def needs_pre_vote(state: QuorumState) -> bool:
         return False
 
-    return mock.patch.object(QuorumState, "_needs_pre_vote", asks_first)
+    return mock.patch.object(QuorumState, "needs_pre_vote", needs_pre_vote)
 
 
 def without_majority() -> AbstractContextManager[object]:
     """Metadata counts as committed when the leader alone has it."""
 
-    def majority_end_offset(leadership: Leadership, voters: object, durable_offset: int) -> int:
-        return durable_offset
+    def majority_end_offset(leader: RaftLeaderState) -> int:
+        return leader.log.durable_offset
 
-    return mock.patch.object(Leadership, "majority_end_offset", majority_end_offset)
+    return mock.patch.object(RaftLeaderState, "majority_end_offset", majority_end_offset)
 
 
 ABLATIONS: Mapping[str, Ablation] = {

@@ -13,7 +13,7 @@ from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.handlers import REGISTRY
 from moldau.peers.client import PeerClient
 from moldau.raft.messages import VoteRequest, VoteResponse
-from moldau.raft.state import QuorumState
+from moldau.raft.state import RaftStateMachine
 from moldau.testing.simulation.checkers.invariants import InvariantChecker
 from moldau.wire.api_keys import ApiKey
 
@@ -46,7 +46,7 @@ def new_request_buffers() -> RecordedRequests:
 def install_hooks(invariants: InvariantChecker, recorded_requests: RecordedRequests) -> Iterator[None]:
     """Patches the code under test. `recorded_requests` receives the latest requests that can be replayed."""
     with (
-        mock.patch.object(QuorumState, "_on_vote_response", _report_votes(invariants)),
+        mock.patch.object(RaftStateMachine, "_on_vote_response", _report_votes(invariants)),
         mock.patch.object(PeerClient, "call", _record_calls(recorded_requests)),
         mock.patch.object(NodeToControllerChannel, "alter_partition", _record_isr_changes(recorded_requests)),
     ):
@@ -61,9 +61,9 @@ def install_hooks(invariants: InvariantChecker, recorded_requests: RecordedReque
 
 
 def _report_votes(invariants: InvariantChecker) -> object:
-    count_vote = QuorumState._on_vote_response
+    count_vote = RaftStateMachine._on_vote_response
 
-    def vote_answered(state: QuorumState, by: int, request: VoteRequest, reply: VoteResponse) -> None:
+    def vote_answered(state: RaftStateMachine, by: int, request: VoteRequest, reply: VoteResponse) -> None:
         if reply.is_granted and not request.is_pre_vote:
             invariants.on_vote_granted(by, request.epoch, request.candidate.node_id)
         count_vote(state, by, request, reply)

@@ -1,0 +1,100 @@
+"""The role of a node in the current epoch, one class per role, and the persisted election state. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+from uuid import UUID
+
+from moldau.raft.messages import NO_LEADER, NO_VOTE, ReplicaKey, VoterNode
+from moldau.raft.voter_set import is_same_replica, majority_size
+
+
+class Role(Enum):
+    """An observer (a node that is not a voter) is only ever unattached or a follower."""
+
+    UNATTACHED = "unattached"
+    """Knows no leader of its epoch, and looks one up."""
+    FOLLOWER = "follower"
+    PROSPECTIVE = "prospective"
+    """Requests pre-votes, before it starts an epoch that could depose a leader."""
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+    RESIGNED = "resigned"
+    """Was the leader of this epoch, and must not become its leader again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionState:
+    """Epoch, vote and leader as the voter persists them: after losing them it could vote twice in one epoch."""
+
+    epoch: int = 0
+    leader_id: int = NO_LEADER
+    voted_for: int = NO_VOTE
+    voted_directory_id: UUID | None = None
+
+    def with_leader(self, leader_id: int) -> "ElectionState":
+        return ElectionState(self.epoch, leader_id, self.voted_for, self.voted_directory_id)
+
+    def has_voted_for(self, candidate: ReplicaKey) -> bool:
+        return is_same_replica(ReplicaKey(self.voted_for, self.voted_directory_id), candidate)
+
+
+@dataclass(slots=True)
+class EpochElection:
+    """The votes of one round of an election. Only votes of current voters count."""
+
+    start_ms: int
+    granting: dict[int, None]
+    rejecting: dict[int, None] = field(default_factory=dict)
+    """Voters that rejected, or did not respond."""
+
+    def record_grant(self, node_id: int) -> None:
+        self.granting[node_id] = None
+        self.rejecting.pop(node_id, None)
+
+    def record_rejection(self, node_id: int) -> bool:
+        """Returns False for a voter that has granted its vote already: that stays so."""
+        if node_id in self.granting:
+            return False
+        self.rejecting[node_id] = None
+        return True
+
+    def is_won(self, voters: Sequence[VoterNode]) -> bool:
+        return sum(voter.node_id in self.granting for voter in voters) >= majority_size(len(voters))
+
+    def is_lost(self, voters: Sequence[VoterNode]) -> bool:
+        return sum(voter.node_id not in self.rejecting for voter in voters) < majority_size(len(voters))
+
+
+@dataclass(slots=True)
+class UnattachedState:
+    role: ClassVar[Role] = Role.UNATTACHED
+
+
+@dataclass(slots=True)
+class FollowerState:
+    role: ClassVar[Role] = Role.FOLLOWER
+    leader_contact_ms: int | None = None
+    """When the leader itself last sent something; None while this node knows the leader only from others."""
+    is_leader_unreachable: bool = False
+    """The last fetch went to a leader known only from others, and failed: that leader may have moved."""
+
+
+@dataclass(slots=True)
+class ProspectiveState:
+    role: ClassVar[Role] = Role.PROSPECTIVE
+    election: EpochElection
+
+
+@dataclass(slots=True)
+class CandidateState:
+    role: ClassVar[Role] = Role.CANDIDATE
+    election: EpochElection
+    leader_silence_ms: int
+    """The shortest time for which any voter that granted its vote, this node included, has had no leader."""
+
+
+@dataclass(slots=True)
+class ResignedState:
+    role: ClassVar[Role] = Role.RESIGNED

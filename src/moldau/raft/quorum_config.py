@@ -1,0 +1,17 @@
+"""Timeouts of the metadata quorum."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumConfig:
+    fetch_timeout_ms: int = 1_500
+    """How long a voter waits for its leader before it starts an election."""
+    election_timeout_ms: int = 500
+    """How long an election may take. Up to as much again, at random, passes before the next one."""
+    request_timeout_ms: int = 1_000
+
+    @property
+    def check_quorum_ms(self) -> int:
+        """How long a leader keeps its role while no majority fetches from it."""
+        return self.fetch_timeout_ms * 3 // 2

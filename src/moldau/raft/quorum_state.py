@@ -1,0 +1,277 @@
+"""Epoch, vote and role of a node in the metadata quorum, and the transitions between roles. Pure.
+
+The state owns one epoch state object, which has the fields of the current role. Transitions that are not allowed
+return False and change nothing.
+"""
+
+from dataclasses import dataclass, field
+
+from moldau.errors import NotControllerError
+from moldau.raft.epoch_state import (
+    CandidateState,
+    ElectionState,
+    EpochElection,
+    FollowerState,
+    ProspectiveState,
+    ResignedState,
+    Role,
+    UnattachedState,
+)
+from moldau.raft.events import HighWatermarkAdvanced
+from moldau.raft.leader_state import NEVER, LeaderState
+from moldau.raft.messages import (
+    NO_LEADER,
+    NO_VOTE,
+    EndQuorumEpochRequest,
+    EpochEndOffset,
+    ReplicaKey,
+    VoterEndpoint,
+    VoteRequest,
+    VoterNode,
+)
+from moldau.raft.quorum_config import QuorumConfig
+from moldau.raft.raft_log_state import RaftLogState
+from moldau.raft.step_context import StepContext
+from moldau.raft.voter_set import VoterSetHistory, find_voter
+
+EPOCHS_AHEAD_MAX = 2**20
+EPOCH_MAX = 2**31 - 1 - EPOCHS_AHEAD_MAX
+
+EpochState = UnattachedState | FollowerState | ProspectiveState | CandidateState | LeaderState | ResignedState
+
+
+@dataclass(slots=True)
+class QuorumState:
+    key: ReplicaKey
+    election: ElectionState
+    """The last persisted election, or the one in the latest PersistElection effect. The epoch never decreases; within
+    an epoch, vote and leader never change once they are set."""
+    config: QuorumConfig = field(default_factory=QuorumConfig)
+    endpoints: tuple[VoterEndpoint, ...] = ()
+    """Where this node can be reached; empty if it does not know."""
+    log: RaftLogState = field(default_factory=lambda: RaftLogState(VoterSetHistory(())))
+    epoch_state: EpochState = field(default_factory=UnattachedState)
+    election_deadline_ms: int | None = None
+    """When this node starts an election, or gives up the current one."""
+    is_shutting_down: bool = False
+    last_leader_activity_ms: int | None = None
+    """When this node last had contact with a leader, was leader, or granted a vote; None since it started."""
+    leader_sent_ms: int = NEVER
+    """When the leader of this epoch sent the latest response that this node received, by the leader's clock."""
+    has_leader_resigned: bool = False
+    """The leader of this epoch resigned, or its process ended. Other nodes may not know yet."""
+    catch_up_offset: int | None = None
+    """The first high watermark from a leader since this node started: everything committed before is below it."""
+
+    @property
+    def node_id(self) -> int:
+        return self.key.node_id
+
+    @property
+    def epoch(self) -> int:
+        return self.election.epoch
+
+    @property
+    def role(self) -> Role:
+        return self.epoch_state.role
+
+    @property
+    def voters(self) -> tuple[VoterNode, ...]:
+        return self.log.voters.current
+
+    @property
+    def is_voter(self) -> bool:
+        return find_voter(self.voters, self.key) is not None
+
+    @property
+    def leader_id(self) -> int:
+        """The known leader of this epoch, or NO_LEADER."""
+        return self.election.leader_id if self.role in (Role.LEADER, Role.FOLLOWER) else NO_LEADER
+
+    @property
+    def leader_state(self) -> LeaderState | None:
+        """None if this node is not the leader."""
+        return self.epoch_state if isinstance(self.epoch_state, LeaderState) else None
+
+    def require_leader(self) -> LeaderState:
+        """Raises NotControllerError if this node is not the leader."""
+        if self.leader_state is None:
+            raise NotControllerError("this node is not the leader of the metadata quorum")
+        return self.leader_state
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether this node has everything that was committed before it started; its log alone cannot tell."""
+        return self.catch_up_offset is not None and self.log.high_watermark >= self.catch_up_offset
+
+    def other_voters(self) -> list[VoterNode]:
+        return [voter for voter in self.voters if voter.node_id != self.node_id]
+
+    def has_live_leader(self, now_ms: int) -> bool:
+        """Returns whether this node is the leader, or had contact with the leader within the fetch timeout."""
+        if isinstance(self.epoch_state, FollowerState) and self.epoch_state.leader_contact_ms is not None:
+            return now_ms - self.epoch_state.leader_contact_ms < self.config.fetch_timeout_ms
+        return self.role is Role.LEADER
+
+    def leader_silence_ms(self, now_ms: int) -> int:
+        """Returns for how long this node is sure to have had no leader."""
+        return 0 if self.last_leader_activity_ms is None else max(0, now_ms - self.last_leader_activity_ms)
+
+    def advance_high_watermark(self, step: StepContext, offset: int) -> None:
+        if self.log.advance_high_watermark(offset):
+            step.emit(HighWatermarkAdvanced(offset))
+
+    def is_epoch_out_of_range(self, epoch: int) -> bool:
+        """Returns whether the epoch is too far ahead: epochs grow one by one, and one request must not exhaust them.
+
+        A node that was down for very long learns the epoch from the responses to its own fetches.
+        """
+        return epoch > min(self.epoch + EPOCHS_AHEAD_MAX, EPOCH_MAX)
+
+    def check_invariants(self) -> None:
+        log = self.log
+        assert log.start_offset <= log.high_watermark <= log.end_offset
+        assert log.durable_offset <= log.end_offset
+        assert self.role is not Role.LEADER or self.election.leader_id == self.node_id
+        assert self.role is not Role.FOLLOWER or self.election.leader_id not in (NO_LEADER, self.node_id)
+
+    # Elections
+
+    def election_timeout_deadline(self, step: StepContext) -> int:
+        return step.deadline_in(self.config.election_timeout_ms * (1 + step.random_fraction))
+
+    def schedule_election(self, at_ms: int) -> None:
+        """Schedules an election, unless one is due sooner."""
+        if not self.is_shutting_down and (
+            self.election_deadline_ms is None or at_ms < self.election_deadline_ms
+        ):
+            self.election_deadline_ms = at_ms
+
+    def restart_election_timer(self, at_ms: int) -> None:
+        self.election_deadline_ms = None
+        self.schedule_election(at_ms)
+
+    def can_be_candidate(self) -> bool:
+        """Returns whether this node may start an election.
+
+        A node whose removal is not committed may be the only one with all committed records. It may become leader,
+        but its own vote does not count.
+        """
+        history = self.log.voters
+        if history.last_entry.offset >= self.log.high_watermark and find_voter(history.previous, self.key):
+            return True
+        return self.is_voter
+
+    def needs_pre_vote(self) -> bool:
+        """Returns whether an election starts with pre-votes: a node that was merely disconnected then deposes no
+        leader that a majority still has contact with."""
+        return bool(self.other_voters())
+
+    def can_grant_vote(self, request: VoteRequest, now_ms: int) -> bool:
+        if request.epoch < self.epoch:
+            return False
+        if request.is_pre_vote:
+            return not self.has_live_leader(now_ms) and self.is_up_to_date(request.log_end)
+        if self.election.leader_id != NO_LEADER:
+            return False
+        if self.election.voted_for != NO_VOTE:
+            return self.election.has_voted_for(request.candidate)
+        return self.is_up_to_date(request.log_end)
+
+    def is_up_to_date(self, log_end: EpochEndOffset) -> bool:
+        """Returns whether a candidate with this log has every record that this node may have helped to commit."""
+        return log_end >= self.log.log_end
+
+    # Transitions
+
+    def persist_election(self, step: StepContext, election: ElectionState) -> None:
+        if election == self.election:
+            return
+        if election.epoch != self.epoch:
+            self.leader_sent_ms = NEVER
+        self.election = election
+        step.persist(election)
+
+    def advance_epoch(self, step: StepContext, epoch: int, leader_id: int) -> None:
+        """Becomes unattached in an epoch that another node started; `leader_id` is its leader, if known."""
+        assert epoch > self.epoch
+        self.persist_election(step, ElectionState(epoch, leader_id))
+        self._record_end_of_leadership(step)
+        self.has_leader_resigned = False
+        if leader_id != NO_LEADER or self.role in (Role.LEADER, Role.FOLLOWER, Role.RESIGNED):
+            # Otherwise a candidate that keeps trying and cannot win would keep all others from an election.
+            self.election_deadline_ms = None
+        self.transition_to_unattached()
+        self.schedule_election(self.election_timeout_deadline(step))
+
+    def transition_to_unattached(self) -> None:
+        self.epoch_state = UnattachedState()
+
+    def transition_to_follower(self, step: StepContext, leader_id: int) -> bool:
+        """Follows the leader that some node, perhaps not the leader itself, names for this epoch."""
+        if self.role in (Role.LEADER, Role.RESIGNED, Role.FOLLOWER):
+            return False
+        if leader_id == self.node_id or self.has_leader_resigned:
+            return False
+        if self.election.leader_id not in (NO_LEADER, leader_id):
+            # An epoch has one leader: the other node is wrong.
+            return False
+        self.persist_election(step, self.election.with_leader(leader_id))
+        if self.role is not Role.UNATTACHED:
+            self.election_deadline_ms = None
+        self.epoch_state = FollowerState()
+        # The fetch timeout applies only after contact with the leader itself.
+        self.schedule_election(self.election_timeout_deadline(step))
+        return True
+
+    def record_leader_contact(self, step: StepContext, leader_id: int) -> bool:
+        """Restarts the fetch timeout if this node follows the leader that was just in contact."""
+        if not isinstance(self.epoch_state, FollowerState) or self.leader_id != leader_id:
+            return False
+        self.epoch_state.leader_contact_ms = self.last_leader_activity_ms = step.now_ms
+        # A random part keeps voters from starting elections at the same time and splitting the votes.
+        spread_ms = self.config.election_timeout_ms / 2 * step.random_fraction
+        self.restart_election_timer(step.deadline_in(self.config.fetch_timeout_ms + spread_ms))
+        return True
+
+    def transition_to_prospective(self, step: StepContext) -> None:
+        self.epoch_state = ProspectiveState(EpochElection(step.now_ms, {self.node_id: None}))
+        self.restart_election_timer(self.election_timeout_deadline(step))
+
+    def transition_to_candidate(self, step: StepContext) -> None:
+        self.persist_election(
+            step, ElectionState(self.epoch + 1, NO_LEADER, self.node_id, self.key.directory_id)
+        )
+        self.has_leader_resigned = False
+        votes = EpochElection(step.now_ms, {self.node_id: None})
+        self.epoch_state = CandidateState(votes, self.leader_silence_ms(step.now_ms))
+        self.restart_election_timer(self.election_timeout_deadline(step))
+
+    def transition_to_leader(self, step: StepContext, candidate: CandidateState) -> LeaderState:
+        self.election_deadline_ms = None
+        self.persist_election(step, self.election.with_leader(self.node_id))
+        self.epoch_state = leader = LeaderState(
+            self.key,
+            self.epoch,
+            self.log,
+            self.config,
+            self.endpoints,
+            elected_since_ms=candidate.election.start_ms,
+            epoch_start_offset=self.log.end_offset,
+            next_announcement_ms=step.now_ms,
+            leader_silence_ms=candidate.leader_silence_ms,
+        )
+        return leader
+
+    def transition_to_resigned(self, step: StepContext, preferred_candidates: tuple[ReplicaKey, ...]) -> None:
+        """Gives up leadership and sends EndQuorumEpoch to the candidates for the next election."""
+        self._record_end_of_leadership(step)
+        self.epoch_state = ResignedState()
+        self.schedule_election(self.election_timeout_deadline(step))
+        request = EndQuorumEpochRequest(self.node_id, self.epoch, preferred_candidates)
+        for candidate in preferred_candidates:
+            step.send(candidate.node_id, request)
+
+    def _record_end_of_leadership(self, step: StepContext) -> None:
+        if self.leader_state is not None:
+            self.last_leader_activity_ms = step.now_ms

@@ -1,0 +1,35 @@
+"""The input and the effects of one step of the Raft state machine. Pure."""
+
+from dataclasses import dataclass, field
+
+from moldau.errors import MoldauError
+from moldau.raft.epoch_state import ElectionState
+from moldau.raft.events import Effect, PersistElection, RaftRequest, RaftResponse, SendRequest, SendResponse
+
+
+@dataclass(slots=True)
+class StepContext:
+    now_ms: int
+    random_fraction: float
+    """From 0 up to 1; one draw serves the whole step."""
+    effects: list[Effect] = field(default_factory=list)
+
+    def deadline_in(self, delay_ms: float) -> int:
+        return self.now_ms + max(1, int(delay_ms))
+
+    def emit(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def send(self, node_id: int, request: RaftRequest) -> None:
+        self.effects.append(SendRequest(node_id, request))
+
+    def respond(self, response: RaftResponse | MoldauError) -> None:
+        self.effects.append(SendResponse(response))
+
+    def persist(self, election: ElectionState) -> None:
+        """A second election of the step replaces the first: one write, before every effect that relies on either."""
+        for index, effect in enumerate(self.effects):
+            if isinstance(effect, PersistElection):
+                self.effects[index] = PersistElection(election)
+                return
+        self.effects.append(PersistElection(election))
