@@ -306,7 +306,7 @@ class Keeper:
         self.kept: list[tuple[Sequence[bytes], SnapshotId, int]] = []
         self.failure: Exception | None = None
 
-    async def snapshot(self, values: Sequence[bytes], end: SnapshotId, leader_id: int = -1) -> None:
+    async def write_snapshot(self, values: Sequence[bytes], end: SnapshotId, leader_id: int = -1) -> None:
         await asyncio.sleep(0)
         if self.failure is not None:
             raise self.failure
