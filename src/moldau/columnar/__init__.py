@@ -1,1 +1,1 @@
-"""Record batches as Arrow columns, and Arrow columns as record batches, without a Python object per record."""
+"""Conversion between record batches and Arrow columns, without a Python object per record."""

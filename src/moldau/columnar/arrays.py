@@ -1,4 +1,4 @@
-"""Arrow columns as numpy sees them: where in a buffer each value lies, whatever kind of column it came in."""
+"""Views of Arrow columns as numpy arrays: the position and length of each value in its buffer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ _EMPTY_BYTES: Bytes = np.empty(0, np.uint8)
 
 @dataclass(frozen=True)
 class ByteSpans:
-    """Byte strings in a buffer; a length of -1 is a null."""
+    """Byte strings in a buffer. A length of -1 stands for null."""
 
     data: Bytes
     starts: Int64s
@@ -23,12 +23,12 @@ class ByteSpans:
 
 
 def null_spans(rows: int) -> ByteSpans:
-    """A column of nulls."""
+    """Returns a column of nulls."""
     return ByteSpans(_EMPTY_BYTES, np.zeros(rows, np.int64), np.full(rows, -1, np.int64))
 
 
 def to_binary(array: Any, what: str) -> pa.Array:
-    """The column as one of binary or large_binary; raises TypeError for what holds neither bytes nor text."""
+    """Converts a column of bytes or text to binary or large_binary; raises TypeError for other types."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     kind = array.type
@@ -44,7 +44,7 @@ def to_binary(array: Any, what: str) -> pa.Array:
         if pa.types.is_null(kind) or pa.types.is_string(array.type) or _is_bytes(kind):
             return array.cast(pa.binary())
     except pa.ArrowInvalid:
-        # Views may hold more than offsets of 32 bits reach.
+        # Views may hold more bytes than 32-bit offsets address.
         return array.cast(pa.large_binary())
     raise TypeError(f"{what} must be binary or string, not {kind}")
 
@@ -54,7 +54,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def byte_spans(array: Any, what: str) -> ByteSpans:
-    """Where the values of a column of bytes or text lie; it may be a slice."""
+    """Returns the spans of a column of bytes or text, which may be a slice."""
     array = to_binary(array, what)
     rows = len(array)
     if not rows:

@@ -1,4 +1,4 @@
-"""The columns of a topic as Spark's Kafka connector has them, and their types in Arrow."""
+"""The columns of a topic, as in Spark's Kafka connector, and their Arrow types."""
 
 from collections.abc import Sequence
 
@@ -20,15 +20,15 @@ _TYPES = {
 COLUMNS: tuple[str, ...] = tuple(_TYPES)
 
 CREATE_TIME, LOG_APPEND_TIME = 0, 1
-"""What the column timestampType says."""
+"""Values of the column timestampType."""
 
 TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
 TIMESTAMP_MS_MIN = -TIMESTAMP_MS_MAX
-"""Milliseconds beyond these are no microseconds of 64 bits: the column timestamp is null there."""
+"""Timestamps outside this range do not fit into 64-bit microseconds: the column timestamp is null there."""
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """These columns in this order, all nullable; raises ValueError for a name that is no column."""
+    """Returns the schema of these columns, all nullable; raises ValueError for an unknown name."""
     for name in columns:
         if name not in _TYPES:
             raise ValueError(f"a topic has no column {name!r}: it has {', '.join(COLUMNS)}")

@@ -1,4 +1,4 @@
-"""Record batches to Arrow: the records of a partition's batches as the columns that Spark's Kafka connector has."""
+"""Decoder from the record batches of a partition to Arrow columns."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -16,24 +16,24 @@ from moldau.records.compression import NONE
 from moldau.records.record import section as decompressed
 
 ARROW_BYTES_MAX = 2**31 - 1
-"""What an Arrow column with offsets of 32 bits can hold."""
+"""The capacity of an Arrow column with 32-bit offsets."""
 
 ARROW_BATCH_BYTES = 64 * 1024 * 1024
-"""How large `to_arrow_batches` makes a record batch."""
+"""The default size of the Arrow batches that `to_arrow_batches` yields."""
 
 _CONSTANT_COLUMNS = ("topic", "partition")
 _ROW_BYTES = 40
-"""About what a record takes in columns of numbers and offsets."""
+"""Estimate of a record's bytes in columns of numbers and offsets."""
 _LONG_MAX = 2**63 - 1
 
 
 def to_arrow(
     topic: str, partition: int, batches: Sequence[Batch], *, start: int, end: int, columns: Sequence[str]
 ) -> pa.RecordBatch:
-    """The records with start <= offset < end, with these columns in this order; only they are decoded.
+    """Decodes the records with start <= offset < end into these columns.
 
-    Raises CorruptRecordError that names the batch, and ValueError for more than Arrow holds in one record batch:
-    `to_arrow_batches` takes any amount.
+    Raises CorruptRecordError naming the batch, and ValueError if the records exceed one Arrow batch; use
+    `to_arrow_batches` then.
     """
     schema = arrow_schema(columns)
     with error_context(f"{topic}-{partition}"):
@@ -51,9 +51,10 @@ def to_arrow_batches(
     columns: Sequence[str],
     arrow_batch_bytes: int = ARROW_BATCH_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """What `to_arrow` gives, in record batches of about `arrow_batch_bytes` or one batch, none of them empty.
+    """Decodes like `to_arrow`, into non-empty Arrow batches of about `arrow_batch_bytes`, or of one record batch if
+    that is larger.
 
-    Batches are decompressed as their part comes, so what is held at a time is one part.
+    Record batches are decompressed one group at a time to bound memory.
     """
     schema = arrow_schema(columns)
     row_bytes = _ROW_BYTES + (len(topic.encode()) if "topic" in columns else 0)
@@ -86,7 +87,7 @@ def _decode_group(
     schema: pa.Schema,
     row_bytes: int,
 ) -> Iterator[pa.RecordBatch]:
-    """One record batch as a rule; more where a batch alone has more records than Arrow has room for topic names."""
+    """Decodes a group into one Arrow batch, or into several if the topic names of a single record batch exceed one."""
     ranges = [(start, end)]
     rows_max = ARROW_BYTES_MAX // row_bytes
     if len(batches) == 1 and batches[0].count > rows_max:
@@ -100,7 +101,7 @@ def _decode_group(
 
 
 def _section(batch: Batch) -> Buffer:
-    """The records, decompressed, and not copied where they came so."""
+    """Returns the decompressed records, without a copy if they are not compressed."""
     if batch.compression == NONE:
         return batch.section
     with error_context(batch):

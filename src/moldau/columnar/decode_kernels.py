@@ -1,5 +1,7 @@
-"""The walk over encoded records, compiled. Positions are addresses in memory, and every read is checked against the end
-of the record it is in, for the bytes come from the network. What is wrong is found here; Python has the words for it.
+"""Compiled decoder of encoded records.
+
+Positions are memory addresses. The bytes come from the network, so every read is checked against the end of its
+record. A kernel only detects corruption; Python code builds the error message.
 """
 
 from typing import Any
@@ -19,18 +21,18 @@ from moldau.columnar.kernel_compiler import (
 from moldau.records.record import RECORD_BYTES_MIN, TIMESTAMP_MAX, TIMESTAMP_MIN
 
 KEY, VALUE, OFFSET, TIMESTAMP, TIMESTAMP_TYPE, HEADERS = 1, 2, 4, 8, 16, 32
-"""What a walk is to bring."""
+"""Flags for the columns to decode."""
 
 BASE_OFFSET, BASE_TIMESTAMP, LAST_OFFSET_DELTA, COUNT, APPEND_TIME, IS_APPEND_TIME, START, END = range(8)
 BATCH_FIELDS = 8
-"""How a batch is described to a walk: so many numbers, in this order; its records lie from START to before END."""
+"""The number of fields that describe a batch, in this order; its records are in [START, END)."""
 
 ROWS, KEY_NULLS, VALUE_NULLS, TIMESTAMP_NULLS, HEADER_COUNT, BAD_BATCH = range(6)
 TOTAL_FIELDS = 6
-"""What a walk counts, and the batch it stopped at."""
+"""The number of counters that a kernel returns, among them the batch it stopped at."""
 
 NULL_TIMESTAMP = -(2**63)
-"""Stands for a timestamp that does not fit its column."""
+"""Marks a timestamp that does not fit its column."""
 
 _LONG_MAX = 2**63 - 1
 _LONG_MIN = -(2**63)
@@ -38,9 +40,9 @@ _LONG_MIN = -(2**63)
 
 @kernel_helper
 def read_varint(position: int, end: int) -> tuple[int, int]:
-    """The number and the position behind it, or a position of -1 where it does not end before `end`.
+    """Returns the number and the position after it, or the position -1 if the varint does not end before `end`.
 
-    What has more than 64 bits becomes the largest or smallest number there is, by its sign.
+    Numbers beyond 64 bits are clamped.
     """
     value = 0
     shift = 0
@@ -67,7 +69,7 @@ def read_varint(position: int, end: int) -> tuple[int, int]:
 
 @kernel_helper
 def count_headers(position: int, end: int) -> int:
-    """How many headers stand from `position` to exactly `end`; -1 where that is not so."""
+    """Returns the number of headers that fill [position, end), or -1 if they are malformed."""
     count, position = read_varint(position, end)
     if position < 0 or count < 0 or count > (end - position) // 2:
         return -1
@@ -119,11 +121,10 @@ def decode_batches(
     header_spans: Any,
     totals: Any,
 ) -> int:
-    """Takes the records with first <= offset < last out of the batches. Returns 0, or 1 for a corrupt batch.
+    """Decodes the records with first <= offset < last. Returns 0, or 1 for a corrupt batch.
 
-    The outputs that are wanted have room for all the records that the batches say they have, `key_data` and
-    `value_data` for all their bytes. `key_ends` and `value_ends` begin with a 0 already, and no bit of `key_valid` and
-    `value_valid` is set.
+    The requested outputs have room for the record counts of the batch headers, `key_data` and `value_data` for all
+    bytes. `key_ends` and `value_ends` start with 0; all bits of `key_valid` and `value_valid` are 0.
     """
     row = 0
     keys_end = values_end = 0
@@ -254,7 +255,7 @@ def decode_headers(
     content_valid: Any,
     totals: Any,
 ) -> int:
-    """The headers of records whose spans a walk has found good. Returns 0, or 1 if they are good no more."""
+    """Decodes headers that `decode_batches` has validated. Returns 0, or 1 if they have changed since."""
     header = 0
     names_end = contents_end = nulls = 0
     for row in range(rows):

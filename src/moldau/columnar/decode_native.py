@@ -1,4 +1,4 @@
-"""Record batches to columns through the compiled walk: buffers are made large enough, filled, and handed to Arrow."""
+"""Decoder that runs the compiled kernels: allocates buffers, has them filled, and wraps them as Arrow arrays."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -31,7 +31,7 @@ _WANTED = {
 
 
 class _BinaryColumn:
-    """The buffers of a binary column in the making."""
+    """The buffers of a binary column under construction."""
 
     def __init__(self, rows: int, size: int) -> None:
         self.ends: Int32s = np.empty(rows + 1, np.int32)
@@ -42,7 +42,7 @@ class _BinaryColumn:
     def array(self, rows: int, nulls: int, kind: pa.DataType) -> pa.Array:
         data = self.data[: self.ends[rows]]
         if 2 * len(data) < len(self.data):
-            # Room for all the bytes of the records is too much to keep for their keys.
+            # The buffer was sized for whole records: do not keep all of it for short keys.
             data = data.copy()
         valid = pa.py_buffer(self.valid[: (rows + 7) // 8]) if nulls else None
         buffers = [valid, pa.py_buffer(self.ends[: rows + 1]), pa.py_buffer(data)]
@@ -58,7 +58,7 @@ _EMPTY_INT64S: Int64s = np.empty(0, np.int64)
 def decode(
     batches: Sequence[Batch], sections: Sequence[Buffer], *, start: int, end: int, columns: Sequence[str]
 ) -> tuple[int, dict[str, pa.Array]]:
-    """As decode_plain's."""
+    """Decodes like `decode_python.decode`."""
     described = _batch_fields(batches, sections)
     size = sum(map(len, sections))
     capacity = int(described[kernels.COUNT :: kernels.BATCH_FIELDS].sum())
@@ -117,7 +117,7 @@ def _batch_fields(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64
         count = batch.count
         if count < 0 or count * RECORD_BYTES_MIN > len(section):
             raise CorruptRecordError(f"{batch!r} says it has {count} records, in {len(section)} bytes")
-        # Where there are no records the section may have no address; nothing is read there.
+        # A section without records may have no address; it is never read.
         start = pa.py_buffer(section).address if count else 0
         fields += (
             batch.base_offset,
@@ -133,7 +133,7 @@ def _batch_fields(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64
 
 
 def _raise_corrupt(batches: Sequence[Batch], sections: Sequence[Buffer], index: int) -> NoReturn:
-    """The plain codec has the words for what is wrong with a batch."""
+    """Raises the message of the Python decoder, which describes the corruption."""
     batch = batches[index]
     decode_python.decode(
         [batch], [sections[index]], start=batch.base_offset, end=batch.next_offset, columns=["headers"]
@@ -174,7 +174,7 @@ def _headers(spans: Int64s, rows: int, count: int, kind: pa.DataType) -> pa.Arra
 
 
 def _decode_names(names: pa.Array) -> pa.Array:
-    """As strings; names that are no UTF-8 get replacement characters."""
+    """Converts header names to strings, with replacement characters for invalid UTF-8."""
     try:
         return names.cast(pa.string())
     except pa.ArrowInvalid:

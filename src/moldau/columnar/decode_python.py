@@ -1,4 +1,4 @@
-"""Record batches to columns in plain Python: what the compiled codec must equal, and what runs without numba."""
+"""Decoder in pure Python: the reference for the compiled one, and the fallback without numba."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,9 +24,9 @@ _LONG_MAX = 2**63 - 1
 def decode(
     batches: Sequence[Batch], sections: Sequence[Buffer], *, start: int, end: int, columns: Sequence[str]
 ) -> tuple[int, dict[str, pa.Array]]:
-    """How many records there are from `start` to before `end`, and of each what these columns show.
+    """Returns the number of records with start <= offset < end, and the requested columns.
 
-    `sections` are the records of the batches, decompressed; `columns` are of those that differ between records.
+    `sections` are the decompressed records of the batches. `columns` excludes those that are constant in a partition.
     """
     found: dict[str, list[Any]] = {name: [] for name in columns}
     rows = 0
@@ -39,7 +39,7 @@ def decode(
 
 @contextmanager
 def error_context(what: object) -> Iterator[None]:
-    """Complaints about records that are raised within say what they are about."""
+    """Prefixes errors about records with what they are about."""
     try:
         yield
     except (CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError) as error:
@@ -83,8 +83,7 @@ def _micros(timestamp_ms: int) -> int | None:
 
 
 def _headers(data: bytes, position: int, end: int) -> list[tuple[str, bytes | None]] | None:
-    """None for a record without headers, as Spark's connector has it; names that are no UTF-8 get replacement
-    characters."""
+    """Returns None for a record without headers, as Spark's connector does. Invalid UTF-8 in names is replaced."""
     if not data[position] and position + 1 == end:
         return None
     return [

@@ -1,4 +1,4 @@
-"""Arrow to record batches: rows grouped by partition and encoded into sections that a producer puts headers to."""
+"""Encoder from Arrow columns to record sections, grouped by partition. The producer adds the batch headers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +15,11 @@ from moldau.records.batch_builder import Section
 from moldau.records.compression import NONE, compress
 
 SECTION_BYTES_MAX = 2**31 - 1
-"""Kafka counts the bytes of a batch in 32 bits."""
+"""Kafka stores the size of a batch in 32 bits."""
 
 
 @dataclass(frozen=True)
 class EncodedSection:
-    """A section and the partition it is for."""
-
     partition: int
     section: Section
 
@@ -36,12 +34,12 @@ def to_sections(
     batch_bytes_max: int,
     compression: int,
 ) -> Iterator[EncodedSection]:
-    """The rows as sections of at most `batch_bytes_max` bytes before compression, unless one record is larger.
+    """Yields sections of at most `batch_bytes_max` bytes before compression, or of a single larger record.
 
-    Those of a partition come together and keep the order of its rows. `key` and `value` are Arrow columns of bytes or
-    text, `headers` one of lists of structs with key and value; None stands for a column of nulls. Raises ValueError
-    for columns of different lengths, a negative partition, a header without a key and a timestamp beyond all time,
-    TypeError for a column of another type, and RecordTooLargeError for a record that no batch can hold.
+    The sections of a partition are consecutive and keep the order of its rows. `key` and `value` are Arrow columns of
+    bytes or text, `headers` of lists of structs with key and value; None stands for nulls. Raises ValueError for
+    columns of different lengths, a negative partition, a header without key or an invalid timestamp, TypeError for a
+    column of another type, and RecordTooLargeError for a record that exceeds every batch.
     """
     if batch_bytes_max < 1:
         raise ValueError(f"batch_bytes_max must be at least 1, not {batch_bytes_max}")

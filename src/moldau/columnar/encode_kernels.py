@@ -1,4 +1,4 @@
-"""Columns to encoded records, and keys to partitions, compiled. Where columns begin and end was checked by Arrow."""
+"""Compiled encoder of records and partitioner of keys. Arrow has validated the bounds of the columns."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from moldau.columnar.kernel_compiler import (
 
 ROWS, BYTES, BASE_TIMESTAMP, MAX_TIMESTAMP = range(4)
 RESULT_FIELDS = 4
-"""What is known of a section once it is encoded."""
+"""The number of values that `encode_section` returns about a section."""
 
 _NO_TIMESTAMP = -1
 _BITS_57 = (1 << 57) - 1
@@ -28,7 +28,7 @@ _MASK = 0xFFFFFFFF
 
 @kernel_helper
 def varint_size(value: int) -> int:
-    # Negative numbers may fill all 64 bits once they are zig-zag, so the sign that >> brings is cut off.
+    # A zig-zag encoded number may use all 64 bits: mask the sign that >> copies in.
     rest = (((value << 1) ^ (value >> 63)) >> 7) & _BITS_57
     size = 1
     while rest:
@@ -39,13 +39,13 @@ def varint_size(value: int) -> int:
 
 @kernel_helper
 def encoded_size(length: int) -> int:
-    """Bytes that a length (-1 for null) and what it counts take."""
+    """Returns the bytes of a length (-1 for null) and of the value it precedes."""
     return varint_size(length) + max(length, 0)
 
 
 @kernel_helper
 def write_varint(out: Any, position: int, value: int) -> int:
-    """The position behind it."""
+    """Returns the position after the number."""
     zigzag = (value << 1) ^ (value >> 63)
     rest = (zigzag >> 7) & _BITS_57
     while rest:
@@ -111,9 +111,9 @@ def encode_section(
     content_lengths: Any,
     results: Any,
 ) -> int:
-    """Encodes the rows order[first:] into `out` until it is full or a row is of another partition.
+    """Encodes the rows order[first:] into `out` until it is full or the partition changes.
 
-    Returns 0, or the bytes that the very first row needs where `out` has fewer.
+    Returns 0, or the bytes that the first row needs if `out` is smaller.
     """
     partition = partitions[order[first]]
     base_timestamp = timestamps[order[first]]
@@ -164,7 +164,7 @@ def encode_section(
 def key_partitions(
     data: Any, starts: Any, lengths: Any, count: int, no_key_partition: int, partitions: Any
 ) -> int:
-    """Kafka's murmur2 of each key, over `count` partitions."""
+    """Assigns partitions by Kafka's murmur2 of the keys."""
     for row in range(len(lengths)):
         length = lengths[row]
         if length < 0:

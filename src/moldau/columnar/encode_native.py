@@ -1,4 +1,4 @@
-"""Rows to encoded records through the compiled encoder, a section at a time into one buffer that is used again."""
+"""Encoder that runs the compiled kernel, one section at a time into a reused buffer."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from moldau.columnar.rows import EncoderRows
 
 
 def encode(rows: EncoderRows, bytes_max: int) -> Iterator[EncodedRows]:
-    """As encode_plain's. The bytes hold until the next section is asked for."""
+    """Encodes like `encode_python.encode`. The bytes are valid until the next section is requested."""
     columns = (
         rows.order,
         rows.partitions,

@@ -1,4 +1,4 @@
-"""Rows to encoded records in plain Python: what the compiled encoder must equal, and what runs without numba."""
+"""Encoder in pure Python: the reference for the compiled one, and the fallback without numba."""
 
 from collections.abc import Iterator
 
@@ -9,11 +9,11 @@ from moldau.records.batch import NO_TIMESTAMP
 from moldau.records.record import encode_record
 
 EncodedRows = tuple[int, Buffer, int, int, int]
-"""Partition, records, how many there are, base timestamp, max timestamp."""
+"""Partition, records, record count, base timestamp, max timestamp."""
 
 
 def encode(rows: EncoderRows, bytes_max: int) -> Iterator[EncodedRows]:
-    """Sections of at most `bytes_max` bytes or one record, each of one partition, in the order of the rows."""
+    """Yields sections of at most `bytes_max` bytes or of one record, each for one partition, in row order."""
     keys, values = _values(rows.keys), _values(rows.values)
     headers = list(zip(_names(rows.names), _values(rows.contents), strict=True))
     partitions, timestamps = rows.partitions.tolist(), rows.timestamps.tolist()

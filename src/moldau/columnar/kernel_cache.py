@@ -1,8 +1,8 @@
-"""Where compiled kernels are kept, so that one process of a machine pays for compiling and the others load them.
+"""Disk cache of compiled kernels, so that one process of a machine compiles them and the others load them.
 
-The cache is numba's, in a directory named after what the kernels are made of: code that comes in a zip, from a
-directory that cannot be written, or from another path for each application, finds what an earlier process made of the
-same source. Trouble with the cache costs time and is never an error.
+The cache is numba's. Its directory is named after a digest of the kernel sources, so code from a zip, from a read-
+only directory or from a new path for each application finds earlier results. Cache failures cost time and never
+raise.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _COMPILER_MODULE = "moldau.columnar.kernel_compiler"
 
 
 def kernel_cache_for(function: Callable[..., Any]) -> Any:
-    """A cache for this function as numba's dispatchers want it, or None where there can be none."""
+    """Returns a cache for numba's dispatcher, or None if no cache is possible."""
     try:
         return _kernel_cache_class()(function)
     except Exception as error:
@@ -31,7 +31,7 @@ def kernel_cache_for(function: Callable[..., Any]) -> Any:
 
 @cache
 def _kernel_cache_class() -> Any:
-    """Made when it is asked for, because these names of numba's may be others in another version."""
+    """Defines the classes on first use, because these names of numba may change between versions."""
     caching: Any = import_module("numba.core.caching")
 
     class Locator(caching._CacheLocator):  # type: ignore[misc]
@@ -83,7 +83,7 @@ def _kernel_cache_class() -> Any:
 
 
 def _directories() -> list[Path]:
-    """Where the cache may lie: what NUMBA_CACHE_DIR says, else the user's caches, else beside the source."""
+    """Returns the candidates: NUMBA_CACHE_DIR, else the user's cache directory and the one beside the source."""
     config: Any = import_module("numba.core.config")
     if config.CACHE_DIR:
         return [Path(config.CACHE_DIR)]
@@ -93,7 +93,7 @@ def _directories() -> list[Path]:
 
 
 def _digest(function: Callable[..., Any]) -> str:
-    """Of all that a kernel is made of: its module, the one that compiles it, and numbers from elsewhere."""
+    """Hashes the inputs of a kernel: its module, the compiler module, and integers from other modules."""
     numba: Any = import_module("numba")
     numbers = sorted((name, value) for name, value in function.__globals__.items() if isinstance(value, int))
     sources = [inspect.getsource(sys.modules[name]) for name in (function.__module__, _COMPILER_MODULE)]

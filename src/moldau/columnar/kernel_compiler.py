@@ -1,5 +1,7 @@
-"""Compiles the codec's kernels with numba. Each has one signature, and is compiled (or loaded, if that was done before)
-when its module is imported, so that an import that succeeds means kernels that run.
+"""Compiler of the codec's kernels with numba.
+
+A kernel has one signature and is compiled, or loaded from the cache, when its module is imported. So a successful
+import means working kernels.
 """
 
 from collections.abc import Callable
@@ -8,7 +10,7 @@ from typing import Any, TypeVar
 
 from moldau.columnar.kernel_cache import kernel_cache_for
 
-# Imported by name, because how much of it is typed differs from version to version of numba.
+# Imported by name, because numba's type annotations differ between versions.
 numba: Any = import_module("numba")
 types: Any = import_module("numba.core.types")
 cgutils: Any = import_module("numba.core.cgutils")
@@ -18,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
 INT32_IN = types.Array(types.int32, 1, "C", readonly=True)
 INT64_IN = types.Array(types.int64, 1, "C", readonly=True)
-"""Arrays that cannot be written; those that can be are taken too."""
+"""Read-only arrays; writable ones are accepted too."""
 BYTES_OUT = types.Array(types.uint8, 1, "C")
 INT32_OUT = types.Array(types.int32, 1, "C")
 INT64_OUT = types.Array(types.int64, 1, "C")
@@ -26,13 +28,13 @@ INT64 = types.int64
 
 
 def kernel_helper(function: Function) -> Function:
-    """A piece of kernels, compiled into those that call it."""
+    """Compiles a function to be called by kernels."""
     compiled: Function = numba.njit(nogil=True)(function)
     return compiled
 
 
 def kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
-    """A function that runs compiled and without the GIL, with the types of its result and its arguments."""
+    """Compiles a function with this result and these argument types to run without the GIL."""
 
     def compiled(function: Function) -> Function:
         dispatcher: Any = numba.njit(nogil=True)(function)
@@ -65,8 +67,8 @@ def _copy_bytes(_: Any, target: Any, to: Any, address: Any, length: Any) -> Any:
 
 
 byte_at: Any = numba.extending.intrinsic(_byte_at)
-"""byte_at(address): the byte there. Nothing is checked: the caller knows that it may be read."""
+"""byte_at(address) returns the byte there, without any check."""
 
 copy_bytes: Any = numba.extending.intrinsic(_copy_bytes)
-"""copy_bytes(target, to, address, length) copies into target[to : to + length], by memcpy: a loop over the bytes takes
-three times as long. Nothing is checked: the caller knows that they may be read and that the target has room."""
+"""copy_bytes(target, to, address, length) copies into target[to : to + length] with memcpy, without any check. A loop
+over the bytes takes three times as long."""

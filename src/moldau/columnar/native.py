@@ -1,5 +1,4 @@
-"""Whether the codec runs compiled or plain. Both give the same; compiled takes a fraction of the time, and
-needs numba."""
+"""Switch between the compiled and the Python codec. Both give the same results; the compiled one needs numba."""
 
 import logging
 from functools import cache
@@ -10,7 +9,7 @@ _is_enabled = True
 
 
 def use_native(wanted: bool) -> None:
-    """Without it the plain codec is used, even where there is numba."""
+    """Disables the compiled codec if not `wanted`."""
     global _is_enabled
     _is_enabled = wanted
 
@@ -21,7 +20,7 @@ def is_native() -> bool:
 
 @cache
 def is_available() -> bool:
-    """Whether numba is there and compiles the kernels; where it does not, that is logged once."""
+    """Returns whether numba compiles the kernels; logs once why not."""
     try:
         import moldau.columnar.decode_kernels
         import moldau.columnar.encode_kernels  # noqa: F401

@@ -1,4 +1,4 @@
-"""Which partition rows go to by their keys: Kafka's murmur2 over a whole column."""
+"""Partitioner of rows by key: Kafka's murmur2 over a column."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from moldau.columnar.native import is_native
 
 
 def key_partitions(keys: Any, count: int, no_key_partition: int) -> npt.NDArray[np.int32]:
-    """The partition, of `count`, that Java's producer takes for each key; `no_key_partition` where the key is null.
+    """Returns the partition that Java's producer chooses for each key, or `no_key_partition` for a null key.
 
     `keys` is an Arrow column of bytes or text.
     """

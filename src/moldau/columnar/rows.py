@@ -1,4 +1,4 @@
-"""Rows that are to become records: their columns checked, brought to one form, and put in the order of partitions."""
+"""Input of the encoder: validated columns in a common representation, ordered by partition."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from moldau.columnar.arrays import ByteSpans, Int64s, byte_spans, null_spans, va
 Int32s = npt.NDArray[np.int32]
 
 TIMESTAMP_MS_LIMIT = 2**62
-"""Timestamps lie within this to both sides, so that no difference of two leaves 64 bits."""
+"""Exclusive bound on absolute timestamps, so that differences fit into 64 bits."""
 
 _RADIX_PARTITIONS = 2**16
 
@@ -20,13 +20,13 @@ _RADIX_PARTITIONS = 2**16
 @dataclass(frozen=True)
 class EncoderRows:
     order: Int64s
-    """The rows partition by partition, each partition's in the order they came."""
+    """Row numbers grouped by partition, in row order within a partition."""
     partitions: Int32s
     timestamps: Int64s
     keys: ByteSpans
     values: ByteSpans
     header_starts: Int64s
-    """Where the headers of a row begin among all headers, and how many there are."""
+    """Position of a row's first header among all headers."""
     header_counts: Int64s
     names: ByteSpans
     contents: ByteSpans
@@ -64,7 +64,7 @@ def _order(partitions: Int32s) -> Int64s:
     if not len(partitions) or bool(np.all(partitions[1:] >= partitions[:-1])):
         return np.arange(len(partitions), dtype=np.int64)
     if partitions.max() < _RADIX_PARTITIONS:
-        # Numpy sorts numbers of 16 bits in linear time.
+        # Numpy sorts 16-bit integers in linear time.
         return np.argsort(partitions.astype(np.uint16), kind="stable")
     return np.argsort(partitions, kind="stable")
 

@@ -1,6 +1,6 @@
-"""`format("moldau")`: what Spark finds by that name, for reading and writing, in batches and streams.
+"""The data source `format("moldau")`: reads and writes topics in batches and streams.
 
-Spark makes and pickles it in several short processes for each query, so this file imports next to nothing.
+Spark creates and pickles it in several short-lived processes per query, so this module imports little.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What goes wrong between Spark and a cluster, in words for who wrote the query: the cause, and what to do."""
+"""Errors for authors of Spark queries: the cause, and what to do."""
 
 import os
 import re
@@ -7,35 +7,33 @@ from contextlib import contextmanager
 
 
 class SparkSourceError(Exception):
-    """A query cannot be read or written as it was asked for. Its text is all that a user needs."""
+    """A query that cannot be planned or run. The message is complete for a user."""
 
 
 class OptionError(SparkSourceError):
-    """An option is unknown, missing, or has a value that makes no sense."""
+    """An option that is unknown, missing or has an invalid value."""
 
 
 class DataLossError(SparkSourceError):
-    """Records that a query was to read are not there any more."""
+    """Records that a query should read no longer exist."""
 
 
 _USER_MESSAGE = re.compile(
-    # Not behind a parenthesis: there it is part of a plan that raises one, and Spark shows plans in errors of its own.
+    # After a parenthesis the name is part of a plan, which Spark quotes in its own errors.
     r"(?<!\()(?:SparkSourceError|OptionError|DataLossError|PipelineError): (.+?)(?=\n\s*(?:at |===|SQLSTATE|$)|\Z)",
     re.S,
 )
 
 
 def find_user_message(error: BaseException) -> str | None:
-    """What one of the errors above said, found in what Spark made of it on its way to the driver; None where the error
-    is another one."""
+    """Returns the message of one of the errors above from Spark's wrapping of it, or None for other errors."""
     found = _USER_MESSAGE.search(str(error))
     return None if found is None else found.group(1).strip()
 
 
 @contextmanager
 def user_facing_errors(bootstrap: str) -> Iterator[None]:
-    """Around what Spark calls. What the client raises comes out as a SparkSourceError that says where the brokers were
-    thought to be, and none of the errors above drags the traceback of a worker to the driver."""
+    """Translates client errors to SparkSourceError with the bootstrap servers, and hides tracebacks of workers."""
     try:
         yield
     except SparkSourceError:
@@ -62,13 +60,13 @@ def _error_text(error: Exception, bootstrap: str) -> str:
 
 
 def _hide_traceback() -> None:
-    """Spark asks for this variable when it writes down an error, after which the worker ends: nobody else is meant."""
+    """Spark reads the variable when it serializes the error; the worker exits afterwards."""
     if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
 
 
 class LaunchError(Exception):
-    """Its text is all that a user needs: the cause, and the way out."""
+    """Spark cannot be started. The message gives the cause and the remedy."""
 
 
 NO_PYSPARK = "PySpark is not installed: pip install 'moldau[spark]'"

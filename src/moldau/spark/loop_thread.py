@@ -1,8 +1,7 @@
-"""From Spark's threads to the client's event loop: one loop per process, in a thread of its own, and the clusters that
-were reached through it.
+"""Event loop thread of a process, for calls from Spark's threads to the asyncio client.
 
-Spark calls readers and writers from plain threads of several processes, and its workers are forked and used again for
-many tasks. So connections are kept per process and settings, and a process that was forked begins with none.
+Spark calls readers and writers from threads of several processes, and reuses forked workers for many tasks.
+Connections are cached per process and settings; a forked process starts with none.
 """
 
 import asyncio
@@ -27,12 +26,12 @@ class EventLoopThread:
         self._on_close: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self.process_id = os.getpid()
         self.is_closed = False
-        # A daemon: nothing here outlives the task it was started for, and the process may end at any time.
+        # A daemon thread, because the process may exit at any time.
         self._thread = threading.Thread(target=self._loop.run_forever, name="moldau client", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine gives, waited for; when the caller is interrupted the coroutine is cancelled."""
+        """Runs a coroutine in the loop and returns its result; cancels it if the caller is interrupted."""
         future = self.start(work)
         try:
             return future.result()
@@ -44,8 +43,8 @@ class EventLoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def cluster(self, settings: Mapping[str, Any]) -> Cluster:
-        """The cluster with these settings (those of `Cluster`, all hashable), reached before or now. Call it inside
-        `run`. It stays open for whoever comes next."""
+        """Returns a connected cluster with these arguments of `Cluster`, all hashable. Call it in the loop; the
+        cluster stays open for later callers."""
         key = settings_key(settings)
         async with self._connect_lock:
             cluster = self._clusters.get(key)
@@ -63,11 +62,11 @@ class EventLoopThread:
         return cluster
 
     def on_close(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Has this done before the clusters are closed, by who keeps something that lives on them."""
+        """Registers a callback to run before the clusters are closed."""
         self._on_close.append(work)
 
     def close(self) -> None:
-        """For a process that goes on without Spark; others just end."""
+        """Closes everything, for a process that continues without Spark."""
         self.is_closed = True
         self.run(self._close_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -84,7 +83,7 @@ class EventLoopThread:
 
 
 def settings_key(settings: Mapping[str, Any]) -> SettingsKey:
-    """By which what was opened with the same settings is found again."""
+    """Returns a hashable key for objects cached by settings."""
     return tuple(sorted(settings.items()))
 
 
@@ -93,7 +92,7 @@ _instance_lock = threading.Lock()
 
 
 def event_loop_thread() -> EventLoopThread:
-    """The one of this process."""
+    """Returns the instance of this process, created if needed."""
     global _process_instance
     with _instance_lock:
         if (

@@ -1,1 +1,1 @@
-"""Starting Spark: a Java, measured settings, a cache of loaded classes, and the code that executors need."""
+"""Launcher of Spark: a Java, tuned settings, a class cache, and the code for executors."""

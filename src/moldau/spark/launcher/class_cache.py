@@ -1,7 +1,7 @@
-"""A cache of Spark's classes, loaded and linked, with which a session starts sooner. It is made once for
-each Spark and Java, in the user's cache directory; without it everything works, only slower.
+"""Cache of Spark's loaded and linked classes, which makes sessions start faster.
 
-From Java 25 on it is an AOT cache, before that an archive of class data.
+It is built once per Spark and Java in the user's cache directory, as an AOT cache from Java 25 on and as a class data
+archive before. It is optional.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
-"""Raised when the training or the options of Java change, so that old caches are not used any more."""
+"""Incremented when the training or Java's options change, to invalidate old caches."""
 AOT_RELEASE_MIN = 25
 FREE_BYTES_MIN = 700 * 2**20
-"""A cache takes 200 MB, and about as much more while it is made."""
+"""A cache takes 200 MB, and about as much while it is built."""
 CHECK_TIMEOUT_S = 60.0
 RETRY_AFTER_S = 24 * 3600
 
@@ -54,12 +54,12 @@ class ClassCache:
 
     @property
     def _installation_id(self) -> str:
-        """The same for all that follow each other in one installation."""
+        """Identifies the Java and Spark directories; the same for successive caches of an installation."""
         return _short_hash(self.java.home, self.spark.home)
 
     @property
     def _fingerprint(self) -> str:
-        """Another Java, other jars or other options: another cache. Java would only ignore the old one."""
+        """Changes with the Java build, the jars and the options; Java would silently ignore an outdated cache."""
         jars = sorted(
             (each.name, each.stat().st_size, each.stat().st_mtime_ns)
             for each in self.spark.jars.glob("*.jar")
@@ -67,7 +67,7 @@ class ClassCache:
         return _short_hash(FORMAT, self.java.build, platform.machine(), self.spark.class_path(), jars)
 
     def is_ready(self) -> bool:
-        """Whether it is there as it was made. What was cut short or written to since is none."""
+        """Returns whether the cache exists unmodified since it was installed."""
         try:
             found = self.path.stat()
             noted = json.loads(self._marker.read_text())
@@ -76,7 +76,7 @@ class ClassCache:
         return bool(noted == {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns})
 
     def jvm_options(self) -> list[str]:
-        """For a process that uses it. One that Java cannot use it ignores, and says so to nobody."""
+        """Returns the options for a process that uses the cache. Java silently ignores an unusable one."""
         if self.java.release >= AOT_RELEASE_MIN:
             return [f"-XX:AOTCache={self.path}", *_quiet("aot")]
         return [f"-XX:SharedArchiveFile={self.path}", "-Xshare:auto", *_quiet("cds")]
@@ -90,7 +90,7 @@ class ClassCache:
         return self.path.with_suffix(".log")
 
     def unavailable_reason(self, now_s: float) -> str | None:
-        """Why it cannot be made here and now."""
+        """Returns why the cache cannot be built now, or None."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.directory).free
@@ -107,12 +107,12 @@ class ClassCache:
 
     @contextmanager
     def locked_output(self) -> Iterator[Path | None]:
-        """Gives where to make it; None while another process is making it."""
+        """Yields the path to build the cache at, or None if another process is building it."""
         with (self.directory / f"{self._installation_id}.lock").open("w") as lock:
             if not _try_lock(lock.fileno()) or self.is_ready():
                 yield None
                 return
-            # Also what those left who were killed while they made it.
+            # Removes also what killed processes left.
             self._clean_up()
             try:
                 yield self.path.with_name(f"{self.path.stem}.new-{os.getpid()}{self.path.suffix}")
@@ -124,13 +124,13 @@ class ClassCache:
             left.unlink(missing_ok=True)
 
     def install(self, output: Path) -> bool:
-        """Puts a new cache in its place, if Java can use it, and removes those that it follows."""
+        """Installs a new cache if Java can use it, and removes older ones."""
         if not self._is_usable(output):
             return False
         found = output.stat()
         note = output.with_suffix(".json")
         note.write_text(json.dumps({"bytes": found.st_size, "mtime_ns": found.st_mtime_ns}))
-        # Who comes between the two finds a note that does not fit, and does without.
+        # Between the two renames the marker does not match, so no process uses the cache.
         os.replace(note, self._marker)
         os.replace(output, self.path)
         for old in self.directory.glob(f"{self._installation_id}-*"):
@@ -161,13 +161,13 @@ class ClassCache:
 
 
 def training_options(java: Java, output: Path) -> list[str]:
-    """For the process whose classes a cache is made of."""
+    """Returns the options for the process whose classes are recorded."""
     name = "AOTCacheOutput" if java.release >= AOT_RELEASE_MIN else "ArchiveClassesAtExit"
     return [f"-XX:{name}={output}"]
 
 
 def _quiet(subject: str) -> list[str]:
-    # Java tells about its caches on standard output, where results are printed.
+    # Java logs about its caches on standard output, which belongs to results.
     return ["-Xlog:disable", f"-Xlog:all=error,{subject}*=off:stderr"]
 
 
@@ -186,6 +186,6 @@ def _short_hash(*parts: object) -> str:
 
 
 def is_enabled(environ: Mapping[str, str]) -> bool:
-    """`MOLDAU_CLASS_CACHE=off` does without; so do machines that are thrown away after one run."""
+    """Off with `MOLDAU_CLASS_CACHE=off`, and by default in CI, where machines are not reused."""
     told = environ.get("MOLDAU_CLASS_CACHE", "off" if environ.get("CI") else "on")
     return not re.fullmatch(r"off|no|false|0", told.strip(), re.I)

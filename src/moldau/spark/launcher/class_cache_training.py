@@ -1,5 +1,7 @@
-"""The run whose classes make the class cache: what nearly every session does, once. Started as a program of its own,
-`python -m moldau.spark.launcher.class_cache_training OUTPUT`."""
+"""Training run of the class cache: does once what most sessions do.
+
+Runs as a program: `python -m moldau.spark.launcher.class_cache_training OUTPUT`.
+"""
 
 import os
 import signal
@@ -111,7 +113,7 @@ def main(output: str) -> None:
     gateway = start_driver(spark, settings, java=java, class_options=training_options(java, Path(output)))
 
     def give_up(*_: object) -> NoReturn:
-        # Java must not end by itself then, as if the training were over.
+        # Kills Java: a normal exit would write the cache of an unfinished training.
         gateway.kill()
         os._exit(1)
 
@@ -126,7 +128,7 @@ def main(output: str) -> None:
     except Exception:
         traceback.print_exc()
         give_up()
-    # When it ends Java writes down what it has loaded, and makes the cache of it.
+    # Java writes the cache when it exits.
     gateway.shut_down()
 
 

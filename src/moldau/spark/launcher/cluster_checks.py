@@ -1,5 +1,5 @@
-"""Whether a standalone cluster can run what it is given: its master answers, it has executors, and these have the
-Python and the packages that are needed. What is missing is said before a query fails in a less plain way."""
+"""Checks of a standalone cluster before the first query: the master responds, and executors exist and have the
+required Python and packages."""
 
 import errno
 import importlib.util
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 REQUIRED_PACKAGES = ("pyarrow", "numpy", "pandas", "cramjam", "crc32c", "kio")
-"""What the data source imports on executors (numba makes it faster, and may be missing)."""
+"""Imported by the data source on executors; numba is optional."""
 RETRY_INTERVAL_S = 0.25
 POLL_INTERVAL_S = 0.05
 
 
 def reach_master(master: Master, within_s: float) -> str:
-    """The address of ours by which the master is reached, and by which executors will reach us. Raises LaunchError
-    where no master listens within this time."""
+    """Returns the local address of a connection to the master, by which executors can reach this driver.
+
+    Raises LaunchError if no master listens within this time.
+    """
     deadline = time.monotonic() + within_s
     while True:
         failures = []
@@ -59,7 +61,7 @@ def unresponsive_master_error(master: Master, within_s: float, version: str) -> 
 
 
 def wait_for_executors(context: "SparkContext", master: Master, within_s: float) -> None:
-    """Raises LaunchError where the master has none to give within this time."""
+    """Raises LaunchError if the master provides no executor within this time."""
     deadline = time.monotonic() + within_s
     state = context._jsc.sc()
     while True:
@@ -83,7 +85,7 @@ def wait_for_executors(context: "SparkContext", master: Master, within_s: float)
 
 
 def check_executors(context: "SparkContext") -> None:
-    """Runs a task on executors that tells what they lack. Raises LaunchError with all of it."""
+    """Runs a task on executors and raises LaunchError with the packages they lack."""
     count = max(1, context.defaultParallelism)
     try:
         found = context.parallelize(range(count), count).mapPartitions(_find_missing_packages).collect()
@@ -104,7 +106,7 @@ def _find_missing_packages(_: Iterable[int]) -> Iterator[tuple[str, tuple[str, .
 
 
 def executor_error_text(failure: str, python: str) -> str:
-    """Why executors could not run the first task, of what Spark says about it."""
+    """Explains why executors could not run the first task, from Spark's message."""
     if "PYTHON_VERSION_MISMATCH" in failure:
         versions = re.search(r"version: (\S+) than that in driver:? (\S+?),", failure)
         there, here = versions.groups() if versions else ("another version", "this one")

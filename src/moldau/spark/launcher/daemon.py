@@ -1,7 +1,6 @@
-"""PySpark's daemon of workers, without its complaint when Spark has rows enough.
+"""PySpark's worker daemon without its error message when Spark needs no more rows.
 
-`show` and `limit` end a task in the middle of its rows. The worker then finds its socket closed, which PySpark prints
-as if something had failed.
+`show` and `limit` close a worker's socket early, which PySpark prints as a failure.
 """
 
 import socket
@@ -15,7 +14,7 @@ def work(sock: socket.socket, authenticated: bool) -> int:
     try:
         return int(_work(sock, authenticated))
     except OSError:
-        # What a user's code raises is told to Spark before: this is the socket. Not 0: the worker is not used again.
+        # Errors of user code were reported before, so this is the socket. A result other than 0 retires the worker.
         return 1
 
 

@@ -1,4 +1,4 @@
-"""Starts the Java side of a driver: any Java, the class cache if there is one, quiet logs."""
+"""Start of the Java process of a driver, with the class cache and quiet logs."""
 
 import os
 import subprocess
@@ -29,9 +29,8 @@ def start_driver(
     java: Java | None = None,
     class_options: Sequence[str] | None = None,
 ) -> gateway.Gateway:
-    """With `for_all_sessions` every session of the process begins with all of these settings, also one that PySpark
-    makes by itself. Code is a zip that the workers on this machine may lack as executors do: they plan with the same
-    Python. Class options are those of the class cache, unless given."""
+    """Starts the gateway. With `for_all_sessions` the settings apply to every session of the process. `code` is a zip
+    for workers on this machine, which plan like executors. `class_options` default to those of the class cache."""
     java = java or find_java()
     if class_options is None:
         class_options = class_cache_options(java, spark, say=say or (_ignore if quiet else write_stderr))
@@ -50,7 +49,8 @@ def start_driver(
 
 
 def log_options(spark: SparkHome, level: str, *, deploy: str = "warn") -> list[str]:
-    """Ours, unless the user's own settings of Spark say how to log. `deploy` is what masters and workers do."""
+    """Returns our logging options unless the user has a log4j2.properties. `deploy` is the level of masters and
+    workers."""
     if (spark.settings / "log4j2.properties").is_file():
         return []
     ours = Path(__file__).with_name("log4j2.properties")
@@ -62,7 +62,7 @@ def log_options(spark: SparkHome, level: str, *, deploy: str = "warn") -> list[s
 
 
 def class_cache_options(java: Java, spark: SparkHome, *, say: Callable[[str], None]) -> list[str]:
-    """Makes the class cache first where there is none yet. Whatever goes wrong with it is no reason not to start."""
+    """Builds the class cache if it is missing. A failure never prevents the start."""
     if not is_enabled(os.environ):
         return []
     cache = ClassCache(cache_directory(os.environ), java, spark)
@@ -88,14 +88,14 @@ def _build_class_cache(cache: ClassCache, say: Callable[[str], None]) -> None:
 
 
 def _train_class_cache(cache: ClassCache, output: Path) -> bool:
-    """In a Python of its own: PySpark talks to one Java process only."""
+    """Trains in another Python process, because PySpark connects to one Java process only."""
     with cache.log.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "moldau.spark.launcher.class_cache_training", str(output)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Ctrl-C is for us; it ends with us too, for Java's pipe is closed then.
+            # Ctrl-C interrupts this process only; the child ends with it because its pipe closes.
             process_group=0,
             env=_training_environment(cache),
         )
@@ -108,7 +108,7 @@ def _train_class_cache(cache: ClassCache, output: Path) -> bool:
 
 
 def _training_environment(cache: ClassCache) -> dict[str, str]:
-    """On this Java, this Spark and this Python, whatever sessions are told to use and to connect to."""
+    """Returns an environment with this Java, Spark and Python, without the user's session settings."""
     kept = {
         name: value
         for name, value in os.environ.items()

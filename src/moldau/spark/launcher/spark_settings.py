@@ -1,4 +1,4 @@
-"""The settings of Spark that suit us better than its own, each with its reason. A user's own win."""
+"""Default settings of Spark sessions, each with its reason. The user's settings override them."""
 
 import os
 import re
@@ -11,37 +11,36 @@ from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.master_url import Master, MasterKind, parse_master
 
 SOCKET_PATH_BYTES_MAX = 100
-"""The longest path of a Unix socket is 104 bytes on some systems."""
+"""Unix socket paths are limited to 104 bytes on some systems."""
 SOCKET_NAME_BYTES = 1 + len(".00000000-0000-0000-0000-000000000000.sock")
 
 MASTER_TIMEOUT = "spark.moldau.masterTimeout"
-"""Ours: how long a standalone master may take to answer."""
+"""How long a standalone master may take to respond."""
 EXECUTOR_TIMEOUT = "spark.moldau.executorTimeout"
-"""Ours: how long the first executor may take to start, on a cluster that may be busy."""
+"""How long the first executor may take to start on a busy cluster."""
 
 COMMON_SETTINGS = {
-    # Rows with headers reach Python writers 12 times as fast when Spark does not count their bytes one by one.
+    # Rows with headers reach Python writers 12 times faster if Spark does not measure each row.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
-    # Days and hours begin at the same moment on every machine, and as Kafka's tools show them.
+    # The same days and hours on every machine, and in Kafka's tools.
     "spark.sql.session.timeZone": "UTC",
-    # A progress bar of stages does not go together with rows that are printed.
+    # The progress bar would garble printed rows.
     "spark.ui.showConsoleProgress": "false",
     MASTER_TIMEOUT: "30s",
     EXECUTOR_TIMEOUT: "60s",
-    # Not every driver needs a web server and a port; `spark.ui.enabled=true` brings it back.
+    # Drivers rarely need a web server and a port; `spark.ui.enabled=true` enables it.
     "spark.ui.enabled": "false",
 }
 
 LOCAL_SETTINGS = {
-    # Nobody else has to reach this driver, and a laptop's own name may not resolve.
+    # No other machine connects to a local driver, and a laptop's host name may not resolve.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Executors share the process of the driver.
+    # Executors share the driver's process.
     "spark.driver.memory": "2g",
-    # `show` ends workers early, which is no error to print. On clusters the daemon may start before our code is there.
+    # Avoids errors printed when `show` ends workers early. On clusters the daemon may start before our code arrives.
     "spark.python.daemon.module": "moldau.spark.launcher.daemon",
-    # Both are for checkpoints on a local disk, where files of checksums are written that nobody reads: together with
-    # the sockets below they were measured to halve the time of a small micro-batch.
+    # Skips checksum files of local checkpoints. With Unix sockets this halves the time of a small micro-batch.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -49,21 +48,21 @@ LOCAL_SETTINGS = {
 }
 
 LOCAL_SHUFFLE_PARTITIONS = (2, 8)
-"""Fewest and most shuffle partitions on a local master: one for each thread, within these."""
+"""Minimum and maximum for a local master, which gets one per thread."""
 CLUSTER_SHUFFLE_PARTITIONS = "16"
 
 
 def default_settings(master: Master, *, temporary: str | None = None) -> dict[str, str]:
-    """Ours, for this master; a user's settings are laid over them."""
+    """Returns the defaults for a master."""
     chosen = dict(COMMON_SETTINGS)
     temporary = tempfile.gettempdir() if temporary is None else temporary
     if len(os.fsencode(temporary)) + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES_MAX:
-        # Rows between Java and Python do not need TCP.
+        # Unix sockets are faster than TCP between Java and Python.
         chosen["spark.python.unix.domain.socket.enabled"] = "true"
     if master.kind is MasterKind.LOCAL:
         fewest, most = LOCAL_SHUFFLE_PARTITIONS
         chosen |= LOCAL_SETTINGS
-        # Every micro-batch with state pays for each of them; Spark's 200 are meant for terabytes.
+        # Stateful micro-batches pay for each partition; Spark's default of 200 is for terabytes.
         chosen["spark.sql.shuffle.partitions"] = str(min(max(master.threads, fewest), most))
     else:
         chosen["spark.sql.shuffle.partitions"] = CLUSTER_SHUFFLE_PARTITIONS
@@ -79,7 +78,7 @@ def parse_seconds(name: str, text: str) -> float:
 
 
 def read_defaults(directory: Path) -> dict[str, str]:
-    """The user's `spark-defaults.conf`, if there is one."""
+    """Reads the user's `spark-defaults.conf`, if it exists."""
     try:
         text = (directory / "spark-defaults.conf").read_text()
     except OSError:
@@ -102,8 +101,8 @@ def resolve_settings(
     defaults: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> tuple[Master, dict[str, str]]:
-    """All settings of a session. What its code says is stronger than what it was submitted with, that is stronger than
-    the defaults of the installation, and ours are the weakest."""
+    """Merges the settings of a session. Precedence: its code, how it was submitted, spark-defaults.conf, our
+    defaults."""
     users = {**defaults, **submitted, **{name: str(value) for name, value in given.items()}}
     where = parse_master(master or users.get("spark.master") or environ.get("MASTER") or "local[*]")
     users["spark.master"] = where.url

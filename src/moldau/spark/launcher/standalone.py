@@ -1,4 +1,4 @@
-"""Master and workers of a standalone cluster, each as a process of Spark's that takes the place of this one."""
+"""Master and workers of a standalone cluster. The process is replaced by Spark's."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ from moldau.spark.launcher.java_command import MASTER_CLASS, WORKER_CLASS, java_
 from moldau.spark.launcher.spark_home import SparkHome, find_spark
 
 MEMORY = "1g"
-"""Of the process itself; executors have their own."""
+"""For the process itself; executors have their own."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def exec_worker(options: WorkerOptions) -> NoReturn:
 
 
 def _check_port_free(host: str, port: int) -> None:
-    """Spark would take the next port without a word, and workers would look for it in vain."""
+    """Raises LaunchError if the port is in use: Spark would silently take the next one."""
     try:
         with socket.create_server((host, port)):
             pass
@@ -79,7 +79,7 @@ def _exec_spark(name: str, arguments: list[str], host: str) -> NoReturn:
     class_options = class_cache_options(java, spark, say=write_stderr)
     options = [*class_options, *log_options(spark, "warn", deploy="info"), "-Dspark.port.maxRetries=0"]
     command = java_command(java, spark, name, arguments, options=options, memory=MEMORY)
-    # Executors bind to the address that their worker is known by, and to no other.
+    # Executors bind only to the address of their worker.
     environ = {"SPARK_LOCAL_IP": host, **os.environ, **worker_environment(spark)}
     environ["JAVA_HOME"] = str(make_java_home(cache_directory(os.environ), java, class_options))
     sys.stdout.flush()
@@ -88,7 +88,7 @@ def _exec_spark(name: str, arguments: list[str], host: str) -> NoReturn:
 
 
 def worker_environment(spark: SparkHome) -> Mapping[str, str]:
-    """What a worker needs to put together the command line of executors."""
+    """Returns what a worker needs to start executors."""
     core = next(iter(sorted(spark.jars.glob("spark-core_*.jar"))), None)
     scala = re.match(r"spark-core_([\d.]+)-", core.name) if core else None
     found = {"SPARK_HOME": str(spark.home)}
@@ -111,7 +111,10 @@ def wrapper_script(java: Java, options: Sequence[str]) -> str:
 
 
 def make_java_home(directory: Path, java: Java, options: Sequence[str]) -> Path:
-    """Made where it is not there yet; it is only ever put in its place as a whole."""
+    """Creates a JAVA_HOME for executors, atomically.
+
+    Its `java` is a script that drops a module which the real Java may lack, and adds the class cache.
+    """
     text = wrapper_script(java, options)
     home = directory / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     program = home / "bin" / "java"

@@ -1,1 +1,1 @@
-"""Writing rows of Spark into topics and tables."""
+"""Writers of Spark rows to topics and Delta tables."""

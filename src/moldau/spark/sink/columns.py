@@ -1,7 +1,6 @@
-"""The columns of rows that become records: those of Spark's Kafka connector, and `timestamp`.
+"""Columns of rows that become records: those of Spark's Kafka connector, and `timestamp`.
 
-The columns that only a read has (`offset`, `timestampType`) are left out, so that what was read from one topic can be
-written to another as it is, and so are all others, as Spark's connector does.
+All other columns are dropped, as in Spark's connector, so that rows read from one topic can be written to another.
 """
 
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ _TYPE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """At which places of a row these are; None: they are not there, or of no interest."""
+    """Positions of the columns in a row; None if a column is missing or not used."""
 
     value: int
     key: int | None = None
@@ -42,11 +41,11 @@ class SinkColumns:
     partition: int | None = None
     timestamp: int | None = None
     ignored: tuple[str, ...] = ()
-    """Those that no record has."""
+    """Columns that are not written."""
 
 
 def sink_columns(schema: StructType, *, has_topic: bool, includes_headers: bool) -> SinkColumns:
-    """Raises SparkSourceError that names the column at fault. `has_topic`: an option says where all rows go."""
+    """Raises SparkSourceError that names the wrong column. `has_topic`: an option sets the topic of all rows."""
     places: dict[str, int] = {}
     ignored: list[str] = []
     for place, field in enumerate(schema.fields):

@@ -1,17 +1,15 @@
-"""The data source `moldau_delta`: Spark appends to a Delta table, with the library deltalake and no JAR.
+"""The data source `moldau_delta`: appends to a Delta table with the library deltalake, without a JAR.
 
     frame.writeStream.format("moldau_delta").option("path", …).option("checkpointLocation", …).start()
 
-Executors write Parquet files into the table's directory, the driver makes one commit of all files of a batch. The
-commit carries the number of the batch under the application's id (the option appId, else the query's own id), and a
-batch that the table has already is left out: each batch is in the table once, however often it is tried. Under an appId
-that another checkpoint has written with nothing is left out: the query ends with an error. A batch write
-is an append like any other unless it names itself with appId and batchId. Files of a batch that failed are removed
-where they are known; what a killed process leaves behind, or a task that Spark ended because another one failed, is no
-part of the table and goes with `DeltaTable.vacuum`.
+Executors write Parquet files into the table's directory, and the driver commits all files of a micro-batch at once. The
+commit carries the batch number as an application transaction under the option appId, else under the query's id. So a
+batch that the table already has is skipped, unless another checkpoint wrote it under the same appId: that is an error.
+A batch write is idempotent only with appId and batchId. Files of a failed batch are removed; those of killed
+processes and tasks are not part of the table, and `DeltaTable.vacuum` removes them.
 
-The path must be reached by the driver and all executors. Directories are tried; object stores (s3://, az://, gs://,
-with their settings as `storage.*` options) go through the same code and are untried.
+The driver and all executors must reach the path. Object stores (s3://, az://, gs://, with `storage.*` options) use the
+same code but are untested.
 """
 
 import json
@@ -41,7 +39,7 @@ from moldau.spark.sink.writers import current_task
 
 @dataclass(frozen=True)
 class DeltaCommitMessage(WriterCommitMessage):
-    """What a task has written."""
+    """The files that a task has written."""
 
     query_id: str | None
     files: tuple[WrittenFile, ...]
@@ -68,7 +66,7 @@ class DeltaSink(DataSource):
 
 
 class _DeltaTableWriter:
-    """What batch and streaming writes share."""
+    """The part that batch and streaming writes share."""
 
     def __init__(self, options: DeltaOptions, schema: StructType) -> None:
         self.options = options
@@ -148,5 +146,5 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _delta_messages(messages: Sequence[WriterCommitMessage | None]) -> list[DeltaCommitMessage]:
-    """None stands for a task that has failed."""
+    """Drops the None of failed tasks."""
     return [each for each in messages if isinstance(each, DeltaCommitMessage)]

@@ -1,5 +1,8 @@
-"""Commits to a Delta table, on the driver: files become part of it all at once, together with the number of the batch
-they came from, so that a batch that comes again is known."""
+"""Commits to a Delta table on the driver.
+
+A commit adds all files of a batch atomically, with the batch's number as an application transaction, so that a
+repeated batch is recognised.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +22,17 @@ from moldau.spark.sink.delta_schema import as_nullable, check_rows_fit_table, no
 from moldau.spark.sink.delta_stats import stats_json, without_bounds
 
 ATTEMPTS_MAX = 10
-"""Each is lost only to another writer that got ahead."""
+"""An attempt fails only if another writer commits first."""
 
 _log = get_logger("spark.sink.delta")
 
 
 class CommitConflictError(Exception):
-    """Another writer was faster, and what was decided may not be right any more."""
+    """Another writer committed first, so the decision must be made again."""
 
 
 def open_table(location: Location) -> DeltaTable | None:
-    """None where there is no table yet."""
+    """Returns None if the table does not exist."""
     try:
         return DeltaTable(location.path, storage_options=location.options)
     except TableNotFoundError:
@@ -64,9 +67,11 @@ def check_table_schema(
 def is_batch_committed(
     table: DeltaTable | None, app_id: str | None, batch_id: int | None, query_id: str | None = None
 ) -> bool:
-    """Whether the table has this batch of the application, which comes again then. Raises SparkSourceError where these
-    rows are others under an old number, which nobody may drop: a query comes again with its last batch only, and under
-    its own id, which is that of its checkpoint."""
+    """Returns whether the table already has this batch of the application.
+
+    Raises SparkSourceError for different rows under an old number: a query only repeats its last batch, and only
+    under its own id, which is in its checkpoint.
+    """
     if table is None or app_id is None or batch_id is None:
         return False
     last = table.transaction_version(app_id)
@@ -89,9 +94,8 @@ def is_batch_committed(
 def batch_commit_properties(
     app_id: str | None, batch_id: int | None, query_id: str | None = None, *, creates_table: bool = False
 ) -> CommitProperties:
-    """What a commit says of the batch it is of, for `is_batch_committed`. One that `creates_table` is tried
-    once: the library's
-    second try would go over the table that another writer has made meanwhile."""
+    """Returns the application transaction that `is_batch_committed` reads. A commit that `creates_table` is not
+    retried by the library, which would overwrite a table that another writer has created."""
     batches = []
     if app_id is not None and batch_id is not None:
         batches.append(Transaction(app_id, batch_id))
@@ -105,7 +109,7 @@ def _query_app_id(app_id: str, query_id: str) -> str:
 
 
 def retry_commit(location: Location, attempt: Callable[[DeltaTable | None], bool]) -> bool:
-    """What an attempt on the table as it is says, the first that is not lost to another writer."""
+    """Calls `attempt` with the current table until it does not conflict with another writer."""
     for _ in range(ATTEMPTS_MAX):
         try:
             return attempt(open_table(location))
@@ -121,8 +125,8 @@ def retry_commit(location: Location, attempt: Callable[[DeltaTable | None], bool
 def detect_landed_commit(
     location: Location, has_landed: Callable[[DeltaTable], bool], *, creates_table: bool
 ) -> Iterator[None]:
-    """Around a commit. One that failed may have been carried out all the same, where the answer was lost or what comes
-    after it failed (a checkpoint of the log): `has_landed` asks the table. Raises Lost where another try may help."""
+    """Handles a failed commit: it may have succeeded if the response was lost or a later step failed, so `has_landed`
+    inspects the table. Raises CommitConflictError if a retry may help."""
     try:
         yield
     except (DeltaError, OSError, ValueError) as error:
@@ -149,8 +153,8 @@ def commit_files(
     batch_id: int | None,
     query_id: str | None = None,
 ) -> bool:
-    """Adds the files in one commit, which makes the table if there is none. False: this batch was committed before,
-    and the files are gone. `query_id` is that of a streaming query with an application's id of its own."""
+    """Adds the files in one commit, which creates the table if needed. Returns False if the batch was committed
+    before; then the files are removed. `query_id` is set for a streaming query with its own appId."""
 
     def attempt(table: DeltaTable | None) -> bool:
         if is_batch_committed(table, app_id, batch_id, query_id):
@@ -196,7 +200,7 @@ def _append(
     noted: CommitProperties,
 ) -> None:
     if len(schema["fields"]) < len(table.schema().fields):
-        # Of the columns that the rows do not have nothing is noted.
+        # Columns that the rows lack have no bounds.
         files = [replace(each, stats=without_bounds(each.stats)) for each in files]
     table.create_write_transaction(
         [_add_action(each) for each in files],
@@ -208,7 +212,7 @@ def _append(
 
 
 def _check_nulls(table: DeltaTable, files: Sequence[WrittenFile], location: Location) -> None:
-    """A null would make a table unreadable whose columns may not have any."""
+    """Raises SparkSourceError for nulls in columns that do not allow them, which would make the table unreadable."""
     partition_by = table.metadata().partition_columns
     for name in non_null_columns(table_schema_json(table)):
         for file in files:
@@ -223,8 +227,8 @@ def _check_nulls(table: DeltaTable, files: Sequence[WrittenFile], location: Loca
 
 
 def remove_uncommitted(location: Location, files: Sequence[WrittenFile]) -> None:
-    """Removes those of a batch that failed; what became part of the table after all stays. In an object store, which
-    may still be about to carry out a commit that nobody heard of, they are left for `vacuum`."""
+    """Removes files of a failed batch unless they were committed. In an object store they are left for `vacuum`,
+    because a pending commit may still succeed there."""
     if not files or not location.is_directory:
         return
     table = open_table(location)
@@ -233,13 +237,12 @@ def remove_uncommitted(location: Location, files: Sequence[WrittenFile]) -> None
 
 
 def _contains_any(table: DeltaTable, files: Sequence[WrittenFile]) -> bool:
-    """Of files that come together or not at all."""
     committed = _file_names(table)
     return any(each.name in committed for each in files)
 
 
 def _file_names(table: DeltaTable) -> set[str]:
-    """Of all files in the table, which stand there with their directories as a URL writes them."""
+    """Returns the names of the table's files without their URL-encoded directories."""
     return {each.rpartition("/")[2] for each in table.file_uris()}
 
 

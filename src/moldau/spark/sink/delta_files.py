@@ -1,8 +1,8 @@
-"""The Parquet files of one task: rows in, files in the table's directory out, each with what the table is to know of
-it. Nothing here belongs to the table until somebody commits it.
+"""Parquet files of one task, with the statistics for the table. They are not part of the table until they are
+committed.
 
-Memory is bounded whatever the rows are: a file gets a row group whenever enough rows wait for it, or the most of all
-when too many wait together, and only so many files are open at a time.
+Memory is bounded: row groups are written when a file, or all files together, have buffered enough, and the number of
+open files is limited.
 """
 
 import os
@@ -36,7 +36,7 @@ _DIRECTORY_NAME_MAX = 120
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that waits to be added to its table."""
+    """A file to be added to its table."""
 
     path: str
     """Relative to the table."""
@@ -45,17 +45,17 @@ class WrittenFile:
     partition_values: dict[str, str | None]
     stats: dict[str, Any]
     null_columns: frozenset[str] = frozenset()
-    """The columns in which a row has a null."""
+    """Columns with nulls."""
 
     @property
     def name(self) -> str:
-        """No two files share one."""
+        """Unique among all files."""
         return self.path.rpartition("/")[2]
 
 
 @dataclass(slots=True)
 class _OpenFile:
-    """A file that is being written, and rows for it that wait."""
+    """A file being written, and its buffered rows."""
 
     path: str
     values: tuple[str | None, ...]
@@ -68,7 +68,7 @@ class _OpenFile:
 
 
 class TableFiles:
-    """`write` batches, then `finish`; `discard` where that does not come to pass."""
+    """Call `write` for each batch, then `finish`, or `discard` on failure."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class TableFiles:
         self._file_bytes_max = file_bytes_max
         self._files_open_max = files_open_max
         self._store = table_file_system(location)
-        # By their partition values, the one that was written to last at the end.
+        # By partition values, the most recently used last.
         self._open: OrderedDict[tuple[str | None, ...], _OpenFile] = OrderedDict()
         self._buffered_bytes = 0
         self._started_paths: list[str] = []
@@ -100,7 +100,7 @@ class TableFiles:
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        # Spark stamps times with the session's time zone; the instants are the same in any.
+        # Spark labels times with the session's time zone, which does not change the instants.
         batch = pa.record_batch(
             [column.cast(wanted.type) for column, wanted in zip(batch.columns, self._schema, strict=True)],
             schema=self._schema,
@@ -116,7 +116,7 @@ class TableFiles:
         return self._written_files
 
     def discard(self) -> None:
-        """Removes all files, the unfinished too."""
+        """Removes all files, unfinished ones too."""
         for each in self._open.values():
             if each.writer is not None:
                 each.writer.close()
@@ -175,7 +175,7 @@ class TableFiles:
 
 
 def table_file_system(location: Location) -> pafs.FileSystem:
-    """The table's directory, which need not be there yet."""
+    """Returns the file system of the table's directory, which is created if needed."""
     try:
         if location.is_directory:
             os.makedirs(location.path, exist_ok=True)
@@ -188,12 +188,11 @@ def table_file_system(location: Location) -> pafs.FileSystem:
 
 
 def first_line(error: BaseException) -> str:
-    """The library adds traces of its own."""
+    """Returns an error's message without the library's traceback."""
     return str(error).strip().partition("\n")[0]
 
 
 def remove_files(store: pafs.FileSystem, paths: list[str]) -> None:
-    """One that is gone already is well."""
     for path in paths:
         try:
             store.delete_file(path)
@@ -204,8 +203,8 @@ def remove_files(store: pafs.FileSystem, paths: list[str]) -> None:
 def split_by_partition(
     batch: pa.RecordBatch, partition_by: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """The rows of each partition in their order, without the columns that all of them share, whose values stand as
-    Delta writes them."""
+    """Yields the partition values, as Delta writes them, and the rows of each partition in order, without the
+    partition columns."""
     if not partition_by:
         yield (), batch
         return
@@ -237,7 +236,7 @@ def _partition_texts(values: pa.Array, name: str) -> list[str | None]:
 
 
 def partition_value_text(value: Any) -> str | None:
-    """A partition's value as a Delta log has it. An empty text counts as null there."""
+    """Formats a partition value for the Delta log, where an empty string counts as null."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -248,7 +247,7 @@ def partition_value_text(value: Any) -> str | None:
 
 
 def _path(partition_by: tuple[str, ...], values: tuple[str | None, ...]) -> str:
-    """Named so that no two files ever share a name. The directories are for people: a table keeps the values itself."""
+    """Returns a unique path. The directories are for people: the table stores the values itself."""
     directories = [
         f"{quote(name, safe='')}={_NULL_DIRECTORY if value is None else quote(value, safe='')[:_DIRECTORY_NAME_MAX]}"
         for name, value in zip(partition_by, values, strict=True)

@@ -1,4 +1,4 @@
-"""The options of the Delta sink: where the table is, how it is partitioned, and who writes to it."""
+"""Options of the Delta sink."""
 
 import os
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ _COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a table is: a directory by its absolute path, or a URL of an object store with what gives access to it."""
+    """A table's location: an absolute directory, or the URL of an object store with its access options."""
 
     path: str
     storage_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Secrets are among them."""
+    """May contain secrets."""
 
     @property
     def is_directory(self) -> bool:
@@ -37,14 +37,14 @@ class DeltaOptions:
     location: Location
     partition_by: tuple[str, ...] = ()
     app_id: str | None = None
-    """Whose batches these are, in the table's application transactions. None: the streaming query's id."""
+    """The id of the table's application transactions; None for the id of the streaming query."""
     batch_id: int | None = None
-    """Of a batch write: its number among those of the application."""
+    """For batch writes: the number of the batch within the application."""
     compression: str = "snappy"
 
 
 def locate(path: str, storage_options: Mapping[str, str] | None = None) -> Location:
-    """A relative path is one of the process that asks: executors may stand elsewhere."""
+    """Makes a relative path absolute, because executors may have another working directory."""
     parts = urlsplit(path)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):

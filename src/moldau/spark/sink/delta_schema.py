@@ -1,8 +1,7 @@
-"""Spark's columns and a Delta table's: whether rows can be appended, and in words what stands against it.
+"""Compatibility of Spark rows with a Delta table.
 
-Delta keeps a schema as Spark's own JSON, so both sides are compared in that form. What a column may be besides its type
-(nullable, a comment) is the table's business: a new table has columns that may all be null, as Spark's streaming
-writers make them.
+Delta stores schemas as Spark's JSON, so both are compared in that form. Nullability and comments belong to the table;
+columns of a new table are nullable, as with Spark's streaming writers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ _ILLEGAL_NAME_CHARACTERS = " ,;{}()\n\t="
 
 
 def as_nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The same columns, all of which may be null, without what Spark noted about them."""
+    """Returns the schema with all columns nullable and without metadata."""
     made = _nullable(schema)
     assert isinstance(made, dict)
     return made
@@ -50,7 +49,7 @@ def _nullable(kind: Any) -> Any:
 
 
 def type_text(kind: Any) -> str:
-    """A type as SQL writes it."""
+    """Returns a type in SQL."""
     if not isinstance(kind, Mapping):
         return str({"long": "BIGINT", "integer": "INT"}.get(kind, kind)).upper()
     match kind["type"]:
@@ -65,7 +64,7 @@ def type_text(kind: Any) -> str:
 
 
 def check_row_schema(schema: Mapping[str, Any], partition_by: Sequence[str]) -> None:
-    """Refuses what no Delta table can hold."""
+    """Raises SparkSourceError or OptionError for rows that no Delta table can store."""
     types = {each["name"]: each["type"] for each in schema["fields"]}
     if not types:
         raise SparkSourceError("a table needs columns, and the rows have none: select at least one")
@@ -104,7 +103,7 @@ def _can_partition(kind: Any) -> bool:
 
 
 def _unsupported_type(kind: Any) -> Any | None:
-    """The part of a type that Delta does not know."""
+    """Returns the part of a type that Delta does not support, or None."""
     if isinstance(kind, str):
         return None if kind in _PRIMITIVE_TYPES or kind.startswith("decimal(") else kind
     match kind["type"]:
@@ -127,7 +126,8 @@ def check_rows_fit_table(
     configuration: Mapping[str, Any],
     path: str,
 ) -> None:
-    """Refuses rows that an existing table cannot take, and tables that demand more of a writer than this one does."""
+    """Raises SparkSourceError for rows that do not fit the table, and for tables with features that this writer does
+    not support."""
     _check_writer_features(table_schema, configuration, path)
     rows = {each["name"]: each for each in schema["fields"]}
     table = {each["name"]: each for each in table_schema["fields"]}
@@ -191,5 +191,4 @@ def _check_writer_features(
 
 
 def non_null_columns(table_schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """The columns that may not be null."""
     return tuple(each["name"] for each in table_schema["fields"] if not each["nullable"])

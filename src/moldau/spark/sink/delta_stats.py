@@ -1,9 +1,7 @@
-"""What a Delta table notes about a file, from the footer of the Parquet file: rows, nulls, least and greatest values,
-by which readers skip files.
+"""Delta statistics of a file from its Parquet footer: row and null counts, and bounds by which readers skip files.
 
-Least and greatest values are noted for all columns or for none: readers are about that take a missing one for a file
-without values. So a file with NaN or infinity has none, nor one with a time after the year 9999 or with very many
-columns.
+Bounds are written for all columns or for none, because some readers take a missing bound for a column without values.
+Files with NaN, infinity, years after 9999 or very many columns have none.
 """
 
 import json
@@ -16,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 COLUMNS_MAX = 100
-"""More of them would make the table's log long, which all readers read."""
+"""More would inflate the table's log, which every reader loads."""
 _TEXT_MAX = 64
 _LAST_CHARACTER = "\U0010ffff"
 _ORDERED_TYPES = (
@@ -32,11 +30,11 @@ _ORDERED_TYPES = (
 
 
 class _UnboundedError(Exception):
-    """There is no value that is surely not less, or not greater, than all others."""
+    """No bound can be given for a column."""
 
 
 def has_bounds(rows: pa.Table) -> bool:
-    """Whether all floating-point numbers are such that a footer's least and greatest values hold for them."""
+    """Returns whether all floating-point values are finite, so that the bounds in a footer are valid."""
     return all(
         pc.all(pc.is_finite(rows[field.name])).as_py() is not False
         for field in rows.schema
@@ -45,7 +43,7 @@ def has_bounds(rows: pa.Table) -> bool:
 
 
 def file_stats(metadata: pq.FileMetaData, schema: pa.Schema, *, bounded: bool) -> dict[str, Any]:
-    """As Delta has it, ready for JSON. `bounded`: `has_bounds` is true of all rows."""
+    """Returns the statistics for the Delta log. `bounded`: `has_bounds` holds for all rows."""
     places = {metadata.schema.column(number).path: number for number in range(metadata.num_columns)}
     parts = {
         field.name: [
@@ -94,7 +92,7 @@ def _bounds(parts: list[Any]) -> tuple[Any, Any]:
     try:
         return min(each.min for each in filled), max(each.max for each in filled)
     except OverflowError:
-        # A time or a date outside the years 1 to 9999.
+        # A time or date outside the years 1 to 9999.
         raise _UnboundedError from None
 
 

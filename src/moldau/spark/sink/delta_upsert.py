@@ -1,13 +1,12 @@
-"""Upserts into a Delta table, for `foreachBatch`: the rows of a batch replace those with the same key, or remove them.
+"""Upserts into a Delta table for `foreachBatch`: the rows of a batch replace or delete those with the same key.
 
     query = frame.writeStream.foreachBatch(
         lambda batch, batch_id: upsert(batch, batch_id, path, "orders", key=["id"], order_by=["time"])
     )
 
-Spark finds the last row of each key; the driver fetches these rows and merges them with the library deltalake in one
-commit, which carries (app_id, batch_id): a batch that the table has already is left out. So a batch must fit into the
-driver's memory; the source's maxOffsetsPerTrigger bounds it. Which of two rows is the last is asked within a batch; a
-later batch goes over an earlier one.
+Spark finds the last row of each key. The driver collects these rows and merges them in one commit with (app_id,
+batch_id), so that a repeated batch is skipped. A batch must fit into the driver's memory; the source's
+maxOffsetsPerTrigger limits it. `order_by` applies within a batch; later batches override earlier ones.
 """
 
 import json
@@ -51,13 +50,12 @@ def upsert(
     storage_options: Mapping[str, str] | None = None,
     leave_out: Sequence[str] = (),
 ) -> bool:
-    """Merges the rows of a batch into the table, which the first batch makes. False: it was merged before.
+    """Merges the rows of a batch into the table, which is created if needed. Returns False for a repeated batch.
 
-    A row replaces all of the one with its key: columns of the table that the rows do not have become null in it.
-    Of several rows with one key the last by `order_by` counts; without `order_by` a key may be there once only.
-    `delete_when` is SQL over the columns: rows for which it is true remove their key. The columns in `leave_out` are
-    there for these two only: they are no part of the table. A query that begins anew, with another checkpoint, needs
-    another `app_id`: its batches count from 0 again.
+    A row replaces the whole row with its key: table columns that it lacks become null. Of several rows with one key
+    the last by `order_by` counts; without `order_by` keys must be unique. `delete_when` is SQL that is true for rows
+    that delete their key. Columns in `leave_out` serve these two options only and are not stored. A query with a new
+    checkpoint needs another `app_id`, because its batch numbers start at 0 again.
     """
     schema = _check_columns(frame.schema, key, order_by, partition_by, leave_out)
     location = locate(path, storage_options)
@@ -117,10 +115,10 @@ def _last_rows(
     delete_when: str | None,
     leave_out: Sequence[str],
 ) -> pa.Table:
-    """The rows that count, in the columns of the schema and one that says whether they delete."""
+    """Returns the last row of each key, with a column that marks deletions."""
     deletes: Column = F.lit(False) if delete_when is None else F.coalesce(F.expr(delete_when), F.lit(False))
     marked = frame.withColumn(_DELETES_COLUMN, deletes)
-    # Ranked by their order, or, where there is none, so that a second row of a key shows.
+    # Without an order, rank 2 reveals a repeated key.
     order = [F.col(_quote(name)).desc_nulls_last() for name in order_by] or [F.lit(0)]
     window = Window.partitionBy(*[F.col(_quote(name)) for name in key]).orderBy(*order)
     ranked = marked.withColumn(_RANK_COLUMN, F.row_number().over(window))
@@ -160,7 +158,7 @@ def _merge(table: DeltaTable, rows: pa.Table, key: Sequence[str], app_id: str, b
     columns = {
         _quote(name): f"source.{_quote(name)}" for name in rows.column_names if name != _DELETES_COLUMN
     }
-    # A row replaces the whole of the other: of that nothing stays.
+    # A row replaces the old one completely.
     missing = {
         _quote(field.name): "NULL" for field in table.schema().fields if field.name not in rows.column_names
     }

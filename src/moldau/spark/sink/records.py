@@ -1,5 +1,4 @@
-"""Rows to records: what Arrow columns say about topic, partition, time and size of each, and which of them cannot be
-written. Pure; encoding is `moldau.columnar`'s."""
+"""Arrow columns of the records to write: topic, partition, timestamp and size of each row, with validation. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,28 +15,28 @@ from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import invalid_topic_name_text, is_valid_topic_name
 
 RECORD_OVERHEAD = 21
-"""Of a record's lengths, attributes and deltas: a little more than a large one has that is alone in its batch, where it
-is 19. Among many others it may be up to 36."""
+"""Upper estimate of the lengths, attributes and deltas of a single large record (19 bytes). In a batch of many
+records it can be up to 36."""
 _HEADER_OVERHEAD = 10
 _UNASSIGNED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """Some rows for one topic."""
+    """Rows of one topic."""
 
     key: Any
-    """An Arrow column, or None where no row has one; likewise `headers` and `partition`."""
+    """An Arrow column, or None if all rows have null; so are `headers` and `partition`."""
     value: Any
     headers: Any
     partition: Any
     timestamp_ms: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
-    """What each takes in a batch before compression, to a few bytes."""
+    """Approximate bytes of each record before compression."""
 
 
 def merge_batches(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
-    """Batches put together until they are worth encoding: few rows for each of many partitions make poor batches."""
+    """Merges Arrow batches until they have `bytes_min`: few rows per partition make small record batches."""
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
@@ -54,7 +53,7 @@ def merge_batches(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator
 def split_by_topic(
     table: pa.Table, columns: SinkColumns, topic: str | None
 ) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each topic, in their order."""
+    """Yields the rows of each topic in order."""
     if topic is not None:
         yield topic, table
         return
@@ -74,7 +73,7 @@ def split_by_topic(
 
 
 def record_columns(table: pa.Table, columns: SinkColumns, now_ms: int) -> RecordColumns:
-    """The columns that make records; a row without a time gets the present one."""
+    """Returns the columns of the records; rows without a timestamp get `now_ms`."""
     key, value, headers, partition, timestamp = (
         None if place is None else _column(table, place)
         for place in (columns.key, columns.value, columns.headers, columns.partition, columns.timestamp)
@@ -91,7 +90,7 @@ def record_columns(table: pa.Table, columns: SinkColumns, now_ms: int) -> Record
 
 
 def _column(table: pa.Table, place: int) -> pa.Array:
-    """Whole; only what came in several batches is copied."""
+    """Returns the column as one array; several chunks are copied."""
     chunked = table.column(place)
     return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
 
@@ -156,8 +155,8 @@ def _key_text(key: pa.Scalar) -> str:
 
 
 class RowPartitioner:
-    """Which partition rows go to: as the column says, or by the key; rows with neither go together, so that they fill
-    batches, and to another partition for each batch."""
+    """Partitioner of rows: by the column `partition`, else by key. Rows with neither fill one batch per partition in
+    turn."""
 
     def __init__(self, turn: int) -> None:
         self._next_partition = turn
@@ -165,7 +164,7 @@ class RowPartitioner:
     def partitions(
         self, rows: RecordColumns, topic: str, count: int, available: Sequence[int], batch_bytes: int
     ) -> npt.NDArray[np.int32]:
-        """`available` are the partitions, of `count`, that have a leader."""
+        """`available` are the partitions that have a leader."""
         if rows.key is None:
             placed = np.full(len(rows.sizes), _UNASSIGNED, np.int32)
         else:

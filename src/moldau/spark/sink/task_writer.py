@@ -1,4 +1,8 @@
-"""The rows of a task into topics: encoded here, in the thread that Spark calls, and sent meanwhile by the client's."""
+"""Writer of a task's rows to topics: the task encodes sections while the event loop thread sends earlier ones.
+
+A producer is cached per process and settings. After a failed write it is closed, so that nothing of that write is
+sent later.
+"""
 
 import asyncio
 import os
@@ -43,7 +47,7 @@ MERGED_BATCH_BYTES_MIN = 4 * 1024 * 1024
 def write_rows(
     batches: Iterator[pa.RecordBatch], options: TopicSinkOptions, columns: SinkColumns
 ) -> dict[tuple[str, int], int]:
-    """Returns when all rows are acknowledged, with their counts by topic and partition."""
+    """Returns the record counts by topic and partition, after all records are acknowledged."""
     use_native(os.environ.get("MOLDAU_NATIVE") != "0")
     sending = SectionSender(event_loop_thread(), options)
     try:
@@ -94,29 +98,29 @@ def _send(
 
 
 TOPIC_WAIT_MS = 15_000
-"""So long a topic is waited for that is not there. One that the broker creates by itself appears within it."""
+"""How long to wait for a topic that does not exist; automatic creation takes less."""
 
 CONFIGS_WAIT_MS = 5000
-"""So long a broker is waited for that is to tell a topic's limit."""
+"""How long to wait for the topic's max.message.bytes."""
 
 SECTIONS_MAX = 1000
-"""As many are under way at most, however small they are."""
+"""Limit on the number of sections in flight."""
 
 _producers: dict[tuple[EventLoopThread, Any], Producer] = {}
-"""By the process's portal: what a fork has copied belongs to its parent's, and is never found."""
+"""By event loop thread: entries that a fork copied are never found."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicTarget:
     partition_count: int
     available: tuple[int, ...]
-    """The partitions with a leader."""
+    """Partitions with a leader."""
     batch_bytes_max: int | None
-    """What the topic takes at once, the batch's header included; None where the broker does not say."""
+    """max.message.bytes of the topic; None if it is not known."""
 
 
 class SectionSender:
-    """The sections of one task. All calls come from one thread."""
+    """Sender of one task's sections. All calls come from one thread."""
 
     def __init__(self, event_loop_thread: EventLoopThread, options: TopicSinkOptions) -> None:
         self._portal = event_loop_thread
@@ -148,8 +152,7 @@ class SectionSender:
         return producer, asyncio.Lock()
 
     def topic_target(self, topic: str) -> TopicTarget:
-        """As it is when the task first asks: its rows are placed by one count of partitions, and not by what an
-        earlier task has learnt about a topic that was since made anew."""
+        """Returns the topic's metadata, fetched once per task, so that all rows are partitioned by the same count."""
         if topic not in self._targets:
             self._targets[topic] = self._portal.run(self._fetch_target(topic))
         return self._targets[topic]
@@ -169,10 +172,10 @@ class SectionSender:
         return TopicTarget(count, available, await _batch_bytes_max(cluster, topic))
 
     def send(self, topic: str, partition: int, section: Section) -> None:
-        """Takes a section; waits while too much is under way. Raises what became of an earlier one."""
+        """Queues a section; waits while too many are in flight. Raises the error of an earlier one."""
         size = len(section.data)
         while self._in_flight and (
-            # What has failed is known at the next call and not only at the end.
+            # Raises an error at the next call and not only at the end.
             self._in_flight[0][1].done()
             or self._in_flight_bytes + size > self._bytes_max
             or len(self._in_flight) >= SECTIONS_MAX
@@ -182,12 +185,12 @@ class SectionSender:
         self._in_flight_bytes += size
 
     def flush(self) -> None:
-        """Returns when everything is acknowledged."""
+        """Waits until everything is acknowledged."""
         while self._in_flight:
             self._wait_for_oldest()
 
     def abort(self) -> None:
-        """Something failed: what has not left stays here."""
+        """Discards what has not been sent, after a failure."""
         for _, each in self._in_flight:
             each.cancel()
         self._in_flight.clear()
@@ -202,7 +205,7 @@ class SectionSender:
 
     async def _deliver(self, topic: str, partition: int, section: Section) -> None:
         try:
-            # One after another: a lock is given in the order in which it was asked for.
+            # The lock is fair, so sections are sent in order.
             async with self._send_lock:
                 delivered = await self._producer.send_section(topic, partition, section)
             await delivered
@@ -217,8 +220,8 @@ async def _close_producer(producer_key: tuple[EventLoopThread, Any]) -> None:
 
 
 async def _batch_bytes_max(cluster: Cluster, topic: str) -> int | None:
-    """Sections cannot be split once they are built. A broker that does not tell, because nobody may ask or it does not
-    know how, refuses what is too large."""
+    """Returns max.message.bytes: sections cannot be split later. None if the broker does not return it, for example
+    for lack of permission."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     found = (await Admin(cluster, timeout_ms=CONFIGS_WAIT_MS).describe_configs([resource]))[resource]
     limit = None if isinstance(found, KafkaError) else found.get("max.message.bytes")
@@ -230,7 +233,6 @@ async def _batch_bytes_max(cluster: Cluster, topic: str) -> int | None:
 def _user_error(
     error: KafkaError, topic: str, options: TopicSinkOptions, partition: int | None = None
 ) -> SparkSourceError:
-    """The cause and what to do, for who wrote the query."""
     where = repr(topic) if partition is None else f"partition {partition} of {topic!r}"
     match error.code:
         case ErrorCode.unknown_topic_or_partition if partition is not None:

@@ -1,9 +1,9 @@
-"""`df.write.format("moldau")`: rows become records of topics.
+"""Batch and streaming writers of topics: `df.write.format("moldau")` and `df.writeStream.format("moldau")`.
 
-Delivery is at least once: a task that Spark tries again writes its rows again. Each attempt by itself writes its rows
-once and in their order, through an idempotent producer, and a task is done when the brokers have acknowledged all.
+Delivery is at least once: a task that Spark retries, or a micro-batch that is replayed, writes its rows again. Each
+attempt writes its rows once and in order through an idempotent producer, and ends when all are acknowledged.
 
-Spark makes writers in short processes of the driver, so this file leaves it to the tasks to import what writes.
+Spark creates writers in short-lived driver processes, so only tasks import the code that writes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,14 +32,14 @@ _BATCH_ID = "streaming.sql.batchId"
 @dataclass(frozen=True, slots=True)
 class SparkTask:
     query_id: str | None
-    """The same over restarts of a streaming query: it is kept in the checkpoint. None in a batch write."""
+    """Stored in the checkpoint, so it survives restarts. None in a batch write."""
     batch_id: int | None
     partition_id: int
     attempt: int
 
     @property
     def is_first(self) -> bool:
-        """Of a write, or of the first batch of a streaming query."""
+        """Whether this is the first task of a write, or of a streaming query's first micro-batch."""
         return self.partition_id == 0 and self.attempt == 0 and self.batch_id in (None, 0)
 
 
@@ -56,7 +56,7 @@ def current_task(context: TaskContext | None) -> SparkTask:
 
 @dataclass(frozen=True)
 class TopicCommitMessage(WriterCommitMessage):
-    """What a task has written, all of it acknowledged."""
+    """The acknowledged records of a task."""
 
     task: SparkTask
     counts: dict[tuple[str, int], int]
@@ -64,7 +64,7 @@ class TopicCommitMessage(WriterCommitMessage):
 
 
 class TopicRowWriter:
-    """What batch and streaming writes share."""
+    """The part that batch and streaming writes share."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = parse_topic_options(options)
@@ -78,7 +78,7 @@ class TopicRowWriter:
         from moldau.spark.sink.task_writer import write_rows
 
         task = current_task(TaskContext.get())
-        # Once in a query: writers are made several times for each batch, in processes that do not know of each other.
+        # Warn once per query: writers are created several times per batch, in different processes.
         if self._columns.ignored and task.is_first:
             _log.warning(f"a record has no columns {', '.join(self._columns.ignored)}: they are not written")
         with user_facing_errors(self._options.bootstrap):
@@ -97,7 +97,7 @@ class TopicWriter(DataSourceArrowWriter):
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """Made anew several times for each batch, so making it has no effect on anything."""
+    """Created several times per micro-batch, so the constructor has no side effects."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
         if overwrite:
@@ -110,7 +110,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         return self._rows.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """The records are visible since they were acknowledged: nothing is left to do."""
+        """Nothing to do: records are visible once they are acknowledged."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What some of the tasks have written stays: the batch is written again when the query is restarted."""
+        """Nothing to undo: the batch is written again when the query restarts."""

@@ -1,1 +1,1 @@
-"""Reading topics into Spark: options, offsets and ranges on the driver, batches turned into Arrow on the workers."""
+"""Reader of topics for Spark: offsets are planned on the driver, and executors decode batches to Arrow."""

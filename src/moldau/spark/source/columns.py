@@ -1,4 +1,4 @@
-"""The columns of a read: those that Spark's Kafka connector has, and the ones of them that a query asks for."""
+"""Columns of a read: those of Spark's Kafka connector, or a subset that a query requests."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -31,15 +31,15 @@ TYPES: dict[str, DataType] = {
     HEADERS: ArrayType(_HEADER),
 }
 _TEXT_COLUMNS = ("key", "value")
-"""These may be asked for as STRING: then their bytes must be UTF-8."""
+"""Columns that may be requested as STRING; their bytes must be UTF-8."""
 _NULLABLE_COLUMNS = ("key", "value", "timestamp", HEADERS)
-"""A time that Spark cannot hold is null."""
+"""Columns that may be null, the timestamp if Spark cannot represent it."""
 
 
 class SourceColumn(NamedTuple):
     name: str
     is_text: bool
-    """It is decoded from UTF-8 on the way."""
+    """Whether the bytes are decoded as UTF-8."""
 
 
 def schema(*, include_headers: bool) -> StructType:
@@ -48,8 +48,7 @@ def schema(*, include_headers: bool) -> StructType:
 
 
 def requested_columns(wanted: StructType) -> Sequence[SourceColumn]:
-    """The columns that a schema asks for: any of ours in any order. Raises SparkSourceError that names the expected
-    type."""
+    """Returns the columns of a requested schema; raises SparkSourceError that names the expected type."""
     columns = []
     for field in wanted.fields:
         expected = TYPES.get(field.name)

@@ -1,4 +1,4 @@
-"""Records that a query was to read and that are gone: an error or, with failOnDataLoss=false, a warning."""
+"""Detection of lost records: an error or, with failOnDataLoss=false, a warning."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ _log = get_logger("spark.source")
 
 
 def report_data_loss(what: str, *, fails: bool, action: str) -> None:
-    """`what` tells of it; `action` is what the query does where it does not fail."""
+    """Raises DataLossError, or logs a warning with the `action` that the query takes instead."""
     if fails:
         raise DataLossError(
             f"{what}: records may have been lost. With failOnDataLoss set to false the query {action}"
@@ -25,7 +25,7 @@ class DataLoss(NamedTuple):
 
 
 def find_data_loss(start: StreamPosition, now: StreamPosition, subscription: Subscription) -> list[DataLoss]:
-    """What was read up to `start` and is not what it was: topics deleted, made anew, cut, or not asked for any more."""
+    """Compares a position with the current logs: deleted, recreated, truncated or unsubscribed topics are losses."""
     found = [
         DataLoss(
             f"the topic {topic!r} was deleted and made anew since it was read", "reads it from its beginning"

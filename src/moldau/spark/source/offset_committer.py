@@ -1,6 +1,6 @@
-"""Shows how far a query has come to everybody else: its offsets, committed to its consumer group.
+"""Committer of a query's offsets to its consumer group, so that tools can show its lag.
 
-The checkpoint alone says where a query goes on, so nothing is lost when this fails; it is a warning.
+A query resumes from its checkpoint alone, so a failed commit is only a warning.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from moldau.spark.source.offsets import Offsets
 TIMEOUT_MS = 10_000
 
 RECOMMIT_INTERVAL_S = 3600.0
-"""After so long the same offsets are published once more: brokers forget those of groups that are not heard of."""
+"""Unchanged offsets are committed again after this time, because brokers expire those of inactive groups."""
 
 _log = get_logger("spark.source")
 
 
 class OffsetCommitter:
-    """Lives in the portal's loop. Commits go one after the other, and what is newer takes the place of what waits."""
+    """Runs in the event loop thread. Commits are sequential; newer offsets replace pending ones."""
 
     def __init__(self, cluster: Cluster, group_id: str) -> None:
         self._group_id = group_id
@@ -35,7 +35,7 @@ class OffsetCommitter:
         self._has_warned = False
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """In the background: no micro-batch waits for it."""
+        """Commits in the background, so that no micro-batch waits for it."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._committed_at_s >= RECOMMIT_INTERVAL_S:
             self._committed, self._committed_at_s = {}, now_s
@@ -48,7 +48,7 @@ class OffsetCommitter:
             self._commit_task = asyncio.get_running_loop().create_task(self._commit_pending())
 
     async def drain(self) -> None:
-        """Waits until all that was given is published, or was given up."""
+        """Waits until all offsets are committed or have failed."""
         if self._commit_task is not None:
             await asyncio.gather(self._commit_task, return_exceptions=True)
 
@@ -57,7 +57,7 @@ class OffsetCommitter:
             while self._pending:
                 offsets, self._pending = self._pending, {}
                 await self._commit(offsets)
-                # Also what was refused: it is not tried again before it changes.
+                # Failed offsets count as committed: they are retried when they change.
                 self._committed |= offsets
         finally:
             self._commit_task = None

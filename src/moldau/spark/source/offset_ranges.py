@@ -1,4 +1,4 @@
-"""Offsets that one task reads, and how partitions with much to read are split over several tasks. Pure."""
+"""Offset ranges of tasks, and the limits on the size of a micro-batch. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class OffsetRange(NamedTuple):
     partition: int
     start: int
     end: int
-    """Not read any more."""
+    """Exclusive."""
 
     @property
     def size(self) -> int:
-        """How many records there are at most: compaction and transactions leave gaps."""
+        """The maximum number of records; compaction and transactions leave gaps."""
         return self.end - self.start
 
     @property
@@ -32,8 +32,11 @@ class OffsetRange(NamedTuple):
 def split_ranges(
     ranges: Iterable[OffsetRange], *, partitions_min: int | None = None, records_max: int | None = None
 ) -> list[OffsetRange]:
-    """One range per task. Those with nothing in them are left out; the others are cut where `records_max` asks for it,
-    and the largest of them further until there are about `partitions_min`."""
+    """Splits ranges into one per task.
+
+    Empty ranges are dropped. Ranges with more than `records_max` offsets are divided, and the largest ones further
+    until there are about `partitions_min`.
+    """
     found = sorted(each for each in ranges if each.size > 0)
     if records_max is not None:
         found = [part for each in found for part in _divide(each, -(-each.size // records_max))]
@@ -43,8 +46,10 @@ def split_ranges(
 
 
 def _divide_largest(ranges: Sequence[OffsetRange], count: int) -> list[OffsetRange]:
-    """In proportion to their sizes. What is too small to be cut does not take part in the sum, so that it does not
-    keep the large ones from being cut as far as was asked for."""
+    """Divides ranges in proportion to their size.
+
+    Ranges too small to divide are excluded from the total, so that the large ones are divided far enough.
+    """
     total = sum(each.size for each in ranges)
     large = {each for each in ranges if _part_count(each.size, total, count) > 1}
     large_total = sum(each.size for each in large)
@@ -69,18 +74,18 @@ def _divide(whole: OffsetRange, parts: int) -> list[OffsetRange]:
 class TriggerLimits:
     offsets_max: int | None = None
     offsets_min: int | None = None
-    """With fewer than these a batch is held back ..."""
+    """A smaller micro-batch is delayed,"""
     delay_max_ms: int = 15 * 60 * 1000
-    """... but not for longer than this after the last one."""
+    """but at most this long after the previous one."""
 
 
 def pending_offsets(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> int:
-    """How many offsets lie between; a partition that `start` does not know counts for nothing."""
+    """Counts the offsets from `start` to `end`; partitions that are not in `start` do not count."""
     return sum(max(0, offset - start.get(partition, offset)) for partition, offset in end.items())
 
 
 def is_delayed(limits: TriggerLimits, pending_offsets: int, since_last_ms: int | None) -> bool:
-    """Whether a batch waits for more. The first one after a start does not: nobody knows how long ago the last was."""
+    """Returns whether a micro-batch waits for more records. The first one after a start does not."""
     if limits.offsets_min is None or since_last_ms is None or since_last_ms >= limits.delay_max_ms:
         return False
     return pending_offsets < limits.offsets_min
@@ -89,9 +94,11 @@ def is_delayed(limits: TriggerLimits, pending_offsets: int, since_last_ms: int |
 def cap_offsets(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], offsets_max: int
 ) -> Offsets:
-    """The end of a batch of about `offsets_max` offsets: each partition has its share in proportion to what waits in
-    it. None that has something gets nothing, so many small ones may bring the sum above the limit. `start` must know
-    all partitions."""
+    """Returns the end of a micro-batch of about `offsets_max` offsets.
+
+    Partitions share the limit in proportion to their pending offsets, at least 1 each, so many small partitions may
+    exceed it. `start` must contain all partitions.
+    """
     total = pending_offsets(start, end)
     if total <= offsets_max:
         return dict(end)

@@ -1,4 +1,4 @@
-"""Follows the partitions of a streaming query on the driver: where they end now, which are new, which have gone."""
+"""Offset tracker of a streaming query on the driver: end offsets, new, deleted and recreated partitions."""
 
 import asyncio
 import time
@@ -20,22 +20,22 @@ from moldau.spark.source.range_planner import plan_start, stream_ranges
 
 
 class StreamOffsetTracker:
-    """Its coroutines run in the portal's loop, one at a time."""
+    """Coroutines run in the event loop thread, one at a time."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._catalog = PartitionCatalog(options, is_stream=True)
         self._committer: OffsetCommitter | None = None
         self._fixed_end: StreamPosition | None = None
-        """Where the query is to end, with Trigger.AvailableNow."""
+        """The final position, with Trigger.AvailableNow."""
         self._log_starts: Offsets = {}
-        """Where the logs of partitions begin that are new to the query."""
+        """Earliest offsets of partitions that are new to the query."""
         self._last_batch_s: float | None = None
         self.latest: Offsets = {}
-        """The ends of all logs, as they were found last."""
+        """End offsets of all partitions, as last fetched."""
 
     async def initial_position(self) -> StreamPosition:
-        """Where a new query begins; it gets a group of its own, unless it has one."""
+        """Returns where a new query starts, with a generated consumer group if none is set."""
         start = await plan_start(self._catalog, self._options)
         prefix = self._options.group_id_prefix
         group = None if self._options.group_id else f"{prefix}-{uuid.uuid4().hex[:8]}"
@@ -45,7 +45,8 @@ class StreamOffsetTracker:
         self._fixed_end = await self._fetch_position(refresh_metadata=True)
 
     async def next_position(self, start: StreamPosition, limits: TriggerLimits | None) -> StreamPosition:
-        """The end of the next batch; `start` itself where there is none. None for limits takes all there is."""
+        """Returns the end of the next micro-batch, or `start` if there is none. Without limits it is the end of all
+        logs."""
         await self.commit_to_group(start)
         now = await self._current_position(start)
         known, end = start.resume_offsets(now), now.offsets
@@ -64,10 +65,10 @@ class StreamOffsetTracker:
         count = pending_offsets(complete, end)
         if count == 0:
             if self._fixed_end is not None and self._committer is not None:
-                # The query is over, and with it this process.
+                # The query ends here, and its process with it.
                 await self._committer.drain()
         elif limits is not None:
-            # After a loss the next records must not be taken for those that were lost: the position moves at once.
+            # After data loss the position must move at once, or later records would be taken for the lost ones.
             may_wait = self._fixed_end is None and known == start.offsets
             if may_wait and is_delayed(limits, count, self._since_last_batch_ms()):
                 return start
@@ -78,13 +79,16 @@ class StreamOffsetTracker:
         return StreamPosition(end, now.topic_ids, start.group)
 
     async def ranges(self, start: StreamPosition, end: StreamPosition) -> list[OffsetRange]:
-        """What is read between the two. A batch that is repeated after a restart may be of a topic that is another one
-        by now: its offsets mean nothing there."""
+        """Plans the ranges between two positions.
+
+        A micro-batch that is repeated after a restart may refer to a topic that was recreated since: its offsets are
+        skipped.
+        """
         recreated_topics = end.recreated_topics(
             StreamPosition({}, await self._catalog.topic_ids(end.offsets))
         )
         if recreated_topics:
-            # The broker that said so may have been the one that is behind.
+            # The metadata may come from a broker that is behind.
             await self._catalog.list_partitions(refresh_metadata=True)
             recreated_topics = end.recreated_topics(
                 StreamPosition({}, await self._catalog.topic_ids(end.offsets))
@@ -112,7 +116,7 @@ class StreamOffsetTracker:
         return stream_ranges(start, end, self._log_starts, self._options)
 
     async def commit_to_group(self, position: StreamPosition) -> None:
-        """Shows the group, in the background, that all up to there is in the sink."""
+        """Commits a position to the consumer group in the background: all records before it are in the sink."""
         group = self._options.group_id or position.group
         if group is None or not self._options.publishes_offsets:
             return
@@ -132,7 +136,7 @@ class StreamOffsetTracker:
         return StreamPosition(ends, await self._catalog.topic_ids(ends))
 
     async def _current_position(self, start: StreamPosition) -> StreamPosition:
-        """Where the logs end; what was lost of those that were read is told."""
+        """Returns the end of the logs, and reports data loss since `start`."""
         if self._fixed_end is not None:
             self._report(find_data_loss(start, self._fixed_end, self._options.subscription))
             return self._fixed_end
@@ -142,7 +146,7 @@ class StreamOffsetTracker:
             if not lost:
                 return now
             if attempt < self._options.offset_attempts:
-                # A broker that has just begun to lead may not know better.
+                # A new leader may not know the latest offsets yet.
                 await asyncio.sleep(self._options.offset_retry_ms / 1000)
         self._report(lost)
         return now

@@ -1,4 +1,4 @@
-"""Offsets as options and checkpoints spell them: JSON by topic and partition, and where a read begins or ends. Pure."""
+"""Offsets in options and checkpoints: JSON by topic and partition, and the start or end of a read. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from moldau.client.record import TopicPartition
 from moldau.spark.errors import OptionError
 
 GROUP_KEY, TOPIC_IDS_KEY = "@group", "@ids"
-"""What is kept beside the offsets of a stream. No topic can be called so."""
+"""Additional keys in a stream's offset JSON. They are not valid topic names."""
 
 Offsets = dict[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
 class EarliestOrLatest:
-    """At the first or at the end of every partition."""
+    """The earliest or the latest offset of every partition."""
 
     offset: int
     """EARLIEST or LATEST."""
@@ -30,7 +30,7 @@ class SpecificOffsets:
 
 @dataclass(frozen=True, slots=True)
 class GlobalTimestamp:
-    """The first record that is not older, in every partition."""
+    """The first record at or after this time, in every partition."""
 
     time_ms: int
 
@@ -45,16 +45,16 @@ OffsetRangeLimit = EarliestOrLatest | SpecificOffsets | GlobalTimestamp | Specif
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """How far a stream has come, as its checkpoint keeps it: the connector's offsets, and two things beside them."""
+    """Position of a stream in its checkpoint: the connector's offsets, topic ids and the generated consumer group."""
 
     offsets: Offsets
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """Of the topics, where brokers tell them: by these one that was deleted and made anew is known."""
+    """By topic, if brokers have ids. They identify topics that were deleted and recreated."""
     group: str | None = None
-    """The consumer group that was made up for the query."""
+    """The consumer group generated for the query."""
 
     def to_json(self) -> dict[str, Any]:
-        """The same position is the same text whatever order things came in: Spark compares texts."""
+        """Returns a canonical document: Spark compares its text."""
         document: dict[str, Any] = {} if self.group is None else {GROUP_KEY: self.group}
         if self.topic_ids:
             document[TOPIC_IDS_KEY] = dict(sorted(self.topic_ids.items()))
@@ -73,7 +73,7 @@ class StreamPosition:
         return StreamPosition(offsets, document.get(TOPIC_IDS_KEY, {}), document.get(GROUP_KEY))
 
     def without_recreated(self, later: "StreamPosition") -> Offsets:
-        """The offsets that still mean something there: those of topics that are the same."""
+        """Returns the offsets of topics that were not recreated since."""
         recreated_topics = self.recreated_topics(later)
         return {
             partition: offset
@@ -85,13 +85,16 @@ class StreamPosition:
         return [topic for topic, id_ in self.topic_ids.items() if later.topic_ids.get(topic, id_) != id_]
 
     def is_same_topic(self, topic: str, later: "StreamPosition") -> bool:
-        """Whether it is known to be the very topic that it was."""
+        """Returns whether the topic is known to be the same."""
         return topic in self.topic_ids and self.topic_ids[topic] == later.topic_ids.get(topic)
 
     def resume_offsets(self, later: "StreamPosition") -> Offsets:
-        """Where reading goes on in the partitions that are there, later, and were read before; any others are read from
-        their beginning. A log that ends before the offset has lost its last records if it is the same one, and goes on
-        at its end; if nobody can say, it is taken for another one."""
+        """Returns where to resume in partitions of `later`; partitions that are not included start at the earliest
+        offset.
+
+        If a log ends before the offset, a topic with the same id is resumed at its end. Otherwise the topic counts as
+        recreated.
+        """
         return {
             partition: min(offset, later.offsets[partition])
             for partition, offset in self.without_recreated(later).items()
@@ -103,7 +106,7 @@ class StreamPosition:
 def parse_offset_limit(
     option: str, text: str, *, illegal: int | None = None
 ) -> EarliestOrLatest | SpecificOffsets:
-    """`earliest`, `latest` or JSON of offsets; `illegal` is the one of the two that makes no sense for this option."""
+    """Parses `earliest`, `latest` or JSON of offsets. `illegal` is the one that the option does not allow."""
     words = {"earliest": EARLIEST, "latest": LATEST}
     word = text.strip().lower()
     if word in words:
@@ -140,7 +143,7 @@ def check_time(option: str, time_ms: int) -> int:
 
 
 def parse_by_partition(option: str, text: str, meaning: str) -> Offsets:
-    """`{"orders": {"0": 23, "1": -2}}`"""
+    """Parses `{"orders": {"0": 23, "1": -2}}`."""
     example = f'{option} is JSON like {{"orders": {{"0": 23, "1": 42}}}} with {meaning} for each partition'
     found: Offsets = {}
     for topic, partitions in _parse_object(text, example).items():
@@ -156,7 +159,7 @@ def parse_by_partition(option: str, text: str, meaning: str) -> Offsets:
 
 
 def parse_assignment(text: str) -> list[TopicPartition]:
-    """`{"orders": [0, 1]}`"""
+    """Parses `{"orders": [0, 1]}`."""
     example = 'assign is JSON like {"orders": [0, 1], "payments": [2]}'
     found: list[TopicPartition] = []
     for topic, indexes in _parse_object(text, example).items():
@@ -188,7 +191,7 @@ def _parse_object(text: str, example: str) -> dict[str, Any]:
 
 
 def check_order(start: OffsetRangeLimit, end: OffsetRangeLimit) -> None:
-    """What is said of both ends of a batch must be of the same partitions, and in order."""
+    """Checks that starting and ending offsets name the same partitions and are in order."""
     match start, end:
         case SpecificOffsets(starts), SpecificOffsets(ends):
             _check_order(starts, ends)
@@ -210,7 +213,7 @@ def _check_order(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartit
 
 
 def check_complete(option: str, named: Mapping[TopicPartition, int], actual: list[TopicPartition]) -> None:
-    """Explicit places must be there for exactly the partitions that are read."""
+    """Checks that an option names exactly the partitions that are read."""
     missing = [each for each in actual if each not in named]
     if missing:
         raise OptionError(

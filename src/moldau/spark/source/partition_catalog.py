@@ -1,4 +1,4 @@
-"""The driver's view of what is read: which partitions there are, and where their logs begin and end."""
+"""Partitions of a subscription and their offsets, as the driver sees them."""
 
 import asyncio
 import re
@@ -26,16 +26,16 @@ from moldau.spark.source.offsets import (
 from moldau.spark.source.options import SourceOptions
 
 STREAM_METADATA_AGE_MS = 1_000
-"""How often a stream looks for new partitions, in the background, unless kafka.metadata.max.age.ms says otherwise."""
+"""How often a stream looks for new partitions, unless kafka.metadata.max.age.ms is set."""
 
 _FIRST_ATTEMPT_MS = 1_000
-"""So long the first question for offsets is waited for, and each one after it twice as long."""
+"""Timeout of the first ListOffsets attempt; it doubles for each retry."""
 
 _UNKNOWN_TOPIC_CODES = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
 
 
 class PartitionCatalog:
-    """Its coroutines run in the portal's loop."""
+    """Coroutines run in the event loop thread."""
 
     def __init__(self, options: SourceOptions, *, is_stream: bool) -> None:
         self._options = options
@@ -60,7 +60,7 @@ class PartitionCatalog:
         return self._cluster
 
     def close(self) -> None:
-        """The cluster need not look after these topics any more."""
+        """Stops tracking the topics in the cluster's metadata."""
         cluster, self._cluster = self._cluster, None
         if cluster is None:
             return
@@ -70,8 +70,7 @@ class PartitionCatalog:
             cluster.untrack(self._topics())
 
     async def list_partitions(self, *, refresh_metadata: bool) -> list[TopicPartition]:
-        """The partitions that are read and there; those of the last look at the cluster, unless a fresh one is asked
-        for."""
+        """Returns the existing partitions of the subscription, by cached metadata unless `refresh_metadata`."""
         refresh_metadata = refresh_metadata and self._cluster is not None
         cluster = await self.cluster()
         if refresh_metadata:
@@ -91,7 +90,7 @@ class PartitionCatalog:
         return sorted(each for each in found if not assigned or each in assigned)
 
     async def topic_ids(self, partitions: Iterable[TopicPartition]) -> dict[str, str]:
-        """Of the topics of these partitions, by the last look at the cluster."""
+        """Returns the ids of the partitions' topics, by cached metadata."""
         cluster = await self.cluster()
         found = {}
         for name in {partition.topic: None for partition in partitions}:
@@ -101,7 +100,7 @@ class PartitionCatalog:
         return found
 
     async def require_partitions(self) -> list[TopicPartition]:
-        """All that are asked for; raises SparkSourceError for what is named and is not there."""
+        """Returns all partitions; raises SparkSourceError if a named topic or partition does not exist."""
         partitions = await self.list_partitions(refresh_metadata=True)
         cluster = await self.cluster()
         for name in self._topics():
@@ -119,16 +118,18 @@ class PartitionCatalog:
         return partitions
 
     async def earliest_offsets(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """The first offset of each log; partitions that have gone meanwhile are left out."""
+        """Returns the earliest offsets; partitions deleted meanwhile are left out."""
         return await self._list_offsets(dict.fromkeys(partitions, EARLIEST))
 
     async def latest_offsets(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """The offset behind the last record of each log that this query may see."""
+        """Returns the end offsets, as visible at the query's isolation level."""
         return await self._list_offsets(dict.fromkeys(partitions, LATEST))
 
     async def resolve(self, side: str, place: OffsetRangeLimit, partitions: list[TopicPartition]) -> Offsets:
-        """Where the partitions are read from ("starting") or up to ("ending"), with EARLIEST and LATEST still among
-        the offsets. Raises OptionError when the option does not fit the partitions there are."""
+        """Resolves a starting or ending limit to offsets, with EARLIEST and LATEST as they are.
+
+        Raises OptionError if the option does not match the existing partitions.
+        """
         match place:
             case EarliestOrLatest(offset):
                 return dict.fromkeys(partitions, offset)
@@ -156,7 +157,7 @@ class PartitionCatalog:
         return {partition: found.get(partition, LATEST) for partition in times_ms}
 
     async def _list_offsets(self, times: Mapping[TopicPartition, int]) -> Offsets:
-        """What list_offsets finds, tried for as long as the options allow and there are such partitions."""
+        """Calls list_offsets until it succeeds, the timeout expires or the partitions no longer exist."""
         cluster = await self.cluster()
         level = self._options.fetch_options.isolation_level
         left = dict(times)
@@ -165,7 +166,7 @@ class PartitionCatalog:
         attempt_ms = _FIRST_ATTEMPT_MS
         while left:
             left_ms = max(1, round((deadline - loop.time()) * 1000))
-            # The last attempt has all the time that is left: one that is cut short would say nothing.
+            # The last attempt gets all the remaining time.
             is_last = left_ms < 2 * attempt_ms
             try:
                 found = await list_offsets(
@@ -179,7 +180,7 @@ class PartitionCatalog:
                     there = set(await self.list_partitions(refresh_metadata=True))
                     gone = [partition for partition in left if partition not in there]
                     if gone:
-                        # It was because of these: the others have not had their turn.
+                        # Deleted partitions failed the request: retry the others.
                         left = {partition: time for partition, time in left.items() if partition in there}
                         deadline = max(deadline, loop.time() + _FIRST_ATTEMPT_MS / 1000)
                         continue
@@ -189,7 +190,7 @@ class PartitionCatalog:
         return {}
 
     async def _refresh(self, cluster: Cluster) -> None:
-        """A broker that starts again is waited for."""
+        """Refreshes the metadata, with retries while a broker restarts."""
         retry = cluster.retry(self._options.fetch_options.timeout_ms)
         while True:
             try:
@@ -203,7 +204,7 @@ class PartitionCatalog:
         return sorted(dict.fromkeys(named))
 
     async def _raise_unknown_topic(self, cluster: Cluster, name: str) -> None:
-        """Returns only when the topic was about to be made, and is there now."""
+        """Raises SparkSourceError with a suggestion. Returns if the topic is being created, once it exists."""
         code = cluster.topic_errors.get(name, ErrorCode.unknown_topic_or_partition)
         if code not in _UNKNOWN_TOPIC_CODES:
             await cluster.wait_for_topics([name])

@@ -1,4 +1,4 @@
-"""Where a query begins and what a batch reads, found out on the driver from the options and the logs there are."""
+"""Planner of offset ranges on the driver, from the options and the current logs."""
 
 import asyncio
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ async def _plan_batch(catalog: PartitionCatalog, options: SourceOptions) -> list
 
 
 async def plan_start(catalog: PartitionCatalog, options: SourceOptions) -> Offsets:
-    """Where a new stream begins."""
+    """Returns where a new stream starts."""
     partitions = await catalog.require_partitions()
     starts, first, last = await asyncio.gather(
         catalog.resolve("starting", options.starting, partitions),
@@ -69,14 +69,14 @@ async def plan_start(catalog: PartitionCatalog, options: SourceOptions) -> Offse
 
 
 def batch_range(wanted: OffsetRange, log: range, options: SourceOptions) -> OffsetRange:
-    """What of a range is in the log. Raises DataLossError or OptionError for offsets that make no sense there."""
+    """Limits a range to the offsets in the log; raises DataLossError or OptionError."""
     where = f"{wanted.topic_partition} at {options.bootstrap}"
     if wanted.end < wanted.start:
         if isinstance(options.starting, SpecificOffsets) or isinstance(options.ending, SpecificOffsets):
             raise OptionError(
                 f"{where} would be read from {wanted.start} to {wanted.end}: the end lies before the start"
             )
-        # Two times the wrong way round, or records that are not in the order of their times.
+        # The times are in reverse order, or the records are not ordered by time.
         return wanted._replace(end=wanted.start)
     if wanted.size and wanted.start < log.start:
         report_data_loss(
@@ -100,7 +100,7 @@ def _to_log_offset(offset: int, place: OffsetRangeLimit, log: range) -> int:
         return log.start if offset == EARLIEST else log.stop
     if isinstance(place, SpecificOffsets):
         return offset
-    # The log may have moved on between the two questions.
+    # The log may have changed between the two requests.
     return min(max(offset, log.start), log.stop)
 
 
@@ -115,7 +115,7 @@ def _report_deleted(partition: TopicPartition, options: SourceOptions) -> None:
 def stream_ranges(
     start: StreamPosition, end: StreamPosition, first: Mapping[TopicPartition, int], options: SourceOptions
 ) -> list[OffsetRange]:
-    """What a micro-batch reads. `first` tells where logs begin to which the start is not carried."""
+    """Returns the ranges of a micro-batch. `first` has the earliest offsets of partitions that are not resumed."""
     carried = start.resume_offsets(end)
     topics = {partition.topic for partition in carried}
     ranges = []

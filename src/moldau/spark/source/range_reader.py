@@ -1,7 +1,6 @@
-"""Reads one range of offsets in a task: batches are fetched in the portal's thread while the task's own decodes those
-before, and Arrow goes to Spark.
+"""Reader of one offset range in a task: the event loop thread fetches batches while the task decodes earlier ones.
 
-A worker process is used for many tasks, mostly one after the other: its connections and its fetchers stay for the next.
+Worker processes run many tasks, so connections and fetchers are kept for the next task.
 """
 
 import asyncio
@@ -28,21 +27,20 @@ from moldau.spark.source.offset_ranges import OffsetRange
 from moldau.spark.source.options import FetchOptions, SourceOptions
 
 ARROW_BYTES = 8 * 1024 * 1024
-"""About how much of records goes to Spark at once."""
+"""Approximate size of an Arrow batch for Spark."""
 
 _IDLE_CHECK_MS = 2_000
-"""After so long without news it is asked why."""
+"""After this time without a response the partition is checked."""
 _UNKNOWN_PARTITION_MS = 3_000
-"""A partition that brokers do not know for so long has gone; not all of them hear of a new one at once."""
+"""A partition unknown for this long counts as deleted; brokers learn of a new one at different times."""
 _REFRESH_TIMEOUT_MS = 1_000
 _LOG_OFFSETS_TIMEOUT_MS = 10_000
-"""So long it takes at most to find out what to say when the time is over: from the metadata, and from the log."""
+"""Time limits of the final metadata and ListOffsets requests, which find the cause of a timeout."""
 _RETRY_BACKOFF_MS = 100
-"""A leader that said something odd is asked again after this."""
+"""Delay before an inconsistent leader is queried again."""
 
 _idle_fetchers: dict[tuple[Cluster, FetchOptions], list[Fetcher]] = {}
-"""The fetchers that nobody reads with at the moment. A process that was forked has a portal of its own, and so clusters
-of its own."""
+"""Fetchers not in use. A forked process has its own clusters as keys, and so none of its parent's fetchers."""
 
 _log = get_logger("spark.source")
 
@@ -50,7 +48,7 @@ _log = get_logger("spark.source")
 def read_range(
     wanted: OffsetRange, options: SourceOptions, columns: Sequence[SourceColumn], schema: StructType
 ) -> Iterator[pa.RecordBatch]:
-    """The records of the range, as Spark expects them."""
+    """Yields the records of the range as Arrow batches."""
     use_native(os.environ.get("MOLDAU_NATIVE") != "0")
     names = [column.name for column in columns]
     target = to_arrow_schema(schema, timezone="UTC")
@@ -81,7 +79,7 @@ def read_range(
 def to_spark_batch(
     part: pa.RecordBatch, columns: Sequence[SourceColumn], target: pa.Schema, wanted: OffsetRange
 ) -> pa.RecordBatch:
-    """With the very types and nullability that Spark checks for, and text where that is asked for."""
+    """Converts to the types and nullability that Spark checks for, and bytes to text if requested."""
     arrays = [
         _decode_text(array, column, wanted) if column.is_text else array
         for array, column in zip(part.columns, columns, strict=True)
@@ -100,7 +98,7 @@ def _decode_text(array: pa.Array, column: SourceColumn, wanted: OffsetRange) -> 
 
 
 class RangeReader:
-    """One range, in the portal's loop."""
+    """State of one range; runs in the event loop thread."""
 
     def __init__(self, wanted: OffsetRange, options: SourceOptions) -> None:
         self._wanted = wanted
@@ -110,14 +108,14 @@ class RangeReader:
         self._cluster: Cluster | None = None
         self._fetcher: Fetcher | None = None
         self._failure: KafkaError | None = None
-        """Of what came behind the batches that were handed out last."""
+        """An error that followed the batches returned last."""
         self._idle_since_s = 0.0
         self._is_rest_skipped = False
-        """The rest of the range is gone, which was told."""
+        """The rest of the range was lost, which has been reported."""
 
     async def next(self) -> CompletedFetch | None:
-        """The next batches, or None at the end of the range. Raises SparkSourceError and KafkaError."""
-        # Since the last call Spark was busy, which is not the partition's fault.
+        """Returns the next batches, or None at the end of the range. Raises SparkSourceError and KafkaError."""
+        # Time that Spark spent since the last call does not count as idle.
         self._idle_since_s = self._now_s()
         fetcher = self._fetcher or await self._open()
         while True:
@@ -129,7 +127,7 @@ class RangeReader:
             elif not (news := await fetcher.next(_IDLE_CHECK_MS)):
                 await self._check_partition()
             else:
-                # There is one partition, and so one entry.
+                # One partition is assigned, so there is one entry.
                 (fetched,) = news
                 self._failure = fetched.error
                 if fetched.is_empty:
@@ -157,7 +155,7 @@ class RangeReader:
         return fetcher
 
     async def _handle_error(self, fetcher: Fetcher, error: KafkaError) -> None:
-        """Goes on where the log begins, if records are gone and that is all right."""
+        """Continues at the earliest offset if records were lost and the options allow it; otherwise raises."""
         if error.code != ErrorCode.offset_out_of_range:
             raise error
         first, last = await self._log_offsets()
@@ -168,14 +166,14 @@ class RangeReader:
             self._position = first
             fetcher.seek(self._partition, first)
         else:
-            # The leader that said so may not have been the one that has the log.
+            # The response may have come from a broker that is not the leader.
             if self._remaining_ms() <= 0:
                 raise self._timeout_error(str(error))
             await asyncio.sleep(_RETRY_BACKOFF_MS / 1000)
             fetcher.seek(self._partition, self._position)
 
     async def _check_partition(self) -> None:
-        """Nothing came for a while: the leader is away, the partition has gone, or its log is shorter than it was."""
+        """Finds out why nothing arrives: no leader, a deleted partition or a truncated log."""
         assert self._cluster is not None
         left_ms = self._remaining_ms()
         try:
@@ -200,7 +198,7 @@ class RangeReader:
             raise self._timeout_error("it is there, and sends no records")
 
     async def _log_offsets(self) -> tuple[int, int]:
-        """Where the log begins and ends."""
+        """Returns the earliest and the end offset."""
         assert self._cluster is not None
         level = self._options.fetch_options.isolation_level
         first, last = await asyncio.gather(
@@ -250,7 +248,7 @@ class RangeReader:
         )
 
     def _remaining_ms(self) -> int:
-        """How long the partition may still bring nothing."""
+        """Returns how long the partition may stay idle before the read fails."""
         return self._options.fetch_options.timeout_ms - round((self._now_s() - self._idle_since_s) * 1000)
 
     @staticmethod
@@ -259,7 +257,7 @@ class RangeReader:
 
 
 def _acquire_fetcher(cluster: Cluster, how: FetchOptions) -> Fetcher:
-    """One for a single reading: tasks that share a process may be read in turns."""
+    """Returns a fetcher for one reader: tasks of a process may be interleaved."""
     idle = _idle_fetchers.get((cluster, how))
     if idle:
         return idle.pop()

@@ -1,4 +1,8 @@
-"""A batch read of topics: planned on the driver, range by range, and read by tasks."""
+"""Batch and streaming readers of topics.
+
+The driver plans offset ranges and tasks read them. Spark calls all methods of a stream reader but `read` sequentially
+in one process that exists as long as the query.
+"""
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,7 +48,7 @@ class TopicBatchReader(DataSourceReader):
         return [InputPartition(each) for each in parts]
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
-        # Without ranges Spark makes up a partition of its own.
+        # Without ranges Spark passes a partition of its own.
         if isinstance(partition.value, OffsetRange):
             from moldau.spark.source.range_reader import read_range
 
@@ -63,7 +67,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tracker: StreamOffsetTracker | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What tasks need: they only read."""
+        """Tasks only read: they do not need the tracker."""
         return {**self.__dict__, "_tracker": None}
 
     # On the driver
@@ -74,12 +78,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         limits = self._options.limits
         if limits.offsets_max is not None:
-            # Spark has no limit from both sides for Python: latestOffset minds the other one.
+            # Spark's Python API has no limit with minimum and maximum: `latestOffset` applies the other one.
             return ReadMaxRows(limits.offsets_max)
         return ReadAllAvailable() if limits.offsets_min is None else ReadMinRows(limits.offsets_min)
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """All up to `start` is in the sink by now: that is what the group is shown."""
+        """Commits `start` to the group: all records before it are in the sink."""
         return self._run(
             self._offset_tracker().next_position(StreamPosition.from_json(start), self._limits(limit))
         ).to_json()
@@ -125,7 +129,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._tracker
 
     def _limits(self, limit: ReadLimit) -> TriggerLimits | None:
-        """What Spark asks for, which is what the options say but for a trigger that takes all there is."""
+        """Returns the limits of the options, or None for a trigger that takes all available records."""
         match limit:
             case ReadAllAvailable():
                 return None
@@ -142,8 +146,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class FailingStreamReader(DataSourceStreamReader):
-    """Says what is wrong with a query at the first question: what is raised before there is a reader gets lost in
-    Spark."""
+    """Raises an error at Spark's first call: Spark drops what is raised before there is a reader."""
 
     def __init__(self, error: SparkSourceError) -> None:
         self._error = error
