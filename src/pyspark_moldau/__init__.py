@@ -1,4 +1,4 @@
-"""Where Spark looks for `format("moldau")`: a module of this name needs no registration."""
+"""The module in which Spark finds `format("moldau")` without registration."""
 
 from moldau.spark.datasource import MoldauDataSource as DefaultSource
 

@@ -2,7 +2,7 @@
 
     from moldau.pipelines import Pipeline
 
-What is not used is not loaded: a pipeline can be read and checked for mistakes where Spark is not installed.
+Modules are loaded on demand, so that a pipeline file can be validated without Spark.
 """
 
 from importlib import import_module

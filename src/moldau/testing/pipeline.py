@@ -1,5 +1,4 @@
-"""Pipelines in tests: rows in, rows out, no broker. Decoding, expectations, transformation and encoding are those of a
-real run; in the place of topics there are the rows of the test.
+"""Test runs of pipelines over given rows, without a broker. All other steps are those of a real run.
 
     def test_revenue():
         orders = [{"product": "tea", "quantity": 2, "price": 1.5}, b"not JSON"]
@@ -7,7 +6,7 @@ real run; in the place of topics there are the rows of the test.
         assert result.rows["revenue"] == [{"product": "tea", "revenue": 3.0}]
         assert [each.reason for each in result.dead_letters] == ["malformed"]
 
-All rows are one batch, so a window is told of once, with all its rows, whatever the watermark.
+All rows are one batch, so each window is complete, regardless of the watermark.
 """
 
 import json
@@ -37,14 +36,14 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 _FIRST_TIME = datetime(2024, 1, 1, tzinfo=UTC)
-"""Records that have no time of their own are from here on, a millisecond apart."""
+"""Records without a timestamp get this one, a millisecond apart."""
 
 
 class Record(NamedTuple):
-    """A record in all detail, where a value, or a key and a value, does not say enough."""
+    """A record in full, where a value, or a key and a value, is not enough."""
 
     value: Any
-    """Bytes or None as they are; a mapping or a text in the source's format."""
+    """Bytes or None unchanged; a mapping or text is encoded in the source's format."""
     key: bytes | str | None = None
     timestamp: datetime | None = None
     headers: Sequence[tuple[str, bytes | None]] = ()
@@ -56,22 +55,21 @@ class Record(NamedTuple):
 class DeadLetter:
     source: str
     reason: str
-    """`malformed`, `schema_mismatch` or `expectation`."""
     detail: str
     key: bytes | None
     value: bytes | None
     headers: Mapping[str, bytes | None]
-    """All of them, the ones that tell of the error too."""
+    """All headers, those about the error too."""
 
 
 @dataclass(frozen=True)
 class PipelineResult:
     rows: Mapping[str, list[dict[str, Any]]]
-    """By sink: the rows that it gets; for an upsert the table. Times have a zone."""
+    """By sink: the written rows, or the resulting table of an upsert. Times have a zone."""
     records: Mapping[str, list[tuple[bytes | None, bytes | None]]] = field(default_factory=dict)
     """By sink, for topics: key and value."""
     dead_letters: list[DeadLetter] = field(default_factory=list)
-    """Whatever becomes of bad records in a run; none where they fail it."""
+    """The bad records, unless they fail the run."""
 
 
 def run_pipeline(
@@ -80,10 +78,10 @@ def run_pipeline(
     *,
     spark: "SparkSession | None" = None,
 ) -> PipelineResult:
-    """Runs a pipeline, or one from its file, over the rows of each source: mappings, texts, bytes, None for tombstones,
-    `(key, value)`, or a `Record`. Raises PipelineError like a run would, also for a bad record where those fail it.
+    """Runs a pipeline or a pipeline file over rows for each source.
 
-    Without a session the active one is used, or a small local one is started.
+    Rows are mappings, texts, bytes, None for tombstones, `(key, value)` or a `Record`. Raises PipelineError like a
+    run. Without a session the active one is used, or a local one is started.
     """
     if isinstance(pipeline, Pipeline):
         pipeline = pipeline.definition()
@@ -147,7 +145,7 @@ class _TestRun:
         return self._table(shaped, sink) if sink.mode == "upsert" else _collect(shaped)
 
     def _table(self, frame: "DataFrame", sink: Sink) -> list[dict[str, Any]]:
-        """What is in a table that knew nothing before."""
+        """Returns the table after an upsert into an empty one."""
         from dataclasses import replace
 
         from moldau.pipelines.planner.sink_writers import upsert_function
@@ -201,7 +199,7 @@ def _record(source: Source, given: Any) -> Record:
 
 
 def _raw_row(source: Source, index: int, record: Record) -> tuple[Any, ...]:
-    """In the order of the data source's columns."""
+    """Returns the columns of the data source in order."""
     key = record.key.encode() if isinstance(record.key, str) else record.key
     topic = record.topic or (source.topics[0] if source.topics else source.name)
     time = record.timestamp or _FIRST_TIME + timedelta(milliseconds=index)

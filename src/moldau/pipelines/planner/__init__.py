@@ -1,1 +1,1 @@
-"""From a definition to Spark queries, or to findings about it; nothing is started here."""
+"""Planner of Spark queries from a pipeline definition, and checks that start nothing."""

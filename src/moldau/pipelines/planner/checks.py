@@ -1,5 +1,7 @@
-"""Whether a pipeline would run, without starting it: topics, schemas, SQL, streaming operations, sinks. Spark analyses
-the plans over empty streams; the cluster is asked for its topics, and for a sample of their records."""
+"""Checks of a pipeline without starting it: topics, schemas, SQL, streaming operations and sinks.
+
+Spark analyses the plans over empty streams; the cluster returns its topics and sample records.
+"""
 
 import json
 import os
@@ -55,16 +57,16 @@ from moldau.spark.errors import OptionError, SparkSourceError
 __all__ = ["Finding", "check"]
 
 SAMPLE_RECORDS = 100
-"""Of each source, to see whether they are as the pipeline takes them."""
+"""Sample size per source, to validate the schema."""
 
 
 def check(
     spark: SparkSession, pipeline: PipelineDefinition, place: CheckpointLocation | None = None
 ) -> list[Finding]:
-    """What is wrong, and what may be; nothing where all is well. With a place its checkpoints are looked at, too."""
+    """Returns errors and warnings. With a checkpoint location the checkpoints are checked too."""
     wrong = [error(".".join(where), message) for where, message in find_problems(pipeline)]
     if wrong:
-        # What follows builds on names that fit together.
+        # The other checks need consistent names.
         return wrong
     return list(_PipelineChecker(spark, pipeline, place).findings())
 
@@ -76,7 +78,7 @@ class _PipelineChecker:
     place: CheckpointLocation | None
     schemas: dict[str, T.StructType] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
-    """Sources and views that cannot be used: what is made of them is not looked at."""
+    """Broken sources and views; views derived from them are skipped."""
 
     def findings(self) -> Iterator[Finding]:
         topics = fetch_topics(self.pipeline)
@@ -93,15 +95,13 @@ class _PipelineChecker:
         if self.place is not None:
             yield from self._checkpoints(self.place)
 
-    # Sources
-
     def _source(self, source: Source, topics: ClusterTopics | None) -> Iterator[Finding]:
         where = f"sources.{source.name}"
         wrong = list(self._options(source))
         yield from wrong
         is_inferred = source.format is Format.JSON and source.schema is None
         if is_inferred and (topics is None or missing_topics(source, topics)):
-            # The topic is the trouble, and that was told.
+            # The missing topic has been reported.
             self.failed.add(source.name)
             return
         try:
@@ -122,7 +122,7 @@ class _PipelineChecker:
             yield from self._sample(source)
 
     def _sample(self, source: Source) -> Iterator[Finding]:
-        """Whether the schema fits what is there."""
+        """Checks the schema against existing records."""
         try:
             records = read_sample(self.spark, self.pipeline, source, SAMPLE_RECORDS)
             judged_ones = decode_and_check(records, source, self.schemas[source.name]).selectExpr(
@@ -167,8 +167,6 @@ class _PipelineChecker:
                     where, f"{sql!r} is {kind.simpleString().upper()}", "write what must be true: price > 0"
                 )
 
-    # Views
-
     def _view(self, name: str) -> Iterator[Finding]:
         parts = [each.name for each in dependencies_of(self.pipeline, name)]
         if self.failed.intersection(parts):
@@ -185,8 +183,6 @@ class _PipelineChecker:
         return view_rows(
             self.spark, self.pipeline, name, lambda source: empty_stream(self.spark, source), self.schemas
         )
-
-    # Sinks
 
     def _sink(self, sink: Sink) -> Iterator[Finding]:
         where = f"sinks.{sink.name}"
@@ -216,8 +212,6 @@ class _PipelineChecker:
         if sink.kind is SinkKind.DELTA:
             yield from _table(frame, sink)
 
-    # Checkpoints
-
     def _checkpoints(self, place: CheckpointLocation) -> Iterator[Finding]:
         storage = HadoopFiles(self.spark)
         for identity in query_identities(self.pipeline, place):
@@ -237,7 +231,7 @@ class _PipelineChecker:
         try:
             known = read_identity(storage, place.of(sink.name))
         except PipelineError:
-            # That was told.
+            # Reported by `_checkpoints`.
             return
         try:
             check_owner(storage, sink.target, sink.name, known)
@@ -257,7 +251,7 @@ def _state(
 
 
 def _is_aggregated(rows: DataFrame) -> bool:
-    """Then a key is there once in a batch, as a rule."""
+    """Returns whether rows are aggregated, so that keys are usually unique in a batch."""
     return unsupported_reason(rows, "complete") is None
 
 
@@ -278,7 +272,7 @@ def _sink_options(pipeline: PipelineDefinition, sink: Sink) -> Iterator[Finding]
 
 
 def _directory(sink: Sink) -> Iterator[Finding]:
-    """Of this machine only: others are asked when they are written to."""
+    """Checks local directories only."""
     if "://" in sink.target:
         return
     path = Path(sink.target)

@@ -1,4 +1,4 @@
-"""How a pipeline reaches its cluster: options for Spark's data source, arguments for the client."""
+"""Connection of a pipeline to its cluster: options of the data source, arguments of the client."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,6 @@ from moldau.spark.source.options import parse_connection
 
 
 def connection_options(pipeline: PipelineDefinition) -> dict[str, str]:
-    """As options of the data source."""
     return {
         "kafka.bootstrap.servers": pipeline.bootstrap,
         **{f"kafka.{name}": value for name, value in pipeline.kafka.items()},
@@ -17,7 +16,7 @@ def connection_options(pipeline: PipelineDefinition) -> dict[str, str]:
 
 
 def cluster_settings(pipeline: PipelineDefinition) -> Mapping[str, Any]:
-    """As arguments of `Cluster`; raises PipelineError."""
+    """Returns arguments of `Cluster`; raises PipelineError."""
     try:
         return parse_connection(connection_options(pipeline))
     except OptionError as error:

@@ -1,4 +1,4 @@
-"""How a console sink shows a batch: a table with the newest rows, on the driver's terminal."""
+"""Console output of a batch as a table."""
 
 from datetime import datetime
 from typing import Any
@@ -11,14 +11,13 @@ from moldau.pipelines.planner.sink_writers import ConsoleBatch
 
 
 def print_batch(batch: ConsoleBatch) -> None:
-    """Nothing where nothing came."""
     if batch.rows:
         Console().print(render_table(batch))
 
 
 def render_table(batch: ConsoleBatch) -> Table:
     caption = "… and more rows" if batch.is_truncated else None
-    # What is in a record is text, whatever it looks like: brackets in it are no markup.
+    # Text objects, so that brackets in records are not interpreted as markup.
     table = Table(title=Text(f"{batch.sink.name}, batch {batch.batch_id}"), caption=caption)
     for index, name in enumerate(batch.columns):
         is_number = all(isinstance(row[index], int | float) for row in batch.rows)

@@ -1,4 +1,4 @@
-"""Small files beside Spark's checkpoints, wherever those lie: read and written through Spark's own file systems."""
+"""Small files beside Spark's checkpoints, on any file system that Spark supports."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class HadoopFiles:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """All of it or nothing: it is there when it is whole."""
+        """Writes atomically, through a temporary file."""
         found, system = self._resolve(path)
         unfinished, _ = self._resolve(f"{path}.unfinished")
         system.mkdirs(found.getParent())

@@ -1,5 +1,8 @@
-"""Whose a checkpoint is. A file beside it says so, and a query refuses to go on with one of another: its offsets and
-state would be taken for its own."""
+"""Owners of checkpoints and Parquet directories.
+
+A file in each names the query that uses it. Another query is refused: it would take the offsets, state or batch
+numbers for its own, and lose records.
+"""
 
 import hashlib
 import json
@@ -18,12 +21,12 @@ class QueryIdentity:
     pipeline: str
     query: str
     sources: dict[str, str]
-    """What each source reads: topics, or a pattern."""
+    """Topics or pattern by source."""
     sink: str
     sql: str = field(default="", compare=False)
-    """A hash of the SQL: another may still go on with the state that there is."""
+    """Hash of the SQL; a changed query may still be able to use its state."""
     id: str = field(default="", compare=False)
-    """Made with the checkpoint: what a table remembers of batches that it has."""
+    """Created with the checkpoint; identifies the query's batches in a table."""
 
 
 class FileStore(Protocol):
@@ -41,7 +44,7 @@ def identity_of(
 
 
 def sql_hash(parts: Iterable[Source | View]) -> str:
-    """Of what SQL says of the rows. Where it is broken into lines does not matter."""
+    """Hashes the SQL of views, regardless of line breaks."""
     texts = [" ".join(each.sql.split()) for each in parts if isinstance(each, View) and each.sql]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
@@ -55,7 +58,7 @@ def sink_text(sink: Sink) -> str:
 
 
 def claim_checkpoint(files: FileStore, checkpoint: str, wanted: QueryIdentity) -> QueryIdentity:
-    """The identity with its id, known before or made now. Raises PipelineError for a checkpoint of another."""
+    """Returns the stored identity, or stores a new one. Raises PipelineError for a checkpoint of another query."""
     found = read_identity(files, checkpoint)
     if found is not None:
         check_identity(checkpoint, found, wanted)
@@ -107,11 +110,11 @@ def _sources_text(sources: dict[str, str]) -> str:
 
 
 OWNER_FILE = "_moldau_owner.json"
-"""Names that begin so are no rows to those who read the directory."""
+"""Readers of the directory ignore names with an underscore."""
 
 
 def check_owner(files: FileStore, directory: str, query: str, known: QueryIdentity | None) -> None:
-    """Raises PipelineError where another query than the one with this checkpoint wrote there. None: it has none yet."""
+    """Raises PipelineError if another query wrote to the directory. `known` is None without a checkpoint."""
     owner = files.read(f"{directory}/{OWNER_FILE}")
     if owner is None and not files.exists(f"{directory}/_spark_metadata"):
         return
@@ -142,7 +145,7 @@ _ADVICE = "move that directory away, or name another one"
 
 
 def claim_directory(files: FileStore, directory: str, identity: QueryIdentity) -> None:
-    """Before the query writes its first batch there. Raises PipelineError."""
+    """Stores the owner before the first batch. Raises PipelineError."""
     check_owner(files, directory, identity.query, identity)
     path = f"{directory}/{OWNER_FILE}"
     if not files.exists(path):

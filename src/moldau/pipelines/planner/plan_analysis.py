@@ -1,5 +1,7 @@
-"""Asks Spark about a streaming plan before anything is started: which output modes it has, and which columns of the
-records it needs. The plans stand on an empty stream, so no cluster is asked."""
+"""Analysis of streaming plans before a start: supported output modes and required columns.
+
+The plans are built on empty streams, so no cluster is contacted.
+"""
 
 import atexit
 import shutil
@@ -16,7 +18,7 @@ from moldau.pipelines.records.decoder import raw_schema
 
 
 def empty_stream(spark: SparkSession, source: Source) -> DataFrame:
-    """A stream with the columns of records and none of these; whose columns they are can be seen in the plan."""
+    """Returns a stream without records whose column names show their source in the plan."""
     schema = raw_schema()
     leaf = spark.readStream.schema(
         ", ".join(f"`{source.name}:{field.name}` {field.dataType.simpleString()}" for field in schema.fields)
@@ -33,7 +35,7 @@ def _empty_directory() -> str:
 
 
 def unsupported_reason(frame: DataFrame, mode: str) -> str | None:
-    """What Spark cannot do in this mode, in its words; None where it can."""
+    """Returns why Spark does not support the plan in this output mode, or None."""
     jvm: Any = frame.sparkSession._jvm
     output = jvm.org.apache.spark.sql.streaming.OutputMode
     modes = {"append": output.Append, "update": output.Update, "complete": output.Complete}
@@ -46,12 +48,12 @@ def unsupported_reason(frame: DataFrame, mode: str) -> str | None:
 
 
 def supported_mode(frame: DataFrame, *wanted: str) -> str:
-    """The first of these modes that Spark has for the plan; where it has none the first of all, which will tell why."""
+    """Returns the first supported mode, or the first one if none is, so that Spark reports the reason."""
     return next((mode for mode in wanted if unsupported_reason(frame, mode) is None), wanted[0])
 
 
 def required_columns(frame: DataFrame, source: Source) -> list[str]:
-    """Those columns of the records of a source that a frame over its `empty_stream` needs."""
+    """Returns the record columns that a frame over `empty_stream` needs."""
     state = frame.sparkSession._jsparkSession.sessionState()
     plan: Any = state.optimizer().execute(_analyzed(frame))
     used = _expression_ids(plan.output())
@@ -67,7 +69,7 @@ def _analyzed(frame: DataFrame) -> Any:
 
 
 def _collect_attributes(node: Any, used: set[int], names: dict[int, str]) -> None:
-    """Notes the attributes that are used anywhere, and what those of the leaves are called."""
+    """Collects the used attributes, and the names of those of the leaves."""
     children = _scala_items(node.children())
     if not children:
         names.update({each.exprId().id(): each.name() for each in _scala_items(node.output())})
@@ -86,7 +88,7 @@ def _scala_items(scala: Any) -> list[Any]:
 
 
 def output_mode_problem(frame: DataFrame, sink: Sink) -> tuple[str, str] | None:
-    """What is wrong, and what to do; of a frame that is `prepare_for_sink` the sink."""
+    """Returns a problem and its fix for a frame from `prepare_for_sink`, or None."""
     tried: tuple[str, ...] = ("update", "append") if sink.mode == "upsert" else (sink.mode,)
     if sink.kind is SinkKind.CONSOLE:
         tried = (sink.mode, "append", "complete")
@@ -101,7 +103,7 @@ def output_mode_problem(frame: DataFrame, sink: Sink) -> tuple[str, str] | None:
 
 
 def check_output_mode(frame: DataFrame, sink: Sink) -> None:
-    """Raises PipelineError."""
+    """Raises PipelineError for an unsupported output mode."""
     problem = output_mode_problem(frame, sink)
     if problem is not None:
         what, fix = problem

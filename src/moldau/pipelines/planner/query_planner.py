@@ -1,6 +1,6 @@
-"""A pipeline as streaming queries: one per sink, and one more per source whose bad records go to a dead-letter topic.
+"""Planner of a pipeline's streaming queries: one per sink, and one per source with dead letters.
 
-Everything that can be found wrong is found here, before the first query starts.
+All errors that can be detected are raised here, before the first query starts.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointLocation", "PlannedQuery", "StartPosition", "plan"]
 
 BuildFrame = Callable[[ReadRecords], DataFrame]
-"""What a query writes, made of the records of its sources."""
+"""Builds what a query writes from the records of its sources."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLocation:
-    """Where checkpoints are: a query's is `<checkpoints>/<generation>/<query>`."""
+    """Location of checkpoints: `<checkpoints>/<generation>/<query>`."""
 
     checkpoints: str
     generation: int
@@ -61,12 +61,12 @@ class CheckpointLocation:
 class PlannedQuery:
     name: str
     group: str
-    """The consumer group in which its offsets can be seen."""
+    """The consumer group of its offsets."""
     start: "Callable[[bool], StreamingQuery]"
-    """Takes whether to stop when what is there now has been read."""
+    """Starts the query; the argument is whether it stops after the available records."""
     sink: Sink | None = None
     source: Source | None = None
-    """Of a query for dead letters."""
+    """For a dead-letter query."""
 
 
 def consumer_group_id(pipeline: PipelineDefinition, query: str) -> str:
@@ -74,7 +74,7 @@ def consumer_group_id(pipeline: PipelineDefinition, query: str) -> str:
 
 
 def dead_letter_query(source: Source) -> str:
-    # No sink has a dot in its name.
+    # Sink names contain no dot.
     return f"{source.name}.dead_letters"
 
 
@@ -86,8 +86,8 @@ def plan(
     *,
     show: ShowBatch = print_batch,
 ) -> list[PlannedQuery]:
-    """Raises PipelineError. Nothing is started; the schemas that had to be inferred, and where the sources begin, are
-    kept in the place."""
+    """Plans all queries without starting them. Inferred schemas and starting offsets are stored with the checkpoints.
+    Raises PipelineError."""
     schemas = {
         each.name: source_schema(spark, pipeline, each, place.directory) for each in _used_sources(pipeline)
     }
@@ -107,7 +107,7 @@ def plan(
 
 
 def query_identities(pipeline: PipelineDefinition, place: CheckpointLocation) -> list[QueryIdentity]:
-    """Of all queries that `plan` makes."""
+    """Returns the identities of all queries of `plan`."""
     identities = [
         _sink_identity(pipeline, sink_for_generation(sink, place.generation)) for sink in pipeline.sinks
     ]
@@ -126,7 +126,7 @@ def _dead_letter_identity(pipeline: PipelineDefinition, source: Source) -> Query
 
 
 def _used_sources(pipeline: PipelineDefinition) -> list[Source]:
-    """Those that some sink needs."""
+    """Returns the sources that some sink needs."""
     used = {each.name for sink in pipeline.sinks for each in sources_of(pipeline, sink.view)}
     return [each for each in pipeline.sources if each.name in used]
 
@@ -137,7 +137,7 @@ class _QueryPlanner:
     pipeline: PipelineDefinition
     place: CheckpointLocation
     begins: Mapping[str, Mapping[str, str]]
-    """By source: what says where it begins."""
+    """Starting options by source."""
     schemas: Mapping[str, T.StructType]
     show: ShowBatch
 
@@ -178,7 +178,7 @@ class _QueryPlanner:
         )
 
     def _stream_frame(self, query: str, shape: BuildFrame, sources: list[Source]) -> DataFrame:
-        """The frame over topics, of which only the columns are read that it needs."""
+        """Returns the frame over topics, which reads only the columns it needs."""
         probe = shape(lambda source: empty_stream(self.spark, source))
         needed = {each.name: required_columns(probe, each) for each in sources}
 

@@ -1,4 +1,4 @@
-"""What a replay does to each sink, told before it is done. Pure."""
+"""Effects of a replay on each sink, shown before it starts. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,8 +29,11 @@ def sink_label(sink: Sink) -> str:
 
 
 def sink_for_generation(sink: Sink, generation: int) -> Sink:
-    """The sink as a generation writes to it. A directory of Parquet knows the batches that it has by their numbers, and
-    would leave out those of a replay, which begin with 0 again: so each replay gets a directory of its own."""
+    """Returns the sink of a generation.
+
+    Spark's Parquet sink recognises batches by number and would skip those of a replay, which start at 0 again. So
+    each generation has its own directory.
+    """
     if sink.kind is not SinkKind.PARQUET or generation == 1:
         return sink
     return replace(sink, target=f"{sink.target.rstrip('/')}.{generation}")

@@ -1,4 +1,4 @@
-"""The rows of a view go to their sink: what Spark's writer is told for each kind."""
+"""Spark writers for each kind of sink."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,34 +19,34 @@ CONSOLE_ROWS_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class ConsoleBatch:
-    """What a console sink shows of a batch."""
+    """Rows of a batch for a console sink."""
 
     sink: Sink
     batch_id: int
     columns: list[str]
     rows: list[Row]
     is_truncated: bool
-    """There are more rows than these."""
+    """Whether the batch has more rows."""
 
 
 ShowBatch = Callable[[ConsoleBatch], None]
 
 
 def prepare_for_sink(frame: DataFrame, sink: Sink) -> DataFrame:
-    """The rows as the sink takes them. Raises PipelineError where the columns do not fit."""
+    """Returns the rows as the sink needs them; raises PipelineError if the columns do not match."""
     if sink.kind is SinkKind.TOPIC:
         return encode_records(frame, sink)
     for name in (*sink.key, *sink.order_by, *sink.partition_by):
         check_column(frame, name, f"the sink {sink.name}")
     kept: tuple[str, ...] = sink.partition_by
     if sink.mode == "upsert":
-        # What only orders or deletes is left out of the table later.
+        # Metadata columns that only order or delete are dropped later.
         kept = METADATA
     return without_metadata(frame, kept)
 
 
 def stored_columns(frame: DataFrame, sink: Sink) -> DataFrame:
-    """Of a frame for an upsert, what is in the table."""
+    """Returns the columns of an upsert that are stored in the table."""
     return frame.drop(*_unstored_metadata(frame, sink)) if sink.mode == "upsert" else frame
 
 
@@ -58,7 +58,7 @@ def _unstored_metadata(frame: DataFrame, sink: Sink) -> list[str]:
 def sink_writer(
     frame: DataFrame, sink: Sink, pipeline: PipelineDefinition, app_id: str, show: ShowBatch
 ) -> Any:
-    """Spark's, of a frame that is `prepare_for_sink` the sink; without checkpoint and trigger."""
+    """Returns Spark's writer for a frame from `prepare_for_sink`, without checkpoint and trigger."""
     if sink.kind is SinkKind.TOPIC:
         return topic_writer(frame, pipeline, sink.target, sink)
     if sink.kind is SinkKind.PARQUET:
@@ -87,7 +87,7 @@ def topic_writer(
     def append(batch: DataFrame, batch_id: int) -> None:
         batch.write.format("moldau").mode("append").options(**options).save()
 
-    # Spark hands updates and whole results to a data source in Python only in this way.
+    # Spark passes updates and complete results to a Python data source only through foreachBatch.
     return frame.writeStream.outputMode(mode).foreachBatch(append)
 
 
@@ -106,14 +106,13 @@ def _delta(frame: DataFrame, sink: Sink, app_id: str) -> Any:
 
 
 def upsert_order(sink: Sink, columns: Sequence[str]) -> tuple[str, ...]:
-    """By what the last of several rows with one key is found. Of those that are equal by the sink's own columns the one
-    that was read last counts, where the rows tell."""
+    """Returns the columns that find the last row of a key; rows equal by `order_by` are ordered by offset, if known."""
     told = "_offset" in columns and "_offset" not in sink.order_by
     return (*sink.order_by, "_offset") if told else sink.order_by
 
 
 def upsert_function(sink: Sink, app_id: str) -> Callable[[DataFrame, int], None]:
-    """What a batch does to the table."""
+    """Returns the foreachBatch function of an upsert."""
     from moldau.spark.sink.delta_upsert import upsert
 
     def merge(batch: DataFrame, batch_id: int) -> None:

@@ -1,8 +1,7 @@
-"""Where the queries of a generation begin, settled once for all of them and kept beside their checkpoints.
+"""Starting offsets of a generation, resolved once for all its queries and stored with the checkpoints.
 
-`latest`, or a time, is another place for each query that asks: what one has read would not be there for the other. And
-a query that joins later, as that for dead letters after a bad record has ended a run, must not begin behind what made
-it necessary.
+`latest` or a time would resolve to different offsets for each query. A query added later, such as one for dead
+letters after a bad record failed the run, must start at the same offsets.
 """
 
 import json
@@ -34,8 +33,10 @@ def starting_options_for(
     *,
     has_begun: bool,
 ) -> dict[str, str]:
-    """The options of the data source that say where a query without a checkpoint begins. What was kept for a generation
-    of which no query has begun, as one that was given up, does not count. Raises PipelineError."""
+    """Returns the starting options for a query without a checkpoint.
+
+    Stored offsets are ignored if no query of the generation has started. Raises PipelineError.
+    """
     at = start.at or source.starting
     as_said = starting_options(at)
     if at == "earliest" or any(
@@ -52,7 +53,7 @@ def starting_options_for(
         raise PipelineError(f"the source {source.name}: {error}") from None
     if kept is None:
         files.write(path, offsets_json(found) + "\n")
-    # No partition yet: those that come are read from their first record.
+    # Partitions created later are read from their first record.
     return {"startingOffsets": offsets_json(found)} if found else as_said
 
 
@@ -70,8 +71,7 @@ async def _find_offsets(options: SourceOptions, kept: Offsets | None) -> Offsets
 
 
 def clamp_offsets(kept: Mapping[TopicPartition, int], first: Offsets, last: Offsets) -> Offsets:
-    """What of the kept offsets holds in the logs as they are. Where they have been shortened or made anew since, and
-    for new partitions, the first there is."""
+    """Returns the stored offsets that are still in the logs; other partitions start at the earliest offset."""
     return {
         partition: kept[partition]
         if partition in kept and offset <= kept[partition] <= last.get(partition, -1)

@@ -1,4 +1,4 @@
-"""Whether the cluster is there, and the topics that a pipeline reads and writes."""
+"""Checks of the cluster and of the topics that a pipeline reads and writes."""
 
 import asyncio
 import re
@@ -15,19 +15,18 @@ from moldau.pipelines.planner.connection import cluster_settings
 from moldau.settings.option_parser import did_you_mean
 
 CLUSTER_TIMEOUT_MS = 5_000
-"""How long the cluster may take, where the pipeline does not say."""
+"""Timeout, unless the pipeline sets one."""
 _AUTO_CREATE = "auto.create.topics.enable"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     severity: Literal["error", "warning"]
-    """An error would keep the pipeline from running, or end it."""
+    """An error prevents the pipeline from running."""
     where: str
-    """As in the file: `sources.orders.topic`."""
+    """The path in the file: `sources.orders.topic`."""
     message: str
     fix: str = ""
-    """What to do about it."""
 
 
 def error(where: str, message: str, fix: str = "") -> Finding:
@@ -40,14 +39,12 @@ def warning(where: str, message: str, fix: str = "") -> Finding:
 
 @dataclass(frozen=True)
 class ClusterTopics:
-    """What a cluster has."""
-
     names: Sequence[str]
     are_auto_created: bool
 
 
 def fetch_topics(pipeline: PipelineDefinition) -> ClusterTopics | Finding:
-    """What the cluster says, or why it says nothing."""
+    """Returns the cluster's topics, or a finding if it cannot be reached."""
     try:
         return asyncio.run(
             _fetch_topics({"request_timeout_ms": CLUSTER_TIMEOUT_MS, **cluster_settings(pipeline)})
@@ -75,7 +72,7 @@ async def _auto_creates_topics(admin: Admin, broker: int) -> bool:
     try:
         answers = await admin.describe_configs([resource])
     except KafkaError:
-        # Whoever may not ask this may still read and write.
+        # A client without permission for this may still read and write.
         return False
     entries = answers[resource]
     if isinstance(entries, KafkaError):

@@ -1,4 +1,4 @@
-"""The records of a source, read with the data source `moldau`: where from, from when on, in whose name."""
+"""Options and frames of the data source `moldau` for a pipeline's sources."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from moldau.pipelines.records.decoder import raw_schema
 from moldau.pipelines.spec.values import parse_time_ms
 
 _DECODER_PREFIXES = ("avro.", "json.")
-"""Options that begin so are for the values, not for the data source."""
+"""Prefixes of options for the decoder, not for the data source."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where a query without a checkpoint begins: `earliest`, `latest` or an ISO time; None: as its source says."""
+    """Start of a query without a checkpoint: `earliest`, `latest` or an ISO time; None for the source's setting."""
 
     at: str | None = None
 
@@ -34,14 +34,14 @@ def subscription_options(source: Source) -> dict[str, str]:
 def starting_options(at: str) -> dict[str, str]:
     if at in ("earliest", "latest"):
         return {"startingOffsets": at}
-    # A partition without a record since then begins at its end: that is where the next one will be.
+    # A partition without a later record starts at its end.
     return {"startingTimestamp": str(parse_time_ms(at)), "startingOffsetsByTimestampStrategy": "latest"}
 
 
 def stream_options(
     pipeline: PipelineDefinition, source: Source, group: str, begin: Mapping[str, str]
 ) -> dict[str, str]:
-    """`begin`: what says where a query without a checkpoint begins."""
+    """`begin` has the starting options of a query without a checkpoint."""
     options = {
         **connection_options(pipeline),
         **subscription_options(source),
@@ -58,7 +58,7 @@ def data_source_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_stream(spark: SparkSession, options: Mapping[str, str], columns: Iterable[str]) -> DataFrame:
-    """Only these columns are read; the others of the data source are there and null."""
+    """Reads only these columns; the others are null."""
     wanted = set(columns)
     schema = raw_schema()
     fields = [field for field in schema.fields if field.name in wanted] or [schema["offset"]]
@@ -84,7 +84,7 @@ def read_sample(
     *,
     values_only: bool = False,
 ) -> DataFrame:
-    """Records of the topics as they are now, the oldest that are there."""
+    """Reads the oldest existing records."""
     options = {
         **connection_options(pipeline),
         **subscription_options(source),

@@ -1,5 +1,7 @@
-"""From records to the rows of a view: decoding, expectations, the source's own function, the watermark, and the SQL and
-functions of the views. The same for streams, for batches in tests, and for empty frames in a check."""
+"""Transformation from records to the rows of a view, for streams, for tests and for checks with empty frames.
+
+The steps are decoding, expectations, the source's function, the watermark, and the views' SQL and functions.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +21,13 @@ from moldau.settings.option_parser import suggest_names
 from moldau.spark.errors import SparkSourceError
 
 ReadRecords = Callable[[Source], DataFrame]
-"""The records of a source with the columns of `decoding.raw_schema`."""
+"""Returns the records of a source with the columns of `decoder.raw_schema`."""
 
 _SQL_POSITION = re.compile(r"line (\d+),? pos (\d+)")
 
 
 def decode_and_check(raw: DataFrame, source: Source, schema: T.StructType) -> DataFrame:
-    """The decoded records, good and bad."""
+    """Returns the decoded records with bad ones marked."""
     with pipeline_errors(f"the expectations of the source {source.name}"):
         return apply_expectations(decode_records(raw, source, schema), source.expectations)
 
@@ -37,7 +39,7 @@ def view_rows(
     raw: ReadRecords,
     schemas: Mapping[str, T.StructType],
 ) -> DataFrame:
-    """The rows of the view or source of this name; raises PipelineError that names the view at fault."""
+    """Returns the rows of a view or source; raises PipelineError that names the view."""
     frames: dict[str, DataFrame] = {}
     with _temporary_views(spark) as publish:
         for each in dependencies_of(pipeline, name):
@@ -106,7 +108,7 @@ def _call_function(what: str, transform: TransformFunction, frames: Mapping[str,
 
 @contextmanager
 def pipeline_errors(what: str) -> Iterator[None]:
-    """What Spark says about a plan, or of what it computes, comes out as a PipelineError that says whose it is."""
+    """Translates Spark errors to PipelineError prefixed with `what`."""
     try:
         yield
     except (PySparkException, SparkSourceError) as error:
@@ -121,8 +123,8 @@ def _spark_error_text(error: Exception) -> str:
 
 @contextmanager
 def _temporary_views(spark: SparkSession) -> Iterator[Callable[[str, DataFrame], None]]:
-    """Names for SQL. A plan holds on to what the names meant when it was made, so they go when all plans are made, and
-    what they meant to others before is put back."""
+    """Registers views for SQL, and restores earlier views of the same names afterwards. Plans keep what the names
+    meant when they were built."""
     before: dict[str, DataFrame | None] = {}
 
     def publish(name: str, frame: DataFrame) -> None:

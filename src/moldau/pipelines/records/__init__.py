@@ -1,1 +1,1 @@
-"""From the bytes of records to columns and back, and what becomes of those that are bad."""
+"""Conversion between record bytes and columns, and handling of bad records."""

@@ -1,4 +1,4 @@
-"""Avro values to columns and back, for Spark's workers: one Arrow array in, one out."""
+"""Avro codec for Spark's workers, from and to Arrow arrays."""
 
 import io
 import json
@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 CONFLUENT_PREFIX_BYTES = 5
-"""A zero, and the schema's number in a registry."""
+"""A zero byte and the schema id in a registry."""
 
 
 def decode(values: Sequence[bytes | None], schema: str, wire: str) -> tuple[list[Any], list[str | None]]:
-    """The records, and for each that is none why."""
+    """Returns the records, and the error of each that cannot be decoded."""
     read = _reader(schema)
     records: list[Any] = []
     failures: list[str | None] = []
@@ -24,7 +24,7 @@ def decode(values: Sequence[bytes | None], schema: str, wire: str) -> tuple[list
             try:
                 record = read(_payload(value, wire))
             except Exception as error:
-                # Whatever the bytes make of the library: it is this record that is bad, and no other.
+                # Any exception of the library means that this record is bad.
                 failure = str(error) or type(error).__name__
         records.append(record)
         failures.append(failure)
@@ -32,12 +32,12 @@ def decode(values: Sequence[bytes | None], schema: str, wire: str) -> tuple[list
 
 
 def decode_arrow(values: pa.Array, schema: str, wire: str, arrow_type: pa.DataType) -> pa.Array:
-    """As a struct of `v` and `error`."""
+    """Returns structs of `v` and `error`."""
     records, failures = decode(values.to_pylist(), schema, wire)
     try:
         decoded = pa.array(records, type=arrow_type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError):
-        # One record does not fit its column, as a time before the year 1: find it.
+        # A record does not fit its column, for example a time before the year 1: find it.
         columns = []
         for index, record in enumerate(records):
             try:
@@ -58,7 +58,6 @@ def encode_arrow(rows: pa.Array, schema: str, prefix: bytes) -> pa.Array:
 
 
 def encode_record(row: Any, schema: str) -> bytes:
-    """One record."""
     return _writer(schema)(row)
 
 

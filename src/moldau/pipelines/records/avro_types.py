@@ -1,4 +1,4 @@
-"""What an Avro schema is in Spark's types. Pure, but for the types themselves."""
+"""Mapping of Avro schemas to Spark types."""
 
 import json
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _WIDENED = ({"int", "long"}, "long"), ({"float", "double"}, "double"), ({"int", 
 
 
 def spark_schema(schema: str, what: str) -> T.StructType:
-    """The columns of a record's schema, given as JSON; raises PipelineError that names `what`."""
+    """Returns the columns of a record schema; raises PipelineError that names `what`."""
     parsed = parsed_schema(schema, what)
     found = _type_of(parsed, {}, what)
     if not isinstance(found, T.StructType):
@@ -38,7 +38,7 @@ def spark_schema(schema: str, what: str) -> T.StructType:
 
 
 def parsed_schema(schema: str, what: str) -> Any:
-    """As JSON, after Avro's own rules were kept."""
+    """Returns the schema as JSON after validation."""
     import fastavro
 
     try:
@@ -52,7 +52,7 @@ def parsed_schema(schema: str, what: str) -> Any:
 
 
 def without_unsupported_logical_types(schema: Any) -> Any:
-    """The schema without those logical types that have no type in Spark: their plain values are read."""
+    """Returns the schema without logical types that Spark lacks, so that their underlying values are read."""
     if isinstance(schema, list):
         return [without_unsupported_logical_types(each) for each in schema]
     if not isinstance(schema, Mapping):

@@ -1,29 +1,28 @@
-"""The columns that a view over topics has beside those of the records' values, and those that stay inside."""
+"""Names of record columns and of dead-letter headers. Header values are UTF-8 text, times are in milliseconds."""
 
 from enum import StrEnum
 
 METADATA = ("_key", "_topic", "_partition", "_offset", "_timestamp", "_headers", "_deleted")
-"""What a source's view tells of each record. `_deleted`: the record has no value, which deletes its key."""
+"""Metadata columns of a source's view. `_deleted`: the record has no value."""
 
 RAW_KEY, RAW_VALUE, RAW_HEADERS = "__key", "__value", "__headers"
-"""The record as it came, for dead letters."""
+"""The original record, for dead letters."""
 IS_BAD = "__is_bad"
-"""Never null. All that good records are asked: why one is bad takes longer to find out."""
+"""Never null, and cheap to compute; the reason is computed only for bad records."""
 BAD = "__bad"
-"""Of a bad record: a struct of reason and detail."""
+"""A struct of reason and detail."""
 
 MALFORMED, SCHEMA_MISMATCH, EXPECTATION = "malformed", "schema_mismatch", "expectation"
-"""The reasons."""
+"""Reasons."""
 
 
 PREFIX = "moldau.error."
 REDRIVEN = "moldau.redriven"
-"""How often a record was sent back to its topic."""
+"""Counts how often a record was sent back to its topic."""
 
 
 class ErrorHeader(StrEnum):
     REASON = PREFIX + "reason"
-    """`malformed`, `schema_mismatch` or `expectation`."""
     DETAIL = PREFIX + "detail"
     TOPIC = PREFIX + "topic"
     PARTITION = PREFIX + "partition"
@@ -32,4 +31,4 @@ class ErrorHeader(StrEnum):
     PIPELINE = PREFIX + "pipeline"
     SOURCE = PREFIX + "source"
     TIME = PREFIX + "time"
-    """When it was found to be bad."""
+    """When the error was detected."""

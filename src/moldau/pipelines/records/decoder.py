@@ -1,8 +1,7 @@
-"""Records become columns: a frame as the data source gives it, batch or stream, becomes one with the value's columns,
-the record's metadata, and for each record that could not be decoded the reason.
+"""Decoder from records of the data source to the value's columns, metadata and the reason of bad records.
 
-All of it is Spark's own expressions but Avro, which a library decodes in Spark's workers. A record is decoded once: to
-the optimizer the parsing is a generator, through which it pushes no filter (it would parse again for each).
+It uses Spark expressions, and for Avro a library in Spark's workers. Each record is parsed once: the parser is a
+generator to the optimizer, which does not push filters through it and so does not duplicate it.
 """
 
 import json
@@ -35,16 +34,16 @@ from moldau.spark.source import columns
 
 _PARSED, _CORRUPT = "__parsed", "__corrupt"
 _SHOWN_MAX = 60
-"""Of a value in a message."""
+"""Limit on values in messages."""
 
 
 def raw_schema() -> T.StructType:
-    """Of the data source, with headers."""
+    """Returns the schema of the data source with headers."""
     return columns.schema(include_headers=True)
 
 
 def value_schema(source: Source, inferred: T.StructType | None = None) -> T.StructType:
-    """The columns that the values of a source have; raises PipelineError."""
+    """Returns the columns of a source's values; raises PipelineError."""
     what = f"the source {source.name}"
     if source.format is Format.BYTES:
         schema = T.StructType([T.StructField("value", T.BinaryType())])
@@ -79,7 +78,7 @@ def _parse_ddl(ddl: str, what: str) -> T.StructType:
 
 
 def decode_records(frame: DataFrame, source: Source, schema: T.StructType) -> DataFrame:
-    """The columns of `schema`, the metadata, and the inner columns of `columns`."""
+    """Returns the columns of `schema`, the metadata and the internal columns."""
     raw = frame.selectExpr(
         f"key AS {RAW_KEY}",
         f"value AS {RAW_VALUE}",
@@ -113,13 +112,13 @@ def decode_records(frame: DataFrame, source: Source, schema: T.StructType) -> Da
 
 
 def failure_struct(reason: str, detail: str) -> str:
-    """The detail is an expression."""
+    """`detail` is an SQL expression."""
     return struct(reason=literal(reason), detail=detail)
 
 
 _TEXT = f"CAST({RAW_VALUE} AS STRING)"
 _IS_TEXT = f"coalesce(is_valid_utf8({_TEXT}), true)"
-"""A tombstone has no value that could be bad."""
+"""True for tombstones, which have no value."""
 
 
 def _plain(kind: Format) -> tuple[list[str], str, str]:
@@ -132,11 +131,9 @@ def _plain(kind: Format) -> tuple[list[str], str, str]:
     )
 
 
-# JSON
-
-# Spark takes the beginning of a text for the whole of it, and overlooks what follows. So each value is the first
-# element of a list that ends with a mark: whatever a text opens, closes or adds, the mark is the second element only
-# behind one whole value. It is made for each process, so that no record can bring it along.
+# Spark parses a valid prefix and ignores the rest. So each value is parsed as the first element of a list that ends
+# with a marker: the marker is the second element only after exactly one complete value. The marker is random per
+# process, so that records cannot contain it.
 _MARK = f"m{secrets.token_hex(6)}"
 _WRAPPED = f"""concat('{{"{_MARK}":[', {_TEXT}, ',{{"{_MARK}":""}}]}}')"""
 _VALUE, _END = f"get({_PARSED}.{_MARK}, 0)", f"get({_PARSED}.{_MARK}, 1).{_MARK}"
@@ -160,7 +157,7 @@ def _fields(schema: T.StructType, value: str) -> list[str]:
 
 
 def _json_failure(schema: T.StructType) -> str:
-    """Asked for bad records only, so it may parse once more: which of the fields are there and did not fit?"""
+    """Finds the fields that do not match the schema. It parses again, but only bad records."""
     mismatches = [
         cases(
             (
@@ -182,15 +179,12 @@ def _json_failure(schema: T.StructType) -> str:
     options = ", ".join(f"{literal(key)}, {literal(value)}" for key, value in _JSON_OPTIONS.items())
     fields = f"{_MARK} ARRAY<MAP<STRING, STRING>>, {_CORRUPT} STRING"
     given = f"from_json({_WRAPPED}, {literal(fields)}, map({options})).{_MARK}"
-    # An array of one, so that the fields are parsed once and not for each question.
+    # An array of one element, so that the fields are parsed once for all conditions.
     return f"element_at(transform(array({given}), given -> {told}), 1)"
 
 
 def _expected(field: T.StructField) -> str:
     return f"{field.name} is {field.dataType.simpleString().upper()}, not "
-
-
-# Avro
 
 
 def _avro(raw: DataFrame, source: Source, schema: T.StructType) -> tuple[DataFrame, list[str], str, str]:
@@ -218,7 +212,7 @@ def _avro_decoder(source: Source, schema: T.StructType) -> Any:
     def decoder(values: pa.Array) -> pa.Array:
         return decode(values)
 
-    # Else the optimizer would call it once more for each filter on what it gives.
+    # Otherwise the optimizer calls it again for each filter on its result.
     return arrow_udf(decoder, result).asNondeterministic()  # type: ignore[call-overload]
 
 

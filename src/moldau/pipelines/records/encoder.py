@@ -1,4 +1,4 @@
-"""Columns become records: the rows of a view, batch or stream, as `key` and `value` for a topic."""
+"""Encoder from the rows of a view to the `key` and `value` of records."""
 
 import json
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ from moldau.settings.option_parser import did_you_mean, suggest_names
 
 
 def encode_records(frame: DataFrame, sink: Sink) -> DataFrame:
-    """`key` and `value`. The columns of the key are in the value too; metadata of the records that were read is not,
-    unless it was given another name. Raises PipelineError where the columns do not fit the sink."""
+    """Returns `key` and `value`. Key columns are in the value too; metadata columns are not, unless renamed. Raises
+    PipelineError if the columns do not match the sink."""
     for name in sink.key:
         check_column(frame, name, f"the key of the sink {sink.name}")
     schema = frame.schema
     columns = [name for name in schema.names if name not in METADATA]
     value = _value(schema, columns, sink)
     if sink.delete_when is not None:
-        # Rows that delete are written without a value.
+        # Rows that delete have no value.
         value = F.when(~F.coalesce(F.expr(sink.delete_when), F.lit(False)), value)
     return frame.select(F.expr(f"{_key(sink.key, schema)} AS key"), value.alias("value"))
 
@@ -40,7 +40,7 @@ def check_column(frame: DataFrame, name: str, what: str) -> None:
 
 
 def _key(names: tuple[str, ...], schema: T.StructType) -> str:
-    """One column as its text (bytes as they are), several as a JSON object."""
+    """Encodes one column as text (bytes unchanged), several as a JSON object."""
     if not names:
         return "CAST(NULL AS BINARY)"
     if len(names) > 1:

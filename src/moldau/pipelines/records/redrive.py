@@ -1,7 +1,7 @@
-"""Dead letters go back to where they came from: with their key, value and headers as they were, to be read once more.
+"""Redrive of dead letters: sends records back to their topics with their original key, value and headers.
 
-Progress is kept in a consumer group of the dead-letter topic, so nothing is sent back twice unless a run is interrupted
-between sending and committing. Everyone who reads the topic they go back to gets them once more.
+Progress is committed in a consumer group of the dead-letter topic, so records are sent twice only if a redrive is
+interrupted between send and commit. All consumers of the original topic receive them again.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ Header = tuple[str, bytes | None]
 class RedriveResult:
     count: int
     topics: Mapping[str, int] = field(default_factory=dict)
-    """How many went, or would go, back to each topic."""
+    """Records sent back, or to be sent back, by topic."""
     skipped: int = 0
-    """Records that do not say where they came from: nobody's dead letters."""
+    """Records without the headers of a dead letter."""
     others: int = 0
-    """Dead letters of other pipelines, which share the topic."""
+    """Dead letters of other pipelines in the same topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedrivenRecord:
-    """A dead letter as the record that it was."""
+    """The original record of a dead letter."""
 
     topic: str
     partition: int | None
@@ -56,7 +56,7 @@ def is_from_pipeline(record: ConsumerRecord, pipeline: str) -> bool:
 
 
 def original_record(record: ConsumerRecord) -> RedrivenRecord | None:
-    """None where it says nothing of a topic. It counts in a header how often it was sent back."""
+    """Returns None for a record without dead-letter headers. A header counts how often it was sent back."""
     errors = {key: value for key, value in record.headers if key.startswith(PREFIX)}
     topic = _text(errors.get(ErrorHeader.TOPIC))
     if not topic:
@@ -89,8 +89,7 @@ async def redrive(
     limit: int | None = None,
     dry_run: bool = False,
 ) -> RedriveResult:
-    """Sends back the pipeline's own of what is in the topic now, and not what fails again meanwhile. Raises
-    PipelineError."""
+    """Sends back this pipeline's dead letters that exist now, not those that fail meanwhile. Raises PipelineError."""
     topic = dead_letter_topic or pipeline.dead_letter_topic
     if topic is None:
         raise PipelineError(
@@ -149,7 +148,7 @@ class _Redrive:
     async def _unread_partitions(
         self, consumer: Consumer, ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """The ends of those partitions that have not been read so far; the others are not read any more."""
+        """Returns the end offsets of unfinished partitions; pauses the others."""
         unread, read = {}, []
         for partition, end in ends.items():
             if await consumer.position(partition) < end:
@@ -182,7 +181,7 @@ class _Redrive:
 
     async def _send(self, back: RedrivenRecord, producer: Producer) -> "asyncio.Future[RecordMetadata]":
         partition = back.partition
-        # Its own partition again, where what follows under its key is read after it.
+        # The original partition keeps the order of the key's records.
         if partition is not None and partition >= await producer.partition_count(back.topic):
             partition = None
         return await producer.send(
@@ -202,7 +201,7 @@ def _topic_partition(record: ConsumerRecord) -> TopicPartition:
 def _next_offsets(
     records: Iterable[ConsumerRecord], ends: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """The offsets after what was read, up to the ends."""
+    """Returns the offsets to commit, limited to the end offsets."""
     after: dict[TopicPartition, int] = {}
     for record in records:
         place = _topic_partition(record)

@@ -1,5 +1,8 @@
-"""The schema of JSON records that nobody wrote down: inferred from a sample at the first run, and kept beside the
-checkpoints, so that all its queries, and it after a restart, see the same columns."""
+"""Schema inference for JSON records without a schema.
+
+The schema is inferred from a sample at the first run and stored with the checkpoints, so that all queries and later
+runs use the same columns.
+"""
 
 import json
 
@@ -23,7 +26,7 @@ def source_schema(
     *,
     keep: bool = True,
 ) -> T.StructType:
-    """The columns of a source's values. An inferred schema is looked for in the directory, and kept there."""
+    """Returns the columns of a source's values. An inferred schema is read from or stored in the directory."""
     if source.format is not Format.JSON or source.schema is not None:
         return value_schema(source)
     path = None if kept_in is None else f"{kept_in}/{source.name}.schema.json"
@@ -40,13 +43,13 @@ def source_schema(
 
 
 def infer_schema(spark: SparkSession, values: DataFrame, source: Source) -> T.StructType:
-    """Raises PipelineError where the sample tells nothing."""
+    """Raises PipelineError if the sample has no usable record."""
     texts = [
         row[0] for row in values.where("value IS NOT NULL").select(F.col("value").cast("string")).collect()
     ]
     if not texts:
         raise _no_schema_error(source, "there are no records yet to infer one from")
-    # Records that are not JSON are left out: they will be bad records, whatever the schema.
+    # Records that are not JSON are skipped; they will be bad records.
     found = spark.read.option("mode", "DROPMALFORMED").json(spark.sparkContext.parallelize(texts, 1)).schema
     if not found.fields:
         raise _no_schema_error(source, f"none of the first {len(texts)} records is a JSON object with fields")
@@ -63,7 +66,7 @@ def _no_schema_error(source: Source, why: str) -> PipelineError:
 
 
 def _without_null_types(kind: T.DataType) -> T.DataType:
-    """Fields that were null in the whole sample become text: Spark has no columns of no type."""
+    """Replaces the type of fields that are always null by string."""
     if isinstance(kind, T.NullType):
         return T.StringType()
     if isinstance(kind, T.StructType):

@@ -1,9 +1,8 @@
-"""Pieces of Spark SQL as text. Expressions are built as text because each call of PySpark's functions takes several
-round trips to Java, and a plan has hundreds of them."""
+"""Spark SQL as text, because each call of PySpark's functions takes several round trips to Java."""
 
 
 def quoted(name: str) -> str:
-    """A column, whatever its name."""
+    """Quotes a column name."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -12,10 +11,10 @@ def literal(text: str) -> str:
 
 
 def struct(**fields: str) -> str:
-    """Of expressions, by their names."""
+    """Builds a struct of expressions."""
     return f"named_struct({', '.join(f'{literal(name)}, {value}' for name, value in fields.items())})"
 
 
 def cases(*whens: tuple[str, str], otherwise: str = "NULL") -> str:
-    """The expression of the first condition that holds."""
+    """Builds a CASE expression."""
     return f"CASE {' '.join(f'WHEN {condition} THEN {value}' for condition, value in whens)} ELSE {otherwise} END"

@@ -1,1 +1,1 @@
-"""A run: its queries, its state directory, its progress, its end."""
+"""Runs of pipelines: queries, state directory, progress and shutdown."""

@@ -1,5 +1,4 @@
-"""Where the logs end that a pipeline reads, asked for in the background while it runs: the lag that is shown is
-what is in the topics now, not what was there when a batch was planned."""
+"""End offsets of a pipeline's topics, fetched in the background, so that the displayed lag is current."""
 
 import time
 from collections.abc import Iterable
@@ -16,13 +15,13 @@ from moldau.spark.loop_thread import event_loop_thread
 FETCH_INTERVAL_S = 1.0
 FETCH_TIMEOUT_MS = 5_000
 STALE_AFTER_S = 15.0
-"""What was heard longer ago is not worth telling."""
+"""Older offsets are not shown."""
 
 EndOffsets = dict[tuple[str, str], int]
 
 
 class EndOffsetTracker:
-    """Brokers that do not answer are the business of the queries: here an end is then just not known."""
+    """Errors are ignored, because the queries report them: the end offset is unknown then."""
 
     def __init__(self, pipeline: PipelineDefinition) -> None:
         self._settings = cluster_settings(pipeline)
@@ -34,8 +33,8 @@ class EndOffsetTracker:
         self._is_closed = False
 
     def poll(self, batches: Iterable[Progress]) -> EndOffsets | None:
-        """What is known now, None before anything was heard; asks for what these batches read, unless that was done
-        just now."""
+        """Returns the known end offsets, None before the first response. Starts a fetch for the partitions of these
+        batches if it is due."""
         if self._pending_fetch is not None and self._pending_fetch.done():
             with suppress(Exception):
                 self._known = self._pending_fetch.result()

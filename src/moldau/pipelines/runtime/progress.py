@@ -1,4 +1,4 @@
-"""What Spark tells about a batch, as the few numbers people ask for. Pure."""
+"""Progress of queries from Spark's reports, and the file that records it. Pure but for the file."""
 
 import json
 import math
@@ -21,28 +21,27 @@ class QueryStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One batch of one query."""
+    """Progress of one micro-batch."""
 
     query: str
     at: str
     batch: int
     rows: int
     input_rate: float
-    """Records that came in, per second since the last batch."""
+    """Records per second since the previous batch."""
     process_rate: float
-    """Records per second that the batch could have gone on with."""
+    """Records per second during the batch."""
     batch_ms: int
     lag: int | None
-    """Records that were in the topics behind those of the batch when it was told of; None where nobody knows."""
+    """Records in the topics after the batch at the time of the report; None if unknown."""
     late: int = 0
-    """Rows left out because the watermark had passed them. Spark sums before it looks: one may stand for several
-    records."""
+    """Rows dropped by the watermark. Spark aggregates first, so one may stand for several records."""
     watermark: str | None = None
     read: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """How far the topics have been read: the next offset, by topic and partition."""
+    """Next offsets by topic and partition."""
 
     def lag_to(self, ends: Mapping[tuple[str, str], int]) -> int | None:
-        """How many records there are behind what was read; None where the end of a partition is not known."""
+        """Returns the number of records up to these end offsets; None if one is unknown."""
         read = _by_partition(self.read)
         if not read or not read.keys() <= ends.keys():
             return None
@@ -51,17 +50,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class QueryState:
-    """A query as it stands."""
-
     query: str
     state: QueryStatus = QueryStatus.STARTING
     rows: int = 0
-    """In this run."""
+    """Since the start of the run."""
     late: int = 0
     last: Progress | None = None
     error: str | None = None
     lag: int | None = None
-    """Records that are in the topics now, and not in a batch that is done; None where nobody knows."""
+    """Records in the topics that no finished batch includes; None if unknown."""
 
     def after(self, progress: Progress) -> "QueryState":
         return replace(
@@ -74,7 +71,7 @@ class QueryState:
 
 
 def parse_progress(query: str, told: Mapping[str, Any]) -> Progress:
-    """`told` is Spark's StreamingQueryProgress, from its JSON."""
+    """Converts the JSON of Spark's StreamingQueryProgress."""
     sources = told.get("sources") or []
     operators = told.get("stateOperators") or []
     duration = told.get("batchDuration")
@@ -96,7 +93,7 @@ def parse_progress(query: str, told: Mapping[str, Any]) -> Progress:
 
 
 def _read(sources: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """A partition that several sources read counts as far as the last of them has come."""
+    """Returns the lowest offset per partition over all sources."""
     read: dict[str, dict[str, int]] = {}
     for each in sources:
         for (topic, partition), offset in (_offsets(each.get("endOffset")) or {}).items():
@@ -106,8 +103,7 @@ def _read(sources: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def lag_of(sources: Iterable[Mapping[str, Any]]) -> int | None:
-    """How many records were in the topics behind those of a batch when it was planned, over all sources; None where
-    one does not say."""
+    """Returns the records after the batch when it was planned; None if a source does not report it."""
     lags = [_source_lag(each) for each in sources]
     return None if None in lags else sum(lag for lag in lags if lag is not None)
 
@@ -116,12 +112,12 @@ def _source_lag(source: Mapping[str, Any]) -> int | None:
     end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
     if end is None or latest is None:
         return None
-    # A partition that is new counts once it is known where reading it begins.
+    # A new partition counts once its starting offset is known.
     return sum(max(0, latest[each] - offset) for each, offset in end.items() if each in latest)
 
 
 def _offsets(told: object) -> dict[tuple[str, str], int] | None:
-    """Spark gives offsets as JSON, or as text that is JSON."""
+    """Spark reports offsets as JSON or as a JSON string."""
     if isinstance(told, str):
         try:
             told = json.loads(told)
@@ -141,7 +137,7 @@ def _by_partition(told: Mapping[str, Any]) -> dict[tuple[str, str], int]:
 
 
 def _rate(told: object) -> float:
-    """Spark divides by the time a batch took, which may be nothing."""
+    """Spark divides by the duration, which may be 0."""
     rate = float(told) if isinstance(told, int | float | str) else 0.0
     return rate if math.isfinite(rate) else 0.0
 
@@ -151,7 +147,7 @@ def to_json(progress: Progress) -> str:
 
 
 def from_json(line: str) -> Progress | None:
-    """None for a line that tells of something else, or was cut short by a crash."""
+    """Returns None for other events and for a truncated line."""
     try:
         kept = json.loads(line)
         if kept.pop("event", None) != "batch":
@@ -162,7 +158,7 @@ def from_json(line: str) -> Progress | None:
 
 
 def latest_progress(lines: Iterable[str], generation: int | None = None) -> dict[str, Progress]:
-    """The last batch of each query, of all or of those of one generation of checkpoints."""
+    """Returns the last batch of each query, optionally of one generation."""
     found: dict[str, Progress] = {}
     begun = generation
     for line in lines:
@@ -217,7 +213,7 @@ def rotated_path(path: Path) -> Path:
 
 
 def read_lines(path: Path) -> Iterable[str]:
-    """All lines that are kept, the oldest first."""
+    """Yields all lines, the oldest first."""
     for each in (rotated_path(path), path):
         try:
             with each.open(errors="replace") as file:

@@ -1,7 +1,7 @@
-"""The queries of one run on Spark: started together, looked at, stopped together.
+"""The queries of one run: started, polled and stopped together.
 
-Spark tells of batches from a thread of its own; what it tells is taken up in `look`, so that all else here happens in
-the caller's thread.
+Spark reports progress in its own thread; `poll` processes the reports, so that everything else runs in the caller's
+thread.
 """
 
 import json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05
 TERMINATION_EVENT_TIMEOUT_S = 5.0
-"""How long after its end Spark may take to tell of a query's last batch."""
+"""How long Spark may take to report the last batch of a terminated query."""
 
 
 class QueryGroup:
@@ -47,14 +47,14 @@ class QueryGroup:
         """By run id."""
         self._states = {each.name: QueryState(each.name) for each in planned}
         self._unterminated: set[str] = set()
-        """Run ids of which Spark has not said yet that they ended."""
+        """Run ids without a termination event."""
         self._listener = _Listener()
         self._is_stopping = False
         self.failure: BaseException | None = None
-        """Of the first query that failed."""
+        """The first error of a query."""
 
     def start(self, available_now: bool) -> None:
-        """Raises PipelineError where one cannot be started; then none runs."""
+        """Starts all queries; raises PipelineError and stops all if one cannot start."""
         self._spark.streams.addListener(self._listener)
         for each in self._planned:
             try:
@@ -63,7 +63,7 @@ class QueryGroup:
                 self.failure = error
                 self.stop(finish_s=0)
                 if isinstance(error, PipelineError):
-                    # It says itself which query that is.
+                    # The message names the query.
                     raise
                 raise PipelineError(f"{each.name}: {summarize_error(error)}") from error
             run_id = str(query.runId)
@@ -72,7 +72,7 @@ class QueryGroup:
             self._unterminated.add(run_id)
 
     def poll(self) -> list[QueryState]:
-        """How each query stands now."""
+        """Returns the state of each query."""
         self._drain_events()
         for name, query in self._running.items():
             before = self._states[name]
@@ -98,7 +98,7 @@ class QueryGroup:
                 self.failure = self.failure or error
                 return replace(before, state=QueryStatus.FAILED, error=summarize_error(error))
             if str(query.runId) in self._unterminated:
-                # Its last batch is still to be told of.
+                # The last batch has not been reported yet.
                 return before
             return replace(before, state=QueryStatus.STOPPED if self._is_stopping else QueryStatus.DONE)
         status = query.status
@@ -113,8 +113,8 @@ class QueryGroup:
         return not any(query.isActive for query in self._running.values())
 
     def stop(self, finish_s: float) -> list[QueryState]:
-        """Lets every query finish the batch it is in, for so long, and ends it. Nothing is lost where the time is too
-        short: the batch is done again when the pipeline runs next."""
+        """Stops all queries after their current batch, or after `finish_s`. An interrupted batch is repeated at the
+        next run."""
         self._is_stopping = True
         deadline = time.monotonic() + finish_s
         begun = {name: _batch(query) for name, query in self._running.items() if query.isActive}
@@ -130,7 +130,7 @@ class QueryGroup:
         return self.end()
 
     def end(self) -> list[QueryState]:
-        """When all have ended: waits for the last that Spark has to tell."""
+        """Waits for the last events of terminated queries."""
         deadline = time.monotonic() + TERMINATION_EVENT_TIMEOUT_S
         while self._unterminated and time.monotonic() < deadline:
             self._drain_events(POLL_S)
@@ -160,7 +160,7 @@ class QueryGroup:
             progress = parse_progress(name, json.loads(told))
             lag_to = progress.lag_to(self._poll_end_offsets() or {})
             if lag_to is not None:
-                # What came while the batch was under way was not there when Spark planned it.
+                # Counts records that arrived after Spark planned the batch.
                 progress = replace(progress, lag=lag_to)
             self._states[name] = self._states[name].after(progress)
             self._on_batch(progress)
@@ -172,8 +172,7 @@ def _batch(query: "StreamingQuery") -> int | None:
 
 
 class _Listener(StreamingQueryListener):
-    """Puts into a queue what Spark tells of all queries of the session: the run id with the progress as JSON, or with
-    None when the query has ended."""
+    """Queues Spark's events: a run id with progress as JSON, or with None for termination."""
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()

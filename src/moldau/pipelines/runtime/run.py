@@ -1,7 +1,4 @@
-"""A run of a pipeline, from its file to its end: the lock, Spark, the queries, and what is left for others to see.
-
-It tells whoever watches through a `RunObserver`; terminals are the command line's business.
-"""
+"""A run of a pipeline: lock, Spark session, queries, and the records of the run on disk."""
 
 import hashlib
 import json
@@ -35,21 +32,21 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 0.25
 FINISH_TIMEOUT_S = 60.0
-"""How long a batch that is under way may take when the run shall end."""
+"""How long the current batches may take after a stop request."""
 FINISH_TIMEOUT_AFTER_FAILURE_S = 10.0
-"""The same, when another query failed: what made it fail may hold up the others too."""
+"""Shorter after a failed query, whose cause may delay the others too."""
 
 
 class RunObserver(Protocol):
     def step(self, what: str) -> None:
-        """What is being done now, before the first batch and after the last."""
+        """Reports the current step, before the first batch and after the last."""
 
     def batch(self, progress: Progress) -> None: ...
 
     def states(self, states: Sequence[QueryState]) -> None: ...
 
     def rows(self, batch: "ConsoleBatch") -> None:
-        """Of a console sink; from another thread."""
+        """Receives rows of a console sink, from another thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +54,11 @@ class RunOptions:
     master: str | None = None
     available_now: bool = False
     conf: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the Spark session, over those of the pipeline."""
+    """Spark settings that override those of the pipeline."""
     generation: int | None = None
-    """Of the checkpoints; None: the current one."""
+    """The checkpoint generation; None for the current one."""
     replay_from: str | None = None
-    """A time, `earliest` or `latest`: a new generation begins there."""
+    """A time, `earliest` or `latest` at which a new generation starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +68,8 @@ class RunOutcome:
     states: Sequence[QueryState]
     generation: int
     error: str | None = None
-    """In a sentence."""
+    """A one-sentence summary."""
     failure: BaseException | None = None
-    """With all that is known about it."""
 
 
 def run(
@@ -85,8 +81,8 @@ def run(
     *,
     spark: "SparkSession | None" = None,
 ) -> RunOutcome:
-    """Runs until it is done, fails, or is wished to end. Raises PipelineError where it cannot begin. A session that is
-    given is used, and stays."""
+    """Runs until the queries end, one fails, or a stop is requested. Raises PipelineError if it cannot start. A given
+    session is not stopped."""
     with state.locked(pipeline.checkpoint) as locks:
         known = state.generations(now())
         chosen = _select_generations(known, options)
@@ -116,7 +112,7 @@ class _Run:
     record: RunRecord
     options: RunOptions
     known: Generations
-    """As they were before."""
+    """The generations before this run."""
     chosen: Generations
     stop_request: StopRequest
     watcher: RunObserver
@@ -132,7 +128,7 @@ class _Run:
             if spark is None:
                 spark = self._session()
             self.stop_request.defer_signals()
-            # A number is used once: what is planned is kept in the place of its generation.
+            # A generation number is never reused, because plans are stored under it.
             self._write_generations(is_begun=False)
             queries = self._planned(spark)
             self.watcher.step("starting the queries")
@@ -155,7 +151,7 @@ class _Run:
         starting = f"starting Spark on {self.record.master}"
 
         def say(text: str) -> None:
-            """It comes in parts: what is begun, and how it ended."""
+            """Receives a message in parts: the step, then its result."""
             self.watcher.step(starting if text.endswith("\n") else text.rstrip(". "))
 
         self.watcher.step(starting)
@@ -165,7 +161,7 @@ class _Run:
             settings={**self.pipeline.spark, **self.options.conf},
             say=say,
             log=self.state.path / "spark.log",
-            # So that nobody runs the pipeline while a Java that has lost its driver still writes.
+            # Java keeps the locks, so that no other run starts while an orphaned Java still writes.
             descriptors=self.locks,
         )
 
@@ -182,8 +178,7 @@ class _Run:
         return QueryGroup(spark, planned, self.watcher.batch, EndOffsetTracker(self.pipeline))
 
     def _start(self, queries: "QueryGroup") -> None:
-        """Who is killed from now on goes on with this generation. Where the queries cannot begin, the one before stays
-        in use."""
+        """Makes the generation current before the queries start, and restores the previous one if they cannot."""
         self._write_generations(is_begun=True)
         try:
             queries.start(self.options.available_now)
@@ -199,7 +194,7 @@ class _Run:
 def run_until_stopped(
     queries: "QueryGroup", stop_request: StopRequest, watcher: RunObserver
 ) -> list[QueryState]:
-    """Looks at them until they are done, one fails or a wish is made; then none runs any more."""
+    """Polls the queries until they end, one fails or a stop is requested; then stops all."""
     while True:
         states = queries.poll()
         watcher.states(states)
@@ -264,7 +259,7 @@ def _write_error_log(state: StateDirectory, error: BaseException) -> None:
 
 
 def _java_traces(error: BaseException) -> list[str]:
-    """Where it happened in Java: PySpark keeps that of an error and of its causes, and shows neither."""
+    """Returns the Java stack traces of an error and its causes, which PySpark does not show."""
     traces = []
     at: object = error
     while at is not None:
@@ -276,7 +271,7 @@ def _java_traces(error: BaseException) -> list[str]:
 
 
 class _RecordingObserver:
-    """A watcher whose batches are also written down."""
+    """An observer that also appends progress to the file."""
 
     def __init__(self, watcher: RunObserver, file: ProgressFile) -> None:
         self._watcher = watcher

@@ -1,11 +1,11 @@
-"""What a pipeline keeps on disk beside its results: `moldau-pipelines/<name>/`, beside the pipeline's file.
+"""State directory of a pipeline, `moldau-pipelines/<name>/` beside the pipeline's file.
 
-lock                     held while the pipeline runs, so that it runs once
-run.json                 the run under way, or the last one
-generations.json         which checkpoints there are, and which are used
-checkpoints/1/<query>    how far each query has come, as Spark keeps it; a replay makes checkpoints/2
-progress.jsonl           a line per batch; `progress.jsonl.1` is what was before it
-error.log                all that is known about the last failure
+lock                     locked while the pipeline runs
+run.json                 the current or the last run
+generations.json         all checkpoint generations, and the current one
+checkpoints/1/<query>    Spark's checkpoints of each query; a replay creates checkpoints/2
+progress.jsonl           a line per batch; rotated to `progress.jsonl.1`
+error.log                details of the last failure
 """
 
 import fcntl
@@ -25,18 +25,18 @@ from moldau.pipelines.spec.values import SLUG_RULE, is_slug
 DIRECTORY = "moldau-pipelines"
 VARIABLE = "MOLDAU_PIPELINES"
 ORPHAN_TIMEOUT_S = 30.0
-"""How long what a killed run has left behind, its Java, is waited for."""
+"""How long to wait for the Java process of a killed run to exit."""
 POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as others see it. Times are ISO 8601, in UTC."""
+    """Public record of a run. Times are ISO 8601 in UTC."""
 
     name: str
     pid: int
     process_start: str
-    """With the pid it says which process that is, for a pid may be used again."""
+    """Identifies the process together with the pid, which may be reused."""
     host: str
     started: str
     file: str
@@ -48,7 +48,7 @@ class RunRecord:
     available_now: bool = False
     ended: str | None = None
     outcome: str | None = None
-    """`done`, `stopped` or `failed`; None while it runs, and for ever where it was killed."""
+    """`done`, `stopped` or `failed`; None while it runs or if it was killed."""
     error: str | None = None
 
     def is_process_alive(self) -> bool:
@@ -57,12 +57,12 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One set of checkpoints: where its queries began to read."""
+    """A set of checkpoints, and where its queries started."""
 
     number: int
     made: str
     start: str | None = None
-    """A time, `earliest` or `latest`; None: as the sources say."""
+    """A time, `earliest` or `latest`; None for the sources' settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class Generations:
 def state_root(
     given: Path | None = None, *, file: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> Path:
-    """Where the state directories are: as given, else as MOLDAU_PIPELINES says, else beside the pipeline's file:
-    wherever it is run from, it is one pipeline. Without a file in the working directory."""
+    """Returns the directory of state directories: the argument, else MOLDAU_PIPELINES, else beside the pipeline's
+    file, else in the working directory."""
     if given is not None or environment.get(VARIABLE):
         return (given or Path(environment[VARIABLE])).absolute()
     return (Path() if file is None else file.parent).resolve() / DIRECTORY
@@ -127,13 +127,13 @@ class StateDirectory:
     def error_log(self) -> Path:
         return self.path / "error.log"
 
-    # One run at a time
-
     @contextmanager
     def locked(self, checkpoint: str | None = None) -> Iterator[list[int]]:
-        """Raises PipelineError, naming the process, where the pipeline runs already, be it with another state directory
-        and the same checkpoint. Gives the descriptors of the locks: the system lets go of them when all processes have
-        ended that were handed them, however they end."""
+        """Locks the state directory and a local checkpoint directory; yields the descriptors.
+
+        Raises PipelineError with the other process if the pipeline is running. The locks are released when all
+        processes that inherited the descriptors have exited.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -162,15 +162,13 @@ class StateDirectory:
         except FileNotFoundError:
             return False
         try:
-            # Shared, so that two who look do not take each other for a run.
+            # A shared lock, so that concurrent checks do not see each other as a run.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         finally:
             os.close(descriptor)
         return False
-
-    # What is kept
 
     def read_run(self) -> RunRecord | None:
         kept = self._read("run.json")
@@ -186,7 +184,7 @@ class StateDirectory:
         self._write("run.json", asdict(record))
 
     def generations(self, now: str) -> Generations:
-        """Those there are; of a pipeline that never ran the first, which begins now."""
+        """Returns the stored generations, or the first one for a pipeline that never ran."""
         kept = self._read("generations.json")
         if kept is None:
             return Generations(1, (Generation(1, now),))
@@ -208,7 +206,7 @@ class StateDirectory:
             raise PipelineError(f"{path} cannot be read: {error}") from error
 
     def _write(self, name: str, content: object) -> None:
-        """Whole or not at all, whatever happens meanwhile."""
+        """Writes atomically."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f"{name}.{os.getpid()}.new")
@@ -234,14 +232,14 @@ def _locked(path: Path, refusal: Callable[[str], str]) -> Iterator[int]:
         try:
             yield descriptor
         finally:
-            # Java may have it too, and stay for the next session of this process.
+            # Java may hold the descriptor too and outlive this run.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 
 
 def _lock(descriptor: int, refusal: Callable[[str], str]) -> None:
-    """Waits where the run that has it was killed, and only its Java is still to end."""
+    """Waits if the lock belongs to the Java process of a killed run."""
     deadline = time.monotonic() + ORPHAN_TIMEOUT_S
     while True:
         try:
@@ -258,17 +256,17 @@ def _lock(descriptor: int, refusal: Callable[[str], str]) -> None:
 
 
 def _local_path(checkpoint: str) -> Path | None:
-    """None for a directory of another file system than the machine's own, which has no locks."""
+    """Returns None for remote file systems, which have no locks."""
     if checkpoint.startswith("file:"):
         return Path("/" + checkpoint.removeprefix("file:").lstrip("/"))
     return None if "://" in checkpoint else Path(checkpoint)
 
 
 def process_start(pid: int) -> str | None:
-    """When a process was started, as its system counts; None where there is no such process."""
+    """Returns the start time of a process in the system's format, or None if it does not exist."""
     stat = Path(f"/proc/{pid}/stat")
     try:
-        # The name of the program is in parentheses and may contain anything, so what counts follows the last one.
+        # The program name in parentheses may contain anything, so parse after the last one.
         fields = stat.read_text(errors="replace").rpartition(")")[2].split()
         return None if fields[0] == "Z" else fields[19]
     except OSError:

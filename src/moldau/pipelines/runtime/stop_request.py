@@ -1,7 +1,6 @@
-"""Ctrl-C, SIGTERM and the end of a terminal as a wish, for code that waits in threads: what has begun is finished
-first.
+"""Stop requests by SIGINT, SIGTERM or SIGHUP, which let current batches finish.
 
-While Spark is still starting there is nothing to finish, and signals do what they always do: they raise.
+While Spark is starting there is nothing to finish, so signals raise as usual.
 """
 
 import signal
@@ -14,14 +13,14 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """That a run shall end. The first signal makes it, the second raises KeyboardInterrupt in the main thread."""
+    """The first signal sets the request; the second raises KeyboardInterrupt in the main thread."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._has_handlers = False
         self._is_deferring = False
         self.signal_number: int | None = None
-        """Of the signal; None where none came."""
+        """The signal received, if any."""
 
     @property
     def is_requested(self) -> bool:
@@ -34,16 +33,17 @@ class StopRequest:
         return self._event.wait(timeout_s)
 
     def defer_signals(self) -> None:
-        """From now on a signal is a wish. Called when Spark is up, whose own handler for Ctrl-C is replaced by it."""
+        """Makes signals set the request from now on. Called after Spark starts, because Spark installs its own SIGINT
+        handler."""
         self._is_deferring = True
         if self._has_handlers:
             self.install_handlers()
 
     def install_handlers(self) -> None:
-        """To signals, in the main thread."""
+        """Call it in the main thread."""
         self._has_handlers = True
         for number in SIGNALS:
-            # Ignored where the run shall outlive its terminal: nohup.
+            # Stays ignored under nohup.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
 
@@ -58,7 +58,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """In the main thread."""
+    """Call it in the main thread."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     stop_request = StopRequest()
     stop_request.install_handlers()

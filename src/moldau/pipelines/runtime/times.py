@@ -1,4 +1,4 @@
-"""Times as people give them: `2026-01-31T12:00`, `2 hours ago`, `earliest`. Pure."""
+"""Times entered by users: `2026-01-31T12:00`, `2 hours ago`, `earliest`. Pure."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,7 @@ AGO = re.compile(rf"(\d+|an?)\s*({'|'.join(UNITS)})s?\s+ago", re.I)
 
 
 def parse_start_time(given: str, now: datetime) -> str:
-    """A time in UTC as ISO 8601 has it, `earliest` or `latest`. Where no zone is said it is UTC."""
+    """Returns an ISO 8601 time in UTC, `earliest` or `latest`. Times without a zone are in UTC."""
     text = given.strip()
     if text.lower() in (EARLIEST, LATEST):
         return text.lower()
@@ -42,7 +42,7 @@ def iso(time: datetime) -> str:
 
 
 def elapsed_text(time: str, now: datetime) -> str:
-    """How long ago an ISO time was, for people: `3 min`."""
+    """Returns the time since an ISO time as text: `3 min`."""
     seconds = max(0, int((now - datetime.fromisoformat(time)).total_seconds()))
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:

@@ -1,1 +1,1 @@
-"""Reading a pipeline from its file: YAML or Python, checked and told with the line of a mistake."""
+"""Pipeline files in YAML or Python: parsing and validation, with line numbers in errors."""

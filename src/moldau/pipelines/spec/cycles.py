@@ -1,4 +1,4 @@
-"""Whether a pipeline reads what it writes: its records would go in circles for ever. Pure."""
+"""Detection of cycles: a pipeline that reads what it writes. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ _BOOTSTRAP = "kafka.bootstrap.servers"
 
 
 def find_cycles(pipeline: PipelineDefinition) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Where each begins, and what is wrong with it."""
+    """Yields the path of each cycle in the file, and a message."""
     dead = pipeline.dead_letter_topic
     if dead and pipeline.on_bad is BadRecordPolicy.DEAD_LETTER:
         for source in _readers(pipeline, dead, {}):
@@ -30,7 +30,7 @@ def find_cycles(pipeline: PipelineDefinition) -> Iterator[tuple[tuple[str, ...],
 
 
 def _readers(pipeline: PipelineDefinition, topic: str, options: Mapping[str, str]) -> list[Source]:
-    """The sources that read a topic, of the cluster to which it is written."""
+    """Returns the sources that read a topic of the same cluster."""
     cluster = options.get(_BOOTSTRAP, pipeline.bootstrap)
     return [
         each
@@ -52,7 +52,7 @@ def _pattern_note(source: Source) -> str:
 def _reaches(
     source: str, sink: str, made_of: Mapping[str, list[str]], read_by: Mapping[str, list[Source]]
 ) -> bool:
-    """Whether what a source reads comes to a sink, be it through topics of other sinks."""
+    """Returns whether records of a source reach a sink, directly or through topics of other sinks."""
     reached, left = {source}, [source]
     while left:
         name = left.pop()

@@ -1,4 +1,4 @@
-"""Which sources and views a view is made of. Pure."""
+"""Dependencies between the views and sources of a pipeline. Pure."""
 
 import inspect
 import re
@@ -9,7 +9,7 @@ from moldau.pipelines.definition import PipelineDefinition, Source, View
 
 
 def dependencies_of(pipeline: PipelineDefinition, name: str) -> list[Source | View]:
-    """What must be there for the view or source of this name, itself last, each after what it needs."""
+    """Returns the view or source and all it depends on, in topological order."""
     everything: list[Source | View] = [*pipeline.sources, *pipeline.views]
     index = next(i for i, each in enumerate(everything) if each.name == name)
     wanted = {name}
@@ -28,7 +28,7 @@ def _referenced_names(view: View, before: list[str]) -> list[str]:
     if view.transform is not None:
         return [name for name in parameters_of(view.transform) if name in before]
     words = {word.lower() for word in re.findall(r"\w+", view.sql or "")}
-    # A word may be a column's name as well. Then a view is made that nobody reads, which costs next to nothing.
+    # A word may also be a column name; an unused view costs little.
     return [name for name in before if name.lower() in words]
 
 

@@ -1,18 +1,18 @@
-"""A pipeline from its file: YAML with SQL, or Python with decorated functions. All that YAML can say:
+"""Loader of pipeline files: YAML with SQL, or Python with decorated functions. All options in YAML:
 
-    name: revenue                    # absent: as the file is called
+    name: revenue                    # default: the file name
     bootstrap: ${MOLDAU_BOOTSTRAP:-127.0.0.1:9092}
     sources:
       orders:                        # its name in SQL
         topic: orders                # or topics: [a, b], or pattern: "orders-.*"
         format: json                 # bytes | string | json | avro
-        schema: product STRING, quantity INT, price DOUBLE, at TIMESTAMP   # absent: inferred; Avro: schema_file
-        key: string                  # bytes | string: what _key is
+        schema: product STRING, quantity INT, price DOUBLE, at TIMESTAMP   # default: inferred; Avro: schema_file
+        key: string                  # bytes | string: type of _key
         starting: earliest           # earliest | latest | 2024-05-01T00:00:00Z
         watermark: {column: at, delay: 10 seconds}
         expectations: {positive_price: price > 0}
         options: {}                  # more options of the data source; avro.wire: confluent
-    transform:                       # one SELECT, or several by name, each seen by those after it
+    transform:                       # one SELECT, or several by name; later ones see earlier ones
       revenue: |
         SELECT window.start AS minute, product, SUM(quantity * price) AS revenue
         FROM orders GROUP BY window(at, '1 minute'), product
@@ -22,15 +22,15 @@
       archive: {parquet: archive/orders, from: orders, partition_by: product}
       screen: {console: true}
     on_bad: dead_letter              # fail (default) | drop | dead_letter
-    dead_letters: orders.dead        # the topic; where it is set it is what on_bad means
-    trigger: 1 second                # absent: a batch follows the other
+    dead_letters: orders.dead        # the topic; implies on_bad: dead_letter
+    trigger: 1 second                # default: as soon as the previous batch ends
     rate_limit: 100000               # records per batch and query
-    checkpoint: checkpoints          # absent: in the state directory
+    checkpoint: checkpoints          # default: in the state directory
     kafka: {security.protocol: SASL_SSL, sasl.password: "${PASSWORD}"}
     spark: {spark.sql.shuffle.partitions: 2}
 
-Relative paths are relative to the file. Sinks leave out the metadata columns (`_key`, `_offset`…) unless they have
-other names; key, order_by, delete_when and partition_by may name them.
+Relative paths are relative to the file. Sinks drop the metadata columns (`_key`, `_offset`…) unless they are renamed;
+key, order_by, delete_when and partition_by may use them.
 """
 
 import os
@@ -47,9 +47,9 @@ from moldau.pipelines.spec.yaml_file import parse_yaml
 
 
 def load(path: Path, *, overrides: Mapping[str, str] = {}) -> PipelineDefinition:
-    """Raises PipelineError with the file, the line and what to do.
+    """Loads a pipeline file; raises PipelineError with file and line.
 
-    `overrides` go over what the file sets for the pipeline as a whole: `bootstrap`, `rate_limit`, `kafka.<option>`…
+    `overrides` replace settings of the whole pipeline: `bootstrap`, `rate_limit`, `kafka.<option>`…
     """
     path = Path(path)
     try:
@@ -73,7 +73,7 @@ def load(path: Path, *, overrides: Mapping[str, str] = {}) -> PipelineDefinition
 
 
 def check_definition(pipeline: PipelineDefinition) -> PipelineDefinition:
-    """The same, for one that no file was read for; raises PipelineError."""
+    """Validates a definition that was not loaded from a file; raises PipelineError."""
     for where, message in find_problems(pipeline):
         raise PipelineError(f"{'.'.join(where)}: {message}")
     return pipeline

@@ -1,4 +1,4 @@
-"""From what was given, in a YAML file or as arguments in Python, to the values of `definition`."""
+"""Parser from the mappings of a YAML file, or the arguments of the Python API, to a definition."""
 
 import os.path
 from dataclasses import replace
@@ -21,7 +21,6 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 
 
 def parse_pipeline(given: SpecSection, file: Path | None) -> PipelineDefinition:
-    """All of it, as a YAML file has it."""
     folder = None if file is None else file.parent
     sources = tuple(parse_source(name, each, folder) for name, each in given.sections("sources").items())
     views = _parse_views(given)
@@ -36,7 +35,7 @@ def parse_pipeline_settings(
     sinks: tuple[Sink, ...],
     file: Path | None,
 ) -> PipelineDefinition:
-    """What is set for the pipeline as a whole."""
+    """Parses the settings of the pipeline as a whole."""
     topic = given.text("dead_letters")
     pipeline = PipelineDefinition(
         name=given.text("name") or (file.stem if file is not None else ""),
@@ -103,7 +102,7 @@ def parse_sink(name: str, given: SpecSection, folder: Path | None) -> Sink:
 
 
 def _parse_views(given: SpecSection) -> tuple[View, ...]:
-    """One SELECT, or several by name."""
+    """Parses one SELECT, or several by name."""
     if given.is_mapping("transform"):
         return tuple(View(name, sql) for name, sql in given.settings("transform").items())
     sql = given.text("transform")
@@ -111,7 +110,7 @@ def _parse_views(given: SpecSection) -> tuple[View, ...]:
 
 
 def _with_view(sink: Sink, sources: tuple[Source, ...], views: tuple[View, ...]) -> Sink:
-    """What a sink shows that does not say so: the last view; without views the only source."""
+    """Adds the default view of a sink: the last view, or the only source."""
     if sink.view:
         return sink
     if views:
@@ -139,8 +138,8 @@ def _watermark(given: SpecSection) -> Watermark | None:
 
 
 def _resolve_path(target: str | None, folder: Path | None) -> str | None:
-    """Relative paths are relative to the pipeline's file; addresses such as `s3a://…` stay."""
+    """Resolves relative paths against the pipeline's file; URLs such as `s3a://…` stay unchanged."""
     if not target or "://" in target or folder is None:
         return target
-    # One directory has one name, for checkpoints remember it.
+    # Normalised, because checkpoints store the directory.
     return os.path.normpath(folder.absolute() / Path(target).expanduser())

@@ -1,4 +1,4 @@
-"""A pipeline written in Python: functions from DataFrames to DataFrames, with what they read and write above them.
+"""Pipelines in Python: decorated functions from DataFrames to DataFrames.
 
     from moldau.pipelines import Pipeline
 
@@ -16,8 +16,8 @@
     def out(revenue):
         return revenue
 
-What a function's parameters are called says which views it gets; a source's function gets the decoded records. Settings
-are called as in YAML, and are checked in the same way.
+A function's parameter names are the views that it receives; a source's function receives the decoded records. Settings
+have the names and rules of YAML.
 """
 
 import sys
@@ -37,10 +37,11 @@ _NO_SESSION_ERROR = "SESSION_OR_CONTEXT_NOT_EXISTS"
 
 
 class Pipeline:
-    """Collects what a file declares; `definition()` is the pipeline then."""
+    """Collects the declarations of a file; `definition()` returns the pipeline."""
 
     def __init__(self, name: str, **settings: Any) -> None:
-        """As in YAML: bootstrap, kafka, on_bad, dead_letters, trigger, rate_limit, checkpoint, spark."""
+        """The settings are those of YAML: bootstrap, kafka, on_bad, dead_letters, trigger, rate_limit, checkpoint,
+        spark."""
         self._file, line = _caller()
         self._settings = {"name": name, **settings}
         self._lines: dict[tuple[str, ...], int] = {(): line}
@@ -50,8 +51,8 @@ class Pipeline:
         self._sinks: dict[str, Sink] = {}
 
     def source(self, name: str | None = None, /, **settings: Any) -> Callable[[F], F]:
-        """A view over topics. Used as a decorator, the function gets the decoded records and gives the view, which is
-        called like the function unless it has a name; used alone it needs a name."""
+        """Declares a view over topics. As a decorator it passes the decoded records to the function and takes its
+        name; alone it needs a name."""
         _, line = _caller()
 
         def declare(name: str, transform: F | None) -> None:
@@ -70,17 +71,17 @@ class Pipeline:
         return decorate
 
     def view(self, function: F) -> F:
-        """A step of the transformation."""
+        """Declares a step of the transformation."""
         self._add_view(View(function.__name__, transform=function), _caller()[1])
         return function
 
     def sql(self, name: str, select: str) -> None:
-        """A step of the transformation, as SQL over the sources and the views before it."""
+        """Declares a step of the transformation as SQL over sources and earlier views."""
         self._add_view(View(name, sql=select), _caller()[1])
 
     def sink(self, name: str | None = None, /, **settings: Any) -> Callable[[F], F]:
-        """Where rows go. Used as a decorator, the function gives the rows; used alone it needs a name, and shows the
-        view that `view=` names, or the last one."""
+        """Declares a sink. As a decorator it writes the function's result; alone it needs a name, and writes the view
+        `view=` or the last one."""
         _, line = _caller()
         given = {("from" if key in ("view", "from_") else key): value for key, value in settings.items()}
 
@@ -127,14 +128,14 @@ class Pipeline:
 
 
 def _caller() -> tuple[Path | None, int]:
-    """The file and line that called what called this."""
+    """Returns the file and line of the caller's caller."""
     frame = sys._getframe(2)
     name = frame.f_code.co_filename
     return (None if name.startswith("<") else Path(name)), frame.f_lineno
 
 
 def load_python_file(path: Path, text: str) -> Pipeline:
-    """The one pipeline that a Python file makes; raises PipelineError."""
+    """Runs a Python file and returns its only pipeline; raises PipelineError."""
     import importlib.util
 
     from pyspark import cloudpickle
@@ -145,7 +146,7 @@ def load_python_file(path: Path, text: str) -> Pipeline:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # The folder's other modules can be imported, as when a script is run.
+    # Modules beside the file can be imported, as in a script.
     sys.path.insert(0, str(path.parent.absolute()))
     try:
         exec(compile(text, str(path.absolute()), "exec"), module.__dict__)
@@ -169,7 +170,7 @@ def load_python_file(path: Path, text: str) -> Pipeline:
         raise PipelineError(f"{where}: the file ended in {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent.absolute()))
-    # Executors do not have the file: what it defines travels with the functions.
+    # Executors do not have the file, so its functions are pickled by value.
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     found = {key: value for key, value in vars(module).items() if isinstance(value, Pipeline)}
     if len({id(each) for each in found.values()}) != 1:
@@ -181,7 +182,7 @@ def load_python_file(path: Path, text: str) -> Pipeline:
 
 
 def _line_of(error: BaseException, path: Path) -> int:
-    """Where in the file it happened, be it deeper down."""
+    """Returns the innermost line of the file in the traceback."""
     line, trace = 0, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(path.absolute()):

@@ -1,5 +1,4 @@
-"""What was given for a pipeline, read key by key: each value as the type that is wanted, and an error that names the
-file, the line and the nearest key for everything else."""
+"""Typed access to the mappings of a pipeline file, with file, line and suggestions in errors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,19 +23,19 @@ _SECRETS = ("password", "secret", "token", "jaas", "credential", "ssl.key", "pri
 
 
 def is_secret(key: str) -> bool:
-    """Whether what is set there must not be shown."""
+    """Returns whether the value of this key must not be shown."""
     return any(each in key.lower() for each in _SECRETS)
 
 
 @dataclass(frozen=True)
 class FileLocations:
-    """Where in a file things are set, by their path: `sources.orders.topic`."""
+    """Lines of a file by path: `sources.orders.topic`."""
 
     file: str
     lines: Mapping[tuple[str, ...], int]
 
     def of(self, path: Sequence[str]) -> str:
-        """`file:line`, of the nearest thing around it where the file does not have the path itself."""
+        """Returns `file:line` of the path, or of its closest ancestor in the file."""
         parts = tuple(path)
         while parts and parts not in self.lines:
             parts = parts[:-1]
@@ -48,7 +47,7 @@ class FileLocations:
 
 
 class SpecSection:
-    """One mapping of the pipeline. Whoever reads it calls `finish` at the end, so that no key is overlooked."""
+    """One mapping of the file. Call `finish` after reading it, to detect unknown keys."""
 
     def __init__(self, tree: object, path: tuple[str, ...], locations: FileLocations) -> None:
         self.path = path
@@ -64,7 +63,7 @@ class SpecSection:
         return self.locations.error(self.path if key is None else (*self.path, key), message)
 
     def finish(self) -> None:
-        """Raises for the first key that nobody asked for."""
+        """Raises PipelineError for the first key that was not read."""
         for key in self._tree:
             if key not in self._known:
                 hint = suggest_names(str(key), self._known)
@@ -86,7 +85,7 @@ class SpecSection:
         raise self._type_error(key, "text")
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list, or one alone."""
+        """Returns a list, or a single text as one."""
         value = self._value(key)
         if value is None:
             return ()
@@ -121,7 +120,7 @@ class SpecSection:
             raise self._type_error(key, str(error)) from None
 
     def settings(self, key: str) -> dict[str, str]:
-        """A mapping of names to texts; nested mappings are names with dots."""
+        """Returns a mapping of names to texts; nested mappings become dotted names."""
         value = self._value(key)
         if value is None:
             return {}
@@ -149,7 +148,6 @@ class SpecSection:
         return flat
 
     def sections(self, key: str) -> "dict[str, SpecSection]":
-        """A mapping of names to mappings."""
         value = self._value(key)
         if value is None:
             return {}
@@ -165,7 +163,7 @@ class SpecSection:
         return None if value is None else SpecSection(value, (*self.path, key), self.locations)
 
     def one_of(self, *keys: str) -> str:
-        """The one that is there of several that exclude each other; asked for last, when all other keys are known."""
+        """Returns the only key set of several exclusive ones. Call it last, when all other keys are known."""
         found = [key for key in keys if self.has(key)]
         if len(found) == 1:
             return found[0]
@@ -180,7 +178,7 @@ class SpecSection:
         raise self.error(None, f"{self._name()} needs {' or '.join(keys)}")
 
     def file_text(self, key: str, beside: Path | None) -> str | None:
-        """What the file says that is named here."""
+        """Returns the content of the file named here."""
         name = self.text(key)
         if name is None:
             return None
@@ -192,7 +190,7 @@ class SpecSection:
             raise self.error(key, f"cannot read the file {path}: {why}") from None
 
     def read(self, key: str, read: "Callable[[str], str]") -> str | None:
-        """A text that `read` makes something of, or raises ValueError."""
+        """Parses a text; `read` raises ValueError."""
         value = self.text(key)
         if value is None:
             return None

@@ -1,4 +1,4 @@
-"""What must hold for any pipeline, however it was written. Needs no Spark and no cluster: `checking` asks those."""
+"""Validation of a definition without Spark and cluster; `planner.checks` uses those. Pure."""
 
 import json
 import posixpath
@@ -20,7 +20,7 @@ from moldau.pipelines.spec.values import SLUG_RULE, is_slug, is_sql_name
 from moldau.settings.option_parser import suggest_names
 
 Problem = tuple[tuple[str, ...], str]
-"""Where it is, as `("sources", "orders", "topic")`, and what is wrong."""
+"""A path such as `("sources", "orders", "topic")`, and a message."""
 
 _MODES = {
     SinkKind.TOPIC: ("append", "update", "complete"),
@@ -31,11 +31,11 @@ _MODES = {
 
 
 def find_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
-    """In the order in which a reader of the file meets them."""
+    """Yields problems in the order of the file."""
     found = list(_definition_problems(pipeline))
     yield from found
     if not found:
-        # Who writes to whom can be asked when all names mean something.
+        # Cycles can be found once all names are valid.
         yield from find_cycles(pipeline)
 
 
@@ -147,12 +147,12 @@ def _sink_problems(sink: Sink, views: Sequence[str]) -> Iterator[Problem]:
 
 
 def _table_problems(sinks: Sequence[Sink]) -> Iterator[Problem]:
-    """A table has one writer: two would take each other's batches for their own."""
+    """A table has one writer: two would skip each other's batches."""
     writers: dict[str, str] = {}
     for sink in sinks:
         if sink.kind not in (SinkKind.PARQUET, SinkKind.DELTA) or not sink.target:
             continue
-        # The slashes of `s3a://bucket` are not of a path.
+        # The slashes of `s3a://bucket` are not part of the path.
         before, slashes, path = sink.target.rpartition("://")
         directory = before + slashes + posixpath.normpath(path)
         other = writers.setdefault(directory, sink.name)

@@ -1,4 +1,4 @@
-"""Texts with a meaning in a pipeline: durations, times, names."""
+"""Parsers of intervals, times and names in a pipeline file."""
 
 import re
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ from moldau.settings.option_parser import OptionValueError, parse_duration
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-"""What pipelines and sinks are called: it is part of paths, of groups' ids and of command lines."""
+"""Names of pipelines and sinks, which are used in paths, group ids and command lines."""
 SLUG_RULE = "use letters, digits, - and _, a letter or digit first, at most 128"
 
 
@@ -20,7 +20,7 @@ def parse_interval(text: str) -> str:
 
 
 def parse_starting(text: str) -> str:
-    """`earliest`, `latest` or a time; raises ValueError."""
+    """Accepts `earliest`, `latest` or a time; raises ValueError."""
     if text.lower() in ("earliest", "latest"):
         return text.lower()
     parse_time_ms(text)
@@ -28,7 +28,7 @@ def parse_starting(text: str) -> str:
 
 
 def parse_time_ms(text: str) -> int:
-    """An ISO 8601 time as milliseconds since 1970; one without a zone is in UTC. Raises ValueError."""
+    """Returns an ISO 8601 time in milliseconds since 1970, in UTC if it has no zone. Raises ValueError."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -39,10 +39,9 @@ def parse_time_ms(text: str) -> int:
 
 
 def is_sql_name(text: str) -> bool:
-    """Whether it can name a view in SQL as it stands."""
+    """Returns whether the text is an SQL identifier."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_slug(text: str) -> bool:
-    """Whether it can be part of a path, of a group's id and of a command line."""
     return _SLUG.fullmatch(text) is not None

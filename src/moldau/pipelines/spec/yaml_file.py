@@ -1,5 +1,7 @@
-"""A pipeline file in YAML as plain mappings, lists and texts, and the line of each. Values stay as they are written:
-a time is not a date, and a version not a number."""
+"""YAML pipeline files as mappings, lists and texts, with line numbers and `${NAME}` from the environment.
+
+Scalars stay text: `1.10` is not a number.
+"""
 
 import re
 from collections.abc import Mapping
@@ -69,7 +71,8 @@ _INSIDE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", 
 
 
 def substitute_variables(text: str, environment: Mapping[str, str]) -> str:
-    """Raises ValueError, which never tells what a variable holds."""
+    """Replaces `${NAME}` and `${NAME:-default}`; `$${` stands for `${`. Raises ValueError, which never contains
+    values."""
 
     def value(found: "re.Match[str]") -> str:
         if found["escaped"]:

@@ -1,4 +1,4 @@
-"""The pipelines that come with Moldau, as files to begin with."""
+"""Pipeline templates, and generated data for them."""
 
 from importlib.resources import files
 
@@ -10,10 +10,10 @@ TEMPLATES = {
 
 
 def template(which: str, name: str | None = None, *, python: bool = False) -> str:
-    """The text of a template, as a pipeline of this name; KeyError where there is no such template."""
+    """Returns a template's text with the pipeline's name; raises KeyError for an unknown template."""
     if which not in TEMPLATES:
         raise KeyError(which)
     file = which.replace("-", "_") + (".py.txt" if python else ".yaml")
     text = files(__name__).joinpath(file).read_text()
-    # A template says its own name where a name belongs, and nowhere else.
+    # A template contains its own name only where the pipeline's name belongs.
     return text if name is None else text.replace(which, name)

@@ -1,6 +1,6 @@
-"""Data made on the spot for the pipelines that come with Moldau: orders of a coffee house, and its customers.
+"""Generated data for the templates: orders and customers of a coffee house.
 
-The same seed makes the same records, whatever the clock says: a record's time is counted from the start that is given.
+The same seed gives the same records; record times are relative to the given start.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ PLANS = ("free", "silver", "gold")
 NAMES = ("Ada", "Bohumil", "Clara", "Dora", "Emil", "Franz", "Greta", "Hugo", "Ida", "Jan")
 
 JITTER_MS = 2_000
-"""Orders reach the topic in a slightly other order than they were placed."""
+"""Orders arrive slightly out of order."""
 LATE_MS = 180_000
 LATE_SHARE = 0.01
 BAD_SHARE = 0.005
@@ -27,14 +27,12 @@ BAD_SHARE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class GeneratedRecord:
-    """A record to be sent."""
-
     key: bytes
     value: bytes | None
 
 
 def orders(seed: int = 1, *, start_ms: int, rate: float = 50.0) -> Iterator[GeneratedRecord]:
-    """Orders without end, `rate` a second. A few are late by minutes, and a few are not orders at all."""
+    """Yields orders, `rate` per second. A few are minutes late, and a few are invalid."""
     random_ = random.Random(seed)
     products = list(PRICES)
     number = 0
@@ -61,7 +59,7 @@ def orders(seed: int = 1, *, start_ms: int, rate: float = 50.0) -> Iterator[Gene
 def customers(
     seed: int = 1, *, start_ms: int, count: int = 200, rate: float = 50.0
 ) -> Iterator[GeneratedRecord]:
-    """What becomes of `count` customers, without end: they come, change, and sometimes go, which is a null value."""
+    """Yields changes of `count` customers; a null value deletes one."""
     random_ = random.Random(seed)
     number = 0
     while True:
@@ -86,7 +84,7 @@ def iso(time_ms: int) -> str:
 
 
 async def send(producer: Producer, topic: str, records: Iterable[GeneratedRecord]) -> int:
-    """Sends all of them as fast as they can be; gives how many were delivered, or raises."""
+    """Sends all records as fast as possible and returns their number; raises if one is not delivered."""
     deliveries = [await producer.send(topic, each.value, key=each.key) for each in records]
     await producer.flush()
     for delivery in deliveries:
@@ -101,7 +99,7 @@ async def send_at_rate(
     rate: float,
     on_sent: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Sends `rate` records a second until it is cancelled. What was missed while the machine was busy is caught up."""
+    """Sends `rate` records per second until cancelled, and catches up after delays."""
     start_s = time.monotonic()
     sent = 0
     while True:
