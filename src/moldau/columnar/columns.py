@@ -31,5 +31,5 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     """Returns the schema of these columns, all nullable; raises ValueError for an unknown name."""
     for name in columns:
         if name not in _TYPES:
-            raise ValueError(f"a topic has no column {name!r}: it has {', '.join(COLUMNS)}")
+            raise ValueError(f"a topic has no column {name!r}; the columns are {', '.join(COLUMNS)}")
     return pa.schema([pa.field(name, _TYPES[name]) for name in columns])

@@ -116,7 +116,7 @@ def _batch_fields(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64
     for batch, section in zip(batches, sections, strict=True):
         count = batch.count
         if count < 0 or count * RECORD_BYTES_MIN > len(section):
-            raise CorruptRecordError(f"{batch!r} says it has {count} records, in {len(section)} bytes")
+            raise CorruptRecordError(f"{batch!r} claims {count} records in {len(section)} bytes")
         # A section without records may have no address; it is never read.
         start = pa.py_buffer(section).address if count else 0
         fields += (

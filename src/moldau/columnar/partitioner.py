@@ -16,7 +16,7 @@ def key_partitions(keys: Any, count: int, no_key_partition: int) -> npt.NDArray[
     `keys` is an Arrow column of bytes or text.
     """
     if count < 1:
-        raise ValueError(f"a topic of {count} partitions takes no records")
+        raise ValueError(f"a topic with {count} partitions accepts no records")
     spans = byte_spans(keys, "key")
     partitions = np.empty(len(spans.lengths), np.int32)
     if is_native():

@@ -40,10 +40,10 @@ def encoder_rows(
     timestamps = np.ascontiguousarray(timestamp_ms, np.int64)
     for column, name in ((key, "key"), (value, "value"), (headers, "headers"), (timestamps, "timestamp_ms")):
         if column is not None and len(column) != count:
-            raise ValueError(f"there are {count} partitions and {len(column)} of {name}")
+            raise ValueError(f"{count} partitions but {len(column)} values of {name}")
     if count:
         if partitions.min() < 0:
-            raise ValueError(f"there is no partition {partitions.min()}")
+            raise ValueError(f"{partitions.min()} is not a partition")
         if timestamps.min() <= -TIMESTAMP_MS_LIMIT or timestamps.max() >= TIMESTAMP_MS_LIMIT:
             raise ValueError(f"no record can have a timestamp of {timestamps.min()} or {timestamps.max()} ms")
     header_starts, header_counts, names, contents = _headers(headers, count)

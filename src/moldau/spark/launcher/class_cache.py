@@ -102,7 +102,7 @@ class ClassCache:
         if free < FREE_BYTES_MIN:
             return f"{self.directory} has only {free // 2**20} MB free"
         if failed_s is not None and now_s - failed_s < RETRY_AFTER_S:
-            return f"it failed before, as {self.log} tells"
+            return f"it failed before; see {self.log}"
         return None
 
     @contextmanager

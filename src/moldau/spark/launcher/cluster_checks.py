@@ -35,9 +35,9 @@ def reach_master(master: Master, within_s: float) -> str:
                 with socket.create_connection((host, port), timeout=left_s) as connection:
                     return str(connection.getsockname()[0])
             except socket.gaierror as error:
-                failures.append(f"the name {host} is not known ({error.strerror})")
+                failures.append(f"{host} cannot be resolved ({error.strerror})")
             except TimeoutError:
-                failures.append(f"{host}:{port} does not answer")
+                failures.append(f"{host}:{port} does not respond")
             except OSError as error:
                 failures.append(f"{host}:{port}: {_connect_error_text(error)}")
         if time.monotonic() + RETRY_INTERVAL_S > deadline:
@@ -50,13 +50,14 @@ def reach_master(master: Master, within_s: float) -> str:
 
 
 def _connect_error_text(error: OSError) -> str:
-    return "nobody listens there" if error.errno == errno.ECONNREFUSED else error.strerror or str(error)
+    return "connection refused" if error.errno == errno.ECONNREFUSED else error.strerror or str(error)
 
 
 def unresponsive_master_error(master: Master, within_s: float, version: str) -> LaunchError:
     return LaunchError(
-        f"{master.url} takes connections but did not register this application within {within_s:.0f} s. Is it the "
-        f"port of a Spark master (not of its web page), and does it run the same Spark ({version})?"
+        f"{master.url} accepts connections but did not register this application within "
+        f"{within_s:.0f} s. Check that it is the port of a Spark master (not of its web UI), and "
+        f"that it runs the same Spark ({version})."
     )
 
 
@@ -67,8 +68,8 @@ def wait_for_executors(context: "SparkContext", master: Master, within_s: float)
     while True:
         if state.isStopped():
             raise LaunchError(
-                f"The master {master.url} has ended the application: its executors could not be started. The logs "
-                "of the workers (work/app-… below where they run) say why."
+                f"The master {master.url} has terminated the application: its executors could not "
+                "start. See the workers' logs (work/app-… in their directories)."
             )
         # The driver counts as one.
         if state.getExecutorMemoryStatus().size() > 1:
@@ -76,10 +77,10 @@ def wait_for_executors(context: "SparkContext", master: Master, within_s: float)
         if time.monotonic() > deadline:
             conf = context.getConf()
             raise LaunchError(
-                f"The master {master.url} gave no executor within {within_s:.0f} s. Has it workers (`moldau spark "
-                f"worker {master.url}` starts one), and have these a free core and "
-                f"{conf.get('spark.executor.memory', '1g')} of memory (spark.executor.memory), not taken by another "
-                "application (spark.cores.max)?"
+                f"The master {master.url} provided no executor within {within_s:.0f} s. Check that "
+                f"it has workers (`moldau spark worker {master.url}` starts one) with a free core "
+                f"and {conf.get('spark.executor.memory', '1g')} of memory (spark.executor.memory) "
+                "that no other application uses (spark.cores.max)."
             )
         time.sleep(POLL_INTERVAL_S)
 
@@ -95,8 +96,10 @@ def check_executors(context: "SparkContext") -> None:
     if lacking:
         raise LaunchError(
             "; ".join(f"The executor on {host} lacks {', '.join(names)}" for host, names in lacking.items())
-            + ". Install there what Moldau stands on: pip install 'moldau[spark]' brings it all, into the Python that "
-            f"executors run ({context.pythonExec})."
+            + (
+                ". Install them there with pip install 'moldau[spark]', for the Python of executors "
+                f"({context.pythonExec})."
+            )
         )
 
 
@@ -116,8 +119,8 @@ def executor_error_text(failure: str, python: str) -> str:
         )
     if re.search(r'Cannot run program "[^"]*"', failure):
         return (
-            f"Executors have no program {python}. Name the Python that is on all of them with the environment variable "
-            "PYSPARK_PYTHON, or the setting spark.pyspark.python."
+            f"Executors have no program {python}. Set the environment variable PYSPARK_PYTHON, or "
+            "the setting spark.pyspark.python, to a Python that exists on all of them."
         )
     cause = re.search(r"(?:\w*Error|\w*Exception): [^\n]+", failure)
     return f"Executors cannot run Python tasks: {cause.group() if cause else failure.splitlines()[0]}"

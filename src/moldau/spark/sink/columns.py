@@ -55,22 +55,20 @@ def sink_columns(schema: StructType, *, has_topic: bool, includes_headers: bool)
             ignored.append(field.name)
             continue
         if field.name in places:
-            raise SparkSourceError(f"the column {field.name!r} is there twice: drop one")
+            raise SparkSourceError(f"the column {field.name!r} is duplicated: drop one")
         if not _has_type(field.name, field.dataType):
             raise SparkSourceError(
-                f"the column {field.name!r} is {field.dataType.simpleString().upper()} and has to be "
+                f"the column {field.name!r} is {field.dataType.simpleString().upper()} and must be "
                 f"{_TYPE_NAMES[field.name]}: {_type_hint(field.name, field.dataType)}"
             )
         places[field.name] = place
     if "value" not in places:
         raise SparkSourceError(
-            "there is no column 'value': select what the records are to hold AS value, such as "
+            "there is no column 'value': select the records' content AS value, such as "
             "to_json(struct(*)) AS value"
         )
     if not has_topic and "topic" not in places:
-        raise SparkSourceError(
-            'nothing says where to write: set .option("topic", …), or select a column AS topic'
-        )
+        raise SparkSourceError('no topic is set: use .option("topic", …), or select a column AS topic')
     if has_topic:
         places.pop("topic", None)
     if not includes_headers:

@@ -81,13 +81,11 @@ def is_batch_committed(
         query_id is not None and table.transaction_version(_query_app_id(app_id, query_id)) != batch_id
     ):
         raise SparkSourceError(
-            f"the Delta table {table.table_uri} has batch {last} of {app_id!r}, and this write is at {batch_id}: its "
-            "checkpoint was begun anew or is an older copy. Go on with the checkpoint that belongs to the table, or "
-            "write under another appId, which writes again what the table may have already"
+            f"the Delta table {table.table_uri} has batch {last} of {app_id!r}, but this write is "
+            f"at {batch_id}: its checkpoint is new or an older copy. Use the checkpoint that "
+            "belongs to the table, or another appId, which may write rows again"
         )
-    _log.info(
-        "the table has this batch already: it is left out", table=table.table_uri, app=app_id, batch=batch_id
-    )
+    _log.info("skipped a batch that the table already has", table=table.table_uri, app=app_id, batch=batch_id)
     return True
 
 
@@ -114,7 +112,9 @@ def retry_commit(location: Location, attempt: Callable[[DeltaTable | None], bool
         try:
             return attempt(open_table(location))
         except CommitConflictError as lost:
-            _log.info("another writer was faster: once more", table=location.path, error=lost)
+            _log.info(
+                "retrying a commit after a conflict with another writer", table=location.path, error=lost
+            )
     raise SparkSourceError(
         f"the Delta table {location.path} could not be committed to in {ATTEMPTS_MAX} attempts, each lost to another "
         "writer: have fewer writers at a time"
@@ -133,7 +133,9 @@ def detect_landed_commit(
         table = open_table(location)
         if table is not None and has_landed(table):
             _log.warning(
-                "the commit is done, and yet told as failed", table=location.path, error=first_line(error)
+                "the commit succeeded although an error was reported",
+                table=location.path,
+                error=first_line(error),
             )
             return
         if isinstance(error, CommitFailedError) or (creates_table and table is not None):

@@ -158,7 +158,7 @@ class TableFiles:
         if file.buffered:
             self._write_group(file)
         del self._open[values]
-        assert file.writer is not None, "a file is there for rows"
+        assert file.writer is not None, "an open file has rows"
         file.writer.close()
         size = file.stream.tell()
         file.stream.close()
@@ -230,8 +230,8 @@ def _partition_texts(values: pa.Array, name: str) -> list[str | None]:
         return [partition_value_text(each) for each in values.to_pylist()]
     except OverflowError:
         raise SparkSourceError(
-            f"the column {name!r}, by which the table is partitioned, has a date outside the years 1 to 9999: filter "
-            f"such rows out (WHERE {name} BETWEEN DATE'0001-01-01' AND DATE'9999-12-31')"
+            f"the partition column {name!r} has a date outside the years 1 to 9999: filter such "
+            f"rows out (WHERE {name} BETWEEN DATE'0001-01-01' AND DATE'9999-12-31')"
         ) from None
 
 

@@ -71,22 +71,22 @@ def check_row_schema(schema: Mapping[str, Any], partition_by: Sequence[str]) -> 
     small = [name.lower() for name in types]
     for name, kind in types.items():
         if small.count(name.lower()) > 1:
-            raise SparkSourceError(
-                f"the column {name!r} is there twice (Delta's names differ by more than their case): rename one"
-            )
+            raise SparkSourceError(f"the column {name!r} is duplicated (Delta ignores case): rename one")
         if any(each in name for each in _ILLEGAL_NAME_CHARACTERS):
             raise SparkSourceError(
-                f"the column {name!r} has a name with a blank or one of ,;{{}}()= in it, which Delta "
-                "does not take: rename it with withColumnRenamed or AS"
+                f"the name of the column {name!r} contains a space or one of ,;{{}}()=, which "
+                "Delta does not allow: rename it with withColumnRenamed or AS"
             )
         if (unknown := _unsupported_type(kind)) is not None:
             raise SparkSourceError(
-                f"the column {name!r} is of type {type_text(unknown)}, which Delta does not have: cast it "
-                "to another type or leave it out"
+                f"the column {name!r} is of type {type_text(unknown)}, which Delta does not "
+                "support: cast or drop it"
             )
     for name in partition_by:
         if name not in types:
-            raise OptionError(f"partitionBy names {name!r}, which is no column{suggest_names(name, types)}")
+            raise OptionError(
+                f"partitionBy names {name!r}, which is not a column{suggest_names(name, types)}"
+            )
         if not _can_partition(types[name]):
             raise OptionError(
                 f"partitionBy names {name!r}, which is of type {type_text(types[name])}: partition by a string, "
@@ -95,7 +95,9 @@ def check_row_schema(schema: Mapping[str, Any], partition_by: Sequence[str]) -> 
     if len(set(partition_by)) < len(partition_by):
         raise OptionError(f"partitionBy names a column twice: {', '.join(partition_by)}")
     if len(partition_by) == len(types):
-        raise OptionError("partitionBy names all columns: leave at least one to be written into the files")
+        raise OptionError(
+            "partitionBy names all columns: leave out at least one, which is stored in the files"
+        )
 
 
 def _can_partition(kind: Any) -> bool:
@@ -152,8 +154,8 @@ def check_rows_fit_table(
     if partition_by and list(partition_by) != list(table_partition_by):
         has = f"by {', '.join(table_partition_by)}" if table_partition_by else "not at all"
         raise OptionError(
-            f"the Delta table {path} is partitioned {has}, and partitionBy says {', '.join(partition_by)}: "
-            "leave partitionBy out, or write to another path"
+            f"the Delta table {path} is partitioned {has}, but partitionBy is "
+            f"{', '.join(partition_by)}: leave partitionBy out, or write to another path"
         )
     for name in table_partition_by:
         if name not in rows:

@@ -89,17 +89,17 @@ def _check_columns(
     leave_out: Sequence[str],
 ) -> dict[str, Any]:
     if not key:
-        raise OptionError("an upsert needs the columns that identify a row: give key=[…]")
+        raise OptionError("an upsert needs the columns that identify a row: set key=[…]")
     for what, names in (("key", key), ("order_by", order_by)):
         for name in names:
             if name not in schema.names:
                 raise OptionError(
-                    f"{what} names {name!r}, which is no column{suggest_names(name, schema.names)}"
+                    f"{what} names {name!r}, which is not a column{suggest_names(name, schema.names)}"
                 )
     for name in key:
         if name in leave_out:
             raise OptionError(
-                f"key names {name!r}, which is left out of the table: keep it, or name another key"
+                f"key names {name!r}, which leave_out removes from the table: keep it, or choose another key"
             )
     kept = StructType([field for field in schema.fields if field.name not in leave_out])
     found = as_nullable(json.loads(kept.json()))
@@ -132,7 +132,7 @@ def _last_rows(
             )
     if not order_by and (pc.max(rows[_RANK_COLUMN]).as_py() or 1) > 1:
         raise SparkSourceError(
-            f"a key ({', '.join(key)}) is there more than once in a batch: say with order_by which row is the last"
+            f"a key ({', '.join(key)}) occurs more than once in a batch: set order_by to find its last row"
         )
     wanted = to_arrow_schema(StructType.fromJson(schema), timezone="UTC").append(
         pa.field(_DELETES_COLUMN, pa.bool_())

@@ -143,8 +143,9 @@ def check_sizes(rows: RecordColumns, topic: str, request_bytes_max: int) -> None
             else f" with the key {_key_text(rows.key[largest])}"
         )
         raise SparkSourceError(
-            f"a row{key} makes a record of {rows.sizes[largest]} bytes for {topic!r}, and kafka.max.request.size is "
-            f"{request_bytes_max}: raise that and the topic's max.message.bytes, or make the value smaller"
+            f"a row{key} becomes a record of {rows.sizes[largest]} bytes for {topic!r}, but "
+            f"kafka.max.request.size is {request_bytes_max}: raise it and the topic's "
+            "max.message.bytes, or shorten the value"
         )
 
 
@@ -175,8 +176,9 @@ class RowPartitioner:
             wrong = is_asked & ((asked < 0) | (asked >= count))
             if wrong.any():
                 raise SparkSourceError(
-                    f"the column `partition` says {asked[wrong][0]}, and {topic!r} has the partitions 0 to "
-                    f"{count - 1}: correct it, make it null where the key is to decide, or add partitions to the topic"
+                    f"the column `partition` is {asked[wrong][0]}, but {topic!r} has the "
+                    f"partitions 0 to {count - 1}: correct it, set it to null to partition by key, "
+                    "or add partitions to the topic"
                 )
             placed = np.where(is_asked, asked, placed).astype(np.int32)
         free = placed == _UNASSIGNED

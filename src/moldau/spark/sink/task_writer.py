@@ -137,8 +137,8 @@ class SectionSender:
             self._producer, self._send_lock = event_loop_thread.run(self._open())
         except KafkaError as error:
             raise SparkSourceError(
-                f"no broker answers at {options.bootstrap} ({error}): check kafka.bootstrap.servers, the security "
-                "options, and that the brokers run"
+                f"no response from the brokers at {options.bootstrap} ({error}): check "
+                "kafka.bootstrap.servers, the security options, and that the brokers run"
             ) from error
 
     async def _open(self) -> tuple[Producer, asyncio.Lock]:
@@ -237,27 +237,32 @@ def _user_error(
     match error.code:
         case ErrorCode.unknown_topic_or_partition if partition is not None:
             text = (
-                f"{where} at {options.bootstrap} is not there any more ({error}): the topic was deleted or made anew "
-                "with fewer partitions while it was written to. Start the write again"
+                f"{where} at {options.bootstrap} no longer exists ({error}): the topic was "
+                "deleted, or recreated with fewer partitions, during the write. Start the write "
+                "again"
             )
         case ErrorCode.unknown_topic_or_partition:
             text = (
-                f"the topic {topic!r} is not there, and the broker at {options.bootstrap} does not create topics by "
-                "itself: create it, or correct the name"
+                f"the topic {topic!r} does not exist, and the broker at {options.bootstrap} does "
+                "not create topics automatically: create it, or correct the name"
             )
         case ErrorCode.invalid_topic_exception:
-            text = f"{topic!r} is refused as the name of a topic ({error}): correct the name"
+            text = f"{topic!r} is not a valid topic name ({error}): correct it"
         case ErrorCode.message_too_large | ErrorCode.record_list_too_large:
             text = (
-                f"{topic!r} takes no batch of this size ({error}): raise the topic's max.message.bytes or make the "
-                "values smaller; where many rows make the batch set kafka.batch.size below max.message.bytes"
+                f"{topic!r} does not accept a batch of this size ({error}): raise the topic's "
+                "max.message.bytes or shorten the values; if many rows fill the batch, set "
+                "kafka.batch.size below max.message.bytes"
             )
         case ErrorCode.topic_authorization_failed | ErrorCode.cluster_authorization_failed:
-            text = f"writing to {topic!r} is not allowed ({error}): ask for the right to write, or change the user"
+            text = (
+                f"writing to {topic!r} is not authorized ({error}): request the permission, or "
+                "use another user"
+            )
         case ErrorCode.request_timed_out | ErrorCode.network_exception:
             text = (
-                f"{where} at {options.bootstrap} took no records in time ({error}): see whether its brokers run and "
-                "the partition is still there, or raise kafka.delivery.timeout.ms"
+                f"{where} at {options.bootstrap} did not accept records in time ({error}): check "
+                "its brokers and that the partition exists, or raise kafka.delivery.timeout.ms"
             )
         case _:
             text = f"writing to {topic!r} failed: {error}"

@@ -54,16 +54,17 @@ def requested_columns(wanted: StructType) -> Sequence[SourceColumn]:
         expected = TYPES.get(field.name)
         if expected is None:
             hint = did_you_mean(field.name, TYPES) or f"; a read has the columns {', '.join(TYPES)}"
-            raise SparkSourceError(f"the schema asks for a column {field.name!r}{hint}")
+            raise SparkSourceError(f"the schema requests a column {field.name!r}{hint}")
         is_text = field.name in _TEXT_COLUMNS and isinstance(field.dataType, StringType)
         if not is_text and not _is_same_type(field.dataType, expected):
             choices = _type_sql(expected) + (" or STRING" if field.name in _TEXT_COLUMNS else "")
             raise SparkSourceError(
-                f"the schema asks for the column {field.name} as {_type_sql(field.dataType)}, and it is {choices}"
+                f"the schema requests the column {field.name} as {_type_sql(field.dataType)}, but "
+                f"it is {choices}"
             )
         if not field.nullable and field.name in _NULLABLE_COLUMNS:
             raise SparkSourceError(
-                f"the schema asks for {field.name} NOT NULL, and records without it are allowed"
+                f"the schema requests {field.name} NOT NULL, but records without it are allowed"
             )
         columns.append(SourceColumn(field.name, is_text))
     return columns

@@ -28,7 +28,7 @@ def find_data_loss(start: StreamPosition, now: StreamPosition, subscription: Sub
     """Compares a position with the current logs: deleted, recreated, truncated or unsubscribed topics are losses."""
     found = [
         DataLoss(
-            f"the topic {topic!r} was deleted and made anew since it was read", "reads it from its beginning"
+            f"the topic {topic!r} was deleted and recreated since it was read", "reads it from its beginning"
         )
         for topic in start.recreated_topics(now)
     ]
@@ -38,23 +38,20 @@ def find_data_loss(start: StreamPosition, now: StreamPosition, subscription: Sub
     if dropped:
         found.append(
             DataLoss(
-                f"{format_partitions(dropped)} was read before, and {subscription.option} does not name "
-                f"it any more. Name it "
-                "again, or begin anew with another checkpoint",
-                "goes on without it",
+                f"{format_partitions(dropped)} was read before, but {subscription.option} no "
+                "longer names it. Name it again, or start over with another checkpoint",
+                "continues without it",
             )
         )
     gone = [partition for partition in missing if subscription.has(partition)]
     if gone:
         found.append(
-            DataLoss(
-                f"{format_partitions(gone)} was read before and is not there any more", "reads the others"
-            )
+            DataLoss(f"{format_partitions(gone)} was read before and no longer exists", "reads the others")
         )
     found += [
         DataLoss(
-            f"{partition} was read up to offset {known[partition]}, and its log ends at {end} now",
-            f"goes on at {end}"
+            f"{partition} was read up to offset {known[partition]}, but its log ends at {end} now",
+            f"continues at {end}"
             if start.is_same_topic(partition.topic, now)
             else "reads it from its beginning",
         )

@@ -81,11 +81,11 @@ class OffsetCommitter:
         self._has_warned = True
         members = (ErrorCode.unknown_member_id, ErrorCode.illegal_generation, ErrorCode.rebalance_in_progress)
         cause = (
-            "the group has members of its own: give the query a group that nobody else uses by kafka.group.id"
+            "the group has active members: set kafka.group.id to a group that no consumer uses"
             if error.code in members
             else str(error)
         )
         _log.warning(
-            f"the offsets of the query could not be published to the group {self._group_id!r}, so its lag does not "
-            f"show there: {cause}"
+            f"the query's offsets could not be committed to the group {self._group_id!r}, so its "
+            f"lag is not visible there: {cause}"
         )

@@ -96,8 +96,8 @@ class StreamOffsetTracker:
         self._report(
             [
                 DataLoss(
-                    f"the topic {topic!r} was deleted and made anew since this batch of it was planned",
-                    "leaves this batch of it out, and then reads it from its beginning",
+                    f"the topic {topic!r} was deleted and recreated since this micro-batch was planned",
+                    "skips it in this micro-batch, and then reads it from its beginning",
                 )
                 for topic in recreated_topics
             ]

@@ -116,7 +116,8 @@ def parse_offset_limit(
     for partition, offset in offsets.items():
         if offset < EARLIEST:
             raise OptionError(
-                f"{option}: {offset} is no offset of {partition}; use -2 for the earliest and -1 for the latest"
+                f"{option}: {offset} is not an offset of {partition}; use -2 for the earliest and "
+                "-1 for the latest"
             )
         _reject_illegal_offset(f"{option} of {partition}", offset, illegal)
     return SpecificOffsets(offsets)
@@ -178,13 +179,13 @@ def _parse_object(text: str, example: str) -> dict[str, Any]:
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
             repeated = next(name for name in names if names.count(name) > 1)
-            raise OptionError(f"{example}; {repeated!r} is there twice")
+            raise OptionError(f"{example}; {repeated!r} is duplicated")
         return found
 
     try:
         found = json.loads(text, object_pairs_hook=without_repetition)
     except ValueError as error:
-        raise OptionError(f"{example}; {text!r} is no JSON: {error}") from None
+        raise OptionError(f"{example}; {text!r} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise OptionError(f"{example}, not {text}")
     return found
@@ -208,7 +209,7 @@ def _check_order(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartit
     for partition, start in starts.items():
         if 0 <= ends[partition] < start:
             raise OptionError(
-                f"{partition} would be read from {start} to {ends[partition]}: the end lies before the start"
+                f"{partition} would be read from {start} to {ends[partition]}: the end is before the start"
             )
 
 
@@ -217,8 +218,8 @@ def check_complete(option: str, named: Mapping[TopicPartition, int], actual: lis
     missing = [each for each in actual if each not in named]
     if missing:
         raise OptionError(
-            f"{option} must name every partition that is read, and {format_partitions(missing)} is missing"
-            f"{' (-2 is the earliest, -1 the latest)' if option.endswith('Offsets') else ''}"
+            f"{option} must name every partition that is read; {format_partitions(missing)} is "
+            f"missing{' (-2 is the earliest, -1 the latest)' if option.endswith('Offsets') else ''}"
         )
     wrong = sorted(named.keys() - set(actual))
     if wrong:

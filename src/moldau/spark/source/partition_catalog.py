@@ -151,8 +151,8 @@ class PartitionCatalog:
                 and not self._options.starts_at_latest_without_match
             ):
                 raise OptionError(
-                    f"{partition} has no record at or after {time_ms}, where it is to be read from. To begin at its "
-                    'end there, set startingOffsetsByTimestampStrategy to "latest"'
+                    f"{partition} has no record at or after the starting time {time_ms}. To start "
+                    'at its end, set startingOffsetsByTimestampStrategy to "latest"'
                 )
         return {partition: found.get(partition, LATEST) for partition in times_ms}
 

@@ -58,10 +58,10 @@ async def plan_start(catalog: PartitionCatalog, options: SourceOptions) -> Offse
         offset = _to_log_offset(starts[partition], options.starting, log)
         if not log.start <= offset <= log.stop:
             report_data_loss(
-                f"{partition} at {options.bootstrap} was to be read from offset {offset}, and its log has {log.start} "
-                f"to {log.stop}",
+                f"{partition} at {options.bootstrap} should be read from offset {offset}, but its "
+                f"log has {log.start} to {log.stop}",
                 fails=options.fail_on_data_loss,
-                action=f"begins at {log.start}",
+                action=f"starts at {log.start}",
             )
             offset = log.start
         found[partition] = offset
@@ -74,20 +74,20 @@ def batch_range(wanted: OffsetRange, log: range, options: SourceOptions) -> Offs
     if wanted.end < wanted.start:
         if isinstance(options.starting, SpecificOffsets) or isinstance(options.ending, SpecificOffsets):
             raise OptionError(
-                f"{where} would be read from {wanted.start} to {wanted.end}: the end lies before the start"
+                f"{where} would be read from {wanted.start} to {wanted.end}: the end is before the start"
             )
         # The times are in reverse order, or the records are not ordered by time.
         return wanted._replace(end=wanted.start)
     if wanted.size and wanted.start < log.start:
         report_data_loss(
-            f"{where} was to be read from offset {wanted.start}, and its log begins at {log.start}",
+            f"{where} should be read from offset {wanted.start}, but its log starts at {log.start}",
             fails=options.fail_on_data_loss,
-            action=f"begins at {log.start}",
+            action=f"starts at {log.start}",
         )
         wanted = wanted._replace(start=log.start, end=max(log.start, wanted.end))
     if wanted.size and wanted.end > log.stop:
         report_data_loss(
-            f"{where} was to be read up to offset {wanted.end}, and its log ends at {log.stop}",
+            f"{where} should be read up to offset {wanted.end}, but its log ends at {log.stop}",
             fails=options.fail_on_data_loss,
             action=f"ends at {log.stop}",
         )
@@ -125,9 +125,9 @@ def stream_ranges(
             begin = first.get(partition, stop)
             if begin > 0 and partition.topic in topics and partition not in start.offsets:
                 report_data_loss(
-                    f"{partition} at {options.bootstrap} is new and already begins at offset {begin}",
+                    f"{partition} at {options.bootstrap} is new but already starts at offset {begin}",
                     fails=options.fail_on_data_loss,
-                    action=f"begins at {begin}",
+                    action=f"starts at {begin}",
                 )
         ranges.append(OffsetRange(*partition, min(begin, stop), stop))
     return ranges

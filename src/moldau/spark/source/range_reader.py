@@ -69,8 +69,8 @@ def read_range(
                     yield to_spark_batch(part, columns, target, wanted)
             except MoldauError as error:
                 raise SparkSourceError(
-                    f"{wanted.topic_partition} at {options.bootstrap} has a batch that cannot be read, at or behind "
-                    f"offset {fetched.position}: {error}"
+                    f"{wanted.topic_partition} at {options.bootstrap} has a batch that cannot be "
+                    f"decoded, at or after offset {fetched.position}: {error}"
                 ) from None
     finally:
         gate.run(reading.close())
@@ -92,8 +92,8 @@ def _decode_text(array: pa.Array, column: SourceColumn, wanted: OffsetRange) -> 
         return array.cast(pa.string())
     except pa.ArrowInvalid:
         raise SparkSourceError(
-            f"the schema asks for {column.name} STRING, and {wanted} has one that is not UTF-8; ask for BINARY and "
-            "decode it in the query"
+            f"the schema requests {column.name} as STRING, but {wanted} has one that is not UTF-8; "
+            "request BINARY and decode it in the query"
         ) from None
 
 
@@ -160,9 +160,9 @@ class RangeReader:
             raise error
         first, last = await self._log_offsets()
         if isinstance(error, LogTruncationError) or self._position > last:
-            self._skip_rest(f"its log was cut, and ends at {last}")
+            self._skip_rest(f"its log was truncated and ends at {last}")
         elif self._position < first:
-            self._report(f"its log begins at {first}", f"goes on at {first}")
+            self._report(f"its log starts at {first}", f"continues at {first}")
             self._position = first
             fetcher.seek(self._partition, first)
         else:
@@ -184,7 +184,7 @@ class RangeReader:
                 )
                 is_long = left_ms <= self._options.fetch_options.timeout_ms - _UNKNOWN_PARTITION_MS
                 if code == ErrorCode.unknown_topic_or_partition and is_long:
-                    self._skip_rest("it does not exist any more")
+                    self._skip_rest("it no longer exists")
                     return
             if left_ms <= 0:
                 _, last = await self._log_offsets()
@@ -195,7 +195,7 @@ class RangeReader:
             if left_ms <= 0:
                 raise self._timeout_error(str(error)) from None
         if left_ms <= 0:
-            raise self._timeout_error("it is there, and sends no records")
+            raise self._timeout_error("it exists but returns no records")
 
     async def _log_offsets(self) -> tuple[int, int]:
         """Returns the earliest and the end offset."""
@@ -215,20 +215,20 @@ class RangeReader:
         return first[self._partition].offset, last[self._partition].offset
 
     def _skip_rest(self, cause: str) -> None:
-        self._report(cause, "leaves out the rest of it")
+        self._report(cause, "skips the rest of it")
         self._is_rest_skipped = True
 
     def _warn_empty(self) -> None:
         _log.warning(
-            f"{self._partition} at {self._options.bootstrap} holds no records from offset {self._position} to "
-            f"{self._wanted.end}: its leader had none however often it was asked, though its log goes on behind them. "
-            "They were compacted away, or the storage behind that broker is too slow"
+            f"{self._partition} at {self._options.bootstrap} has no records from offset "
+            f"{self._position} to {self._wanted.end}: its leader repeatedly returned none, "
+            "although its log continues. They were compacted, or the broker's storage is too slow"
         )
 
     def _report(self, cause: str, action: str) -> None:
         report_data_loss(
-            f"{self._partition} at {self._options.bootstrap} was to be read from offset {self._position} to "
-            f"{self._wanted.end}, and {cause}",
+            f"{self._partition} at {self._options.bootstrap} should be read from offset "
+            f"{self._position} to {self._wanted.end}, but {cause}",
             fails=self._options.fail_on_data_loss,
             action=action,
         )
@@ -242,9 +242,9 @@ class RangeReader:
         )
         timeout_s = self._options.fetch_options.timeout_ms / 1000
         return SparkSourceError(
-            f"{self._partition} could not be read from offset {self._position} on for {timeout_s:g} s: it {whom} "
-            f"({cause}). Check that the broker is up and that this machine reaches that address; "
-            "kafkaConsumer.pollTimeoutMs says how long to wait"
+            f"{self._partition} could not be read from offset {self._position} for {timeout_s:g} "
+            f"s: it {whom} ({cause}). Check that the broker is up and that this machine reaches "
+            "its address; kafkaConsumer.pollTimeoutMs sets the timeout"
         )
 
     def _remaining_ms(self) -> int:
