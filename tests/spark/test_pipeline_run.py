@@ -114,7 +114,7 @@ def test_while_it_runs_it_cannot_be_run_a_second_time(
 
     runs.heard = Second()
     assert runs.run(stop_request, available_now=False).name == "stopped"
-    assert f"{topic} is running already as process" in refused[0]
+    assert f"{topic} is already running as process" in refused[0]
 
 
 def test_when_one_query_fails_all_are_stopped_and_the_cause_is_told_in_a_sentence(

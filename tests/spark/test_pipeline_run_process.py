@@ -131,7 +131,7 @@ def test_on_a_terminal_a_table_shows_the_run_and_ctrl_c_ends_it(broker: Broker, 
         assert (told["state"], told["run"]["pid"]) == ("running", process.pid)
         second = done("pipeline", "run", "numbers.yaml", directory=directory)
         assert second.returncode == 1
-        assert f"numbers is running already as process {process.pid}" in second.stderr
+        assert f"numbers is already running as process {process.pid}" in second.stderr
         terminal.press_ctrl_c()
         assert process.wait() == 130, terminal.text
     assert "numbers is stopped; the next run goes on from here." in terminal.text

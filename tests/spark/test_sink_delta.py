@@ -202,7 +202,7 @@ def test_a_new_checkpoint_under_an_old_name_is_refused_and_drops_nothing(
     stream(spark, source, path, tmp_path / "first", appId="mine")
     offer(spark, tmp_path / "other", 5, 10)
     told = failure(lambda: stream(spark, tmp_path / "other", path, tmp_path / "second", appId="mine"))
-    assert "has batch 0 of 'mine', and this write is at 0: its checkpoint was begun anew" in told
+    assert "has batch 0 of 'mine', but this write is at 0: its checkpoint was begun anew" in told
     assert len(data_files(path)) == len(DeltaTable(path).file_uris())
     stream(spark, tmp_path / "other", path, tmp_path / "third", appId="another")
     assert [row["id"] for row in rows(path)] == list(range(10))
@@ -251,7 +251,7 @@ def test_an_upsert_that_comes_again_is_left_out(spark: SparkSession, tmp_path: P
     assert merge(changes(spark, (1, "a", 1)), 4, path)
     assert merge(changes(spark, (1, "b", 2)), 5, path)
     assert not merge(changes(spark, (1, "b", 2)), 5, path)
-    with pytest.raises(SparkSourceError, match=r"has batch 5 of 'app', and this write is at 4"):
+    with pytest.raises(SparkSourceError, match=r"has batch 5 of 'app', but this write is at 4"):
         merge(changes(spark, (1, "a", 1)), 4, path)
     assert rows(path) == [{"id": 1, "Name": "b", "n": 2}]
     assert DeltaTable(path).version() == 1
@@ -359,12 +359,12 @@ def test_upserts_that_make_no_sense_are_named(spark: SparkSession, tmp_path: Pat
         (
             changes(spark, (1, "a", 1)),
             {"key": ["ids"]},
-            "key names 'ids', which is no column; did you mean id?",
+            "key names 'ids', which is not a column; did you mean id?",
         ),
         (
             changes(spark, (1, "a", 1)),
             {"order_by": ["z"]},
-            "order_by names 'z', which is no column; there are id",
+            "order_by names 'z', which is not a column; there are id",
         ),
         (
             changes(spark, (None, "a", 1)),

@@ -149,7 +149,7 @@ def test_rows_without_a_key_are_spread_over_the_partitions(
         (
             ["1 AS value"],
             {},
-            "the column 'value' is INT and has to be STRING or BINARY: CAST(value AS STRING)",
+            "the column 'value' is INT and must be STRING or BINARY: CAST(value AS STRING)",
         ),
         (["'k' AS key"], {}, "there is no column 'value': select what"),
         (["NULL AS value"], {}, "the column 'value' is VOID"),
@@ -215,7 +215,7 @@ def test_no_broker_is_said_in_one_sentence(spark: SparkSession) -> None:
     writer.options(
         **{"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.request.timeout.ms": "300", "topic": "t"}
     )
-    assert failure(writer.save).startswith("no broker answers at 127.0.0.1:1")
+    assert failure(writer.save).startswith("no response from the brokers at 127.0.0.1:1")
     writer = spark.range(1).selectExpr("'v' AS value").write.format("moldau").mode("append")
     assert failure(writer.option("topic", "t").save).startswith("kafka.bootstrap.servers is missing")
 

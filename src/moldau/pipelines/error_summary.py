@@ -10,8 +10,8 @@ USER_ERRORS = (PipelineError, SparkSourceError, LaunchError, KafkaError)
 """Errors whose messages are written for users."""
 
 STATE_INCOMPATIBLE = (
-    "the query has changed in a way that its state cannot follow: change it back, or begin anew with "
-    "`moldau pipeline replay FILE --from earliest`"
+    "the changed query is not compatible with its state: change it back, or start over with `moldau pipeline "
+    "replay FILE --from earliest`"
 )
 
 SPARK_EXTRA_MODULES = frozenset(
@@ -48,7 +48,7 @@ def summarize_error(error: BaseException) -> str:
     text = str(error)
     absent = missing_extra(error)
     if absent is not None:
-        return f"Pipelines run on Spark, and {absent} is not installed: pip install 'moldau[spark]'"
+        return f"Pipelines run on Spark, but {absent} is not installed: pip install 'moldau[spark]'"
     if _STATE_ERROR.search(text):
         return STATE_INCOMPATIBLE
     said = (

@@ -58,11 +58,11 @@ def test_what_is_too_long_for_a_line_is_cut() -> None:
 def test_what_spark_tells_of_the_query_behind_our_words_is_left_out() -> None:
     text = (
         "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: SparkSourceError: no answer from the "
-        "cluster at 127.0.0.1:9092. Is a broker running there?\n=== Streaming Query ===\n"
+        "cluster at 127.0.0.1:9092. Check that a broker is running there?\n=== Streaming Query ===\n"
         "Identifier: revenue: out [id = 1, runId = 2]\nCurrent Committed Offsets: {}"
     )
     assert summarize_error(RuntimeError(text)) == (
-        "no answer from the cluster at 127.0.0.1:9092. Is a broker running there?"
+        "no answer from the cluster at 127.0.0.1:9092. Check that a broker is running there?"
     )
 
 
@@ -79,7 +79,7 @@ def test_what_spark_tells_of_the_query_behind_our_words_is_left_out() -> None:
 )
 def test_what_is_not_installed_is_named_with_the_way_to_install_it(error: Exception) -> None:
     assert summarize_error(error) == (
-        "Pipelines run on Spark, and deltalake is not installed: pip install 'moldau[spark]'"
+        "Pipelines run on Spark, but deltalake is not installed: pip install 'moldau[spark]'"
     )
 
 

@@ -168,7 +168,7 @@ def test_a_query_that_reads_or_writes_something_else_now_is_refused() -> None:
 
 def test_a_checkpoint_that_spark_made_for_something_else_is_refused() -> None:
     files = Files({"ck/metadata": "{}"})
-    with pytest.raises(PipelineError, match="made by something else"):
+    with pytest.raises(PipelineError, match="was not created by a Moldau pipeline"):
         claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
 
 
@@ -215,12 +215,12 @@ def test_a_directory_belongs_to_the_query_that_claimed_it_first() -> None:
     with pytest.raises(PipelineError, match="belongs to the query a"):
         # Its checkpoint was made anew: batch 0 would be taken for one that is there.
         claim_directory(files, "d", identity("a"))
-    with pytest.raises(PipelineError, match="b begins anew, and d has the rows of another query"):
+    with pytest.raises(PipelineError, match="b has no checkpoint yet, but d has rows of another query"):
         check_owner(files, "d", "b", None)
 
 
 def test_a_directory_that_another_program_writes_to_is_refused() -> None:
-    with pytest.raises(PipelineError, match="something else than a pipeline of Moldau"):
+    with pytest.raises(PipelineError, match="which another program writes to"):
         claim_directory(Files({"d/_spark_metadata": ""}), "d", identity())
     with pytest.raises(PipelineError, match="cannot be read"):
         claim_directory(Files({f"d/{OWNER_FILE}": "{}"}), "d", identity())

@@ -136,8 +136,10 @@ class _PipelineChecker:
         if reasons:
             becomes = {
                 BadRecordPolicy.FAIL: "the run fails: change the schema, or set on_bad: drop or dead_letters: <topic>",
-                BadRecordPolicy.DROP: "they are left out; if they should not be, change the schema",
-                BadRecordPolicy.DEAD_LETTER: "they go to the dead letters; if they should not, change the schema",
+                BadRecordPolicy.DROP: "they are dropped; if they should not be, change the schema",
+                BadRecordPolicy.DEAD_LETTER: (
+                    "they are written to the dead-letter topic; if they should not be, change the schema"
+                ),
             }[self.pipeline.on_bad]
             yield warning(
                 f"sources.{source.name}",
@@ -204,7 +206,7 @@ class _PipelineChecker:
         if sink.mode == "upsert" and not is_ordered:
             yield warning(
                 where,
-                "two rows with the same key in one batch would end the run: which is the last is not said",
+                "two rows with the same key in one batch would fail the run: their order is not defined",
                 "order_by: [a column], or keep _offset in the view",
             )
         if sink.kind in (SinkKind.PARQUET, SinkKind.DELTA):
@@ -245,8 +247,11 @@ def _state(
     if found.sql and found.sql != now.sql and storage.exists(f"{checkpoint}/state"):
         yield warning(
             "checkpoint",
-            f"the SQL of {now.query} is not the one its state was made with; if the state does not fit, the run ends",
-            "change it back, or begin anew: moldau pipeline replay FILE --from earliest",
+            (
+                f"the SQL of {now.query} has changed since its state was created; if they are not compatible, the run "
+                "fails"
+            ),
+            "change it back, or start over: moldau pipeline replay FILE --from earliest",
         )
 
 
@@ -281,7 +286,9 @@ def _directory(sink: Sink) -> Iterator[Finding]:
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
         what = "cannot be written to" if path.is_dir() else "is a file"
         yield error(
-            f"sinks.{sink.name}.{sink.kind}", f"{path} {what}", "name another directory, or change its owner"
+            f"sinks.{sink.name}.{sink.kind}",
+            f"{path} {what}",
+            "choose another directory, or change its permissions",
         )
 
 

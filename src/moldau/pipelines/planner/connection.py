@@ -20,4 +20,4 @@ def cluster_settings(pipeline: PipelineDefinition) -> Mapping[str, Any]:
     try:
         return parse_connection(connection_options(pipeline))
     except OptionError as error:
-        raise PipelineError(f"the cluster of the pipeline {pipeline.name} cannot be asked: {error}") from None
+        raise PipelineError(f"the connection of the pipeline {pipeline.name} is not valid: {error}") from None

@@ -65,8 +65,8 @@ def claim_checkpoint(files: FileStore, checkpoint: str, wanted: QueryIdentity) -
         return found
     if files.exists(f"{checkpoint}/metadata"):
         raise PipelineError(
-            f"the checkpoint {checkpoint} was made by something else than a pipeline of Moldau: give the pipeline "
-            "another place with checkpoint: …"
+            f"the checkpoint {checkpoint} was not created by a Moldau pipeline: choose another directory with "
+            "checkpoint: …"
         )
     new = replace(wanted, id=uuid.uuid4().hex)
     files.write(f"{checkpoint}/{IDENTITY_FILE}", json.dumps(asdict(new), indent=2) + "\n")
@@ -91,8 +91,8 @@ def check_identity(checkpoint: str, found: QueryIdentity, wanted: QueryIdentity)
         return
     if (found.pipeline, found.query) != (wanted.pipeline, wanted.query):
         raise PipelineError(
-            f"the checkpoint {checkpoint} belongs to the query {found.query} of the pipeline {found.pipeline}, not to "
-            f"{wanted.query} of {wanted.pipeline}: give this pipeline another place with checkpoint: …"
+            f"the checkpoint {checkpoint} belongs to the query {found.query} of the pipeline {found.pipeline}, not "
+            f"to {wanted.query} of {wanted.pipeline}: choose another directory with checkpoint: …"
         )
     what = (
         f"reads {_sources_text(found.sources)}, now {_sources_text(wanted.sources)}"
@@ -100,8 +100,8 @@ def check_identity(checkpoint: str, found: QueryIdentity, wanted: QueryIdentity)
         else f"writes to {found.sink}, now to {wanted.sink}"
     )
     raise PipelineError(
-        f"the query {wanted.query} has changed since its checkpoint {checkpoint} was made: it {what}. Change it back, "
-        "or begin anew with moldau pipeline replay --from earliest (or a time)"
+        f"the query {wanted.query} has changed since its checkpoint {checkpoint} was created: it {what}. Change it "
+        "back, or start over with moldau pipeline replay --from earliest (or a time)"
     )
 
 
@@ -120,12 +120,11 @@ def check_owner(files: FileStore, directory: str, query: str, known: QueryIdenti
         return
     if known is None:
         raise PipelineError(
-            f"the sink {query} begins anew, and {directory} has the rows of another query: {_ADVICE}"
+            f"the sink {query} has no checkpoint yet, but {directory} has rows of another query: {_ADVICE}"
         )
     if owner is None:
         raise PipelineError(
-            f"the sink {query} would write to {directory}, which something else than a pipeline of Moldau writes to: "
-            f"{_ADVICE}"
+            f"the sink {query} would write to {directory}, which another program writes to: {_ADVICE}"
         )
     try:
         found = json.loads(owner)
@@ -133,7 +132,8 @@ def check_owner(files: FileStore, directory: str, query: str, known: QueryIdenti
         is_own = found["id"] == known.id
     except (ValueError, TypeError, KeyError):
         raise PipelineError(
-            f"{directory}/{OWNER_FILE} cannot be read: it says whose this directory is. {_ADVICE.capitalize()}"
+            f"{directory}/{OWNER_FILE} cannot be read. It identifies the owner of the directory. "
+            f"{_ADVICE.capitalize()}"
         ) from None
     if not is_own:
         raise PipelineError(
@@ -141,7 +141,7 @@ def check_owner(files: FileStore, directory: str, query: str, known: QueryIdenti
         )
 
 
-_ADVICE = "move that directory away, or name another one"
+_ADVICE = "move that directory, or choose another one"
 
 
 def claim_directory(files: FileStore, directory: str, identity: QueryIdentity) -> None:

@@ -10,17 +10,17 @@ from moldau.pipelines.runtime.times import EARLIEST
 
 def describe_replay(pipeline: PipelineDefinition, start: str, generations: Generations) -> Iterator[str]:
     new = max(each.number for each in generations.all) + 1
-    since = "from the first record there is" if start == EARLIEST else f"from {start}"
+    since = "from the earliest record" if start == EARLIEST else f"from {start}"
     yield f"{pipeline.name} reads {since} again, as generation {new}:"
     for sink in pipeline.sinks:
         yield f"  {sink.name} ({sink_label(sink)}): {_replay_effect(sink, new)}"
     if pipeline.dead_letter_topic is not None:
-        yield f"  dead letters (topic {pipeline.dead_letter_topic}): are sent a second time."
+        yield f"  dead letters (topic {pipeline.dead_letter_topic}): are written again."
     if start != EARLIEST and any(source.watermark is not None for source in pipeline.sources):
-        yield "  Windows that had begun before that time are computed from the part of their records that follows it."
+        yield "  Windows that started before that time are computed from later records only."
     yield (
-        f"Generation {generations.current} stays as it is; "
-        f"`moldau pipeline run {pipeline.file or 'FILE'} --generation {generations.current}` goes back to it."
+        f"Generation {generations.current} stays unchanged; `moldau pipeline run {pipeline.file or 'FILE'} "
+        f"--generation {generations.current}` returns to it."
     )
 
 
@@ -42,14 +42,14 @@ def sink_for_generation(sink: Sink, generation: int) -> Sink:
 def _replay_effect(sink: Sink, generation: int) -> str:
     if sink.kind is SinkKind.DELTA and sink.mode == "upsert":
         return (
-            "rows with the same key are replaced, none is there twice; until it has caught up they are as they were "
-            "then."
+            "rows with the same key are replaced, without duplicates; until it has caught up they have old "
+            "values."
         )
     if sink.kind is SinkKind.DELTA and sink.mode == "complete":
-        return "is computed anew."
+        return "is computed again."
     if sink.kind is SinkKind.CONSOLE:
         return "is printed again."
     if sink.kind is SinkKind.PARQUET:
         target = sink_for_generation(sink, generation).target
         return f"everything since then goes to {target}; existing files stay unchanged."
-    return "everything since then is written a second time."
+    return "everything since then is written again."

@@ -90,7 +90,7 @@ def read_starting_offsets(files: FileStore, path: str) -> Offsets | None:
         return parse_by_partition("startingOffsets", text, "an offset")
     except SparkSourceError:
         raise PipelineError(
-            f"{path} cannot be read: it says where the queries of this generation began. Restore it, or begin anew "
+            f"{path} cannot be read. It has the starting offsets of this generation: restore it, or start over "
             "with moldau pipeline replay --from earliest"
         ) from None
 

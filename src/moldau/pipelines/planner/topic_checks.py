@@ -54,7 +54,7 @@ def fetch_topics(pipeline: PipelineDefinition) -> ClusterTopics | Finding:
     except KafkaError as failure:
         return error(
             "bootstrap",
-            f"no answer from the cluster at {pipeline.bootstrap}: {failure}",
+            f"no response from the cluster at {pipeline.bootstrap}: {failure}",
             "start a broker there (moldau serve), or change bootstrap:",
         )
 
@@ -106,8 +106,8 @@ def _check_read_topics(source: Source, topics: ClusterTopics) -> Iterator[Findin
     if source.pattern is not None and not any(re.fullmatch(source.pattern, name) for name in topics.names):
         yield warning(
             f"{where}.pattern",
-            f"no topic fits {source.pattern!r} yet",
-            "topics that fit are picked up when they are there",
+            f"no topic matches {source.pattern!r} yet",
+            "matching topics are read once they exist",
         )
 
 
@@ -116,6 +116,8 @@ def _check_written_topic(where: str, topic: str, topics: ClusterTopics) -> Itera
         return
     told = f"there is no topic {topic}{did_you_mean(topic, topics.names)}"
     if topics.are_auto_created:
-        yield warning(where, told, "the first record makes it, with the broker's number of partitions")
+        yield warning(
+            where, told, "it is created automatically, with the broker's default number of partitions"
+        )
     else:
         yield error(where, told, f"moldau topic create {topic}")

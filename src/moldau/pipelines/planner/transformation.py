@@ -64,13 +64,13 @@ def _source_view(frame: DataFrame, source: Source) -> DataFrame:
     if column not in frame.columns:
         hint = suggest_names(column, frame.columns)
         raise PipelineError(
-            f"the watermark of the source {source.name} is on {column!r}, which is no column{hint}"
+            f"the watermark of the source {source.name} is on {column!r}, which is not a column{hint}"
         )
     kind = frame.schema[column].dataType
     if not isinstance(kind, T.TimestampType | T.TimestampNTZType):
         raise PipelineError(
-            f"the watermark of the source {source.name} is on {column!r}, which is {kind.simpleString().upper()}: it "
-            f"must be TIMESTAMP; say so in schema: {column} TIMESTAMP"
+            f"the watermark of the source {source.name} is on {column!r}, which is {kind.simpleString().upper()}: "
+            f"it must be TIMESTAMP, as in schema: {column} TIMESTAMP"
         )
     return frame.withWatermark(column, source.watermark.delay)
 
@@ -85,11 +85,7 @@ def _view(spark: SparkSession, view: View, frames: Mapping[str, DataFrame]) -> D
         frame = spark.sql(view.sql or "")
     twice = [name for index, name in enumerate(frame.columns) if name in frame.columns[:index]]
     if twice:
-        hint = (
-            "; name the columns you want instead of *"
-            if twice[0] in METADATA
-            else ": give one another name with AS"
-        )
+        hint = "; name the columns you want instead of *" if twice[0] in METADATA else ": rename one with AS"
         raise PipelineError(f"{what} has two columns called {twice[0]!r}{hint}")
     return frame
 
@@ -100,7 +96,7 @@ def _call_function(what: str, transform: TransformFunction, frames: Mapping[str,
     except PySparkException as error:
         raise PipelineError(f"{what}: {_spark_error_text(error)}") from error
     except Exception as error:
-        raise PipelineError(f"{what}: its function ended in {type(error).__name__}: {error}") from error
+        raise PipelineError(f"{what}: its function raised {type(error).__name__}: {error}") from error
     if not isinstance(frame, DataFrame):
         raise PipelineError(f"{what}: its function must return a DataFrame, not {type(frame).__name__}")
     return frame

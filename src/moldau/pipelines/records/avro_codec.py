@@ -69,7 +69,9 @@ def _payload(value: bytes, wire: str) -> bytes:
     if wire != "confluent":
         return value
     if len(value) < CONFLUENT_PREFIX_BYTES or value[0] != 0:
-        raise ValueError("it does not begin with a zero and a schema's number, as avro.wire: confluent says")
+        raise ValueError(
+            "it does not start with a zero byte and a schema id, as avro.wire: confluent requires"
+        )
     return value[CONFLUENT_PREFIX_BYTES:]
 
 
@@ -84,7 +86,7 @@ def _reader(schema: str) -> Callable[[bytes], Any]:
         record = fastavro.schemaless_reader(stream, parsed)
         left = len(value) - stream.tell()
         if left:
-            raise ValueError(f"{left} bytes are left over behind the record")
+            raise ValueError(f"{left} bytes follow the record")
         return record
 
     return read

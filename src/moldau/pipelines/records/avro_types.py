@@ -33,7 +33,7 @@ def spark_schema(schema: str, what: str) -> T.StructType:
     parsed = parsed_schema(schema, what)
     found = _type_of(parsed, {}, what)
     if not isinstance(found, T.StructType):
-        raise PipelineError(f"the Avro schema of {what} is not a record: columns need a record's fields")
+        raise PipelineError(f"the Avro schema of {what} is not a record")
     return found
 
 
@@ -79,7 +79,7 @@ def _type_of(schema: Any, named: dict[str, Any], what: str) -> T.DataType:
         found = named.get(schema) or named.get(schema.rpartition(".")[2])
         if found is None:
             raise PipelineError(
-                f"the Avro schema of {what} refers to itself at {schema!r}: Spark has no such type"
+                f"the Avro schema of {what} is recursive at {schema!r}, which Spark does not support"
             )
         return found  # type: ignore[no-any-return]
     kind = schema["type"]
@@ -119,5 +119,5 @@ def _union(schema: list[Any], named: dict[str, Any], what: str) -> T.DataType:
         if all(isinstance(each, str) and each in members for each in left):
             return _PRIMITIVES[wider]
     raise PipelineError(
-        f"the Avro schema of {what} has a union of {len(left)} types: a column of Spark has one"
+        f"the Avro schema of {what} has a union of {len(left)} types, but a Spark column has one"
     )

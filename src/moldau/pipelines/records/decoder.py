@@ -56,7 +56,7 @@ def value_schema(source: Source, inferred: T.StructType | None = None) -> T.Stru
     elif inferred is not None:
         schema = inferred
     else:
-        raise PipelineError(f"{what} has no schema, and none was inferred: give schema: name TYPE, …")
+        raise PipelineError(f"{what} has no schema, and none was inferred: set schema: name TYPE, …")
     taken = [name for name in schema.names if name in METADATA or name.startswith("__")]
     if taken:
         raise PipelineError(
@@ -127,7 +127,7 @@ def _plain(kind: Format) -> tuple[list[str], str, str]:
     return (
         [f"{_TEXT} AS value"],
         f"NOT {_IS_TEXT}",
-        failure_struct(MALFORMED, literal("the value is not text in UTF-8")),
+        failure_struct(MALFORMED, literal("the value is not UTF-8")),
     )
 
 
@@ -147,7 +147,7 @@ def _json(raw: DataFrame, schema: T.StructType) -> tuple[DataFrame, list[str], s
     raw = raw.select("*", F.explode(F.array(parsed)).alias(_PARSED))
     is_no_json = f"({_PARSED}.{_CORRUPT} IS NOT NULL OR {_VALUE} IS NULL OR {_END} IS NULL)"
     is_bad = f"{RAW_VALUE} IS NOT NULL AND ({is_no_json} OR NOT {_IS_TEXT})"
-    no_text = failure_struct(MALFORMED, literal("the value is not text in UTF-8, as JSON must be"))
+    no_text = failure_struct(MALFORMED, literal("the value is not UTF-8, as JSON must be"))
     bad = cases((f"NOT {_IS_TEXT}", no_text), otherwise=_json_failure(schema))
     return raw, _fields(schema, _VALUE), is_bad, bad
 
@@ -189,7 +189,7 @@ def _expected(field: T.StructField) -> str:
 
 def _avro(raw: DataFrame, source: Source, schema: T.StructType) -> tuple[DataFrame, list[str], str, str]:
     raw = raw.select("*", _avro_decoder(source, schema)(F.col(RAW_VALUE)).alias(_PARSED))
-    told = f"concat('the value is not in its Avro schema: ', {_PARSED}.error)"
+    told = f"concat('the value does not match its Avro schema: ', {_PARSED}.error)"
     return (
         raw,
         _fields(schema, f"{_PARSED}.v"),

@@ -100,8 +100,8 @@ async def redrive(
             return await _Redrive(cluster, pipeline.name, topic, limit, dry_run).run()
     except KafkaError as error:
         raise PipelineError(
-            f"the dead letters of {topic} were not all sent back: {error}. What was sent is noted in the group "
-            f"{redrive_group(pipeline.name, topic)}; once the cause is gone, run it again"
+            f"not all dead letters of {topic} were sent back: {error}. Progress is committed to the group "
+            f"{redrive_group(pipeline.name, topic)}; run it again after fixing the cause"
         ) from error
 
 
@@ -121,7 +121,8 @@ class _Redrive:
         known = self._cluster.topics.get(self._topic)
         if known is None:
             raise PipelineError(
-                f"there is no topic {self._topic}: no dead letter was written yet, or another cluster is meant"
+                f"the topic {self._topic} does not exist: no dead letter was written yet, or bootstrap names "
+                "another cluster"
             )
         partitions = [TopicPartition(self._topic, each.index) for each in known.partitions]
         consumer = Consumer(

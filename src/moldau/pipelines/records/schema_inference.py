@@ -61,7 +61,7 @@ def infer_schema(spark: SparkSession, values: DataFrame, source: Source) -> T.St
 def _no_schema_error(source: Source, why: str) -> PipelineError:
     topics = source.pattern or ", ".join(source.topics)
     return PipelineError(
-        f"the source {source.name} ({topics}) has no schema, and {why}: give schema: name TYPE, …"
+        f"the source {source.name} ({topics}) has no schema, and {why}: set schema: name TYPE, …"
     )
 
 

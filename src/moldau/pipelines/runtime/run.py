@@ -205,7 +205,7 @@ def run_until_stopped(
             states = queries.end()
             break
         if stop_request.wait(POLL_INTERVAL_S):
-            watcher.step("finishing the batches that are under way")
+            watcher.step("finishing the current batches")
             states = queries.stop(FINISH_TIMEOUT_S)
             break
     watcher.states(states)

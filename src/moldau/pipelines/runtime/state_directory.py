@@ -75,7 +75,7 @@ class Generations:
             if each.number == number:
                 return each
         known = ", ".join(str(each.number) for each in self.all)
-        raise PipelineError(f"there is no generation {number} of checkpoints: there is {known}")
+        raise PipelineError(f"generation {number} of checkpoints does not exist; there are {known}")
 
     def with_next(self, start: str, made: str) -> "Generations":
         number = max(each.number for each in self.all) + 1
@@ -142,15 +142,15 @@ class StateDirectory:
             ) from error
         with ExitStack() as held:
             stop = f"stop it with `moldau pipeline stop {self.name} --state {self.path.parent}`"
-            lock = _locked(self.path / "lock", lambda by: f"{self.name} is running already as {by}; {stop}")
+            lock = _locked(self.path / "lock", lambda by: f"{self.name} is already running as {by}; {stop}")
             locks = [held.enter_context(lock)]
             place = None if checkpoint is None else _local_path(checkpoint)
             if place is not None:
                 lock = _locked(
                     place / f"{self.name}.lock",
                     lambda by: (
-                        f"{self.name} runs with another state directory as {by}, and its checkpoints are the "
-                        f"same, in {place}; stop that run first"
+                        f"{self.name} runs with another state directory as {by} and the same checkpoints in "
+                        f"{place}; stop that run first"
                     ),
                 )
                 locks.append(held.enter_context(lock))

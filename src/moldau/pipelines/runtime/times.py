@@ -21,19 +21,19 @@ def parse_start_time(given: str, now: datetime) -> str:
         try:
             return iso(now - timedelta(seconds=number * UNITS[ago[2].lower()]))
         except OverflowError:
-            raise PipelineError(f"{given!r} is before time began; say `earliest`") from None
+            raise PipelineError(f"{given!r} is too long ago; use `earliest`") from None
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise PipelineError(
-            f"{given!r} is not a time; say 2026-01-31T12:00 (in UTC), '2 hours ago', earliest or latest"
+            f"{given!r} is not a time; use 2026-01-31T12:00 (in UTC), '2 hours ago', earliest or latest"
         ) from None
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
     if time < datetime(1970, 1, 1, tzinfo=UTC):
-        raise PipelineError(f"{given!r} is before 1970, when time began; say `earliest`")
+        raise PipelineError(f"{given!r} is before 1970; use `earliest`")
     if time > now:
-        raise PipelineError(f"{given!r} is still to come; what is to be read again has been there before")
+        raise PipelineError(f"{given!r} is in the future; a replay starts in the past")
     return iso(time)
 
 

@@ -15,7 +15,7 @@ def find_cycles(pipeline: PipelineDefinition) -> Iterator[tuple[tuple[str, ...],
     if dead and pipeline.on_bad is BadRecordPolicy.DEAD_LETTER:
         for source in _readers(pipeline, dead, {}):
             reader = f"{dead} is read by the source {source.name}{_pattern_note(source)}"
-            yield ("dead_letters",), f"{reader}: bad records would go in circles; name another topic for them"
+            yield ("dead_letters",), f"{reader}: bad records would cycle forever; use another topic for them"
     made_of = {sink.name: [each.name for each in sources_of(pipeline, sink.view)] for sink in pipeline.sinks}
     read_by = {
         sink.name: _readers(pipeline, sink.target, sink.options) if sink.kind is SinkKind.TOPIC else []
@@ -26,7 +26,7 @@ def find_cycles(pipeline: PipelineDefinition) -> Iterator[tuple[tuple[str, ...],
             if _reaches(source.name, sink.name, made_of, read_by):
                 reader = f"{sink.target} is read by the source {source.name}{_pattern_note(source)}"
                 where = ("sinks", sink.name, "topic")
-                yield where, f"{reader}, of which this sink is made: its rows would go in circles"
+                yield where, f"{reader}, which feeds this sink: its rows would cycle forever"
 
 
 def _readers(pipeline: PipelineDefinition, topic: str, options: Mapping[str, str]) -> list[Source]:
@@ -46,7 +46,7 @@ def _reads(source: Source, topic: str) -> bool:
 
 
 def _pattern_note(source: Source) -> str:
-    return "" if source.pattern is None else f" ({source.pattern!r} fits it)"
+    return "" if source.pattern is None else f" ({source.pattern!r} matches it)"
 
 
 def _reaches(

@@ -120,7 +120,7 @@ def _with_view(sink: Sink, sources: tuple[Source, ...], views: tuple[View, ...])
 
 def _schema(given: SpecSection, folder: Path | None) -> str | None:
     if given.has("schema") and given.has("schema_file"):
-        raise given.error("schema_file", "there are both schema and schema_file: leave one of them out")
+        raise given.error("schema_file", "both schema and schema_file are set: remove one of them")
     return given.text("schema") or given.file_text("schema_file", folder)
 
 

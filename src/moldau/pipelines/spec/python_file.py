@@ -122,7 +122,7 @@ class Pipeline:
     def _add_view(self, view: View, line: int) -> None:
         path = ("transform", view.name)
         if view.name in self._views:
-            raise self._locations.error(path, f"there are two views called {view.name!r}")
+            raise self._locations.error(path, f"two views are named {view.name!r}")
         self._lines[path] = line
         self._views[view.name] = view
 
@@ -153,21 +153,21 @@ def load_python_file(path: Path, text: str) -> Pipeline:
     except PipelineError:
         raise
     except SyntaxError as error:
-        raise PipelineError(f"{path}:{error.lineno}: this is not Python: {error.msg}") from None
+        raise PipelineError(f"{path}:{error.lineno}: not valid Python: {error.msg}") from None
     except SystemExit as error:
         raise PipelineError(
-            f"{path}:{_line_of(error, path)}: the file ended itself with sys.exit({error.code!r}); a pipeline's file "
-            "only declares, and is read to its end"
+            f"{path}:{_line_of(error, path)}: the file called sys.exit({error.code!r}); a pipeline file only "
+            "declares"
         ) from error
     except Exception as error:
         where = f"{path}:{_line_of(error, path)}"
         if _NO_SESSION_ERROR in str(error):
             raise PipelineError(
-                f"{where}: this asks Spark, which is not started when the file is read: give types as objects "
-                '(@F.udf(T.IntegerType()), not @F.udf("int")), and do what needs a session inside the functions of '
-                "sources, views and sinks"
+                f"{where}: this needs a Spark session, which is not started when the file is loaded: give types as "
+                'objects (@F.udf(T.IntegerType()), not @F.udf("int")), and use the session inside the functions '
+                "of sources, views and sinks"
             ) from error
-        raise PipelineError(f"{where}: the file ended in {type(error).__name__}: {error}") from error
+        raise PipelineError(f"{where}: the file raised {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent.absolute()))
     # Executors do not have the file, so its functions are pickled by value.
@@ -176,7 +176,7 @@ def load_python_file(path: Path, text: str) -> Pipeline:
     if len({id(each) for each in found.values()}) != 1:
         told = f"has {len(found)} ({', '.join(found)})" if found else "has none"
         raise PipelineError(
-            f"{path}: a file makes one pipeline (pipeline = Pipeline({path.stem!r})); this {told}"
+            f"{path}: a file must define one pipeline (pipeline = Pipeline({path.stem!r})); this {told}"
         )
     return next(iter(found.values()))
 

@@ -168,9 +168,7 @@ class SpecSection:
         if len(found) == 1:
             return found[0]
         if found:
-            raise self.error(
-                found[1], f"{self._name()} has both {' and '.join(found)}: leave one of them out"
-            )
+            raise self.error(found[1], f"{self._name()} has both {' and '.join(found)}: remove one of them")
         for key in self._tree:
             hint = "" if key in self._known else did_you_mean(str(key), keys)
             if hint:

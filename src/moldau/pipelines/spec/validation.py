@@ -65,7 +65,7 @@ def _definition_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
 
 def _duplicate_problems(path: tuple[str, ...], name: str, before: Sequence[str]) -> Iterator[Problem]:
     if name.lower() in (each.lower() for each in before):
-        yield path, f"there are two called {name!r}; SQL does not tell upper and lower case apart"
+        yield path, f"two are named {name!r}; SQL ignores case"
 
 
 def _source_problems(source: Source) -> Iterator[Problem]:
@@ -108,7 +108,10 @@ def _view_problems(view: View, before: Sequence[str]) -> Iterator[Problem]:
                 hint = suggest_names(parameter, before)
                 yield (
                     path,
-                    f"{view.name} takes {parameter!r}, which no source or view before it is called{hint}",
+                    (
+                        f"{view.name} has the parameter {parameter!r}, but no earlier source or view has this "
+                        f"name{hint}"
+                    ),
                 )
     elif not (view.sql or "").strip():
         yield path, f"the view {view.name} is empty: write a SELECT"
@@ -119,7 +122,7 @@ def _sink_problems(sink: Sink, views: Sequence[str]) -> Iterator[Problem]:
     if not is_slug(sink.name):
         yield path, f"{sink.name!r} cannot name a sink: {SLUG_RULE}"
     if not sink.view:
-        yield path, f"the sink {sink.name} must say what it shows: from: {' or '.join(views) or 'a source'}"
+        yield path, f"the sink {sink.name} needs a source or view: from: {' or '.join(views) or 'a source'}"
     elif sink.view not in views:
         hint = suggest_names(sink.view, views)
         yield (*path, "from"), f"there is no source or view {sink.view!r}{hint}"
@@ -132,11 +135,11 @@ def _sink_problems(sink: Sink, views: Sequence[str]) -> Iterator[Problem]:
     if sink.mode == "upsert" and not sink.key:
         yield path, "an upsert needs the columns that identify a row: key: [id]"
     if sink.order_by and sink.mode != "upsert":
-        yield (*path, "order_by"), "order_by is for tables that are kept by key: mode: upsert"
+        yield (*path, "order_by"), "order_by is for upserts: mode: upsert"
     if sink.delete_when and sink.mode != "upsert" and not (sink.kind is SinkKind.TOPIC and sink.key):
         yield (
             (*path, "delete_when"),
-            "delete_when is for what is kept by key: mode: upsert, or a topic with a key",
+            "delete_when is for mode: upsert, or for a topic with a key",
         )
     if sink.key and sink.mode != "upsert" and sink.kind is not SinkKind.TOPIC:
         yield (*path, "key"), f"a {sink.kind} sink in mode {sink.mode} has no key; did you mean mode: upsert?"
@@ -158,7 +161,7 @@ def _table_problems(sinks: Sequence[Sink]) -> Iterator[Problem]:
         other = writers.setdefault(directory, sink.name)
         if other != sink.name:
             both = f"the sinks {other} and {sink.name} write to one directory, {directory}"
-            advice = "give each its own, or bring their rows together in one view with UNION ALL"
+            advice = "use a directory for each, or combine their rows in one view with UNION ALL"
             yield ("sinks", sink.name, sink.kind.value), f"{both}: {advice}"
 
 
@@ -167,4 +170,7 @@ def _dead_letter_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
         yield ("on_bad",), "on_bad: dead_letter needs the topic: dead_letters: <topic>"
     if pipeline.on_bad is not BadRecordPolicy.DEAD_LETTER and pipeline.dead_letter_topic:
         topic = pipeline.dead_letter_topic
-        yield ("on_bad",), f"on_bad: {pipeline.on_bad} sends nothing to dead_letters: {topic}; leave one out"
+        yield (
+            ("on_bad",),
+            f"on_bad: {pipeline.on_bad} does not write to dead_letters: {topic}; remove one of them",
+        )

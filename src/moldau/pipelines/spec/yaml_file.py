@@ -55,7 +55,7 @@ def _to_python(
         inside = (*path, key)
         if key in tree:
             raise locations.error(
-                inside, f"{'.'.join(inside)} is there twice, again at line {_line(key_node)}"
+                inside, f"{'.'.join(inside)} is duplicated, again at line {_line(key_node)}"
             )
         lines[inside] = _line(key_node)
         tree[key] = _to_python(value_node, inside, locations, lines, environment)

@@ -4,8 +4,8 @@ from importlib.resources import files
 
 TEMPLATES = {
     "orders-revenue": "orders to revenue per minute and product, into a topic and a table",
-    "compacted-table": "a topic as a table: one row per key, gone when the key is deleted",
-    "blank": "the least there is: one topic in, one topic out",
+    "compacted-table": "a topic as a table: one row per key, deleted by a tombstone",
+    "blank": "a minimal pipeline: one topic in, one topic out",
 }
 
 

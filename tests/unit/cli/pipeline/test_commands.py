@@ -152,14 +152,14 @@ def test_a_replay_says_what_is_written_twice_and_does_nothing_unless_told_to() -
     succeeds("pipeline", "new", "mine")
     said = fails("pipeline", "replay", "mine.yaml", "--from", "2 hours ago")
     assert "as generation 2" in said
-    assert "revenue (topic revenue): everything since then is written a second time." in said
+    assert "revenue (topic revenue): everything since then is written again." in said
     assert (
-        "tables/revenue): rows with the same key are replaced, none is there twice; until it has caught up"
+        "tables/revenue): rows with the same key are replaced, without duplicates; until it has caught up"
         in said
     )
-    assert "dead letters (topic orders.dead): are sent a second time." in said
-    assert "Windows that had begun before that time" in said
-    assert "--generation 1` goes back to it." in said
+    assert "dead letters (topic orders.dead): are written again." in said
+    assert "Windows that started before that time" in said
+    assert "--generation 1` returns to it." in said
     assert "add --yes to do it" in said
     assert not Path("moldau-pipelines").exists()
     assert "is not a time" in fails("pipeline", "replay", "mine.yaml", "--from", "tomorrow")

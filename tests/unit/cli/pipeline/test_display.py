@@ -136,6 +136,6 @@ def test_parquet_of_a_replay_goes_beside_the_first() -> None:
     assert sink_for_generation(table, 3) == table
     pipeline = PipelineDefinition("p", (), (), (files, table))
     told = list(describe_replay(pipeline, "earliest", Generations(1, (Generation(1, ""),))))
-    assert told[0] == "p reads from the first record there is again, as generation 2:"
+    assert told[0] == "p reads from the earliest record again, as generation 2:"
     assert "everything since then goes to /archive/orders.2; existing files stay unchanged." in told[1]
-    assert "everything since then is written a second time." in told[2]
+    assert "everything since then is written again." in told[2]

@@ -46,7 +46,7 @@ def test_a_second_run_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
         assert state.is_locked()
         with (
             pytest.raises(
-                PipelineError, match=rf"running already as process {os.getpid()}; stop it with `moldau"
+                PipelineError, match=rf"already running as process {os.getpid()}; stop it with `moldau"
             ),
             state.locked(),
         ):
@@ -109,7 +109,7 @@ def test_the_lock_stays_until_the_java_of_a_killed_run_is_gone(
     try:
         assert state.is_locked()
         monkeypatch.setattr("moldau.pipelines.runtime.state_directory.ORPHAN_TIMEOUT_S", 0.2)
-        with pytest.raises(PipelineError, match="is running already"), state.locked():
+        with pytest.raises(PipelineError, match="is already running"), state.locked():
             pass
     finally:
         os.kill(java, signal.SIGKILL)
@@ -213,7 +213,7 @@ def test_a_replay_begins_a_generation_and_the_old_one_can_be_gone_back_to(tmp_pa
     kept = state.generations("later")
     assert kept == Generations(1, second.all)
     assert kept.with_next("latest", NOW).current == 3, "a number is used once"
-    with pytest.raises(PipelineError, match="no generation 4 of checkpoints: there is 1, 2"):
+    with pytest.raises(PipelineError, match="generation 4 of checkpoints does not exist; there are 1, 2"):
         kept.with_current(4)
 
 

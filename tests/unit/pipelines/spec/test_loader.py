@@ -131,9 +131,12 @@ def test_without_a_transformation_the_only_source_is_shown(tmp_path: Path) -> No
         ),
         (
             ("    topic: orders\n", "    pattern: orders.*\n"),
-            "orders.dead is read by the source orders ('orders.*' fits it): bad records would go in circles",
+            "orders.dead is read by the source orders ('orders.*' matches it): bad records would cycle forever",
         ),
-        (("topic: revenue, key", "topic: orders, key"), ":19: orders is read by the source orders, of which"),
+        (
+            ("topic: revenue, key", "topic: orders, key"),
+            ":19: orders is read by the source orders, which feeds",
+        ),
         (
             ("    format: json", "    formt: json"),
             ":7: sources.orders has no option 'formt'; did you mean format?",
@@ -162,13 +165,13 @@ def test_without_a_transformation_the_only_source_is_shown(tmp_path: Path) -> No
         (("  orders:\n", "  my-orders:\n"), "'my-orders' cannot be a name in SQL"),
         (
             ("    topic: orders\n", "    topic: orders\n    topic: more\n"),
-            "sources.orders.topic is there twice",
+            "sources.orders.topic is duplicated",
         ),
         (("topic: revenue, key", "topic: revenue, parquet: x, key"), "has both topic and parquet"),
         (("${SERVERS:-127.0.0.1:9092}", "${SERVERS_OF_NOBODY}"), "SERVERS_OF_NOBODY is not set"),
-        (("dead_letters: orders.dead", "dead_letters: orders"), "bad records would go in circles"),
+        (("dead_letters: orders.dead", "dead_letters: orders"), "bad records would cycle forever"),
         (("dead_letters: orders.dead", "on_bad: dead_letter"), "needs the topic: dead_letters: <topic>"),
-        (("  large: SELECT", "  orders: SELECT"), "there are two called 'orders'"),
+        (("  large: SELECT", "  orders: SELECT"), "two are named 'orders'"),
     ],
 )
 def test_a_mistake_is_told_with_its_place_and_what_is_near(
@@ -192,7 +195,7 @@ sinks:
 def test_a_sink_may_write_for_another_source_but_not_in_a_circle(tmp_path: Path) -> None:
     assert len(load(written(tmp_path, CHAIN.format(target="c", options=""))).sinks) == 2
     circle = written(tmp_path, CHAIN.format(target="a", options=""))
-    assert "b1 is read by the source b ('b.*' fits it), of which this sink is made" in failure(circle)
+    assert "b1 is read by the source b ('b.*' matches it), which feeds this sink" in failure(circle)
     # The topic of this name in another cluster is another one.
     elsewhere = ", options: {kafka.bootstrap.servers: far.away:9092}"
     assert len(load(written(tmp_path, CHAIN.format(target="a", options=elsewhere))).sinks) == 2

@@ -92,18 +92,18 @@ def test_modules_beside_the_file_can_be_imported(tmp_path: Path) -> None:
         ),
         (
             ("def joined(orders,", "def joined(order,"),
-            "joined takes 'order', which no source or view before it is called",
+            "joined has the parameter 'order', but no earlier source or view has this name",
         ),
         (
             ('bootstrap="b:9092"', 'botstrap="b:9092"'),
             ":4: a pipeline has no option 'botstrap'; did you mean bootstrap?",
         ),
-        (("@pipeline.view\n", "@pipeline.vew\n"), ":15: the file ended in AttributeError"),
-        (("def joined(", "def joined(("), ":16: this is not Python"),
-        (("@pipeline.view\n", "import sys; sys.exit(0)\n"), ":15: the file ended itself with sys.exit(0)"),
+        (("@pipeline.view\n", "@pipeline.vew\n"), ":15: the file raised AttributeError"),
+        (("def joined(", "def joined(("), ":16: not valid Python"),
+        (("@pipeline.view\n", "import sys; sys.exit(0)\n"), ":15: the file called sys.exit(0)"),
         (
             ("@pipeline.view\n", "from pyspark.sql import functions as F; F.udf('int')(len)('x')\n"),
-            ":15: this asks Spark, which is not started when the file is read: give types as objects",
+            ":15: this needs a Spark session, which is not started when the file is loaded: give types as objects",
         ),
         (('mode="update"', 'mode="upsert"'), "a topic sink has no mode 'upsert'"),
     ],

@@ -184,7 +184,7 @@ def test_it_is_made_at_the_first_start_with_a_line_and_used_from_then_on(
     told = Told()
     options = driver.class_cache_options(in_cache.java, in_cache.spark, say=told)
     assert options == in_cache.jvm_options()
-    assert told.text.startswith("Preparing Spark to start quickly: once")
+    assert told.text.startswith("Building a class cache for faster starts of Spark: once")
     assert told.text.endswith("done in 0 s.\n")
 
     told = Told()
@@ -210,7 +210,7 @@ def test_a_training_that_fails_is_told_and_no_reason_to_fail(
     monkeypatch.setattr(driver, "_train_class_cache", lambda cache, output: False)
     told = Told()
     assert driver.class_cache_options(in_cache.java, in_cache.spark, say=told) == []
-    assert "going on without" in told.text
+    assert "continuing without" in told.text
 
 
 def test_a_disk_that_fills_up_meanwhile_is_no_reason_to_fail(

@@ -69,7 +69,7 @@ def test_a_java_that_is_too_old_is_refused_with_its_version(
 
 
 def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=f"JAVA_HOME is {tmp_path}, but there is no program"):
+    with pytest.raises(LaunchError, match=f"JAVA_HOME is {tmp_path}, but .* does not exist"):
         find_java({"JAVA_HOME": str(tmp_path)})
 
 
@@ -82,7 +82,7 @@ def test_a_java_without_a_release_file_is_asked(tmp_path: Path) -> None:
 
 def test_a_java_that_says_nothing_is_refused(tmp_path: Path) -> None:
     home = make_java(tmp_path / "mute", None, wrapper_script="exit 3")
-    with pytest.raises(LaunchError, match="does not say which version it is"):
+    with pytest.raises(LaunchError, match="cannot be determined"):
         find_java({"JAVA_HOME": str(home)})
 
 

@@ -112,15 +112,15 @@ def test_a_query_is_warned_once_of_columns_that_are_not_written(
 @pytest.mark.parametrize(
     ("name", "kind", "told"),
     [
-        ("value", INT, r"'value' is INT and has to be STRING or BINARY: CAST\(value AS STRING\) AS value"),
-        ("value", struct(a=INT), r"has to be STRING or BINARY: encode it, as to_json\(value\) AS value"),
-        ("value", NullType(), r"'value' is VOID and has to be STRING or BINARY: CAST\(value AS STRING\)"),
-        ("key", BIGINT, r"'key' is BIGINT and has to be STRING or BINARY"),
-        ("partition", BIGINT, r"'partition' is BIGINT and has to be INT: CAST\(partition AS INT\)"),
-        ("topic", BINARY, r"'topic' is BINARY and has to be STRING"),
-        ("timestamp", TimestampNTZType(), r"'timestamp' is TIMESTAMP_NTZ and has to be TIMESTAMP"),
-        ("timestamp", BIGINT, r"'timestamp' is BIGINT and has to be TIMESTAMP"),
-        ("headers", MapType(STRING, BINARY), r"'headers' is MAP.* has to be ARRAY<STRUCT<key: STRING"),
+        ("value", INT, r"'value' is INT and must be STRING or BINARY: CAST\(value AS STRING\) AS value"),
+        ("value", struct(a=INT), r"must be STRING or BINARY: encode it, as to_json\(value\) AS value"),
+        ("value", NullType(), r"'value' is VOID and must be STRING or BINARY: CAST\(value AS STRING\)"),
+        ("key", BIGINT, r"'key' is BIGINT and must be STRING or BINARY"),
+        ("partition", BIGINT, r"'partition' is BIGINT and must be INT: CAST\(partition AS INT\)"),
+        ("topic", BINARY, r"'topic' is BINARY and must be STRING"),
+        ("timestamp", TimestampNTZType(), r"'timestamp' is TIMESTAMP_NTZ and must be TIMESTAMP"),
+        ("timestamp", BIGINT, r"'timestamp' is BIGINT and must be TIMESTAMP"),
+        ("headers", MapType(STRING, BINARY), r"'headers' is MAP.* must be ARRAY<STRUCT<key: STRING"),
         ("headers", ArrayType(struct(k=STRING, v=BINARY)), r"build it as array\(struct\("),
     ],
 )
@@ -130,18 +130,16 @@ def test_what_cannot_become_a_record_is_named_with_the_way_out(name: str, kind: 
 
 
 def test_a_value_is_needed() -> None:
-    with pytest.raises(
-        SparkSourceError, match=r"no column 'value': select what the records are to hold AS value"
-    ):
+    with pytest.raises(SparkSourceError, match=r"no column 'value': select the records' content AS value"):
         columns(key=STRING)
 
 
 def test_a_column_that_is_there_twice_is_named() -> None:
     twice = StructType([StructField("value", STRING), StructField("value", STRING)])
-    with pytest.raises(SparkSourceError, match="the column 'value' is there twice: drop one"):
+    with pytest.raises(SparkSourceError, match="the column 'value' is duplicated: drop one"):
         sink_columns(twice, has_topic=True, includes_headers=True)
 
 
 def test_rows_must_say_where_they_go() -> None:
-    with pytest.raises(SparkSourceError, match=r"nothing says where to write: set .option\(\"topic\""):
+    with pytest.raises(SparkSourceError, match=r"no topic is set: use .option\(\"topic\""):
         columns(value=STRING, has_topic=False)

@@ -89,12 +89,12 @@ def test_options_that_make_no_sense_are_named(given: dict[str, str], is_streamin
     ("types", "partition_by", "told"),
     [
         ({}, (), r"a table needs columns"),
-        ({"a": "long", "A": "long"}, (), r"the column 'a' is there twice"),
-        ({"a b": "long"}, (), r"the column 'a b' has a name with a blank .*: rename it"),
-        ({"a": "void"}, (), r"the column 'a' is of type VOID, which Delta does not have: cast it"),
+        ({"a": "long", "A": "long"}, (), r"the column 'a' is duplicated"),
+        ({"a b": "long"}, (), r"the name of the column 'a b' contains a space .*: rename it"),
+        ({"a": "void"}, (), r"the column 'a' is of type VOID, which Delta does not support: cast or drop it"),
         ({"a": array(struct(x="interval day"))}, (), r"'a' is of type INTERVAL DAY, which Delta does not"),
-        ({"a": "long", "b": "long"}, ("c",), r"partitionBy names 'c', which is no column; there are a, b"),
-        ({"price": "long", "b": "long"}, ("prize",), r"which is no column; did you mean price\?"),
+        ({"a": "long", "b": "long"}, ("c",), r"partitionBy names 'c', which is not a column; there are a, b"),
+        ({"price": "long", "b": "long"}, ("prize",), r"which is not a column; did you mean price\?"),
         ({"a": "timestamp", "b": "long"}, ("a",), r"'a', which is of type TIMESTAMP: partition by a string"),
         ({"a": array("long"), "b": "long"}, ("a",), r"'a', which is of type ARRAY<BIGINT>: partition by"),
         ({"a": "long"}, ("a",), r"partitionBy names all columns"),
@@ -183,10 +183,10 @@ def test_a_column_that_may_not_be_null_cannot_be_left_out() -> None:
 def test_another_partitioning_than_the_tables_is_refused() -> None:
     both = struct(a="long", b="string")
     with pytest.raises(
-        OptionError, match=r"is partitioned by b, and partitionBy says a: leave partitionBy out"
+        OptionError, match=r"is partitioned by b, but partitionBy is a: leave partitionBy out"
     ):
         check(both, both, by=("a",), table_by=("b",))
-    with pytest.raises(OptionError, match=r"is partitioned not at all, and partitionBy says a"):
+    with pytest.raises(OptionError, match=r"is partitioned not at all, but partitionBy is a"):
         check(both, both, by=("a",))
     with pytest.raises(
         SparkSourceError, match=r"is partitioned by b, which the rows do not have: select it too"

@@ -86,9 +86,7 @@ def test_the_column_partition_goes_before_the_key_where_it_is_not_null() -> None
 @pytest.mark.parametrize("wrong", [-1, 4, -(2**31)])
 def test_a_partition_that_is_not_there_is_named(wrong: int) -> None:
     given = rows({"value": ["1", "2"], "partition": pa.array([0, wrong], pa.int32())})
-    with pytest.raises(
-        SparkSourceError, match=rf"says {wrong}, and 't' has the partitions 0 to 3: correct it"
-    ):
+    with pytest.raises(SparkSourceError, match=rf"is {wrong}, but 't' has the partitions 0 to 3: correct it"):
         place(given)
 
 
@@ -157,7 +155,7 @@ def test_a_row_that_is_too_large_is_named_by_its_key() -> None:
     check_sizes(given, "t", 5000)
     with pytest.raises(
         SparkSourceError,
-        match=r"with the key 'grown' makes a record of 2026 bytes for 't', and kafka\.max\.request",
+        match=r"with the key 'grown' becomes a record of 2026 bytes for 't', but kafka\.max\.request",
     ):
         check_sizes(given, "t", 1000)
     check_sizes(rows({"value": pa.array([None], pa.binary())}), "t", 100)

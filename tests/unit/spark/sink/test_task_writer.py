@@ -131,7 +131,7 @@ def test_rows_are_encoded_while_others_are_sent(broker: Broker, monkeypatch: pyt
 def test_a_topic_that_is_not_there_is_named(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending_module, "TOPIC_WAIT_MS", 300)
     with pytest.raises(
-        SparkSourceError, match=r"the topic 'missing' is not there, and the broker at .*: create it"
+        SparkSourceError, match=r"the topic 'missing' does not exist, and the broker at .*: create it"
     ):
         write_rows(iter([batch(value=["x"])]), options(broker, topic="missing"), SinkColumns(0))
 
@@ -150,7 +150,9 @@ def test_batches_are_as_small_as_the_topic_wants_them(broker: Broker) -> None:
 
 def test_a_record_that_the_topic_refuses_says_what_to_change(broker: Broker) -> None:
     topic = LogWriter(broker.bootstrap).create(max_message_bytes="1000")
-    with pytest.raises(SparkSourceError, match=r"raise the topic's max\.message\.bytes or make the values"):
+    with pytest.raises(
+        SparkSourceError, match=r"raise the topic's max\.message\.bytes or shorten the values"
+    ):
         write_rows(iter([batch(value=[b"x" * 1000])]), options(broker, topic=topic), SinkColumns(0))
 
 
@@ -214,7 +216,7 @@ def test_no_broker_is_said_in_one_sentence() -> None:
         }
     )
     with pytest.raises(
-        SparkSourceError, match=r"no broker answers at 127\.0\.0\.1:1 .*: check kafka\.bootstrap"
+        SparkSourceError, match=r"no response from the brokers at 127\.0\.0\.1:1 .*: check kafka\.bootstrap"
     ):
         write_rows(iter([batch(value=["x"])]), given, SinkColumns(0))
 
@@ -229,7 +231,7 @@ def test_a_broker_that_is_gone_after_it_was_reached_is_said_in_one_sentence() ->
         yield batch(value=["never there"])
 
     with pytest.raises(
-        SparkSourceError, match=r"'t' at 127\.0\.0\.1:\d+ took no records in time .*: see whether its"
+        SparkSourceError, match=r"'t' at 127\.0\.0\.1:\d+ did not accept records in time .*: check its"
     ):
         write_rows(rows(), given, SinkColumns(0))
 

@@ -44,9 +44,9 @@ def test_keys_and_values_may_be_text() -> None:
 @pytest.mark.parametrize(
     ("wanted", "complaint"),
     [
-        (asked("offset", IntegerType()), "the column offset as INT, and it is BIGINT"),
-        (asked("value", LongType()), "the column value as BIGINT, and it is BINARY or STRING"),
-        (asked("timestamp", TimestampNTZType()), "as TIMESTAMP_NTZ, and it is TIMESTAMP"),
+        (asked("offset", IntegerType()), "the column offset as INT, but it is BIGINT"),
+        (asked("value", LongType()), "the column value as BIGINT, but it is BINARY or STRING"),
+        (asked("timestamp", TimestampNTZType()), "as TIMESTAMP_NTZ, but it is TIMESTAMP"),
         (asked("headers", BinaryType()), "it is ARRAY<STRUCT<KEY:STRING,VALUE:BINARY>>"),
         (asked("Value", BinaryType()), "'Value'; did you mean value?"),
         (asked("amount", LongType()), "a read has the columns key, value, topic"),

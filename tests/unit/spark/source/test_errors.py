@@ -19,7 +19,7 @@ from moldau.spark.errors import (
 @pytest.mark.parametrize("error", [ConnectionLostError("refused"), RequestTimedOutError("late")])
 def test_no_answer_is_said_with_the_address_and_what_to_check(error: KafkaError) -> None:
     with (
-        pytest.raises(SparkSourceError, match=r"cluster at host:1 .*Is a broker running there\?"),
+        pytest.raises(SparkSourceError, match=r"cluster at host:1 .*Check that a broker is running there"),
         user_facing_errors("host:1"),
     ):
         raise error
@@ -28,7 +28,7 @@ def test_no_answer_is_said_with_the_address_and_what_to_check(error: KafkaError)
 def test_other_errors_of_a_cluster_are_said_with_its_address() -> None:
     denied = KafkaError(ErrorCode.topic_authorization_failed, "the topic 'orders'")
     with (
-        pytest.raises(SparkSourceError, match="host:1 says: TOPIC_AUTHORIZATION_FAILED"),
+        pytest.raises(SparkSourceError, match="host:1 returned an error: TOPIC_AUTHORIZATION_FAILED"),
         user_facing_errors("host:1"),
     ):
         raise denied

@@ -77,7 +77,7 @@ def test_a_place_may_be_offsets_with_the_special_two_among_them() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("newest", "no JSON"),
+        ("newest", "not JSON"),
         ("[1]", "startingOffsets is JSON like"),
         ("{}", "names no partition"),
         ('{"orders": 5}', "'orders' has 5"),
@@ -86,8 +86,8 @@ def test_a_place_may_be_offsets_with_the_special_two_among_them() -> None:
         ('{"orders": {"0": "5"}}', '{"0": "5"}'),
         ('{"orders": {"0": true}}', '{"0": true}'),
         ('{"orders": {"0": 1.5}}', '{"0": 1.5}'),
-        ('{"orders": {"0": -3}}', "-3 is no offset of orders-0"),
-        ('{"orders": {"0": 1, "0": 2}}', "'0' is there twice"),
+        ('{"orders": {"0": -3}}', "-3 is not an offset of orders-0"),
+        ('{"orders": {"0": 1, "0": 2}}', "'0' is duplicated"),
     ],
 )
 def test_what_is_no_place_is_refused_with_an_example(text: str, complaint: str) -> None:

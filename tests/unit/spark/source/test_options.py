@@ -172,7 +172,7 @@ def test_a_batch_cannot_start_at_the_latest_or_end_at_the_earliest() -> None:
 
 def test_both_ends_of_a_batch_are_compared() -> None:
     starting, ending = '{"orders": {"0": 9}}', '{"orders": {"0": 3}}'
-    assert "the end lies before the start" in refusal(
+    assert "the end is before the start" in refusal(
         {**BASE, "startingOffsets": starting, "endingOffsets": ending}
     )
 

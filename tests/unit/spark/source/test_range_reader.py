@@ -119,7 +119,7 @@ def test_text_that_is_none_is_refused(written: LogWriter) -> None:
     topic = written.create()
     written.send(topic, [b"fine", b"\xff\xfe"])
     with pytest.raises(
-        SparkSourceError, match=f"value STRING, and {topic}-0 from 0 to 2 has one that is not UTF-8"
+        SparkSourceError, match=f"value as STRING, but {topic}-0 from 0 to 2 has one that is not UTF-8"
     ):
         rows(written.bootstrap, topic, 0, 2, "value as text")
     assert rows(written.bootstrap, topic, 0, 1, "value as text") == [{"value": "fine"}]
@@ -343,7 +343,7 @@ def test_a_batch_of_an_unknown_codec_is_told_with_its_place(scripted: Any, codec
     strange[22] |= codec
     strange[17:21] = crc32c.crc32c(bytes(strange[21:])).to_bytes(4, "big")
     broker = scripted(Log((0, 1, bytes(strange)), end=2).fetch)
-    with pytest.raises(SparkSourceError, match=r"t-0 at .* has a batch that cannot be read, .*codec"):
+    with pytest.raises(SparkSourceError, match=r"t-0 at .* has a batch that cannot be decoded, .*codec"):
         rows(broker.bootstrap, "t", 0, 2)
 
 
@@ -380,7 +380,7 @@ def test_offsets_without_records_are_told(
     monkeypatch.setattr(partition_reading, "EMPTY_DURATION_MIN_S", 0)
     broker = scripted(Log((0, 0, batch(0, "a")), end=5).fetch)
     assert offsets(broker.bootstrap, "t", 0, 4) == [0]
-    assert f"t-0 at {broker.bootstrap} holds no records from offset 1 to 4" in caplog.text
+    assert f"t-0 at {broker.bootstrap} has no records from offset 1 to 4" in caplog.text
 
 
 # Losses
@@ -393,8 +393,8 @@ def test_records_below_the_start_of_the_log_are_a_loss(written: LogWriter) -> No
     with pytest.raises(DataLossError) as lost:
         rows(written.bootstrap, topic, 2, 10)
     assert str(lost.value) == (
-        f"{topic}-0 at {written.bootstrap} was to be read from offset 2 to 10, and its log begins at 6: records may "
-        "have been lost. With failOnDataLoss set to false the query goes on at 6"
+        f"{topic}-0 at {written.bootstrap} should be read from offset 2 to 10, but its log starts at 6: records may "
+        "have been lost. With failOnDataLoss set to false the query continues at 6"
     )
 
 
@@ -403,14 +403,14 @@ def test_a_read_may_go_on_where_the_log_begins(written: LogWriter, caplog: pytes
     written.spread(topic, {0: 10})
     written.delete_records(topic, 6)
     assert offsets(written.bootstrap, topic, 2, 10, failOnDataLoss="false") == [6, 7, 8, 9]
-    assert "its log begins at 6" in caplog.text
+    assert "its log starts at 6" in caplog.text
     assert offsets(written.bootstrap, topic, 2, 5, failOnDataLoss="false") == []
 
 
 def test_a_range_beyond_the_log_is_a_loss(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 3})
-    with pytest.raises(DataLossError, match="from offset 7 to 9, and its log was cut, and ends at 3"):
+    with pytest.raises(DataLossError, match="from offset 7 to 9, but its log was truncated and ends at 3"):
         rows(written.bootstrap, topic, 7, 9)
     assert offsets(written.bootstrap, topic, 7, 9, failOnDataLoss="false") == []
 
@@ -418,7 +418,7 @@ def test_a_range_beyond_the_log_is_a_loss(written: LogWriter) -> None:
 def test_a_log_that_stays_shorter_than_the_range_is_a_loss(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 3})
-    with pytest.raises(DataLossError, match="from offset 3 to 9, and its log ends at 3"):
+    with pytest.raises(DataLossError, match="from offset 3 to 9, but its log ends at 3"):
         rows(written.bootstrap, topic, 0, 9, kafkaConsumer__pollTimeoutMs="200")
     lenient = {"kafkaConsumer__pollTimeoutMs": "200", "failOnDataLoss": "false"}
     assert offsets(written.bootstrap, topic, 0, 9, **lenient) == [0, 1, 2]
@@ -430,12 +430,12 @@ def test_a_topic_that_is_deleted_under_a_read_is_a_loss(written: LogWriter) -> N
     read = reading(written.bootstrap, topic, 0, 300, kafka__max__partition__fetch__bytes="1")
     next(read)
     written.delete(topic)
-    with pytest.raises(DataLossError, match=f"{topic}-0 .* it does not exist any more"):
+    with pytest.raises(DataLossError, match=f"{topic}-0 .* it no longer exists"):
         list(read)
 
 
 def test_a_topic_that_was_deleted_before_it_is_read_is_a_loss(written: LogWriter) -> None:
-    with pytest.raises(DataLossError, match=r"gone-0 .* it does not exist any more"):
+    with pytest.raises(DataLossError, match=r"gone-0 .* it no longer exists"):
         rows(written.bootstrap, "gone", 0, 3)
     assert offsets(written.bootstrap, "gone", 0, 3, failOnDataLoss="false") == []
 
