@@ -106,7 +106,7 @@ def count_headers(position: int, end: int) -> int:
 )
 def decode_batches(
     batches: Any,
-    wanted: int,
+    column_flags: int,
     first: int,
     last: int,
     offsets: Any,
@@ -184,9 +184,9 @@ def decode_batches(
                 position = end
                 continue
 
-            if wanted & OFFSET:
+            if column_flags & OFFSET:
                 offsets[row] = offset
-            if wanted & TIMESTAMP:
+            if column_flags & TIMESTAMP:
                 timestamp = base_timestamp + timestamp_delta
                 if batches[fields + IS_APPEND_TIME]:
                     timestamp = batches[fields + APPEND_TIME]
@@ -195,9 +195,9 @@ def decode_batches(
                 else:
                     timestamps[row] = NULL_TIMESTAMP
                     timestamp_nulls += 1
-            if wanted & TIMESTAMP_TYPE:
+            if column_flags & TIMESTAMP_TYPE:
                 timestamp_types[row] = batches[fields + IS_APPEND_TIME]
-            if wanted & KEY:
+            if column_flags & KEY:
                 if key_length >= 0:
                     copy_bytes(key_data, keys_end, key_at, key_length)
                     keys_end += key_length
@@ -205,7 +205,7 @@ def decode_batches(
                 else:
                     key_nulls += 1
                 key_ends[row + 1] = keys_end
-            if wanted & VALUE:
+            if column_flags & VALUE:
                 if value_length >= 0:
                     copy_bytes(value_data, values_end, value_at, value_length)
                     values_end += value_length
@@ -213,7 +213,7 @@ def decode_batches(
                 else:
                     value_nulls += 1
                 value_ends[row + 1] = values_end
-            if wanted & HEADERS:
+            if column_flags & HEADERS:
                 found = count_headers(position, end)
                 if found < 0:
                     return 1

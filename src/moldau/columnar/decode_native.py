@@ -62,7 +62,7 @@ def decode(
     described = _batch_fields(batches, sections)
     size = sum(map(len, sections))
     capacity = int(described[kernels.COUNT :: kernels.BATCH_FIELDS].sum())
-    wanted = sum(_WANTED[name] for name in set(columns))
+    column_flags = sum(_WANTED[name] for name in set(columns))
 
     offsets = np.empty(capacity, np.int64) if "offset" in columns else _EMPTY_INT64S
     timestamps = np.empty(capacity, np.int64) if "timestamp" in columns else _EMPTY_INT64S
@@ -73,7 +73,7 @@ def decode(
     totals = np.empty(kernels.TOTAL_FIELDS, np.int64)
     corrupt = kernels.decode_batches(
         described,
-        wanted,
+        column_flags,
         max(start, -_LONG_MAX),
         min(end, _LONG_MAX),
         offsets,

@@ -50,32 +50,32 @@ def error_context(what: object) -> Iterator[None]:
 
 def _collect(batch: Batch, data: bytes, start: int, end: int, found: dict[str, list[Any]]) -> int:
     base_offset, base_timestamp = batch.base_offset, batch.base_timestamp
-    taken: list[Span] = []
+    selected: list[Span] = []
     for span in spans(batch, data):
         if not -_LONG_MAX <= span[2] < _LONG_MAX:
             raise CorruptRecordError(f"a record of {batch!r} has the timestamp delta {span[2]}")
         if start <= base_offset + span[3] < end:
-            taken.append(span)
+            selected.append(span)
     for name, values in found.items():
         if name == "key":
-            values += [key for _, _, _, _, key, _, _ in taken]
+            values += [key for _, _, _, _, key, _, _ in selected]
         elif name == "value":
-            values += [None if size < 0 else data[at : at + size] for _, _, _, _, _, at, size in taken]
+            values += [None if size < 0 else data[at : at + size] for _, _, _, _, _, at, size in selected]
         elif name == "offset":
-            values += [base_offset + offset_delta for _, _, _, offset_delta, _, _, _ in taken]
+            values += [base_offset + offset_delta for _, _, _, offset_delta, _, _, _ in selected]
         elif name == "timestampType":
-            values += [LOG_APPEND_TIME if batch.is_log_append_time else CREATE_TIME] * len(taken)
+            values += [LOG_APPEND_TIME if batch.is_log_append_time else CREATE_TIME] * len(selected)
         elif name == "headers":
             values += [
-                _headers(data, at + max(size, 0), record_end) for _, record_end, _, _, _, at, size in taken
+                _headers(data, at + max(size, 0), record_end) for _, record_end, _, _, _, at, size in selected
             ]
         elif batch.is_log_append_time:
-            values += [_micros(batch.max_timestamp)] * len(taken)
+            values += [_micros(batch.max_timestamp)] * len(selected)
         else:
             values += [
-                _micros(base_timestamp + timestamp_delta) for _, _, timestamp_delta, _, _, _, _ in taken
+                _micros(base_timestamp + timestamp_delta) for _, _, timestamp_delta, _, _, _, _ in selected
             ]
-    return len(taken)
+    return len(selected)
 
 
 def _micros(timestamp_ms: int) -> int | None:

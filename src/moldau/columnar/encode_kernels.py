@@ -29,10 +29,10 @@ _MASK = 0xFFFFFFFF
 @kernel_helper
 def varint_size(value: int) -> int:
     # A zig-zag encoded number may use all 64 bits: mask the sign that >> copies in.
-    rest = (((value << 1) ^ (value >> 63)) >> 7) & _BITS_57
+    remaining = (((value << 1) ^ (value >> 63)) >> 7) & _BITS_57
     size = 1
-    while rest:
-        rest >>= 7
+    while remaining:
+        remaining >>= 7
         size += 1
     return size
 
@@ -47,12 +47,12 @@ def encoded_size(length: int) -> int:
 def write_varint(out: Any, position: int, value: int) -> int:
     """Returns the position after the number."""
     zigzag = (value << 1) ^ (value >> 63)
-    rest = (zigzag >> 7) & _BITS_57
-    while rest:
+    remaining = (zigzag >> 7) & _BITS_57
+    while remaining:
         out[position] = (zigzag & 0x7F) | 0x80
         position += 1
-        zigzag = rest
-        rest >>= 7
+        zigzag = remaining
+        remaining >>= 7
     out[position] = zigzag
     return position + 1
 
@@ -180,9 +180,9 @@ def key_partitions(
             word = (word ^ word >> 24) * _MULTIPLIER & _MASK
             value = (value * _MULTIPLIER & _MASK) ^ word
             position += 4
-        rest = length & 3
-        if rest:
-            for index in range(rest):
+        remaining = length & 3
+        if remaining:
+            for index in range(remaining):
                 value ^= int(data[position + index]) << (8 * index)
             value = value * _MULTIPLIER & _MASK
         value = (value ^ value >> 13) * _MULTIPLIER & _MASK

@@ -66,16 +66,16 @@ def _kernel_cache_class() -> Any:
     class Cache(caching.FunctionCache):  # type: ignore[misc]
         _impl_class = Files
 
-        def load_overload(self, *given: Any) -> Any:
+        def load_overload(self, *arguments: Any) -> Any:
             try:
-                return super().load_overload(*given)
+                return super().load_overload(*arguments)
             except Exception as error:
                 log.debug("a kernel could not be loaded from its cache: %s", error)
                 return None
 
-        def save_overload(self, *given: Any) -> None:
+        def save_overload(self, *arguments: Any) -> None:
             try:
-                super().save_overload(*given)
+                super().save_overload(*arguments)
             except Exception as error:
                 log.debug("a kernel could not be cached: %s", error)
 

@@ -50,17 +50,17 @@ def kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
 
 
 def _byte_at(_: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.zext(builder.load(builder.inttoptr(given[0], cgutils.voidptr_t)), cgutils.intp_t)
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.zext(builder.load(builder.inttoptr(values[0], cgutils.voidptr_t)), cgutils.intp_t)
 
     return types.int64(types.int64), generate
 
 
 def _copy_bytes(_: Any, target: Any, to: Any, address: Any, length: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        into = context.make_array(signature.args[0])(context, builder, given[0])
-        source = builder.inttoptr(given[2], cgutils.voidptr_t)
-        cgutils.raw_memcpy(builder, builder.gep(into.data, [given[1]]), source, given[3], 1)
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, values[0])
+        source = builder.inttoptr(values[2], cgutils.voidptr_t)
+        cgutils.raw_memcpy(builder, builder.gep(array.data, [values[1]]), source, values[3], 1)
         return context.get_dummy_value()
 
     return types.void(target, types.int64, types.int64, types.int64), generate

@@ -8,10 +8,10 @@ log = logging.getLogger(__name__)
 _is_enabled = True
 
 
-def use_native(wanted: bool) -> None:
-    """Disables the compiled codec if not `wanted`."""
+def use_native(enabled: bool) -> None:
+    """Disables the compiled codec if not `enabled`."""
     global _is_enabled
-    _is_enabled = wanted
+    _is_enabled = enabled
 
 
 def is_native() -> bool:

@@ -51,14 +51,14 @@ def summarize_error(error: BaseException) -> str:
         return f"Pipelines run on Spark, but {absent} is not installed: pip install 'moldau[spark]'"
     if _STATE_ERROR.search(text):
         return STATE_INCOMPATIBLE
-    said = (
+    message = (
         find_user_message(error)
         or _spark_message(text)
         or _python_message(text)
         or _first_line(text)
         or type(error).__name__
     )
-    return _single_line(said)
+    return _single_line(message)
 
 
 def missing_extra(error: BaseException) -> str | None:

@@ -188,14 +188,16 @@ class _TestRun:
         return value_schema(source, infer_schema(self._spark, self._raw_row[source.name], source))
 
 
-def _record(source: Source, given: Any) -> Record:
-    if isinstance(given, Record):
-        return given
-    if isinstance(given, tuple):
-        if len(given) != 2:
-            raise PipelineError(f"a row of {source.name} is a value or (key, value), not {len(given)} things")
-        return Record(given[1], given[0])
-    return Record(given)
+def _record(source: Source, given_row: Any) -> Record:
+    if isinstance(given_row, Record):
+        return given_row
+    if isinstance(given_row, tuple):
+        if len(given_row) != 2:
+            raise PipelineError(
+                f"a row of {source.name} is a value or (key, value), not {len(given_row)} things"
+            )
+        return Record(given_row[1], given_row[0])
+    return Record(given_row)
 
 
 def _raw_row(source: Source, index: int, record: Record) -> tuple[Any, ...]:

@@ -64,10 +64,10 @@ def check(
     spark: SparkSession, pipeline: PipelineDefinition, place: CheckpointLocation | None = None
 ) -> list[Finding]:
     """Returns errors and warnings. With a checkpoint location the checkpoints are checked too."""
-    wrong = [error(".".join(where), message) for where, message in find_problems(pipeline)]
-    if wrong:
+    option_errors = [error(".".join(where), message) for where, message in find_problems(pipeline)]
+    if option_errors:
         # The other checks need consistent names.
-        return wrong
+        return option_errors
     return list(_PipelineChecker(spark, pipeline, place).findings())
 
 
@@ -97,8 +97,8 @@ class _PipelineChecker:
 
     def _source(self, source: Source, topics: ClusterTopics | None) -> Iterator[Finding]:
         where = f"sources.{source.name}"
-        wrong = list(self._options(source))
-        yield from wrong
+        option_errors = list(self._options(source))
+        yield from option_errors
         is_inferred = source.format is Format.JSON and source.schema is None
         if is_inferred and (topics is None or missing_topics(source, topics)):
             # The missing topic has been reported.
@@ -112,29 +112,29 @@ class _PipelineChecker:
             self.failed.add(source.name)
             yield error(f"{where}.schema", summarize_error(failure))
             return
-        broken = list(self._expectations(source, records))
-        yield from broken
-        if broken:
+        expectation_errors = list(self._expectations(source, records))
+        yield from expectation_errors
+        if expectation_errors:
             self.failed.add(source.name)
             return
         yield from self._view(source.name)
-        if topics is not None and not missing_topics(source, topics) and not wrong:
+        if topics is not None and not missing_topics(source, topics) and not option_errors:
             yield from self._sample(source)
 
     def _sample(self, source: Source) -> Iterator[Finding]:
         """Checks the schema against existing records."""
         try:
             records = read_sample(self.spark, self.pipeline, source, SAMPLE_RECORDS)
-            judged_ones = decode_and_check(records, source, self.schemas[source.name]).selectExpr(
+            checked = decode_and_check(records, source, self.schemas[source.name]).selectExpr(
                 IS_BAD, f"CASE WHEN {IS_BAD} THEN {bad_record_text()} END AS why"
             )
-            rows = judged_ones.collect()
+            rows = checked.collect()
         except (PipelineError, PySparkException, SparkSourceError) as failure:
             yield warning(f"sources.{source.name}", f"its records cannot be read: {summarize_error(failure)}")
             return
         reasons = [row["why"] for row in rows if row[IS_BAD]]
         if reasons:
-            becomes = {
+            consequence = {
                 BadRecordPolicy.FAIL: "the run fails: change the schema, or set on_bad: drop or dead_letters: <topic>",
                 BadRecordPolicy.DROP: "they are dropped; if they should not be, change the schema",
                 BadRecordPolicy.DEAD_LETTER: (
@@ -144,7 +144,7 @@ class _PipelineChecker:
             yield warning(
                 f"sources.{source.name}",
                 f"{len(reasons)} of the first {len(rows)} records are bad: {reasons[0]}",
-                becomes,
+                consequence,
             )
 
     def _options(self, source: Source) -> Iterator[Finding]:

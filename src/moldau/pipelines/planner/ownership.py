@@ -57,18 +57,18 @@ def sink_text(sink: Sink) -> str:
     return f"{sink.kind} {sink.target}".strip()
 
 
-def claim_checkpoint(files: FileStore, checkpoint: str, wanted: QueryIdentity) -> QueryIdentity:
+def claim_checkpoint(files: FileStore, checkpoint: str, expected: QueryIdentity) -> QueryIdentity:
     """Returns the stored identity, or stores a new one. Raises PipelineError for a checkpoint of another query."""
     found = read_identity(files, checkpoint)
     if found is not None:
-        check_identity(checkpoint, found, wanted)
+        check_identity(checkpoint, found, expected)
         return found
     if files.exists(f"{checkpoint}/metadata"):
         raise PipelineError(
             f"the checkpoint {checkpoint} was not created by a Moldau pipeline: choose another directory with "
             "checkpoint: …"
         )
-    new = replace(wanted, id=uuid.uuid4().hex)
+    new = replace(expected, id=uuid.uuid4().hex)
     files.write(f"{checkpoint}/{IDENTITY_FILE}", json.dumps(asdict(new), indent=2) + "\n")
     return new
 
@@ -86,21 +86,21 @@ def read_identity(files: FileStore, checkpoint: str) -> QueryIdentity | None:
         ) from None
 
 
-def check_identity(checkpoint: str, found: QueryIdentity, wanted: QueryIdentity) -> None:
-    if found == wanted:
+def check_identity(checkpoint: str, found: QueryIdentity, expected: QueryIdentity) -> None:
+    if found == expected:
         return
-    if (found.pipeline, found.query) != (wanted.pipeline, wanted.query):
+    if (found.pipeline, found.query) != (expected.pipeline, expected.query):
         raise PipelineError(
             f"the checkpoint {checkpoint} belongs to the query {found.query} of the pipeline {found.pipeline}, not "
-            f"to {wanted.query} of {wanted.pipeline}: choose another directory with checkpoint: …"
+            f"to {expected.query} of {expected.pipeline}: choose another directory with checkpoint: …"
         )
     what = (
-        f"reads {_sources_text(found.sources)}, now {_sources_text(wanted.sources)}"
-        if found.sources != wanted.sources
-        else f"writes to {found.sink}, now to {wanted.sink}"
+        f"reads {_sources_text(found.sources)}, now {_sources_text(expected.sources)}"
+        if found.sources != expected.sources
+        else f"writes to {found.sink}, now to {expected.sink}"
     )
     raise PipelineError(
-        f"the query {wanted.query} has changed since its checkpoint {checkpoint} was created: it {what}. Change it "
+        f"the query {expected.query} has changed since its checkpoint {checkpoint} was created: it {what}. Change it "
         "back, or start over with moldau pipeline replay --from earliest (or a time)"
     )
 

@@ -47,9 +47,9 @@ def unsupported_reason(frame: DataFrame, mode: str) -> str | None:
     return None
 
 
-def supported_mode(frame: DataFrame, *wanted: str) -> str:
+def supported_mode(frame: DataFrame, *candidates: str) -> str:
     """Returns the first supported mode, or the first one if none is, so that Spark reports the reason."""
-    return next((mode for mode in wanted if unsupported_reason(frame, mode) is None), wanted[0])
+    return next((mode for mode in candidates if unsupported_reason(frame, mode) is None), candidates[0])
 
 
 def required_columns(frame: DataFrame, source: Source) -> list[str]:

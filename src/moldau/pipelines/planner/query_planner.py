@@ -95,11 +95,11 @@ def plan(
     has_begun = any(
         files.exists(f"{place.of(each.query)}/metadata") for each in query_identities(pipeline, place)
     )
-    begins = {
+    starting_options = {
         each.name: starting_options_for(files, pipeline, each, start, place.directory, has_begun=has_begun)
         for each in _used_sources(pipeline)
     }
-    planning = _QueryPlanner(spark, pipeline, place, begins, schemas, show)
+    planning = _QueryPlanner(spark, pipeline, place, starting_options, schemas, show)
     queries = [planning.plan_sink(sink) for sink in pipeline.sinks]
     if pipeline.on_bad is BadRecordPolicy.DEAD_LETTER:
         queries += [planning.plan_dead_letters(source) for source in _used_sources(pipeline)]
@@ -136,7 +136,7 @@ class _QueryPlanner:
     spark: SparkSession
     pipeline: PipelineDefinition
     place: CheckpointLocation
-    begins: Mapping[str, Mapping[str, str]]
+    starting_options: Mapping[str, Mapping[str, str]]
     """Starting options by source."""
     schemas: Mapping[str, T.StructType]
     show: ShowBatch
@@ -184,7 +184,10 @@ class _QueryPlanner:
 
         def raw(source: Source) -> DataFrame:
             options = stream_options(
-                self.pipeline, source, consumer_group_id(self.pipeline, query), self.begins[source.name]
+                self.pipeline,
+                source,
+                consumer_group_id(self.pipeline, query),
+                self.starting_options[source.name],
             )
             with pipeline_errors(f"the source {source.name}"):
                 return read_stream(self.spark, options, needed[source.name])
@@ -204,10 +207,10 @@ class _QueryPlanner:
 
         def begin(available_now: bool) -> "StreamingQuery":
             files = HadoopFiles(self.spark)
-            known = claim_checkpoint(files, checkpoint, identity)
+            identity_with_id = claim_checkpoint(files, checkpoint, identity)
             if sink is not None and sink.kind is SinkKind.PARQUET:
-                claim_directory(files, sink.target, known)
-            stream = writing(f"moldau-{self.pipeline.name}-{name}-{known.id}")
+                claim_directory(files, sink.target, identity_with_id)
+            stream = writing(f"moldau-{self.pipeline.name}-{name}-{identity_with_id.id}")
             stream = stream.queryName(f"{self.pipeline.name}: {name}").option(
                 "checkpointLocation", checkpoint
             )

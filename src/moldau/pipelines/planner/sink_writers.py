@@ -38,11 +38,11 @@ def prepare_for_sink(frame: DataFrame, sink: Sink) -> DataFrame:
         return encode_records(frame, sink)
     for name in (*sink.key, *sink.order_by, *sink.partition_by):
         check_column(frame, name, f"the sink {sink.name}")
-    kept: tuple[str, ...] = sink.partition_by
+    kept_columns: tuple[str, ...] = sink.partition_by
     if sink.mode == "upsert":
         # Metadata columns that only order or delete are dropped later.
-        kept = METADATA
-    return without_metadata(frame, kept)
+        kept_columns = METADATA
+    return without_metadata(frame, kept_columns)
 
 
 def stored_columns(frame: DataFrame, sink: Sink) -> DataFrame:
@@ -51,8 +51,8 @@ def stored_columns(frame: DataFrame, sink: Sink) -> DataFrame:
 
 
 def _unstored_metadata(frame: DataFrame, sink: Sink) -> list[str]:
-    kept = (*sink.key, *sink.partition_by)
-    return [name for name in METADATA if name in frame.columns and name not in kept]
+    kept_columns = (*sink.key, *sink.partition_by)
+    return [name for name in METADATA if name in frame.columns and name not in kept_columns]
 
 
 def sink_writer(
@@ -107,8 +107,8 @@ def _delta(frame: DataFrame, sink: Sink, app_id: str) -> Any:
 
 def upsert_order(sink: Sink, columns: Sequence[str]) -> tuple[str, ...]:
     """Returns the columns that find the last row of a key; rows equal by `order_by` are ordered by offset, if known."""
-    told = "_offset" in columns and "_offset" not in sink.order_by
-    return (*sink.order_by, "_offset") if told else sink.order_by
+    has_offset = "_offset" in columns and "_offset" not in sink.order_by
+    return (*sink.order_by, "_offset") if has_offset else sink.order_by
 
 
 def upsert_function(sink: Sink, app_id: str) -> Callable[[DataFrame, int], None]:

@@ -29,7 +29,7 @@ def starting_options_for(
     pipeline: PipelineDefinition,
     source: Source,
     start: StartPosition,
-    kept_in: str,
+    directory: str,
     *,
     has_begun: bool,
 ) -> dict[str, str]:
@@ -38,43 +38,45 @@ def starting_options_for(
     Stored offsets are ignored if no query of the generation has started. Raises PipelineError.
     """
     at = start.at or source.starting
-    as_said = starting_options(at)
+    options_of_source = starting_options(at)
     if at == "earliest" or any(
         name.lower().startswith("starting") for name in data_source_options(source.options)
     ):
-        return as_said
-    options = parse_source_options(stream_options(pipeline, source, "start", as_said), is_stream=True)
-    path = f"{kept_in}/{source.name}.start.json"
-    kept = read_starting_offsets(files, path) if has_begun else None
+        return options_of_source
+    options = parse_source_options(
+        stream_options(pipeline, source, "start", options_of_source), is_stream=True
+    )
+    path = f"{directory}/{source.name}.start.json"
+    stored = read_starting_offsets(files, path) if has_begun else None
     try:
         with user_facing_errors(options.bootstrap):
-            found = event_loop_thread().run(_find_offsets(options, kept))
+            found = event_loop_thread().run(_find_offsets(options, stored))
     except SparkSourceError as error:
         raise PipelineError(f"the source {source.name}: {error}") from None
-    if kept is None:
+    if stored is None:
         files.write(path, offsets_json(found) + "\n")
     # Partitions created later are read from their first record.
-    return {"startingOffsets": offsets_json(found)} if found else as_said
+    return {"startingOffsets": offsets_json(found)} if found else options_of_source
 
 
-async def _find_offsets(options: SourceOptions, kept: Offsets | None) -> Offsets:
+async def _find_offsets(options: SourceOptions, stored: Offsets | None) -> Offsets:
     catalog = PartitionCatalog(options, is_stream=True)
     try:
-        if kept is None:
+        if stored is None:
             return await plan_start(catalog, options)
         partitions = await catalog.require_partitions()
         return clamp_offsets(
-            kept, await catalog.earliest_offsets(partitions), await catalog.latest_offsets(partitions)
+            stored, await catalog.earliest_offsets(partitions), await catalog.latest_offsets(partitions)
         )
     finally:
         catalog.close()
 
 
-def clamp_offsets(kept: Mapping[TopicPartition, int], first: Offsets, last: Offsets) -> Offsets:
+def clamp_offsets(stored: Mapping[TopicPartition, int], first: Offsets, last: Offsets) -> Offsets:
     """Returns the stored offsets that are still in the logs; other partitions start at the earliest offset."""
     return {
-        partition: kept[partition]
-        if partition in kept and offset <= kept[partition] <= last.get(partition, -1)
+        partition: stored[partition]
+        if partition in stored and offset <= stored[partition] <= last.get(partition, -1)
         else offset
         for partition, offset in first.items()
     }

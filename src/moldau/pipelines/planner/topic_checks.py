@@ -114,10 +114,10 @@ def _check_read_topics(source: Source, topics: ClusterTopics) -> Iterator[Findin
 def _check_written_topic(where: str, topic: str, topics: ClusterTopics) -> Iterator[Finding]:
     if topic in topics.names:
         return
-    told = f"there is no topic {topic}{did_you_mean(topic, topics.names)}"
+    missing_text = f"there is no topic {topic}{did_you_mean(topic, topics.names)}"
     if topics.are_auto_created:
         yield warning(
-            where, told, "it is created automatically, with the broker's default number of partitions"
+            where, missing_text, "it is created automatically, with the broker's default number of partitions"
         )
     else:
-        yield error(where, told, f"moldau topic create {topic}")
+        yield error(where, missing_text, f"moldau topic create {topic}")

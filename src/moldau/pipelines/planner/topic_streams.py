@@ -59,10 +59,10 @@ def data_source_options(options: Mapping[str, str]) -> dict[str, str]:
 
 def read_stream(spark: SparkSession, options: Mapping[str, str], columns: Iterable[str]) -> DataFrame:
     """Reads only these columns; the others are null."""
-    wanted = set(columns)
+    requested = set(columns)
     schema = raw_schema()
-    fields = [field for field in schema.fields if field.name in wanted] or [schema["offset"]]
-    headers = {"includeHeaders": "true"} if "headers" in wanted else {}
+    fields = [field for field in schema.fields if field.name in requested] or [schema["offset"]]
+    headers = {"includeHeaders": "true"} if "headers" in requested else {}
     frame = (
         spark.readStream.format("moldau").schema(T.StructType(fields)).options(**headers, **options).load()
     )

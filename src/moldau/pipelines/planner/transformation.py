@@ -83,10 +83,14 @@ def _view(spark: SparkSession, view: View, frames: Mapping[str, DataFrame]) -> D
         )
     with pipeline_errors(what):
         frame = spark.sql(view.sql or "")
-    twice = [name for index, name in enumerate(frame.columns) if name in frame.columns[:index]]
-    if twice:
-        hint = "; name the columns you want instead of *" if twice[0] in METADATA else ": rename one with AS"
-        raise PipelineError(f"{what} has two columns called {twice[0]!r}{hint}")
+    duplicates = [name for index, name in enumerate(frame.columns) if name in frame.columns[:index]]
+    if duplicates:
+        hint = (
+            "; name the columns you want instead of *"
+            if duplicates[0] in METADATA
+            else ": rename one with AS"
+        )
+        raise PipelineError(f"{what} has two columns called {duplicates[0]!r}{hint}")
     return frame
 
 
@@ -121,18 +125,18 @@ def _spark_error_text(error: Exception) -> str:
 def _temporary_views(spark: SparkSession) -> Iterator[Callable[[str, DataFrame], None]]:
     """Registers views for SQL, and restores earlier views of the same names afterwards. Plans keep what the names
     meant when they were built."""
-    before: dict[str, DataFrame | None] = {}
+    previous: dict[str, DataFrame | None] = {}
 
     def publish(name: str, frame: DataFrame) -> None:
-        if name not in before:
+        if name not in previous:
             is_taken = spark._jsparkSession.sessionState().catalog().getTempView(name).isDefined()
-            before[name] = spark.table(name) if is_taken else None
+            previous[name] = spark.table(name) if is_taken else None
         frame.createOrReplaceTempView(name)
 
     try:
         yield publish
     finally:
-        for name, frame in before.items():
+        for name, frame in previous.items():
             if frame is None:
                 spark.catalog.dropTempView(name)
             else:

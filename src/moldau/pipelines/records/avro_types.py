@@ -110,14 +110,14 @@ def _register_named(schema: Mapping[str, Any], found: T.DataType, named: dict[st
 
 
 def _union(schema: list[Any], named: dict[str, Any], what: str) -> T.DataType:
-    left = [each for each in schema if each != "null"]
-    if not left:
+    members_without_null = [each for each in schema if each != "null"]
+    if not members_without_null:
         return T.NullType()
-    if len(left) == 1:
-        return _type_of(left[0], named, what)
+    if len(members_without_null) == 1:
+        return _type_of(members_without_null[0], named, what)
     for members, wider in _WIDENED:
-        if all(isinstance(each, str) and each in members for each in left):
+        if all(isinstance(each, str) and each in members for each in members_without_null):
             return _PRIMITIVES[wider]
     raise PipelineError(
-        f"the Avro schema of {what} has a union of {len(left)} types, but a Spark column has one"
+        f"the Avro schema of {what} has a union of {len(members_without_null)} types, but a Spark column has one"
     )

@@ -79,7 +79,7 @@ def apply_expectations(frame: DataFrame, expectations: Mapping[str, str]) -> Dat
     if not expectations:
         return frame
     # A column per expectation, so that Spark's errors quote it as written.
-    asked = [F.expr(sql).cast("boolean").alias(_name(name)) for name, sql in expectations.items()]
+    conditions = [F.expr(sql).cast("boolean").alias(_name(name)) for name, sql in expectations.items()]
     is_violated = {name: f"NOT coalesce({quoted(_name(name))}, false)" for name in expectations}
     violations = ", ".join(
         cases((is_violated[name], literal(f"{name}: {sql}"))) for name, sql in expectations.items()
@@ -87,7 +87,7 @@ def apply_expectations(frame: DataFrame, expectations: Mapping[str, str]) -> Dat
     # Records that could not be decoded keep their first reason.
     bad = cases((IS_BAD, BAD), otherwise=failure_struct(EXPECTATION, f"concat_ws('; ', {violations})"))
     kept = [quoted(name) for name in frame.columns if name not in (IS_BAD, BAD)]
-    return frame.select("*", *asked).selectExpr(
+    return frame.select("*", *conditions).selectExpr(
         *kept,
         f"{IS_BAD} OR (NOT _deleted AND ({' OR '.join(is_violated.values())})) AS {IS_BAD}",
         f"{bad} AS {BAD}",

@@ -57,10 +57,10 @@ def value_schema(source: Source, inferred: T.StructType | None = None) -> T.Stru
         schema = inferred
     else:
         raise PipelineError(f"{what} has no schema, and none was inferred: set schema: name TYPE, …")
-    taken = [name for name in schema.names if name in METADATA or name.startswith("__")]
-    if taken:
+    reserved = [name for name in schema.names if name in METADATA or name.startswith("__")]
+    if reserved:
         raise PipelineError(
-            f"{what} has a column {taken[0]!r}: names with __ and {', '.join(METADATA)} are taken"
+            f"{what} has a column {reserved[0]!r}: names with __ and {', '.join(METADATA)} are taken"
         )
     return schema
 
@@ -172,7 +172,7 @@ def _json_failure(schema: T.StructType) -> str:
     elsewhere = f"a field {f'inside {inside} ' if inside else ''}does not fit the schema"
     detail = f"coalesce(nullif(concat_ws('; ', {', '.join(mismatches)}), ''), {literal(elsewhere)})"
     is_no_object = f"get(given, 0) IS NULL OR get(given, 1)[{literal(_MARK)}] IS NULL"
-    told = cases(
+    failure = cases(
         (is_no_object, failure_struct(MALFORMED, literal("the value is not a JSON object"))),
         otherwise=failure_struct(SCHEMA_MISMATCH, detail),
     )
@@ -180,7 +180,7 @@ def _json_failure(schema: T.StructType) -> str:
     fields = f"{_MARK} ARRAY<MAP<STRING, STRING>>, {_CORRUPT} STRING"
     given = f"from_json({_WRAPPED}, {literal(fields)}, map({options})).{_MARK}"
     # An array of one element, so that the fields are parsed once for all conditions.
-    return f"element_at(transform(array({given}), given -> {told}), 1)"
+    return f"element_at(transform(array({given}), given -> {failure}), 1)"
 
 
 def _expected(field: T.StructField) -> str:
@@ -189,12 +189,12 @@ def _expected(field: T.StructField) -> str:
 
 def _avro(raw: DataFrame, source: Source, schema: T.StructType) -> tuple[DataFrame, list[str], str, str]:
     raw = raw.select("*", _avro_decoder(source, schema)(F.col(RAW_VALUE)).alias(_PARSED))
-    told = f"concat('the value does not match its Avro schema: ', {_PARSED}.error)"
+    failure = f"concat('the value does not match its Avro schema: ', {_PARSED}.error)"
     return (
         raw,
         _fields(schema, f"{_PARSED}.v"),
         f"{_PARSED}.error IS NOT NULL",
-        failure_struct(MALFORMED, told),
+        failure_struct(MALFORMED, failure),
     )
 
 

@@ -34,8 +34,8 @@ def encode_records(frame: DataFrame, sink: Sink) -> DataFrame:
 
 def check_column(frame: DataFrame, name: str, what: str) -> None:
     if name not in frame.columns:
-        shown = [each for each in frame.columns if each not in METADATA]
-        hint = did_you_mean(name, frame.columns) or f"; there are {', '.join(shown)}"
+        visible = [each for each in frame.columns if each not in METADATA]
+        hint = did_you_mean(name, frame.columns) or f"; there are {', '.join(visible)}"
         raise PipelineError(f"{what} names the column {name!r}, which the view does not have{hint}")
 
 
@@ -78,11 +78,11 @@ def _value(schema: T.StructType, columns: list[str], sink: Sink) -> Column:
 
 
 def _only_column(columns: list[str], sink: Sink) -> str:
-    left = [name for name in columns if name not in sink.key]
+    candidates = [name for name in columns if name not in sink.key]
     if "value" in columns:
         return "value"
-    if len(left) == 1:
-        return left[0]
+    if len(candidates) == 1:
+        return candidates[0]
     raise PipelineError(
         f"the sink {sink.name} writes {sink.format}, which is one column called `value`; the view {sink.view} has "
         f"{', '.join(columns)}: name one of them value, or write format: json"

@@ -62,14 +62,14 @@ def original_record(record: ConsumerRecord) -> RedrivenRecord | None:
     if not topic:
         return None
     kept = [(key, value) for key, value in record.headers if not key.startswith(PREFIX) and key != REDRIVEN]
-    before = max((_number(value) or 0 for key, value in record.headers if key == REDRIVEN), default=0)
+    times_redriven = max((_number(value) or 0 for key, value in record.headers if key == REDRIVEN), default=0)
     return RedrivenRecord(
         topic,
         _number(errors.get(ErrorHeader.PARTITION)),
         _number(errors.get(ErrorHeader.TIMESTAMP)),
         record.key,
         record.value,
-        (*kept, (REDRIVEN, str(before + 1).encode())),
+        (*kept, (REDRIVEN, str(times_redriven + 1).encode())),
     )
 
 

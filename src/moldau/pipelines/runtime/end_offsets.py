@@ -41,24 +41,24 @@ class EndOffsetTracker:
                 self._fetched_at_s = time.monotonic()
             self._pending_fetch = None
         if self._pending_fetch is None and not self._is_closed and time.monotonic() >= self._next_s:
-            wanted = {
+            requested = {
                 TopicPartition(topic, int(partition))
                 for each in batches
                 for topic, partitions in each.read.items()
                 for partition in partitions
             }
-            if wanted:
+            if requested:
                 self._next_s = time.monotonic() + FETCH_INTERVAL_S
-                self._pending_fetch = event_loop_thread().start(self._fetch(sorted(wanted)))
+                self._pending_fetch = event_loop_thread().start(self._fetch(sorted(requested)))
         if self._fetched_at_s is None:
             return None
         return self._known if time.monotonic() - self._fetched_at_s < STALE_AFTER_S else {}
 
-    async def _fetch(self, wanted: list[TopicPartition]) -> EndOffsets:
+    async def _fetch(self, requested: list[TopicPartition]) -> EndOffsets:
         cluster = await event_loop_thread().cluster(self._settings)
         found = await list_offsets(
             cluster,
-            dict.fromkeys(wanted, LATEST),
+            dict.fromkeys(requested, LATEST),
             isolation_level=self._isolation_level,
             timeout_ms=FETCH_TIMEOUT_MS,
         )

@@ -70,24 +70,24 @@ class QueryState:
         )
 
 
-def parse_progress(query: str, told: Mapping[str, Any]) -> Progress:
+def parse_progress(query: str, report: Mapping[str, Any]) -> Progress:
     """Converts the JSON of Spark's StreamingQueryProgress."""
-    sources = told.get("sources") or []
-    operators = told.get("stateOperators") or []
-    duration = told.get("batchDuration")
+    sources = report.get("sources") or []
+    operators = report.get("stateOperators") or []
+    duration = report.get("batchDuration")
     if duration is None:
-        duration = (told.get("durationMs") or {}).get("triggerExecution", 0)
+        duration = (report.get("durationMs") or {}).get("triggerExecution", 0)
     return Progress(
         query=query,
-        at=str(told.get("timestamp", "")),
-        batch=int(told.get("batchId", -1)),
+        at=str(report.get("timestamp", "")),
+        batch=int(report.get("batchId", -1)),
         rows=sum(int(each.get("numInputRows", 0)) for each in sources),
         input_rate=sum(_rate(each.get("inputRowsPerSecond")) for each in sources),
         process_rate=sum(_rate(each.get("processedRowsPerSecond")) for each in sources),
         batch_ms=int(duration),
         lag=lag_of(sources),
         late=sum(int(each.get("numRowsDroppedByWatermark", 0)) for each in operators),
-        watermark=(told.get("eventTime") or {}).get("watermark"),
+        watermark=(report.get("eventTime") or {}).get("watermark"),
         read=_read(sources),
     )
 
@@ -116,29 +116,29 @@ def _source_lag(source: Mapping[str, Any]) -> int | None:
     return sum(max(0, latest[each] - offset) for each, offset in end.items() if each in latest)
 
 
-def _offsets(told: object) -> dict[tuple[str, str], int] | None:
+def _offsets(report: object) -> dict[tuple[str, str], int] | None:
     """Spark reports offsets as JSON or as a JSON string."""
-    if isinstance(told, str):
+    if isinstance(report, str):
         try:
-            told = json.loads(told)
+            report = json.loads(report)
         except ValueError:
             return None
-    return _by_partition(told) if isinstance(told, Mapping) else None
+    return _by_partition(report) if isinstance(report, Mapping) else None
 
 
-def _by_partition(told: Mapping[str, Any]) -> dict[tuple[str, str], int]:
+def _by_partition(report: Mapping[str, Any]) -> dict[tuple[str, str], int]:
     return {
         (topic, partition): offset
-        for topic, partitions in told.items()
+        for topic, partitions in report.items()
         if isinstance(partitions, Mapping)
         for partition, offset in partitions.items()
         if isinstance(offset, int)
     }
 
 
-def _rate(told: object) -> float:
+def _rate(report: object) -> float:
     """Spark divides by the duration, which may be 0."""
-    rate = float(told) if isinstance(told, int | float | str) else 0.0
+    rate = float(report) if isinstance(report, int | float | str) else 0.0
     return rate if math.isfinite(rate) else 0.0
 
 
@@ -149,10 +149,10 @@ def to_json(progress: Progress) -> str:
 def from_json(line: str) -> Progress | None:
     """Returns None for other events and for a truncated line."""
     try:
-        kept = json.loads(line)
-        if kept.pop("event", None) != "batch":
+        document = json.loads(line)
+        if document.pop("event", None) != "batch":
             return None
-        return Progress(**kept)
+        return Progress(**document)
     except (ValueError, TypeError, AttributeError):
         return None
 
@@ -160,20 +160,20 @@ def from_json(line: str) -> Progress | None:
 def latest_progress(lines: Iterable[str], generation: int | None = None) -> dict[str, Progress]:
     """Returns the last batch of each query, optionally of one generation."""
     found: dict[str, Progress] = {}
-    begun = generation
+    current_generation = generation
     for line in lines:
         each = from_json(line)
         if each is None:
-            begun = _started_generation(line) or begun
-        elif generation in (None, begun):
+            current_generation = _started_generation(line) or current_generation
+        elif generation in (None, current_generation):
             found[each.query] = each
     return found
 
 
 def _started_generation(line: str) -> int | None:
     try:
-        kept = json.loads(line)
-        return int(kept["generation"]) if kept["event"] == "started" else None
+        document = json.loads(line)
+        return int(document["generation"]) if document["event"] == "started" else None
     except (ValueError, TypeError, KeyError):
         return None
 

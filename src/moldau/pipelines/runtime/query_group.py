@@ -75,9 +75,9 @@ class QueryGroup:
         """Returns the state of each query."""
         self._drain_events()
         for name, query in self._running.items():
-            before = self._states[name]
-            if before.state not in (QueryStatus.DONE, QueryStatus.STOPPED, QueryStatus.FAILED):
-                self._states[name] = self._with_lag(self._observe(query, before))
+            previous = self._states[name]
+            if previous.state not in (QueryStatus.DONE, QueryStatus.STOPPED, QueryStatus.FAILED):
+                self._states[name] = self._with_lag(self._observe(query, previous))
         return list(self._states.values())
 
     def _with_lag(self, state: QueryState) -> QueryState:
@@ -91,21 +91,21 @@ class QueryGroup:
             return None
         return self._ends.poll(each.last for each in self._states.values() if each.last is not None)
 
-    def _observe(self, query: "StreamingQuery", before: QueryState) -> QueryState:
+    def _observe(self, query: "StreamingQuery", previous: QueryState) -> QueryState:
         if not query.isActive:
             error = query.exception()
             if error is not None:
                 self.failure = self.failure or error
-                return replace(before, state=QueryStatus.FAILED, error=summarize_error(error))
+                return replace(previous, state=QueryStatus.FAILED, error=summarize_error(error))
             if str(query.runId) in self._unterminated:
                 # The last batch has not been reported yet.
-                return before
-            return replace(before, state=QueryStatus.STOPPED if self._is_stopping else QueryStatus.DONE)
+                return previous
+            return replace(previous, state=QueryStatus.STOPPED if self._is_stopping else QueryStatus.DONE)
         status = query.status
-        if before.last is None and not status["isTriggerActive"]:
-            return before
+        if previous.last is None and not status["isTriggerActive"]:
+            return previous
         return replace(
-            before, state=QueryStatus.RUNNING if status["isTriggerActive"] else QueryStatus.WAITING
+            previous, state=QueryStatus.RUNNING if status["isTriggerActive"] else QueryStatus.WAITING
         )
 
     @property
@@ -117,15 +117,15 @@ class QueryGroup:
         next run."""
         self._is_stopping = True
         deadline = time.monotonic() + finish_s
-        begun = {name: _batch(query) for name, query in self._running.items() if query.isActive}
-        while begun:
-            for name, batch in list(begun.items()):
+        current_batches = {name: _batch(query) for name, query in self._running.items() if query.isActive}
+        while current_batches:
+            for name, batch in list(current_batches.items()):
                 query = self._running[name]
                 is_between = not query.status["isTriggerActive"] or _batch(query) != batch
                 if not query.isActive or is_between or time.monotonic() >= deadline:
                     query.stop()
-                    del begun[name]
-            if begun:
+                    del current_batches[name]
+            if current_batches:
                 time.sleep(POLL_S)
         return self.end()
 
@@ -143,7 +143,7 @@ class QueryGroup:
     def _drain_events(self, timeout_s: float = 0.0) -> None:
         while True:
             try:
-                run_id, told = (
+                run_id, report = (
                     self._listener.events.get(timeout=timeout_s)
                     if timeout_s
                     else (self._listener.events.get_nowait())
@@ -154,10 +154,10 @@ class QueryGroup:
             name = self._names.get(run_id)
             if name is None:
                 continue
-            if told is None:
+            if report is None:
                 self._unterminated.discard(run_id)
                 continue
-            progress = parse_progress(name, json.loads(told))
+            progress = parse_progress(name, json.loads(report))
             lag_to = progress.lag_to(self._poll_end_offsets() or {})
             if lag_to is not None:
                 # Counts records that arrived after Spark planned the batch.

@@ -77,7 +77,7 @@ def run(
     state: StateDirectory,
     options: RunOptions,
     stop_request: StopRequest,
-    watcher: RunObserver,
+    observer: RunObserver,
     *,
     spark: "SparkSession | None" = None,
 ) -> RunOutcome:
@@ -85,17 +85,19 @@ def run(
     session is not stopped."""
     with state.locked(pipeline.checkpoint) as locks:
         known = state.generations(now())
-        chosen = _select_generations(known, options)
-        generation = chosen.get(chosen.current)
+        selected = _select_generations(known, options)
+        generation = selected.get(selected.current)
         record = _new_run_record(pipeline, state, options, generation)
         state.write_run(record)
         with ProgressFile(state.progress) as file:
             file.append(_event("started", record.started, generation=generation.number))
             outcome = RunOutcome("stopped", (), generation.number)
             try:
-                kept = _RecordingObserver(watcher, file)
-                this = _Run(pipeline, state, record, options, known, chosen, stop_request, kept, locks)
-                outcome = this.execute(spark)
+                observer = _RecordingObserver(observer, file)
+                pipeline_run = _Run(
+                    pipeline, state, record, options, known, selected, stop_request, observer, locks
+                )
+                outcome = pipeline_run.execute(spark)
             finally:
                 ended = now()
                 file.append(_event(outcome.name, ended, error=outcome.error))
@@ -113,17 +115,17 @@ class _Run:
     options: RunOptions
     known: Generations
     """The generations before this run."""
-    chosen: Generations
+    selected: Generations
     stop_request: StopRequest
-    watcher: RunObserver
+    observer: RunObserver
     locks: Sequence[int]
 
     @property
     def generation(self) -> Generation:
-        return self.chosen.get(self.chosen.current)
+        return self.selected.get(self.selected.current)
 
-    def execute(self, given: "SparkSession | None") -> RunOutcome:
-        number, spark = self.chosen.current, given
+    def execute(self, given_session: "SparkSession | None") -> RunOutcome:
+        number, spark = self.selected.current, given_session
         try:
             if spark is None:
                 spark = self._session()
@@ -131,14 +133,14 @@ class _Run:
             # A generation number is never reused, because plans are stored under it.
             self._write_generations(is_begun=False)
             queries = self._planned(spark)
-            self.watcher.step("starting the queries")
+            self.observer.step("starting the queries")
             self._start(queries)
-            states = run_until_stopped(queries, self.stop_request, self.watcher)
+            states = run_until_stopped(queries, self.stop_request, self.observer)
         except Exception as error:
             return RunOutcome("failed", (), number, summarize_error(error), error)
         finally:
-            if spark is not None and given is None:
-                self.watcher.step("stopping Spark")
+            if spark is not None and given_session is None:
+                self.observer.step("stopping Spark")
                 spark.stop()
         if queries.failure is None:
             return RunOutcome("stopped" if self.stop_request.is_requested else "done", states, number)
@@ -152,9 +154,9 @@ class _Run:
 
         def say(text: str) -> None:
             """Receives a message in parts: the step, then its result."""
-            self.watcher.step(starting if text.endswith("\n") else text.rstrip(". "))
+            self.observer.step(starting if text.endswith("\n") else text.rstrip(". "))
 
-        self.watcher.step(starting)
+        self.observer.step(starting)
         return session(
             f"moldau {self.pipeline.name}",
             master=self.options.master,
@@ -170,12 +172,12 @@ class _Run:
         from moldau.pipelines.runtime.end_offsets import EndOffsetTracker
         from moldau.pipelines.runtime.query_group import QueryGroup
 
-        self.watcher.step("planning")
+        self.observer.step("planning")
         place = CheckpointLocation(checkpoints=self.record.checkpoints, generation=self.generation.number)
         planned = plan(
-            spark, self.pipeline, place, StartPosition(self.generation.start), show=self.watcher.rows
+            spark, self.pipeline, place, StartPosition(self.generation.start), show=self.observer.rows
         )
-        return QueryGroup(spark, planned, self.watcher.batch, EndOffsetTracker(self.pipeline))
+        return QueryGroup(spark, planned, self.observer.batch, EndOffsetTracker(self.pipeline))
 
     def _start(self, queries: "QueryGroup") -> None:
         """Makes the generation current before the queries start, and restores the previous one if they cannot."""
@@ -187,17 +189,17 @@ class _Run:
             raise
 
     def _write_generations(self, *, is_begun: bool) -> None:
-        current = self.chosen.current if is_begun else self.known.current
-        self.state.write_generations(replace(self.chosen, current=current))
+        current = self.selected.current if is_begun else self.known.current
+        self.state.write_generations(replace(self.selected, current=current))
 
 
 def run_until_stopped(
-    queries: "QueryGroup", stop_request: StopRequest, watcher: RunObserver
+    queries: "QueryGroup", stop_request: StopRequest, observer: RunObserver
 ) -> list[QueryState]:
     """Polls the queries until they end, one fails or a stop is requested; then stops all."""
     while True:
         states = queries.poll()
-        watcher.states(states)
+        observer.states(states)
         if queries.failure is not None:
             states = queries.stop(FINISH_TIMEOUT_AFTER_FAILURE_S)
             break
@@ -205,10 +207,10 @@ def run_until_stopped(
             states = queries.end()
             break
         if stop_request.wait(POLL_INTERVAL_S):
-            watcher.step("finishing the current batches")
+            observer.step("finishing the current batches")
             states = queries.stop(FINISH_TIMEOUT_S)
             break
-    watcher.states(states)
+    observer.states(states)
     return states
 
 
@@ -273,22 +275,22 @@ def _java_traces(error: BaseException) -> list[str]:
 class _RecordingObserver:
     """An observer that also appends progress to the file."""
 
-    def __init__(self, watcher: RunObserver, file: ProgressFile) -> None:
-        self._watcher = watcher
+    def __init__(self, observer: RunObserver, file: ProgressFile) -> None:
+        self._observer = observer
         self._file = file
 
     def step(self, what: str) -> None:
-        self._watcher.step(what)
+        self._observer.step(what)
 
     def batch(self, progress: Progress) -> None:
         self._file.append(to_json(progress))
-        self._watcher.batch(progress)
+        self._observer.batch(progress)
 
     def states(self, states: Sequence[QueryState]) -> None:
-        self._watcher.states(states)
+        self._observer.states(states)
 
     def rows(self, batch: "ConsoleBatch") -> None:
-        self._watcher.rows(batch)
+        self._observer.rows(batch)
 
 
 def now() -> str:

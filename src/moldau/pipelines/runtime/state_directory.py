@@ -171,12 +171,12 @@ class StateDirectory:
         return False
 
     def read_run(self) -> RunRecord | None:
-        kept = self._read("run.json")
-        if kept is None:
+        document = self._read("run.json")
+        if document is None:
             return None
         known = {field.name for field in fields(RunRecord)}
         try:
-            return RunRecord(**{name: value for name, value in kept.items() if name in known})
+            return RunRecord(**{name: value for name, value in document.items() if name in known})
         except TypeError as error:
             raise PipelineError(f"{self.path / 'run.json'} is not a run's: {error}") from error
 
@@ -185,11 +185,11 @@ class StateDirectory:
 
     def generations(self, now: str) -> Generations:
         """Returns the stored generations, or the first one for a pipeline that never ran."""
-        kept = self._read("generations.json")
-        if kept is None:
+        document = self._read("generations.json")
+        if document is None:
             return Generations(1, (Generation(1, now),))
         try:
-            return Generations(kept["current"], tuple(Generation(**each) for each in kept["all"]))
+            return Generations(document["current"], tuple(Generation(**each) for each in document["all"]))
         except (KeyError, TypeError) as error:
             raise PipelineError(f"{self.path / 'generations.json'} is damaged: {error!r}") from error
 

@@ -10,9 +10,9 @@ UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800
 AGO = re.compile(rf"(\d+|an?)\s*({'|'.join(UNITS)})s?\s+ago", re.I)
 
 
-def parse_start_time(given: str, now: datetime) -> str:
+def parse_start_time(entered: str, now: datetime) -> str:
     """Returns an ISO 8601 time in UTC, `earliest` or `latest`. Times without a zone are in UTC."""
-    text = given.strip()
+    text = entered.strip()
     if text.lower() in (EARLIEST, LATEST):
         return text.lower()
     ago = AGO.fullmatch(text)
@@ -21,19 +21,19 @@ def parse_start_time(given: str, now: datetime) -> str:
         try:
             return iso(now - timedelta(seconds=number * UNITS[ago[2].lower()]))
         except OverflowError:
-            raise PipelineError(f"{given!r} is too long ago; use `earliest`") from None
+            raise PipelineError(f"{entered!r} is too long ago; use `earliest`") from None
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise PipelineError(
-            f"{given!r} is not a time; use 2026-01-31T12:00 (in UTC), '2 hours ago', earliest or latest"
+            f"{entered!r} is not a time; use 2026-01-31T12:00 (in UTC), '2 hours ago', earliest or latest"
         ) from None
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
     if time < datetime(1970, 1, 1, tzinfo=UTC):
-        raise PipelineError(f"{given!r} is before 1970; use `earliest`")
+        raise PipelineError(f"{entered!r} is before 1970; use `earliest`")
     if time > now:
-        raise PipelineError(f"{given!r} is in the future; a replay starts in the past")
+        raise PipelineError(f"{entered!r} is in the future; a replay starts in the past")
     return iso(time)
 
 

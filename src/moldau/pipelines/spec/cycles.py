@@ -16,14 +16,16 @@ def find_cycles(pipeline: PipelineDefinition) -> Iterator[tuple[tuple[str, ...],
         for source in _readers(pipeline, dead, {}):
             reader = f"{dead} is read by the source {source.name}{_pattern_note(source)}"
             yield ("dead_letters",), f"{reader}: bad records would cycle forever; use another topic for them"
-    made_of = {sink.name: [each.name for each in sources_of(pipeline, sink.view)] for sink in pipeline.sinks}
-    read_by = {
+    sources_by_sink = {
+        sink.name: [each.name for each in sources_of(pipeline, sink.view)] for sink in pipeline.sinks
+    }
+    readers_by_sink = {
         sink.name: _readers(pipeline, sink.target, sink.options) if sink.kind is SinkKind.TOPIC else []
         for sink in pipeline.sinks
     }
     for sink in pipeline.sinks:
-        for source in read_by[sink.name]:
-            if _reaches(source.name, sink.name, made_of, read_by):
+        for source in readers_by_sink[sink.name]:
+            if _reaches(source.name, sink.name, sources_by_sink, readers_by_sink):
                 reader = f"{sink.target} is read by the source {source.name}{_pattern_note(source)}"
                 where = ("sinks", sink.name, "topic")
                 yield where, f"{reader}, which feeds this sink: its rows would cycle forever"
@@ -50,18 +52,21 @@ def _pattern_note(source: Source) -> str:
 
 
 def _reaches(
-    source: str, sink: str, made_of: Mapping[str, list[str]], read_by: Mapping[str, list[Source]]
+    source: str,
+    sink: str,
+    sources_by_sink: Mapping[str, list[str]],
+    readers_by_sink: Mapping[str, list[Source]],
 ) -> bool:
     """Returns whether records of a source reach a sink, directly or through topics of other sinks."""
-    reached, left = {source}, [source]
-    while left:
-        name = left.pop()
-        for each, sources in made_of.items():
+    reached, queue = {source}, [source]
+    while queue:
+        name = queue.pop()
+        for each, sources in sources_by_sink.items():
             if name not in sources:
                 continue
             if each == sink:
                 return True
-            new = [reader.name for reader in read_by[each] if reader.name not in reached]
+            new = [reader.name for reader in readers_by_sink[each] if reader.name not in reached]
             reached.update(new)
-            left += new
+            queue += new
     return False

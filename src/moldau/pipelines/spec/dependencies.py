@@ -12,24 +12,24 @@ def dependencies_of(pipeline: PipelineDefinition, name: str) -> list[Source | Vi
     """Returns the view or source and all it depends on, in topological order."""
     everything: list[Source | View] = [*pipeline.sources, *pipeline.views]
     index = next(i for i, each in enumerate(everything) if each.name == name)
-    wanted = {name}
+    required = {name}
     for position in range(index, -1, -1):
         each = everything[position]
-        if each.name in wanted and isinstance(each, View):
-            wanted.update(_referenced_names(each, [other.name for other in everything[:position]]))
-    return [each for each in everything[: index + 1] if each.name in wanted]
+        if each.name in required and isinstance(each, View):
+            required.update(_referenced_names(each, [other.name for other in everything[:position]]))
+    return [each for each in everything[: index + 1] if each.name in required]
 
 
 def sources_of(pipeline: PipelineDefinition, name: str) -> list[Source]:
     return [each for each in dependencies_of(pipeline, name) if isinstance(each, Source)]
 
 
-def _referenced_names(view: View, before: list[str]) -> list[str]:
+def _referenced_names(view: View, earlier: list[str]) -> list[str]:
     if view.transform is not None:
-        return [name for name in parameters_of(view.transform) if name in before]
+        return [name for name in parameters_of(view.transform) if name in earlier]
     words = {word.lower() for word in re.findall(r"\w+", view.sql or "")}
     # A word may also be a column name; an unused view costs little.
-    return [name for name in before if name.lower() in words]
+    return [name for name in earlier if name.lower() in words]
 
 
 def parameters_of(function: Callable[..., Any]) -> list[str]:

@@ -62,8 +62,8 @@ def load(path: Path, *, overrides: Mapping[str, str] = {}) -> PipelineDefinition
         tree, locations = parse_yaml(path, text, os.environ)
         pipeline = parse_pipeline(SpecSection(tree, (), locations), path.absolute())
     elif path.suffix == ".py":
-        written = load_python_file(path, text)
-        pipeline, locations = written.definition(), written.locations
+        python_pipeline = load_python_file(path, text)
+        pipeline, locations = python_pipeline.definition(), python_pipeline.locations
     else:
         raise PipelineError(f"{path}: a pipeline is a .yaml or a .py file")
     pipeline = _apply_overrides(pipeline, overrides)
@@ -101,6 +101,8 @@ def _apply_overrides(pipeline: PipelineDefinition, overrides: Mapping[str, str])
             tree[name] = value
     if "dead_letters" in overrides and "on_bad" not in overrides:
         del tree["on_bad"]
-    given = SpecSection({**tree, "kafka": kafka, "spark": spark}, (), FileLocations("the command line", {}))
-    changed = parse_pipeline_settings(given, pipeline.sources, pipeline.views, pipeline.sinks, None)
+    overridden = SpecSection(
+        {**tree, "kafka": kafka, "spark": spark}, (), FileLocations("the command line", {})
+    )
+    changed = parse_pipeline_settings(overridden, pipeline.sources, pipeline.views, pipeline.sinks, None)
     return replace(changed, file=pipeline.file)

@@ -95,10 +95,10 @@ class Pipeline:
             declare(name, None)
 
         def decorate(function: F) -> F:
-            called = name or function.__name__
-            view = f"_rows_of_{called}".replace("-", "_")
+            sink_name = name or function.__name__
+            view = f"_rows_of_{sink_name}".replace("-", "_")
             self._add_view(View(view, transform=function), line)
-            declare(called, view)
+            declare(sink_name, view)
             return function
 
         return decorate
@@ -107,8 +107,8 @@ class Pipeline:
         given = SpecSection(self._settings, (), self._locations)
         sinks = tuple(self._sinks.values())
         views = tuple(self._views.values())
-        shown = tuple(view for view in views if not view.name.startswith("_rows_of_"))
-        pipeline = parse_pipeline_settings(given, tuple(self._sources.values()), shown, sinks, self._file)
+        visible = tuple(view for view in views if not view.name.startswith("_rows_of_"))
+        pipeline = parse_pipeline_settings(given, tuple(self._sources.values()), visible, sinks, self._file)
         return replace(pipeline, views=views)
 
     @property
@@ -174,9 +174,9 @@ def load_python_file(path: Path, text: str) -> Pipeline:
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     found = {key: value for key, value in vars(module).items() if isinstance(value, Pipeline)}
     if len({id(each) for each in found.values()}) != 1:
-        told = f"has {len(found)} ({', '.join(found)})" if found else "has none"
+        count_text = f"has {len(found)} ({', '.join(found)})" if found else "has none"
         raise PipelineError(
-            f"{path}: a file must define one pipeline (pipeline = Pipeline({path.stem!r})); this {told}"
+            f"{path}: a file must define one pipeline (pipeline = Pipeline({path.stem!r})); this {count_text}"
         )
     return next(iter(found.values()))
 

@@ -129,11 +129,11 @@ class SpecSection:
         return dict(self._flatten(key, value, ()))
 
     def _flatten(
-        self, key: str, tree: Mapping[str, object], before: tuple[str, ...]
+        self, key: str, tree: Mapping[str, object], parents: tuple[str, ...]
     ) -> "list[tuple[str, str]]":
         flat: list[tuple[str, str]] = []
         for name, value in tree.items():
-            path = (*before, str(name))
+            path = (*parents, str(name))
             if isinstance(value, Mapping):
                 flat += self._flatten(key, value, path)
             elif isinstance(value, bool):

@@ -63,8 +63,8 @@ def _definition_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
     yield from _dead_letter_problems(pipeline)
 
 
-def _duplicate_problems(path: tuple[str, ...], name: str, before: Sequence[str]) -> Iterator[Problem]:
-    if name.lower() in (each.lower() for each in before):
+def _duplicate_problems(path: tuple[str, ...], name: str, earlier: Sequence[str]) -> Iterator[Problem]:
+    if name.lower() in (each.lower() for each in earlier):
         yield path, f"two are named {name!r}; SQL ignores case"
 
 
@@ -97,15 +97,15 @@ def _avro_schema_problems(path: tuple[str, ...], schema: str | None, what: str) 
         yield (*path, "schema"), f"the Avro schema of {what} is not JSON: {error}"
 
 
-def _view_problems(view: View, before: Sequence[str]) -> Iterator[Problem]:
+def _view_problems(view: View, earlier: Sequence[str]) -> Iterator[Problem]:
     path = ("transform", view.name)
     if not is_sql_name(view.name) and not view.name.startswith("_"):
         yield path, f"{view.name!r} cannot be a name in SQL: use letters, digits and _"
-    yield from _duplicate_problems(path, view.name, before)
+    yield from _duplicate_problems(path, view.name, earlier)
     if view.transform is not None:
         for parameter in parameters_of(view.transform):
-            if parameter not in before:
-                hint = suggest_names(parameter, before)
+            if parameter not in earlier:
+                hint = suggest_names(parameter, earlier)
                 yield (
                     path,
                     (
@@ -156,8 +156,8 @@ def _table_problems(sinks: Sequence[Sink]) -> Iterator[Problem]:
         if sink.kind not in (SinkKind.PARQUET, SinkKind.DELTA) or not sink.target:
             continue
         # The slashes of `s3a://bucket` are not part of the path.
-        before, slashes, path = sink.target.rpartition("://")
-        directory = before + slashes + posixpath.normpath(path)
+        earlier, slashes, path = sink.target.rpartition("://")
+        directory = earlier + slashes + posixpath.normpath(path)
         other = writers.setdefault(directory, sink.name)
         if other != sink.name:
             both = f"the sinks {other} and {sink.name} write to one directory, {directory}"

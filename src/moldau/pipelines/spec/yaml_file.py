@@ -52,13 +52,13 @@ def _to_python(
     tree: dict[str, object] = {}
     for key_node, value_node in node.value:
         key = str(key_node.value)
-        inside = (*path, key)
+        key_path = (*path, key)
         if key in tree:
             raise locations.error(
-                inside, f"{'.'.join(inside)} is duplicated, again at line {_line(key_node)}"
+                key_path, f"{'.'.join(key_path)} is duplicated, again at line {_line(key_node)}"
             )
-        lines[inside] = _line(key_node)
-        tree[key] = _to_python(value_node, inside, locations, lines, environment)
+        lines[key_path] = _line(key_node)
+        tree[key] = _to_python(value_node, key_path, locations, lines, environment)
     return tree
 
 
@@ -77,19 +77,19 @@ def substitute_variables(text: str, environment: Mapping[str, str]) -> str:
     def value(found: "re.Match[str]") -> str:
         if found["escaped"]:
             return "${"
-        inside = _INSIDE.fullmatch(found["inside"])
-        if inside is None:
+        key_path = _INSIDE.fullmatch(found["inside"])
+        if key_path is None:
             raise ValueError(
                 f"{found[0]} is not ${{NAME}} or ${{NAME:-default}}; for a plain ${{ write $${{ instead"
             )
-        name, default = inside["name"], inside["default"]
-        given = environment.get(name)
-        if not given and default is not None:
+        name, default = key_path["name"], key_path["default"]
+        variable = environment.get(name)
+        if not variable and default is not None:
             return default
-        if given is None:
+        if variable is None:
             raise ValueError(
                 f"the environment variable {name} is not set; set it, or write ${{{name}:-default}} in the file"
             )
-        return given
+        return variable
 
     return _REFERENCE.sub(value, text)

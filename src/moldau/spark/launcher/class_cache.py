@@ -69,11 +69,11 @@ class ClassCache:
     def is_ready(self) -> bool:
         """Returns whether the cache exists unmodified since it was installed."""
         try:
-            found = self.path.stat()
-            noted = json.loads(self._marker.read_text())
+            status = self.path.stat()
+            marker = json.loads(self._marker.read_text())
         except (OSError, ValueError):
             return False
-        return bool(noted == {"bytes": found.st_size, "mtime_ns": found.st_mtime_ns})
+        return bool(marker == {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns})
 
     def jvm_options(self) -> list[str]:
         """Returns the options for a process that uses the cache. Java silently ignores an unusable one."""
@@ -120,16 +120,16 @@ class ClassCache:
                 self._clean_up()
 
     def _clean_up(self) -> None:
-        for left in self.directory.glob(f"{self._installation_id}-*.new-*"):
-            left.unlink(missing_ok=True)
+        for leftover in self.directory.glob(f"{self._installation_id}-*.new-*"):
+            leftover.unlink(missing_ok=True)
 
     def install(self, output: Path) -> bool:
         """Installs a new cache if Java can use it, and removes older ones."""
         if not self._is_usable(output):
             return False
-        found = output.stat()
+        status = output.stat()
         note = output.with_suffix(".json")
-        note.write_text(json.dumps({"bytes": found.st_size, "mtime_ns": found.st_mtime_ns}))
+        note.write_text(json.dumps({"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}))
         # Between the two renames the marker does not match, so no process uses the cache.
         os.replace(note, self._marker)
         os.replace(output, self.path)
@@ -187,5 +187,5 @@ def _short_hash(*parts: object) -> str:
 
 def is_enabled(environ: Mapping[str, str]) -> bool:
     """Off with `MOLDAU_CLASS_CACHE=off`, and by default in CI, where machines are not reused."""
-    told = environ.get("MOLDAU_CLASS_CACHE", "off" if environ.get("CI") else "on")
-    return not re.fullmatch(r"off|no|false|0", told.strip(), re.I)
+    setting = environ.get("MOLDAU_CLASS_CACHE", "off" if environ.get("CI") else "on")
+    return not re.fullmatch(r"off|no|false|0", setting.strip(), re.I)

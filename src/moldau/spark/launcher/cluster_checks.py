@@ -92,10 +92,12 @@ def check_executors(context: "SparkContext") -> None:
         found = context.parallelize(range(count), count).mapPartitions(_find_missing_packages).collect()
     except Exception as error:
         raise LaunchError(executor_error_text(str(error), context.pythonExec)) from None
-    lacking = {host: missing for host, missing in found if missing}
-    if lacking:
+    missing_by_host = {host: missing for host, missing in found if missing}
+    if missing_by_host:
         raise LaunchError(
-            "; ".join(f"The executor on {host} lacks {', '.join(names)}" for host, names in lacking.items())
+            "; ".join(
+                f"The executor on {host} lacks {', '.join(names)}" for host, names in missing_by_host.items()
+            )
             + (
                 ". Install them there with pip install 'moldau[spark]', for the Python of executors "
                 f"({context.pythonExec})."
@@ -112,10 +114,10 @@ def executor_error_text(failure: str, python: str) -> str:
     """Explains why executors could not run the first task, from Spark's message."""
     if "PYTHON_VERSION_MISMATCH" in failure:
         versions = re.search(r"version: (\S+) than that in driver:? (\S+?),", failure)
-        there, here = versions.groups() if versions else ("another version", "this one")
+        executor_version, driver_version = versions.groups() if versions else ("another version", "this one")
         return (
-            f"Executors run Python {there} and this driver {here}: Spark needs the same minor version. Name the right "
-            f"one with the environment variable PYSPARK_PYTHON (it is {python} now)."
+            f"Executors run Python {executor_version} and this driver {driver_version}: Spark needs the same minor "
+            f"version. Set the environment variable PYSPARK_PYTHON (now {python})."
         )
     if re.search(r'Cannot run program "[^"]*"', failure):
         return (

@@ -53,9 +53,9 @@ def log_options(spark: SparkHome, level: str, *, deploy: str = "warn") -> list[s
     workers."""
     if (spark.settings / "log4j2.properties").is_file():
         return []
-    ours = Path(__file__).with_name("log4j2.properties")
+    configuration = Path(__file__).with_name("log4j2.properties")
     return [
-        f"-Dlog4j2.configurationFile={ours}",
+        f"-Dlog4j2.configurationFile={configuration}",
         f"-Dmoldau.log.level={level}",
         f"-Dmoldau.deploy.level={deploy}",
     ]

@@ -61,7 +61,7 @@ def start_gateway(
     The process keeps the descriptors open. Raises LaunchError if it exits, or is not ready in time.
     """
     with _private_directory() as directory, _open_log(log) as output:
-        told, settings = directory / "connection", directory / "settings"
+        connection_file, settings = directory / "connection", directory / "settings"
         settings.write_text(properties)
         process = subprocess.Popen(
             build_command(settings),
@@ -75,20 +75,22 @@ def start_gateway(
             env={
                 **environ,
                 "SPARK_CONNECT_MODE": "0",
-                "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told),
+                "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file),
             },
         )
         try:
-            port, secret = _wait_for_connection(process, told, log)
+            port, secret = _wait_for_connection(process, connection_file, log)
         except BaseException:
             kill_process(process)
             raise
     return Gateway(process, port, secret)
 
 
-def _wait_for_connection(process: "subprocess.Popen[bytes]", told: Path, log: Path | None) -> tuple[int, str]:
+def _wait_for_connection(
+    process: "subprocess.Popen[bytes]", connection_file: Path, log: Path | None
+) -> tuple[int, str]:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not told.is_file():
+    while not connection_file.is_file():
         if process.poll() is not None:
             raise LaunchError(
                 f"Spark's Java process ended with exit code {process.returncode} before it could be used; "
@@ -101,7 +103,7 @@ def _wait_for_connection(process: "subprocess.Popen[bytes]", told: Path, log: Pa
                 "with less load on the machine."
             )
         time.sleep(POLL_INTERVAL_S)
-    return parse_connection(told.read_bytes())
+    return parse_connection(connection_file.read_bytes())
 
 
 def parse_connection(data: bytes) -> tuple[int, str]:
@@ -152,12 +154,12 @@ _environment_lock = threading.Lock()
 @contextmanager
 def _environment_variables(values: Mapping[str, str]) -> Iterator[None]:
     with _environment_lock:
-        before = {name: os.environ.get(name) for name in values}
+        previous = {name: os.environ.get(name) for name in values}
         os.environ.update(values)
         try:
             yield
         finally:
-            for name, value in before.items():
+            for name, value in previous.items():
                 if value is None:
                     os.environ.pop(name, None)
                 else:

@@ -93,7 +93,7 @@ def parse_release_file(text: str) -> dict[str, str]:
 
 def _query_version(program: Path, origin: str) -> dict[str, str]:
     try:
-        told = subprocess.run(
+        completed = subprocess.run(
             [program, "-XshowSettings:properties", "-version"],
             capture_output=True,
             text=True,
@@ -103,7 +103,7 @@ def _query_version(program: Path, origin: str) -> dict[str, str]:
         raise LaunchError(
             f"The Java of {origin} ({program}) cannot be run: {error}. {INSTALL_HINT}"
         ) from None
-    found = dict(re.findall(r"^\s*(java\.(?:runtime\.)?version) = (\S+)", told.stderr, re.M))
+    found = dict(re.findall(r"^\s*(java\.(?:runtime\.)?version) = (\S+)", completed.stderr, re.M))
     names = {"java.version": "JAVA_VERSION", "java.runtime.version": "JAVA_RUNTIME_VERSION"}
     return {names[key]: value for key, value in found.items()}
 

@@ -89,18 +89,18 @@ def gateway_command(
 ) -> list[str]:
     """Returns the command of a driver's gateway. Other settings are in a file, where passwords are not visible."""
     of_process = {name: settings.get(name, value) for name, value in PROCESS_SETTINGS.items()}
-    given = [*options]
+    process_options = [*options]
     for name in ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions"):
-        given += shlex.split(of_process[name])
+        process_options += shlex.split(of_process[name])
     if of_process["spark.driver.extraLibraryPath"]:
-        given.append(f"-Djava.library.path={of_process['spark.driver.extraLibraryPath']}")
+        process_options.append(f"-Djava.library.path={of_process['spark.driver.extraLibraryPath']}")
     return [
         str(java.program),
         "-cp",
         _class_path(spark, of_process["spark.driver.extraClassPath"]),
         f"-Xmx{of_process['spark.driver.memory']}",
         *module_options(java.release),
-        *given,
+        *process_options,
         GATEWAY_CLASS,
         "--properties-file",
         str(properties),

@@ -64,7 +64,7 @@ def session(
     descriptors open until it exits, so a lock on one may outlive this process briefly. Raises LaunchError.
     """
     spark = find_spark()
-    where, chosen = resolve_settings(
+    spark_master, chosen = resolve_settings(
         app,
         master,
         settings or {},
@@ -73,58 +73,62 @@ def session(
         environ=os.environ,
     )
     with _start_lock:
-        if where.kind is MasterKind.CONNECT:
-            return _connect_session(where, chosen)
-        if _running_context(where if master else None) is None:
+        if spark_master.kind is MasterKind.CONNECT:
+            return _connect_session(spark_master, chosen)
+        if _running_context(spark_master if master else None) is None:
             _set_worker_python(chosen)
-            _new_context(spark, where, chosen, quiet, say, log, descriptors)
+            _new_context(spark, spark_master, chosen, quiet, say, log, descriptors)
         _silence_query_logs()
         from pyspark.sql import SparkSession
 
         return SparkSession.builder.config(map=dict(settings or {})).getOrCreate()
 
 
-def start_submitted(spark: SparkHome, where: Master, settings: Mapping[str, str]) -> None:
+def start_submitted(spark: SparkHome, spark_master: Master, settings: Mapping[str, str]) -> None:
     """Applies these settings to every session of the process, also to those that PySpark creates."""
     _submitted_settings.update(settings)
     _set_worker_python(settings)
     with _start_lock:
-        if where.kind is MasterKind.CONNECT:
-            os.environ["SPARK_REMOTE"] = where.url
+        if spark_master.kind is MasterKind.CONNECT:
+            os.environ["SPARK_REMOTE"] = spark_master.url
         else:
             _connect_gateway(
-                spark, where, _with_runtime_settings(where, settings), quiet=False, for_all_sessions=True
+                spark,
+                spark_master,
+                _with_runtime_settings(spark_master, settings),
+                quiet=False,
+                for_all_sessions=True,
             )
 
 
-def _running_context(asked: Master | None) -> "SparkContext | None":
+def _running_context(requested: Master | None) -> "SparkContext | None":
     if _gateway_process is not None and _gateway_process.process.poll() is not None:
         _discard_gateway(_gateway_process)
     pyspark = sys.modules.get("pyspark")
     context: SparkContext | None = pyspark.SparkContext._active_spark_context if pyspark else None
     if context is None or context._jsc is None:
         return None
-    if asked is not None and context.master != asked.url:
+    if requested is not None and context.master != requested.url:
         raise LaunchError(
             f"A session with the master {context.master} is running, and a process can have only "
-            f"one: stop it (spark.stop()) before you start one with {asked.url}."
+            f"one: stop it (spark.stop()) before you start one with {requested.url}."
         )
     return context
 
 
 def _new_context(
     spark: SparkHome,
-    where: Master,
+    spark_master: Master,
     chosen: Mapping[str, str],
     quiet: bool,
     say: Callable[[str], None] | None,
     log: Path | None,
     descriptors: Sequence[int],
 ) -> "SparkContext":
-    prepared = _with_runtime_settings(where, chosen)
+    prepared = _with_runtime_settings(spark_master, chosen)
     _connect_gateway(
         spark,
-        where,
+        spark_master,
         prepared,
         quiet=quiet,
         say=say,
@@ -137,12 +141,12 @@ def _new_context(
     conf = SparkConf().setAll(list(session_settings(prepared).items()))
     # The Java process already has the files of a submitted program.
     files = [] if _submitted_settings else python_files(prepared)
-    if where.kind is not MasterKind.STANDALONE:
+    if spark_master.kind is not MasterKind.STANDALONE:
         return SparkContext(conf=conf, pyFiles=files)
-    with _startup_deadline(where, parse_seconds(MASTER_TIMEOUT, chosen[MASTER_TIMEOUT])):
+    with _startup_deadline(spark_master, parse_seconds(MASTER_TIMEOUT, chosen[MASTER_TIMEOUT])):
         context = SparkContext(conf=conf, pyFiles=files)
     try:
-        wait_for_executors(context, where, parse_seconds(EXECUTOR_TIMEOUT, chosen[EXECUTOR_TIMEOUT]))
+        wait_for_executors(context, spark_master, parse_seconds(EXECUTOR_TIMEOUT, chosen[EXECUTOR_TIMEOUT]))
         check_executors(context)
     except BaseException:
         context.stop()
@@ -150,21 +154,21 @@ def _new_context(
     return context
 
 
-def _with_runtime_settings(where: Master, chosen: Mapping[str, str]) -> dict[str, str]:
+def _with_runtime_settings(spark_master: Master, chosen: Mapping[str, str]) -> dict[str, str]:
     """Adds what is known only now: the driver's address, and the archive of our code for executors."""
     prepared = dict(chosen)
-    if where.kind is MasterKind.STANDALONE:
+    if spark_master.kind is MasterKind.STANDALONE:
         # The address that the master sees; host names may not resolve on other machines.
-        address = reach_master(where, parse_seconds(MASTER_TIMEOUT, chosen[MASTER_TIMEOUT]))
+        address = reach_master(spark_master, parse_seconds(MASTER_TIMEOUT, chosen[MASTER_TIMEOUT]))
         prepared.setdefault("spark.driver.host", address)
-    if where.kind is not MasterKind.LOCAL:
+    if spark_master.kind is not MasterKind.LOCAL:
         prepared[PYTHON_FILES] = ",".join([str(code_archive.build_code_archive()), *python_files(chosen)])
     return prepared
 
 
 def _connect_gateway(
     spark: SparkHome,
-    where: Master,
+    spark_master: Master,
     settings: Mapping[str, str],
     *,
     quiet: bool,
@@ -175,18 +179,18 @@ def _connect_gateway(
 ) -> None:
     """Connects to a Java process, which successive sessions with the same master share."""
     global _gateway_process, _gateway_master
-    from_outside = "PYSPARK_GATEWAY_PORT" in os.environ or (
+    is_external = "PYSPARK_GATEWAY_PORT" in os.environ or (
         _gateway_process is None and _pyspark_gateway() is not None
     )
-    if from_outside or (
+    if is_external or (
         _gateway_process is not None
         and _gateway_process.process.poll() is None
-        and _gateway_master == where.url
+        and _gateway_master == spark_master.url
     ):
         return
     if _gateway_process is not None:
         _discard_gateway(_gateway_process)
-    code = None if where.kind is MasterKind.LOCAL else Path(python_files(settings)[0])
+    code = None if spark_master.kind is MasterKind.LOCAL else Path(python_files(settings)[0])
     _gateway_process = start_driver(
         spark,
         settings,
@@ -197,7 +201,7 @@ def _connect_gateway(
         for_all_sessions=for_all_sessions,
         code=code,
     )
-    _gateway_master = where.url
+    _gateway_master = spark_master.url
     from pyspark import SparkContext
 
     SparkContext._ensure_initialized(gateway=_gateway_process.connect())
@@ -218,29 +222,29 @@ def _pyspark_gateway() -> Any:
 
 
 @contextmanager
-def _startup_deadline(where: Master, within_s: float) -> Iterator[None]:
+def _startup_deadline(spark_master: Master, within_s: float) -> Iterator[None]:
     """Kills the Java process if the block takes too long; Spark would retry for a minute."""
-    java, given_up = _gateway_process, threading.Event()
+    java, timed_out = _gateway_process, threading.Event()
     if java is None:
         yield
         return
 
-    def give_up() -> None:
-        given_up.set()
+    def on_timeout() -> None:
+        timed_out.set()
         java.kill()
 
-    timer = threading.Timer(within_s, give_up)
+    timer = threading.Timer(within_s, on_timeout)
     timer.daemon = True
     timer.start()
     try:
         yield
     except Exception:
-        if not given_up.is_set():
+        if not timed_out.is_set():
             raise
         _discard_gateway(java)
         from pyspark import __version__
 
-        raise unresponsive_master_error(where, within_s, __version__) from None
+        raise unresponsive_master_error(spark_master, within_s, __version__) from None
     finally:
         timer.cancel()
 
@@ -261,15 +265,17 @@ def _discard_gateway(java: Gateway) -> None:
 
 def _set_worker_python(settings: Mapping[str, str]) -> None:
     """Makes workers run the driver's Python instead of the first `python3` on the PATH."""
-    named = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
-    os.environ["PYSPARK_PYTHON"] = named or sys.executable
+    python = settings.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    os.environ["PYSPARK_PYTHON"] = python or sys.executable
 
 
-def _connect_session(where: Master, chosen: Mapping[str, str]) -> "SparkSession":
+def _connect_session(spark_master: Master, chosen: Mapping[str, str]) -> "SparkSession":
     from pyspark.sql import SparkSession
 
     settings = {name: value for name, value in chosen.items() if name.startswith("spark.sql.")}
-    session: SparkSession = SparkSession.builder.remote(where.url).config(map=dict(settings)).getOrCreate()
+    session: SparkSession = (
+        SparkSession.builder.remote(spark_master.url).config(map=dict(settings)).getOrCreate()
+    )
     session.addArtifact(str(code_archive.build_code_archive()), pyfile=True)
     return session
 

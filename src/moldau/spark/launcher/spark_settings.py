@@ -95,7 +95,7 @@ def parse_defaults(text: str) -> dict[str, str]:
 def resolve_settings(
     app: str | None,
     master: str | None,
-    given: Mapping[str, str],
+    session_settings: Mapping[str, str],
     *,
     submitted: Mapping[str, str],
     defaults: Mapping[str, str],
@@ -103,9 +103,9 @@ def resolve_settings(
 ) -> tuple[Master, dict[str, str]]:
     """Merges the settings of a session. Precedence: its code, how it was submitted, spark-defaults.conf, our
     defaults."""
-    users = {**defaults, **submitted, **{name: str(value) for name, value in given.items()}}
-    where = parse_master(master or users.get("spark.master") or environ.get("MASTER") or "local[*]")
-    users["spark.master"] = where.url
+    users = {**defaults, **submitted, **{name: str(value) for name, value in session_settings.items()}}
+    parsed = parse_master(master or users.get("spark.master") or environ.get("MASTER") or "local[*]")
+    users["spark.master"] = parsed.url
     if app is not None or "spark.app.name" not in users:
         users["spark.app.name"] = app or "moldau"
-    return where, {**default_settings(where), **users}
+    return parsed, {**default_settings(parsed), **users}

@@ -162,16 +162,16 @@ def commit_files(
         if is_batch_committed(table, app_id, batch_id, query_id):
             remove_uncommitted(location, files)
             return False
-        noted = batch_commit_properties(app_id, batch_id, query_id, creates_table=table is None)
+        transactions = batch_commit_properties(app_id, batch_id, query_id, creates_table=table is None)
         with detect_landed_commit(
             location, lambda now: _contains_any(now, files), creates_table=table is None
         ):
             if table is None:
-                _create(location, schema, partition_by, files, noted)
+                _create(location, schema, partition_by, files, transactions)
             elif files:
                 check_table_schema(table, schema, partition_by, location)
                 _check_nulls(table, files, location)
-                _append(table, schema, files, noted)
+                _append(table, schema, files, transactions)
         return True
 
     return retry_commit(location, attempt)
@@ -182,7 +182,7 @@ def _create(
     schema: dict[str, Any],
     partition_by: Sequence[str],
     files: Sequence[WrittenFile],
-    noted: CommitProperties,
+    transactions: CommitProperties,
 ) -> None:
     create_table_with_add_actions(
         location.path,
@@ -191,7 +191,7 @@ def _create(
         mode="error",
         partition_by=list(partition_by),
         storage_options=location.options,
-        commit_properties=noted,
+        commit_properties=transactions,
     )
 
 
@@ -199,7 +199,7 @@ def _append(
     table: DeltaTable,
     schema: dict[str, Any],
     files: Sequence[WrittenFile],
-    noted: CommitProperties,
+    transactions: CommitProperties,
 ) -> None:
     if len(schema["fields"]) < len(table.schema().fields):
         # Columns that the rows lack have no bounds.
@@ -209,7 +209,7 @@ def _append(
         "append",
         table.schema(),
         table.metadata().partition_columns,
-        commit_properties=noted,
+        commit_properties=transactions,
     )
 
 

@@ -102,7 +102,10 @@ class TableFiles:
             return
         # Spark labels times with the session's time zone, which does not change the instants.
         batch = pa.record_batch(
-            [column.cast(wanted.type) for column, wanted in zip(batch.columns, self._schema, strict=True)],
+            [
+                column.cast(expected.type)
+                for column, expected in zip(batch.columns, self._schema, strict=True)
+            ],
             schema=self._schema,
         )
         for values, rows in split_by_partition(batch, self._partition_by):
@@ -214,7 +217,7 @@ def split_by_partition(
         encoded = batch.column(name).dictionary_encode(null_encoding="encode")
         dictionaries.append(_partition_texts(encoded.dictionary, name))
         codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy(zero_copy_only=False)
-    rest = batch.select([name for name in batch.schema.names if name not in partition_by])
+    remaining = batch.select([name for name in batch.schema.names if name not in partition_by])
     order = np.argsort(codes, kind="stable")
     kinds, starts = np.unique(codes[order], return_index=True)
     for kind, rows in zip(kinds.tolist(), np.split(order, starts[1:]), strict=True):
@@ -222,7 +225,7 @@ def split_by_partition(
         for dictionary in reversed(dictionaries):
             kind, place = divmod(kind, len(dictionary))
             values.append(dictionary[place])
-        yield tuple(reversed(values)), rest if len(kinds) == 1 else rest.take(pa.array(rows))
+        yield tuple(reversed(values)), remaining if len(kinds) == 1 else remaining.take(pa.array(rows))
 
 
 def _partition_texts(values: pa.Array, name: str) -> list[str | None]:

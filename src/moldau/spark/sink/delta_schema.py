@@ -21,9 +21,9 @@ _ILLEGAL_NAME_CHARACTERS = " ,;{}()\n\t="
 
 def as_nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the schema with all columns nullable and without metadata."""
-    made = _nullable(schema)
-    assert isinstance(made, dict)
-    return made
+    schema_nullable = _nullable(schema)
+    assert isinstance(schema_nullable, dict)
+    return schema_nullable
 
 
 def _nullable(kind: Any) -> Any:

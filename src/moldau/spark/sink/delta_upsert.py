@@ -101,8 +101,8 @@ def _check_columns(
             raise OptionError(
                 f"key names {name!r}, which leave_out removes from the table: keep it, or choose another key"
             )
-    kept = StructType([field for field in schema.fields if field.name not in leave_out])
-    found = as_nullable(json.loads(kept.json()))
+    kept_schema = StructType([field for field in schema.fields if field.name not in leave_out])
+    found = as_nullable(json.loads(kept_schema.json()))
     check_row_schema(found, partition_by)
     return found
 
@@ -134,19 +134,19 @@ def _last_rows(
         raise SparkSourceError(
             f"a key ({', '.join(key)}) occurs more than once in a batch: set order_by to find its last row"
         )
-    wanted = to_arrow_schema(StructType.fromJson(schema), timezone="UTC").append(
+    expected = to_arrow_schema(StructType.fromJson(schema), timezone="UTC").append(
         pa.field(_DELETES_COLUMN, pa.bool_())
     )
-    return rows.drop_columns([_RANK_COLUMN]).cast(wanted)
+    return rows.drop_columns([_RANK_COLUMN]).cast(expected)
 
 
 def _create(
     location: Location, rows: pa.Table, partition_by: Sequence[str], app_id: str, batch_id: int
 ) -> None:
-    kept = rows.filter(pc.invert(rows[_DELETES_COLUMN])).drop_columns([_DELETES_COLUMN])
+    kept_schema = rows.filter(pc.invert(rows[_DELETES_COLUMN])).drop_columns([_DELETES_COLUMN])
     write_deltalake(
         location.path,
-        kept,
+        kept_schema,
         mode="error",
         partition_by=list(partition_by) or None,
         storage_options=location.options,

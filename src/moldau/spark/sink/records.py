@@ -171,21 +171,21 @@ class RowPartitioner:
         else:
             placed = key_partitions(rows.key, count, _UNASSIGNED)
         if rows.partition is not None:
-            asked = rows.partition.fill_null(_UNASSIGNED).to_numpy(zero_copy_only=False)
-            is_asked = rows.partition.is_valid().to_numpy(zero_copy_only=False)
-            wrong = is_asked & ((asked < 0) | (asked >= count))
+            requested = rows.partition.fill_null(_UNASSIGNED).to_numpy(zero_copy_only=False)
+            is_requested = rows.partition.is_valid().to_numpy(zero_copy_only=False)
+            wrong = is_requested & ((requested < 0) | (requested >= count))
             if wrong.any():
                 raise SparkSourceError(
-                    f"the column `partition` is {asked[wrong][0]}, but {topic!r} has the "
+                    f"the column `partition` is {requested[wrong][0]}, but {topic!r} has the "
                     f"partitions 0 to {count - 1}: correct it, set it to null to partition by key, "
                     "or add partitions to the topic"
                 )
-            placed = np.where(is_asked, asked, placed).astype(np.int32)
-        free = placed == _UNASSIGNED
-        if free.any():
-            sizes = rows.sizes[free]
+            placed = np.where(is_requested, requested, placed).astype(np.int32)
+        unassigned = placed == _UNASSIGNED
+        if unassigned.any():
+            sizes = rows.sizes[unassigned]
             turns = (np.cumsum(sizes) - sizes) // batch_bytes
             choices = np.array(available or range(count), np.int32)
-            placed[free] = choices[(self._next_partition + turns) % len(choices)]
+            placed[unassigned] = choices[(self._next_partition + turns) % len(choices)]
             self._next_partition += int(turns[-1]) + 1
         return placed

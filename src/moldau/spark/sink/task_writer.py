@@ -49,12 +49,12 @@ def write_rows(
 ) -> dict[tuple[str, int], int]:
     """Returns the record counts by topic and partition, after all records are acknowledged."""
     use_native(os.environ.get("MOLDAU_NATIVE") != "0")
-    sending = SectionSender(event_loop_thread(), options)
+    sender = SectionSender(event_loop_thread(), options)
     try:
-        counts = _send(batches, options, columns, sending)
-        sending.flush()
+        counts = _send(batches, options, columns, sender)
+        sender.flush()
     except BaseException:
-        sending.abort()
+        sender.abort()
         raise
     return counts
 
@@ -63,22 +63,22 @@ def _send(
     batches: Iterator[pa.RecordBatch],
     options: TopicSinkOptions,
     columns: SinkColumns,
-    sending: "SectionSender",
+    sender: "SectionSender",
 ) -> dict[tuple[str, int], int]:
     request_bytes_max = options.producer["max_request_size"] - HEADER_SIZE
     batch_bytes = max(1, min(options.producer["batch_size"] - HEADER_SIZE, request_bytes_max))
     compression = CODECS_BY_NAME[options.producer["compression"]]
-    placing = RowPartitioner(random.randrange(2**31))
+    partitioner = RowPartitioner(random.randrange(2**31))
     counts: dict[tuple[str, int], int] = {}
     for table in merge_batches(batches, MERGED_BATCH_BYTES_MIN):
-        for topic, some in split_by_topic(table, columns, options.topic):
-            rows = record_columns(some, columns, time.time_ns() // 1_000_000)
+        for topic, topic_table in split_by_topic(table, columns, options.topic):
+            rows = record_columns(topic_table, columns, time.time_ns() // 1_000_000)
             check_sizes(rows, topic, request_bytes_max)
-            topic_target = sending.topic_target(topic)
+            topic_target = sender.topic_target(topic)
             bytes_max = batch_bytes
             if topic_target.batch_bytes_max is not None:
                 bytes_max = max(1, min(batch_bytes, topic_target.batch_bytes_max - HEADER_SIZE))
-            partitions = placing.partitions(
+            partitions = partitioner.partitions(
                 rows, topic, topic_target.partition_count, topic_target.available, bytes_max
             )
             for encoded in to_sections(
@@ -90,7 +90,7 @@ def _send(
                 batch_bytes_max=bytes_max,
                 compression=compression,
             ):
-                sending.send(topic, encoded.partition, encoded.section)
+                sender.send(topic, encoded.partition, encoded.section)
             for partition, count in zip(*np.unique(partitions, return_counts=True), strict=True):
                 where = (topic, int(partition))
                 counts[where] = counts.get(where, 0) + int(count)

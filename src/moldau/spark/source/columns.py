@@ -47,10 +47,10 @@ def schema(*, include_headers: bool) -> StructType:
     return StructType([StructField(name, TYPES[name]) for name in names])
 
 
-def requested_columns(wanted: StructType) -> Sequence[SourceColumn]:
+def requested_columns(schema_requested: StructType) -> Sequence[SourceColumn]:
     """Returns the columns of a requested schema; raises SparkSourceError that names the expected type."""
     columns = []
-    for field in wanted.fields:
+    for field in schema_requested.fields:
         expected = TYPES.get(field.name)
         if expected is None:
             hint = did_you_mean(field.name, TYPES) or f"; a read has the columns {', '.join(TYPES)}"

@@ -43,10 +43,10 @@ def find_data_loss(start: StreamPosition, now: StreamPosition, subscription: Sub
                 "continues without it",
             )
         )
-    gone = [partition for partition in missing if subscription.has(partition)]
-    if gone:
+    deleted = [partition for partition in missing if subscription.has(partition)]
+    if deleted:
         found.append(
-            DataLoss(f"{format_partitions(gone)} was read before and no longer exists", "reads the others")
+            DataLoss(f"{format_partitions(deleted)} was read before and no longer exists", "reads the others")
         )
     found += [
         DataLoss(

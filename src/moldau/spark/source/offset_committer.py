@@ -63,9 +63,9 @@ class OffsetCommitter:
             self._commit_task = None
 
     async def _commit(self, offsets: Offsets) -> None:
-        wanted = {partition: OffsetAndMetadata(offset) for partition, offset in offsets.items()}
+        commits = {partition: OffsetAndMetadata(offset) for partition, offset in offsets.items()}
         try:
-            outcomes = await self._offsets.commit_each(wanted, timeout_ms=TIMEOUT_MS)
+            outcomes = await self._offsets.commit_each(commits, timeout_ms=TIMEOUT_MS)
         except KafkaError as error:
             self._warn(error)
             return

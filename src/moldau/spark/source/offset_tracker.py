@@ -49,18 +49,18 @@ class StreamOffsetTracker:
         logs."""
         await self.commit_to_group(start)
         now = await self._current_position(start)
-        known, end = start.resume_offsets(now), now.offsets
+        resumed, end = start.resume_offsets(now), now.offsets
         self.latest = end
         self._log_starts = {
-            partition: offset for partition, offset in self._log_starts.items() if partition not in known
+            partition: offset for partition, offset in self._log_starts.items() if partition not in resumed
         }
-        new = [partition for partition in end if partition not in known]
+        new = [partition for partition in end if partition not in resumed]
         self._log_starts |= await self._catalog.earliest_offsets(
             each for each in new if each not in self._log_starts
         )
         complete = {
             **{partition: self._log_starts.get(partition, end[partition]) for partition in new},
-            **known,
+            **resumed,
         }
         count = pending_offsets(complete, end)
         if count == 0:
@@ -69,7 +69,7 @@ class StreamOffsetTracker:
                 await self._committer.drain()
         elif limits is not None:
             # After data loss the position must move at once, or later records would be taken for the lost ones.
-            may_wait = self._fixed_end is None and known == start.offsets
+            may_wait = self._fixed_end is None and resumed == start.offsets
             if may_wait and is_delayed(limits, count, self._since_last_batch_ms()):
                 return start
             if limits.offsets_max is not None:
@@ -102,15 +102,17 @@ class StreamOffsetTracker:
                 for topic in recreated_topics
             ]
         )
-        there = {
+        existing = {
             partition: stop
             for partition, stop in end.offsets.items()
             if partition.topic not in recreated_topics
         }
-        end = StreamPosition(there, end.topic_ids, end.group)
-        known = start.resume_offsets(end)
+        end = StreamPosition(existing, end.topic_ids, end.group)
+        resumed = start.resume_offsets(end)
         new = [
-            partition for partition in there if partition not in known and partition not in self._log_starts
+            partition
+            for partition in existing
+            if partition not in resumed and partition not in self._log_starts
         ]
         self._log_starts |= await self._catalog.earliest_offsets(new)
         return stream_ranges(start, end, self._log_starts, self._options)

@@ -213,15 +213,17 @@ def _check_order(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartit
             )
 
 
-def check_complete(option: str, named: Mapping[TopicPartition, int], actual: list[TopicPartition]) -> None:
+def check_complete(
+    option: str, by_partition: Mapping[TopicPartition, int], actual: list[TopicPartition]
+) -> None:
     """Checks that an option names exactly the partitions that are read."""
-    missing = [each for each in actual if each not in named]
+    missing = [each for each in actual if each not in by_partition]
     if missing:
         raise OptionError(
             f"{option} must name every partition that is read; {format_partitions(missing)} is "
             f"missing{' (-2 is the earliest, -1 the latest)' if option.endswith('Offsets') else ''}"
         )
-    wrong = sorted(named.keys() - set(actual))
+    wrong = sorted(by_partition.keys() - set(actual))
     if wrong:
         raise OptionError(
             f"{option} names {format_partitions(wrong)}, which is not among the partitions that are read"

@@ -77,11 +77,11 @@ class PartitionCatalog:
             await self._refresh(cluster)
         pattern = self._subscription.pattern
         if pattern is not None:
-            fitting = re.compile(pattern)
+            matcher = re.compile(pattern)
             topics: Iterable[TopicInfo] = [
                 topic
                 for name, topic in cluster.topics.items()
-                if fitting.fullmatch(name) and not topic.is_internal
+                if matcher.fullmatch(name) and not topic.is_internal
             ]
         else:
             topics = [cluster.topics[name] for name in self._topics() if name in cluster.topics]
@@ -160,28 +160,33 @@ class PartitionCatalog:
         """Calls list_offsets until it succeeds, the timeout expires or the partitions no longer exist."""
         cluster = await self.cluster()
         level = self._options.fetch_options.isolation_level
-        left = dict(times)
+        remaining = dict(times)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.fetch_options.timeout_ms / 1000
         attempt_ms = _FIRST_ATTEMPT_MS
-        while left:
-            left_ms = max(1, round((deadline - loop.time()) * 1000))
+        while remaining:
+            remaining_time_ms = max(1, round((deadline - loop.time()) * 1000))
             # The last attempt gets all the remaining time.
-            is_last = left_ms < 2 * attempt_ms
+            is_last = remaining_time_ms < 2 * attempt_ms
             try:
                 found = await list_offsets(
-                    cluster, left, isolation_level=level, timeout_ms=left_ms if is_last else attempt_ms
+                    cluster,
+                    remaining,
+                    isolation_level=level,
+                    timeout_ms=remaining_time_ms if is_last else attempt_ms,
                 )
                 return {partition: each.offset for partition, each in found.items()}
             except KafkaError as error:
                 if not error.is_retriable:
                     raise
                 if error.code in _UNKNOWN_TOPIC_CODES:
-                    there = set(await self.list_partitions(refresh_metadata=True))
-                    gone = [partition for partition in left if partition not in there]
-                    if gone:
+                    existing = set(await self.list_partitions(refresh_metadata=True))
+                    deleted = [partition for partition in remaining if partition not in existing]
+                    if deleted:
                         # Deleted partitions failed the request: retry the others.
-                        left = {partition: time for partition, time in left.items() if partition in there}
+                        remaining = {
+                            partition: time for partition, time in remaining.items() if partition in existing
+                        }
                         deadline = max(deadline, loop.time() + _FIRST_ATTEMPT_MS / 1000)
                         continue
                 if is_last:
@@ -200,8 +205,8 @@ class PartitionCatalog:
                 await retry.wait_or_raise(error)
 
     def _topics(self) -> list[str]:
-        named = self._subscription.topics or (each.topic for each in self._subscription.partitions)
-        return sorted(dict.fromkeys(named))
+        names = self._subscription.topics or (each.topic for each in self._subscription.partitions)
+        return sorted(dict.fromkeys(names))
 
     async def _raise_unknown_topic(self, cluster: Cluster, name: str) -> None:
         """Raises SparkSourceError with a suggestion. Returns if the topic is being created, once it exists."""

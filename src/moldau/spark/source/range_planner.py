@@ -68,31 +68,31 @@ async def plan_start(catalog: PartitionCatalog, options: SourceOptions) -> Offse
     return found
 
 
-def batch_range(wanted: OffsetRange, log: range, options: SourceOptions) -> OffsetRange:
+def batch_range(requested: OffsetRange, log: range, options: SourceOptions) -> OffsetRange:
     """Limits a range to the offsets in the log; raises DataLossError or OptionError."""
-    where = f"{wanted.topic_partition} at {options.bootstrap}"
-    if wanted.end < wanted.start:
+    where = f"{requested.topic_partition} at {options.bootstrap}"
+    if requested.end < requested.start:
         if isinstance(options.starting, SpecificOffsets) or isinstance(options.ending, SpecificOffsets):
             raise OptionError(
-                f"{where} would be read from {wanted.start} to {wanted.end}: the end is before the start"
+                f"{where} would be read from {requested.start} to {requested.end}: the end is before the start"
             )
         # The times are in reverse order, or the records are not ordered by time.
-        return wanted._replace(end=wanted.start)
-    if wanted.size and wanted.start < log.start:
+        return requested._replace(end=requested.start)
+    if requested.size and requested.start < log.start:
         report_data_loss(
-            f"{where} should be read from offset {wanted.start}, but its log starts at {log.start}",
+            f"{where} should be read from offset {requested.start}, but its log starts at {log.start}",
             fails=options.fail_on_data_loss,
             action=f"starts at {log.start}",
         )
-        wanted = wanted._replace(start=log.start, end=max(log.start, wanted.end))
-    if wanted.size and wanted.end > log.stop:
+        requested = requested._replace(start=log.start, end=max(log.start, requested.end))
+    if requested.size and requested.end > log.stop:
         report_data_loss(
-            f"{where} should be read up to offset {wanted.end}, but its log ends at {log.stop}",
+            f"{where} should be read up to offset {requested.end}, but its log ends at {log.stop}",
             fails=options.fail_on_data_loss,
             action=f"ends at {log.stop}",
         )
-        wanted = wanted._replace(start=min(wanted.start, log.stop), end=log.stop)
-    return wanted
+        requested = requested._replace(start=min(requested.start, log.stop), end=log.stop)
+    return requested
 
 
 def _to_log_offset(offset: int, place: OffsetRangeLimit, log: range) -> int:

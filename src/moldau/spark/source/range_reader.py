@@ -46,53 +46,53 @@ _log = get_logger("spark.source")
 
 
 def read_range(
-    wanted: OffsetRange, options: SourceOptions, columns: Sequence[SourceColumn], schema: StructType
+    offset_range: OffsetRange, options: SourceOptions, columns: Sequence[SourceColumn], schema: StructType
 ) -> Iterator[pa.RecordBatch]:
     """Yields the records of the range as Arrow batches."""
     use_native(os.environ.get("MOLDAU_NATIVE") != "0")
     names = [column.name for column in columns]
     target = to_arrow_schema(schema, timezone="UTC")
-    reading = RangeReader(wanted, options)
-    gate = event_loop_thread()
+    reader = RangeReader(offset_range, options)
+    thread = event_loop_thread()
     try:
-        while (fetched := gate.run(reading.next())) is not None:
+        while (fetched := thread.run(reader.next())) is not None:
             try:
                 for part in to_arrow_batches(
-                    wanted.topic,
-                    wanted.partition,
+                    offset_range.topic,
+                    offset_range.partition,
                     fetched.batches,
                     start=fetched.position,
-                    end=wanted.end,
+                    end=offset_range.end,
                     columns=names,
                     arrow_batch_bytes=ARROW_BYTES,
                 ):
-                    yield to_spark_batch(part, columns, target, wanted)
+                    yield to_spark_batch(part, columns, target, offset_range)
             except MoldauError as error:
                 raise SparkSourceError(
-                    f"{wanted.topic_partition} at {options.bootstrap} has a batch that cannot be "
+                    f"{offset_range.topic_partition} at {options.bootstrap} has a batch that cannot be "
                     f"decoded, at or after offset {fetched.position}: {error}"
                 ) from None
     finally:
-        gate.run(reading.close())
+        thread.run(reader.close())
 
 
 def to_spark_batch(
-    part: pa.RecordBatch, columns: Sequence[SourceColumn], target: pa.Schema, wanted: OffsetRange
+    part: pa.RecordBatch, columns: Sequence[SourceColumn], target: pa.Schema, offset_range: OffsetRange
 ) -> pa.RecordBatch:
     """Converts to the types and nullability that Spark checks for, and bytes to text if requested."""
     arrays = [
-        _decode_text(array, column, wanted) if column.is_text else array
+        _decode_text(array, column, offset_range) if column.is_text else array
         for array, column in zip(part.columns, columns, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=target)
 
 
-def _decode_text(array: pa.Array, column: SourceColumn, wanted: OffsetRange) -> pa.Array:
+def _decode_text(array: pa.Array, column: SourceColumn, offset_range: OffsetRange) -> pa.Array:
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid:
         raise SparkSourceError(
-            f"the schema requests {column.name} as STRING, but {wanted} has one that is not UTF-8; "
+            f"the schema requests {column.name} as STRING, but {offset_range} has one that is not UTF-8; "
             "request BINARY and decode it in the query"
         ) from None
 
@@ -100,11 +100,11 @@ def _decode_text(array: pa.Array, column: SourceColumn, wanted: OffsetRange) -> 
 class RangeReader:
     """State of one range; runs in the event loop thread."""
 
-    def __init__(self, wanted: OffsetRange, options: SourceOptions) -> None:
-        self._wanted = wanted
+    def __init__(self, offset_range: OffsetRange, options: SourceOptions) -> None:
+        self._range = offset_range
         self._options = options
-        self._partition = wanted.topic_partition
-        self._position = wanted.start
+        self._partition = offset_range.topic_partition
+        self._position = offset_range.start
         self._cluster: Cluster | None = None
         self._fetcher: Fetcher | None = None
         self._failure: KafkaError | None = None
@@ -122,13 +122,13 @@ class RangeReader:
             if self._failure is not None:
                 failure, self._failure = self._failure, None
                 await self._handle_error(fetcher, failure)
-            elif self._is_rest_skipped or self._position >= self._wanted.end:
+            elif self._is_rest_skipped or self._position >= self._range.end:
                 return None
-            elif not (news := await fetcher.next(_IDLE_CHECK_MS)):
+            elif not (fetched_partitions := await fetcher.next(_IDLE_CHECK_MS)):
                 await self._check_partition()
             else:
                 # One partition is assigned, so there is one entry.
-                (fetched,) = news
+                (fetched,) = fetched_partitions
                 self._failure = fetched.error
                 if fetched.is_empty:
                     self._warn_empty()
@@ -149,7 +149,7 @@ class RangeReader:
     async def _open(self) -> Fetcher:
         self._cluster = cluster = await event_loop_thread().cluster(self._options.connection)
         self._fetcher = fetcher = _acquire_fetcher(cluster, self._options.fetch_options)
-        fetcher.assign({self._partition: self._wanted.start}, {self._partition: self._wanted.end})
+        fetcher.assign({self._partition: self._range.start}, {self._partition: self._range.end})
         if cluster.partition_info(self._partition) is None:
             await self._check_partition()
         return fetcher
@@ -177,18 +177,16 @@ class RangeReader:
         assert self._cluster is not None
         left_ms = self._remaining_ms()
         try:
-            await self._cluster.refresh([self._wanted.topic], timeout_ms=max(_REFRESH_TIMEOUT_MS, left_ms))
+            await self._cluster.refresh([self._range.topic], timeout_ms=max(_REFRESH_TIMEOUT_MS, left_ms))
             if self._cluster.partition_info(self._partition) is None:
-                code = self._cluster.topic_errors.get(
-                    self._wanted.topic, ErrorCode.unknown_topic_or_partition
-                )
+                code = self._cluster.topic_errors.get(self._range.topic, ErrorCode.unknown_topic_or_partition)
                 is_long = left_ms <= self._options.fetch_options.timeout_ms - _UNKNOWN_PARTITION_MS
                 if code == ErrorCode.unknown_topic_or_partition and is_long:
                     self._skip_rest("it no longer exists")
                     return
             if left_ms <= 0:
                 _, last = await self._log_offsets()
-                if last < self._wanted.end:
+                if last < self._range.end:
                     self._skip_rest(f"its log ends at {last}")
                     return
         except KafkaError as error:
@@ -221,14 +219,14 @@ class RangeReader:
     def _warn_empty(self) -> None:
         _log.warning(
             f"{self._partition} at {self._options.bootstrap} has no records from offset "
-            f"{self._position} to {self._wanted.end}: its leader repeatedly returned none, "
+            f"{self._position} to {self._range.end}: its leader repeatedly returned none, "
             "although its log continues. They were compacted, or the broker's storage is too slow"
         )
 
     def _report(self, cause: str, action: str) -> None:
         report_data_loss(
             f"{self._partition} at {self._options.bootstrap} should be read from offset "
-            f"{self._position} to {self._wanted.end}, but {cause}",
+            f"{self._position} to {self._range.end}, but {cause}",
             fails=self._options.fail_on_data_loss,
             action=action,
         )
@@ -237,13 +235,13 @@ class RangeReader:
         assert self._cluster is not None
         leader = self._cluster.known_leader_of(self._partition)
         broker = self._cluster.brokers.get(leader)
-        whom = (
+        leader_text = (
             "has no leader" if broker is None else f"is led by broker {leader} at {broker.host}:{broker.port}"
         )
         timeout_s = self._options.fetch_options.timeout_ms / 1000
         return SparkSourceError(
             f"{self._partition} could not be read from offset {self._position} for {timeout_s:g} "
-            f"s: it {whom} ({cause}). Check that the broker is up and that this machine reaches "
+            f"s: it {leader_text} ({cause}). Check that the broker is up and that this machine reaches "
             "its address; kafkaConsumer.pollTimeoutMs sets the timeout"
         )
 
@@ -256,22 +254,22 @@ class RangeReader:
         return asyncio.get_running_loop().time()
 
 
-def _acquire_fetcher(cluster: Cluster, how: FetchOptions) -> Fetcher:
+def _acquire_fetcher(cluster: Cluster, fetch: FetchOptions) -> Fetcher:
     """Returns a fetcher for one reader: tasks of a process may be interleaved."""
-    idle = _idle_fetchers.get((cluster, how))
+    idle = _idle_fetchers.get((cluster, fetch))
     if idle:
         return idle.pop()
 
     async def end() -> None:
-        _idle_fetchers.pop((cluster, how), None)
+        _idle_fetchers.pop((cluster, fetch), None)
         await fetcher.close()
 
     fetcher = Fetcher(
         cluster,
-        max_bytes=how.max_bytes,
-        partition_max_bytes=how.partition_max_bytes,
-        buffered_bytes_max=2 * how.max_bytes,
-        isolation_level=how.isolation_level,
+        max_bytes=fetch.max_bytes,
+        partition_max_bytes=fetch.partition_max_bytes,
+        buffered_bytes_max=2 * fetch.max_bytes,
+        isolation_level=fetch.isolation_level,
     )
     event_loop_thread().on_close(end)
     return fetcher
