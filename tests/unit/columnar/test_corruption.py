@@ -47,20 +47,20 @@ def framed(body: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("section", "count", "complaint"),
     [
-        (record(0), 2, "says it has 2 records"),
+        (record(0), 2, " 2 records"),
         (record(0) + record(1), 1, "left behind"),
         (record(0) + record(0), 2, "offset delta 0 after 0"),
         (record(1) + record(0), 2, "offset delta 0 after 1"),
         (record(10), 1, "offset delta 10"),
         (record(-1), 1, "offset delta -1"),
-        (record(0), -1, "says it has -1 records"),
+        (record(0), -1, " -1 records"),
         (record(0), 2**31 - 1, "records"),
         (record(0)[:-1], 1, "says it has"),
         (b"\x7f" + record(0)[1:], 1, "says it has -64 bytes"),
         (record(0)[:4] + write_varint(60) + record(0)[5:], 1, "longer than the record|inside a record"),
         (record(0) + b"\x80" * 11, 2, "more than 10 bytes"),
         (record(0, timestamp_delta=2**63 - 1), 1, "timestamp"),
-        (b"", 1, "says it has 1 records"),
+        (b"", 1, " 1 records"),
     ],
 )
 def test_a_batch_that_contradicts_itself_is_named(

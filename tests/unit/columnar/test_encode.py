@@ -239,7 +239,7 @@ def test_partitions_beyond_16_bits_keep_their_rows_in_order(is_native: bool) -> 
 def test_what_makes_no_records_is_refused_when_it_is_given() -> None:
     rows: dict[str, Any] = {"headers": None, "compression": 0, "value": None, "batch_bytes_max": 100}
     one, time = np.zeros(1, np.int32), np.zeros(1, np.int64)
-    with pytest.raises(ValueError, match="1 partitions and 2 of key"):
+    with pytest.raises(ValueError, match="1 partitions but 2 values of key"):
         to_sections(one, key=pa.array([b"a", b"b"]), timestamp_ms=time, **rows)
     with pytest.raises(ValueError, match="no partition -1"):
         to_sections(one - 1, key=None, timestamp_ms=time, **rows)
