@@ -6,7 +6,7 @@ START ?= 1
 SECONDS ?= 120
 JOBS ?= 3
 
-.PHONY: run serve test check format bench interop soak simulate chaos setup clean
+.PHONY: run serve test check format bench interop soak simulate chaos messages setup clean
 .DEFAULT_GOAL := run
 
 # What a node needs to run.
@@ -53,6 +53,10 @@ check: .venv/.development
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/unit/test_layering.py
+
+# The types of requests and responses, from the schemas of the versions that are served.
+messages: .venv/.development
+	$(BIN)/python tools/generate_messages.py
 
 format: .venv/.development
 	$(BIN)/ruff check --fix .

@@ -55,6 +55,13 @@ def versions_of(api_key: ApiKey) -> list[int]:
     return list(range(served.min_version, served.max_version + 1))
 
 
+def decoded_request(api_key: ApiKey, version: int, **fields: Any) -> Message:
+    """A request as a handler gets it: encoded and decoded."""
+    data = bytearray()
+    encoder(api_key, version, "request")(data, fields)
+    return decoder(api_key, version, "request")(memoryview(data))
+
+
 class FakeController:
     """The controller's own decisions, applied at once: no quorum, no log. Raises `refuses` if it is set."""
 
@@ -185,11 +192,9 @@ class AdminBroker:
         """The answer. Both go through bytes, in the newest version unless one is given."""
         if version is None:
             version = REGISTRY[api_key].max_version
-        asked = bytearray()
-        encoder(api_key, version, "request")(asked, request)
         session = Session(ClientConnection("127.0.0.1:5000", LISTENER), version, "tests")
         handler: Any = REGISTRY[api_key].handler
-        tree = asyncio.run(handler(decoder(api_key, version, "request")(memoryview(asked)), session, self))
+        tree = asyncio.run(handler(decoded_request(api_key, version, **request), session, self))
         answered = bytearray()
         encoder(api_key, version, "response")(answered, tree)
         return decoder(api_key, version, "response")(memoryview(answered))

@@ -1,147 +1,151 @@
-"""Produce: appends record batches and answers when they are as safe as the producer asked for.
+"""Produce: appends record batches and responds when they are as durable as the producer's `acks` demands.
 
-acks 0: no answer; an error closes the connection, since that is the only way to tell. acks 1: answered when
-appended. acks -1 (all): answered when the high watermark has passed the records, that is when they are on
-disk on every in-sync replica. Each partition succeeds or fails on its own.
+acks 0: no response; an error closes the connection, the only way to report it. acks 1: responds after the append.
+acks -1 (all): responds when the high watermark has passed the records, that is when every in-sync replica has flushed
+them. Each partition succeeds or fails on its own.
 
-Versions: 0-2 are advertised, because old librdkafka compresses only where it sees them, and refused. 7
-brought zstd, 8 messages for single errors, 9 the flexible encoding, 10 the leader to go to and its address, 13
-topic ids in place of names.
+Versions: 0-2 are advertised, because old librdkafka compresses only if it sees them, but not served. 7 added zstd, 8
+errors of single records, 9 the flexible encoding, 10 the current leader and its address, 13 topic ids instead of names.
 """
 
 import asyncio
 from collections import Counter
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
 
 from moldau.controller.topic_names import is_internal
 from moldau.errors import (
-    FencedLeaderEpochError,
     InvalidRecordError,
     InvalidRequestError,
     InvalidRequiredAcksError,
     InvalidTopicError,
     InvalidTransactionStateError,
     MoldauError,
-    NotLeaderOrFollowerError,
     RequestTimedOutError,
     TransactionalIdAuthorizationError,
+    UnknownTopicIdError,
 )
 from moldau.network.connection import CloseConnectionError
 from moldau.partitions.partition import LogAppendInfo, Partition
 from moldau.records.batch import NO_TIMESTAMP, Batch
 from moldau.records.validator import may_recompress, validate
 from moldau.server.broker import Broker
-from moldau.server.current_leader import current_leader, node_endpoints
 from moldau.server.errors import error_code, error_message
-from moldau.server.partition_lookup import find_partition, topic_name_for_id
-from moldau.server.registry import NO_RESPONSE, handles
+from moldau.server.partition_lookup import current_leader, find_partition, node_endpoints, topic_name
+from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.messages import (
+    ProduceRequest,
+    ProduceRequestPartitionData,
+    ProduceRequestTopicData,
+    ProduceResponse,
+    ProduceResponseBatchIndexAndErrorMessage,
+    ProduceResponsePartition,
+    ProduceResponseTopic,
+)
 
 ACKS_ALL, ACKS_NONE = -1, 0
 ADMIN_CLIENT_ID = "__admin_client"
-"""Kafka's own tools may write to internal topics; they say so by this client id."""
+"""The client id of Kafka's own tools, which may write to internal topics."""
+
+
+@dataclass(slots=True, eq=False)
+class _PartitionResult:
+    """The outcome for one partition of the request."""
+
+    index: int
+    partition: Partition | None = None
+    appended: LogAppendInfo | None = None
+    log_start_offset: int = -1
+    error: MoldauError | None = None
+
+    def fail(self, error: MoldauError) -> None:
+        # Its traceback would keep the request's frame in memory while other partitions are pending.
+        self.error = error.with_traceback(None)
+
+
+class _TopicResult(NamedTuple):
+    name: str | None
+    topic_id: UUID | None
+    partitions: list[_PartitionResult]
 
 
 @handles(ApiKey.PRODUCE, versions=(3, 13), advertised_min_version=0)
-async def produce(request: Any, session: Session, broker: Broker) -> Any:
+async def produce(request: ProduceRequest, session: Session, broker: Broker) -> ProduceResponse | None:
     acks, timeout_ms = request.acks, request.timeout
-    topics, pending = await _append(request, session, broker)
-    # Whoever waits for followers must not take up the room that is needed to read what the followers ask.
+    topics = await _append(request, session, broker)
+    # A request that waits for followers must not hold the memory that reading their fetches needs.
     del request
     session.release()
     if acks == ACKS_NONE:
         _close_on_error(topics)
-        return NO_RESPONSE
-    if acks == ACKS_ALL and pending:
-        await _wait_until_committed(pending, timeout_ms)
-    _check_leases(pending)
-    return {
-        "responses": topics,
-        "throttle_time": 0,
-        "node_endpoints": _add_current_leaders(broker, session, topics),
-    }
+        return None
+    appended = [result for topic in topics for result in topic.partitions if result.error is None]
+    if acks == ACKS_ALL and appended:
+        await _wait_until_committed(appended, timeout_ms)
+    _check_leases(appended)
+    return _response(topics, session, broker)
 
 
-async def _append(
-    request: Any, session: Session, broker: Broker
-) -> "tuple[list[dict[str, Any]], list[_PendingAck]]":
-    """The answers so far, by topic, and what was appended."""
-    acks = request.acks
-    topics: list[dict[str, Any]] = []
-    pending: list[_PendingAck] = []
-    # Requests of one connection append one after the other, whatever each has to wait for: a producer
-    # counts on its batches keeping their order.
+async def _append(request: ProduceRequest, session: Session, broker: Broker) -> list[_TopicResult]:
+    topics: list[_TopicResult] = []
+    # Requests of one connection append one after the other: a producer relies on the order of its batches.
     async with session.connection.append_lock:
         duplicates = _duplicate_partitions(request.topic_data)
         for topic in request.topic_data:
-            name, topic_id = topic.get("name"), topic.get("topic_id")
-            responses: list[dict[str, Any]] = []
-            topics.append({"name": name, "topic_id": topic_id, "partition_responses": responses})
+            name, topic_id = topic.name, topic.topic_id
+            results: list[_PartitionResult] = []
+            topics.append(_TopicResult(name, topic_id, results))
             for data in topic.partition_data:
+                result = _PartitionResult(data.index)
+                results.append(result)
                 try:
                     if duplicates and (name or topic_id, data.index) in duplicates:
-                        raise InvalidRequestError("the partition is in the request twice")
+                        raise InvalidRequestError("the request has the partition more than once")
                     partition = _find_writable_partition(broker, session, name, topic_id, data.index)
                     batches, append_time = await _validate_batches(
                         broker, partition, request, data, session.api_version
                     )
-                    appended = await partition.append(batches, append_time, acks_all=acks == ACKS_ALL)
+                    appended = await partition.append(batches, append_time, acks_all=request.acks == ACKS_ALL)
                 except MoldauError as error:
-                    responses.append(_error_response(data.index, error))
+                    result.fail(error)
                 else:
-                    response = _success_response(data.index, partition, appended)
-                    responses.append(response)
-                    pending.append(_PendingAck(partition, appended, response))
-    return topics, pending
+                    result.partition, result.appended = partition, appended
+                    result.log_start_offset = partition.log.start_offset
+    return topics
 
 
-def _add_current_leaders(
-    broker: Broker, session: Session, topics: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Tells who came to the wrong node whom to go to; gives the addresses."""
-    leaders = []
-    for topic in topics:
-        for response in topic["partition_responses"]:
-            error = response.pop("error", None)
-            if error is not None:
-                name = topic["name"] or broker.metadata.image.topic_names.get(topic["topic_id"])
-                response["current_leader"] = current_leader(broker, name, response["index"], error)
-                leaders.append(response["current_leader"])
-    return node_endpoints(broker, session.connection.listener, leaders) if leaders else []
-
-
-class _PendingAck(NamedTuple):
-    partition: Partition
-    appended: LogAppendInfo
-    response: dict[str, Any]
-
-
-def _duplicate_partitions(topics: list[Any]) -> set[tuple[Any, int]]:
+def _duplicate_partitions(topics: list[ProduceRequestTopicData]) -> set[tuple[str | UUID | None, int]]:
     if len(topics) == 1 and len(topics[0].partition_data) == 1:
         return set()
-    named = Counter(
-        (topic.get("name") or topic.get("topic_id"), data.index)
-        for topic in topics
-        for data in topic.partition_data
+    counts = Counter(
+        (topic.name or topic.topic_id, data.index) for topic in topics for data in topic.partition_data
     )
-    return {each for each, count in named.items() if count > 1}
+    return {key for key, count in counts.items() if count > 1}
 
 
 def _find_writable_partition(
-    broker: Broker, session: Session, name: str | None, topic_id: Any, index: int
+    broker: Broker, session: Session, name: str | None, topic_id: UUID | None, index: int
 ) -> Partition:
+    name = topic_name(broker, name, topic_id)
     if name is None:
-        name = topic_name_for_id(broker, topic_id)
+        raise UnknownTopicIdError(f"no topic has the id {topic_id}")
     if is_internal(name) and session.client_id != ADMIN_CLIENT_ID:
-        raise InvalidTopicError(f"{name} is internal: clients do not write to it")
+        raise InvalidTopicError(f"{name} is internal: clients must not write to it")
     return find_partition(broker, name, index, topic_id)
 
 
 async def _validate_batches(
-    broker: Broker, partition: Partition, request: Any, data: Any, api_version: int
+    broker: Broker,
+    partition: Partition,
+    request: ProduceRequest,
+    data: ProduceRequestPartitionData,
+    api_version: int,
 ) -> tuple[list[Batch], int]:
-    """The batches to append, and the time they are given (NO_TIMESTAMP where they keep their producer's)."""
+    """Returns the batches to append and their append time (NO_TIMESTAMP to keep the producer's timestamps)."""
     if request.acks not in (-1, 0, 1):
         raise InvalidRequiredAcksError(f"acks must be -1, 0 or 1, not {request.acks}")
     settings = partition.log.settings
@@ -154,16 +158,15 @@ async def _validate_batches(
         await broker.cpu_budget.run(validate_now) if may_recompress(settings) else validate_now()
     )
     if batches[0].is_transactional:
-        # No transaction can be open: there is no coordinator that could have begun one.
+        # Without a transaction coordinator no transaction can be open.
         if request.transactional_id is None:
             raise TransactionalIdAuthorizationError("a transactional batch needs a transactional id")
-        raise InvalidTransactionStateError("no transaction is open: transactions are not served")
+        raise InvalidTransactionStateError("no transaction is open: transactions are not supported")
     return batches, now_ms if settings.message_timestamp_type == "LogAppendTime" else NO_TIMESTAMP
 
 
-async def _wait_until_committed(pending: list[_PendingAck], timeout_ms: int) -> None:
-    """Waits for every partition's records, all against one deadline; who misses it gets an error, not an
-    offset."""
+async def _wait_until_committed(results: Sequence[_PartitionResult], timeout_ms: int) -> None:
+    """Waits until the records of all partitions are committed; those that miss the one deadline fail."""
     loop = asyncio.get_running_loop()
     is_timed_out = False
     current: asyncio.Future[None] | None = None
@@ -176,7 +179,10 @@ async def _wait_until_committed(pending: list[_PendingAck], timeout_ms: int) -> 
 
     timer: asyncio.TimerHandle | None = None
     try:
-        for partition, appended, response in pending:
+        for result in results:
+            partition, appended = result.partition, result.appended
+            assert partition is not None
+            assert appended is not None
             try:
                 current = partition.commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
                 if current is not None:
@@ -186,60 +192,71 @@ async def _wait_until_committed(pending: list[_PendingAck], timeout_ms: int) -> 
                         fail_on_timeout()
                     await current
             except MoldauError as error:
-                response.update(_error_response(response["index"], error))
+                result.fail(error)
     finally:
         if timer is not None:
             timer.cancel()
 
 
-def _check_leases(pending: list[_PendingAck]) -> None:
-    """All of them at the very end: while one was appended or waited for, the lease for another may have run out."""
-    for partition, _, response in pending:
-        if response["error_code"] == 0:
+def _check_leases(results: Sequence[_PartitionResult]) -> None:
+    """Fails the partitions whose lease expired while others were appended or awaited."""
+    for result in results:
+        if result.error is None and result.partition is not None:
             try:
-                partition.check_lease()
+                result.partition.check_lease()
             except MoldauError as error:
-                response.update(_error_response(response["index"], error))
+                result.fail(error)
 
 
-def _success_response(index: int, partition: Partition, appended: LogAppendInfo) -> dict[str, Any]:
+def _response(topics: list[_TopicResult], session: Session, broker: Broker) -> ProduceResponse:
+    responses: list[ProduceResponseTopic] = []
+    leaders = []
+    for topic in topics:
+        partitions = []
+        for result in topic.partitions:
+            partition = _partition_response(result)
+            partitions.append(partition)
+            if result.error is not None:
+                name = topic_name(broker, topic.name, topic.topic_id)
+                leader = current_leader(broker, name, result.index, result.error)
+                partition["current_leader"] = leader
+                leaders.append(leader)
+        responses.append({"name": topic.name, "topic_id": topic.topic_id, "partition_responses": partitions})
     return {
-        "index": index,
-        "error_code": 0,
-        "base_offset": appended.base_offset,
-        "log_append_time": appended.append_time_ms,
-        "log_start_offset": partition.log.start_offset,
-        "record_errors": (),
-        "error_message": None,
+        "responses": responses,
+        "node_endpoints": node_endpoints(broker, session.connection.listener, leaders),
     }
 
 
-def _error_response(index: int, error: MoldauError) -> dict[str, Any]:
-    response = {
-        "index": index,
-        "error_code": error_code(error),
-        "base_offset": -1,
-        "log_append_time": NO_TIMESTAMP,
-        "log_start_offset": -1,
-        "record_errors": _record_errors(error),
-        "error_message": error_message(error),
+def _partition_response(result: _PartitionResult) -> ProduceResponsePartition:
+    if result.error is not None:
+        return {
+            "index": result.index,
+            "error_code": error_code(result.error),
+            "base_offset": -1,
+            "record_errors": _record_errors(result.error),
+            "error_message": error_message(result.error),
+        }
+    assert result.appended is not None
+    return {
+        "index": result.index,
+        "base_offset": result.appended.base_offset,
+        "log_append_time": result.appended.append_time_ms,
+        "log_start_offset": result.log_start_offset,
     }
-    if isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError):
-        # Without the way it came, which would keep the request for as long as other partitions are waited for.
-        response["error"] = error.with_traceback(None)
-    return response
 
 
-def _record_errors(error: MoldauError) -> list[dict[str, Any]]:
+def _record_errors(error: MoldauError) -> list[ProduceResponseBatchIndexAndErrorMessage]:
     if not isinstance(error, InvalidRecordError) or error.record_index is None:
         return []
     return [{"batch_index": error.record_index, "batch_index_error_message": error_message(error)}]
 
 
-def _close_on_error(topics: list[dict[str, Any]]) -> None:
+def _close_on_error(topics: list[_TopicResult]) -> None:
     for topic in topics:
-        for response in topic["partition_responses"]:
-            if response["error_code"]:
+        for result in topic.partitions:
+            if result.error is not None:
                 raise CloseConnectionError(
-                    f"acks=0 and error {response['error_code']} for {topic['name']}-{response['index']}"
+                    f"produce with acks=0 to {topic.name}-{result.index} failed with error "
+                    f"{error_code(result.error)}"
                 )

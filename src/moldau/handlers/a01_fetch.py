@@ -1,24 +1,22 @@
-"""Fetch: stored batches as they are, from an offset on; for consumers up to the high watermark, for followers all.
+"""Fetch: stored batches from an offset on; for consumers up to the high watermark, for followers up to the log end.
 
-Answered when there are min_bytes, when a partition has an error, or after max_wait. At most max_bytes and
-per partition partition_max_bytes, save that the first batch comes whole. Consumers with a fetch session get
-only what changed. Records are not copied: the answer refers to where they lie, and the connection sends
-them from there. Fetches of the metadata log are the quorum's (`metadata_fetch.py`).
+Responds when there are min_bytes, when a partition has an error, or after max_wait. A response has at most max_bytes,
+and partition_max_bytes per partition, but its first batch is always whole. Consumers with a fetch session get only what
+changed. Records are not copied: the response refers to the segment file, and the connection sends from there. Fetches
+of the metadata log go to the quorum (`metadata_fetch.py`).
 
-Versions: 7 brought sessions, 9 leader epochs, 10 zstd, 11 racks and reading from followers, 12 the flexible
-encoding, diverging epochs and the leader to go to, 13 topic ids in place of names, 15 the broker epoch of
-followers, 16 the leader's address.
+Versions: 7 added sessions, 9 leader epochs, 10 zstd, 11 racks and fetching from followers, 12 the flexible encoding,
+diverging epochs and the current leader, 13 topic ids instead of names, 15 the broker epoch of followers, 16 the
+leader's address.
 """
 
 from collections.abc import Iterable
-from typing import Any
 from uuid import UUID
 
 from moldau.errors import MoldauError
 from moldau.logs.store import EMPTY_SLICES
 from moldau.partitions.partition import DivergingEpochError, LogReadInfo, OutOfLogRangeError, Partition
 from moldau.server.broker import Broker
-from moldau.server.current_leader import current_leader, node_endpoints
 from moldau.server.delayed_fetch import DelayedFetch, FetchParams, FetchResult
 from moldau.server.errors import ErrorCode, error_code
 from moldau.server.fetch_session import (
@@ -33,18 +31,26 @@ from moldau.server.fetch_session import (
     InvalidFetchSessionEpochError,
     LastSentOffsets,
 )
-from moldau.server.metadata_fetch import fetch_metadata, is_metadata_fetch
+from moldau.server.metadata_fetch import fetch_metadata, is_metadata_fetch, replica_state
+from moldau.server.partition_lookup import current_leader, node_endpoints, topic_name
 from moldau.server.partition_watcher import PartitionKey, PartitionWatcher
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.messages import (
+    FetchRequest,
+    FetchResponse,
+    FetchResponseFetchableTopic,
+    FetchResponseLeaderIdAndEpoch,
+    FetchResponsePartitionData,
+)
 
 READ_COMMITTED = 1
 TOPIC_ID_VERSION = 13
 
 
 @handles(ApiKey.FETCH, versions=(4, 18))
-async def fetch(request: Any, session: Session, broker: Broker) -> Any:
+async def fetch(request: FetchRequest, session: Session, broker: Broker) -> FetchResponse:
     if is_metadata_fetch(request):
         return await fetch_metadata(request, session, broker)
     params = _fetch_params(request, session)
@@ -57,18 +63,19 @@ async def fetch(request: Any, session: Session, broker: Broker) -> Any:
     except FetchSessionTopicIdError:
         return _error_response(ErrorCode.fetch_session_topic_id_error)
     watcher = PartitionWatcher() if fetch_session is None else fetch_session.watcher
+    is_read_committed = request.isolation_level == READ_COMMITTED
     delayed = DelayedFetch(
         broker,
-        requested if fetch_session is None else fetch_session.wanted,
+        requested if fetch_session is None else fetch_session.partitions,
         params,
         watcher,
         None if fetch_session is None else fetch_session.last_sent,
         bytes_max=_response_bytes_max(request, params, broker),
-        committed_only=request.isolation_level == READ_COMMITTED,
+        committed_only=is_read_committed,
     )
     keys = list(requested) if fetch_session is None else _partitions_to_read(fetch_session, params, broker)
     try:
-        await delayed.run(keys, request.min_bytes, request.max_wait, session.connection.closed)
+        await delayed.run(keys, request.min_bytes, request.max_wait, session.connection.close_callbacks)
     finally:
         if fetch_session is None:
             watcher.close()
@@ -76,49 +83,44 @@ async def fetch(request: Any, session: Session, broker: Broker) -> Any:
     if fetch_session is not None:
         is_incremental = request.session_epoch != INITIAL_EPOCH
         results = _update_session(fetch_session, results, only_changes=is_incremental)
-    builder = _ResponseBuilder(broker, committed_only=request.isolation_level == READ_COMMITTED)
+    builder = _ResponseBuilder(broker, committed_only=is_read_committed)
     return {
-        "throttle_time": 0,
-        "error_code": 0,
         "session_id": INVALID_SESSION_ID if fetch_session is None else fetch_session.session_id,
         "responses": builder.topic_responses(results),
         "node_endpoints": node_endpoints(broker, session.connection.listener, builder.current_leaders),
     }
 
 
-def _fetch_params(request: Any, session: Session) -> FetchParams:
-    state = request.get("replica_state")
+def _fetch_params(request: FetchRequest, session: Session) -> FetchParams:
+    replica_id, broker_epoch = replica_state(request, session)
     return FetchParams(
         version=session.api_version,
         listener=session.connection.listener,
-        rack=request.get("rack_id", ""),
-        replica_id=request.get("replica_id", -1) if state is None else state.replica_id,
-        broker_epoch=-1 if state is None else state.replica_epoch,
+        rack=request.rack_id,
+        replica_id=replica_id,
+        broker_epoch=broker_epoch,
     )
 
 
-def _response_bytes_max(request: Any, params: FetchParams, broker: Broker) -> int:
-    """The broker's limit is for consumers; followers keep their own."""
-    bytes_max: int = request.max_bytes
+def _response_bytes_max(request: FetchRequest, params: FetchParams, broker: Broker) -> int:
+    """Returns the limit of the request, for consumers also bounded by the broker's fetch.max.bytes."""
+    bytes_max = request.max_bytes
     return bytes_max if params.is_replica else min(bytes_max, broker.settings.broker.fetch_max_bytes)
 
 
-def _error_response(code: ErrorCode) -> dict[str, Any]:
-    return {"throttle_time": 0, "error_code": int(code), "session_id": INVALID_SESSION_ID, "responses": []}
+def _error_response(code: ErrorCode) -> FetchResponse:
+    return {"error_code": code}
 
 
 # Sessions
 
 
 def _resolve_session(
-    request: Any, session: Session, broker: Broker, params: FetchParams
+    request: FetchRequest, session: Session, broker: Broker, params: FetchParams
 ) -> tuple[FetchSession | None, dict[PartitionKey, FetchPartition]]:
-    """The session, if there is one, and the partitions that the request names."""
+    """Returns the fetch session, if any, and the partitions in the request."""
     sessions = broker.fetch_session_cache
-    session_id, epoch = (
-        request.get("session_id", INVALID_SESSION_ID),
-        request.get("session_epoch", FINAL_EPOCH),
-    )
+    session_id, epoch = request.session_id, request.session_epoch
     now_ms = broker.platform.clock.monotonic_ms()
     requested = {each.key: each for each in _requested_partitions(request, broker)}
     if epoch == FINAL_EPOCH:
@@ -136,13 +138,14 @@ def _resolve_session(
         )
         return created, requested
     forgotten = _forgotten_partitions(request)
-    return sessions.continue_session(
+    continued = sessions.continue_session(
         session_id, epoch, requested, forgotten, now_ms, uses_topic_ids=by_id
-    ), requested
+    )
+    return continued, requested
 
 
 def _is_cluster_replica(params: FetchParams, broker: Broker) -> bool:
-    """Whether it is a follower, as far as can be told, and not a client that only says so."""
+    """Whether the fetch is from a broker of the cluster, and not from a client that claims a replica id."""
     is_inside = params.listener == broker.settings.broker.inter_broker_listener
     return params.is_replica and is_inside and params.replica_id in broker.metadata.image.brokers
 
@@ -150,8 +153,10 @@ def _is_cluster_replica(params: FetchParams, broker: Broker) -> bool:
 def _partitions_to_read(
     fetch_session: FetchSession, params: FetchParams, broker: Broker
 ) -> list[PartitionKey]:
-    """What has news; and from time to time all, for followers show that they are alive by what they fetch. For those in
-    sync that is noted and nothing is read."""
+    """Returns the partitions that changed, and from time to time all others.
+
+    Fetches show that a follower is alive: for one in sync that is recorded without reading.
+    """
     watcher = fetch_session.watcher
     keys = list(watcher.changed)
     now_ms = broker.platform.clock.monotonic_ms()
@@ -159,86 +164,96 @@ def _partitions_to_read(
         fetch_session.last_full_scan_ms = now_ms
         keys += [
             key
-            for key in fetch_session.wanted
+            for key in fetch_session.partitions
             if key not in watcher.changed and not _is_idle_follower(watcher.partition(key), params)
         ]
     return keys
 
 
 def _is_idle_follower(partition: Partition | None, params: FetchParams) -> bool:
-    """Whether the asker is a follower in sync; where there is no news, it has all there is."""
+    """Whether the fetch is from a follower in sync; it has all records of a partition that did not change."""
     if partition is None or not params.is_replica:
         return False
     return partition.leader.on_repeated_fetch(params.replica_id, params.broker_epoch)
 
 
-def _requested_partitions(request: Any, broker: Broker) -> Iterable[FetchPartition]:
-    names = broker.metadata.image.topic_names
+def _requested_partitions(request: FetchRequest, broker: Broker) -> Iterable[FetchPartition]:
     for topic in request.topics:
-        topic_id: UUID | None = topic.get("topic_id")
-        name = topic.get("topic") if topic_id is None else names.get(topic_id)
+        name = topic_name(broker, topic.topic, topic.topic_id)
         for each in topic.partitions:
             yield FetchPartition(
                 topic=name,
-                topic_id=topic_id,
+                topic_id=topic.topic_id,
                 partition=each.partition,
                 offset=each.fetch_offset,
                 bytes_max=each.partition_max_bytes,
-                current_leader_epoch=each.get("current_leader_epoch", -1),
-                last_fetched_epoch=each.get("last_fetched_epoch", -1),
-                start_offset=each.get("log_start_offset", -1),
+                current_leader_epoch=each.current_leader_epoch,
+                last_fetched_epoch=each.last_fetched_epoch,
+                log_start_offset=each.log_start_offset,
             )
 
 
-def _forgotten_partitions(request: Any) -> Iterable[PartitionKey]:
-    for topic in request.get("forgotten_topics_data", ()):
+def _forgotten_partitions(request: FetchRequest) -> Iterable[PartitionKey]:
+    for topic in request.forgotten_topics_data or ():
         for index in topic.partitions:
-            yield (topic.get("topic_id") or topic.get("topic") or "", index)
+            yield (topic.topic_id or topic.topic or "", index)
 
 
 def _update_session(
     fetch_session: FetchSession, results: Iterable[tuple[FetchPartition, FetchResult]], *, only_changes: bool
 ) -> list[tuple[FetchPartition, FetchResult]]:
-    shown = []
-    for wanted, result in results:
-        key = wanted.key
+    """Records what the response sends and returns the results that belong into it."""
+    included = []
+    for partition, result in results:
+        key = partition.key
         if isinstance(result, MoldauError):
             fetch_session.last_sent.pop(key, None)
-            changed = True
+            is_changed = True
         else:
-            last_sent = LastSentOffsets(result.high_watermark, result.last_stable_offset, result.start_offset)
-            is_other = fetch_session.last_sent.get(key) != last_sent
-            changed = result.records.size > 0 or result.preferred_read_replica >= 0 or is_other
-            fetch_session.last_sent[key] = last_sent
-        if changed or not only_changes:
-            shown.append((wanted, result))
-    return shown
+            offsets = LastSentOffsets(result.high_watermark, result.last_stable_offset, result.start_offset)
+            has_new_offsets = fetch_session.last_sent.get(key) != offsets
+            is_changed = result.records.size > 0 or result.preferred_read_replica >= 0 or has_new_offsets
+            fetch_session.last_sent[key] = offsets
+        if is_changed or not only_changes:
+            included.append((partition, result))
+    return included
 
 
-# The answer
+# Response
 
 
 class _ResponseBuilder:
     def __init__(self, broker: Broker, *, committed_only: bool) -> None:
         self._broker = broker
         self._committed_only = committed_only
-        self.current_leaders: list[dict[str, int] | None] = []
-        """Those that callers are sent to."""
+        self.current_leaders: list[FetchResponseLeaderIdAndEpoch | None] = []
+        """The leaders of partitions that were fetched from the wrong broker."""
 
-    def topic_responses(self, results: Iterable[tuple[FetchPartition, FetchResult]]) -> list[dict[str, Any]]:
-        topics: dict[UUID | str | None, dict[str, Any]] = {}
-        for wanted, result in results:
-            key = wanted.topic_id or wanted.topic
-            if key not in topics:
-                topics[key] = {"topic": wanted.topic, "topic_id": wanted.topic_id, "partitions": []}
-            topics[key]["partitions"].append(self._partition_response(wanted, result))
-        return list(topics.values())
+    def topic_responses(
+        self, results: Iterable[tuple[FetchPartition, FetchResult]]
+    ) -> list[FetchResponseFetchableTopic]:
+        topics: list[FetchResponseFetchableTopic] = []
+        partitions: dict[UUID | str | None, list[FetchResponsePartitionData]] = {}
+        for partition, result in results:
+            key = partition.topic_id or partition.topic
+            if key not in partitions:
+                partitions[key] = []
+                topics.append(
+                    {
+                        "topic": partition.topic,
+                        "topic_id": partition.topic_id,
+                        "partitions": partitions[key],
+                    }
+                )
+            partitions[key].append(self._partition_response(partition, result))
+        return topics
 
-    def _partition_response(self, wanted: FetchPartition, result: FetchResult) -> dict[str, Any]:
+    def _partition_response(
+        self, partition: FetchPartition, result: FetchResult
+    ) -> FetchResponsePartitionData:
         if isinstance(result, LogReadInfo):
             return {
-                "partition_index": wanted.partition,
-                "error_code": 0,
+                "partition_index": partition.partition,
                 "high_watermark": result.high_watermark,
                 "last_stable_offset": result.last_stable_offset,
                 "log_start_offset": result.start_offset,
@@ -246,21 +261,19 @@ class _ResponseBuilder:
                 "preferred_read_replica": result.preferred_read_replica,
                 "records": result.records,
             }
-        diverging = leader = None
-        if isinstance(result, DivergingEpochError):
-            diverging = {"epoch": result.epoch, "end_offset": result.end_offset}
-        else:
-            leader = current_leader(self._broker, wanted.topic, wanted.partition, result)
-            self.current_leaders.append(leader)
-        return {
-            "partition_index": wanted.partition,
-            "error_code": 0 if diverging is not None else error_code(result),
+        response: FetchResponsePartitionData = {
+            "partition_index": partition.partition,
             "high_watermark": -1,
-            "last_stable_offset": -1,
-            "log_start_offset": result.start_offset if isinstance(result, OutOfLogRangeError) else -1,
             "aborted_transactions": None,
-            "preferred_read_replica": -1,
-            "diverging_epoch": diverging,
-            "current_leader": leader,
             "records": EMPTY_SLICES,
         }
+        if isinstance(result, DivergingEpochError):
+            response["diverging_epoch"] = {"epoch": result.epoch, "end_offset": result.end_offset}
+        else:
+            leader = current_leader(self._broker, partition.topic, partition.partition, result)
+            self.current_leaders.append(leader)
+            response["current_leader"] = leader
+            response["error_code"] = error_code(result)
+        if isinstance(result, OutOfLogRangeError):
+            response["log_start_offset"] = result.start_offset
+        return response

@@ -1,12 +1,13 @@
-"""Metadata: the brokers a client can reach and the partitions, leaders and ids of topics.
+"""Metadata: the brokers that a client can reach, and the partitions, leaders and ids of topics.
 
-Asked for topics that do not exist it creates them, where broker and client both allow it, and answers when
-they are ready. Where the controller cannot be asked for that, a topic has no leader yet, and clients ask again.
-In version 0 an empty list asks for all topics, later null does; ids can be asked for from version 10 (12 to be
-useful); 4 brought the choice of not creating, 6 a code for leaders that the caller's listener does not reach.
+Topics that do not exist are created first, if broker and client both allow it, and the response waits until they are
+ready. If the controller cannot be reached for that, they get LEADER_NOT_AVAILABLE and clients retry.
+
+Versions: 0 requests all topics by an empty list, later versions by null. 4 added the choice not to create topics, 6 a
+code for leaders that the client's listener does not reach, 10 topic ids (usable from 12 on).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from moldau.controller.requests import NewTopic
@@ -38,50 +39,49 @@ from moldau.server.errors import ErrorCode, error_code
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.messages import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
 
 TOPIC_ID_VERSION = 12
-"""The first version in which topics can be asked for by id, and in which an answer may lack the name."""
+"""The first version that can request topics by id, and whose responses may lack the name."""
 LISTENER_VERSION = 6
 CONTROLLER_UNAVAILABLE = (NotControllerError, PeerUnreachableError, RequestTimedOutError)
 
 
 class _View(NamedTuple):
-    """What an answer depends on besides the cluster."""
+    """What the response depends on besides the metadata image."""
 
     version: int
     listener: str
     reachable: frozenset[int]
-    """The brokers that can be talked to on the listener."""
+    """The brokers with an endpoint on the listener."""
     operations: int
-    """To be told for each topic."""
+    """The authorized operations to show for each topic."""
     excluded_leader_id: int | None
 
 
 @handles(ApiKey.METADATA, versions=(0, 13))
-async def metadata(request: Any, session: Session, broker: Broker) -> Any:
+async def metadata(request: MetadataRequest, session: Session, broker: Broker) -> MetadataResponse:
     requested = None if request.topics is None else _deduplicate(request.topics)
     if session.api_version == 0 and not requested:
         requested = None
     errors: dict[str, MoldauError] = {}
-    if (
-        requested
-        and request.get("allow_auto_topic_creation", True)
-        and broker.settings.broker.auto_create_topics_enable
-    ):
-        errors = await _auto_create_topics([topic.name for topic in requested if topic.get("name")], broker)
+    if requested and request.allow_auto_topic_creation and broker.settings.broker.auto_create_topics_enable:
+        errors = await _auto_create_topics([topic.name for topic in requested if topic.name], broker)
     image, listener = broker.metadata.image, session.connection.listener
-    operations = (
-        TOPIC_OPERATIONS if request.get("include_topic_authorized_operations", False) else NOT_REQUESTED
-    )
+    operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_REQUESTED
     reachable = reachable_ids(image, listener)
     view = _View(session.api_version, listener, reachable, operations, broker_without_lease(broker))
     if requested is None:
         topics = [_topic(topic, image, view) for _, topic in sorted(image.topics.items())]
     else:
         topics = [_requested_topic(topic, image, view, errors) for topic in requested]
-    include_cluster_operations = request.get("include_cluster_authorized_operations", False)
     return {
-        "throttle_time": 0,
         "brokers": [
             {"node_id": each.broker_id, "host": endpoint.host, "port": endpoint.port, "rack": each.rack}
             for each, endpoint in reachable_brokers(image, listener)
@@ -89,18 +89,19 @@ async def metadata(request: Any, session: Session, broker: Broker) -> Any:
         "cluster_id": image.cluster_id,
         "controller_id": advertised_controller_id(image, listener, broker.broker_id),
         "topics": topics,
-        "cluster_authorized_operations": CLUSTER_OPERATIONS if include_cluster_operations else NOT_REQUESTED,
-        "error_code": 0,
+        "cluster_authorized_operations": CLUSTER_OPERATIONS
+        if request.include_cluster_authorized_operations
+        else NOT_REQUESTED,
     }
 
 
-def _deduplicate(topics: list[Any]) -> list[Any]:
-    """Each topic once, or a small request could ask for a huge answer."""
-    return list({(topic.get("name"), topic.get("topic_id")): topic for topic in topics}.values())
+def _deduplicate(topics: list[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
+    """Returns each topic once, so that a small request cannot cause a huge response."""
+    return list({(topic.name, topic.topic_id): topic for topic in topics}.values())
 
 
 async def _auto_create_topics(names: list[str], broker: Broker) -> dict[str, MoldauError]:
-    """Creates what is missing; gives the reasons why some could not be."""
+    """Creates the topics that do not exist; returns the errors of those that could not be created."""
     topics = broker.metadata.image.topics
     missing = {name: None for name in names if name not in topics and not is_internal(name)}
     errors: dict[str, MoldauError] = {}
@@ -123,19 +124,18 @@ async def _auto_create_topics(names: list[str], broker: Broker) -> dict[str, Mol
         except MoldauError as error:
             return errors | {topic.name: error for topic in new_topics}
         for created in results:
-            # Somebody else may have asked for it at the same moment.
+            # Another request may have created it at the same moment.
             if created.error is not None and not isinstance(created.error, TopicExistsError):
                 errors[created.name] = created.error
     return errors
 
 
 def _requested_topic(
-    requested: Any, image: MetadataImage, view: _View, errors: dict[str, MoldauError]
-) -> dict[str, Any]:
-    """A topic by its id, or by its name where it is asked for without one."""
+    requested: MetadataRequestTopic, image: MetadataImage, view: _View, errors: dict[str, MoldauError]
+) -> MetadataResponseTopic:
+    """Describes a topic that was requested by id, or by name if the request has no id for it."""
     supports_topic_ids = view.version >= TOPIC_ID_VERSION
-    name: str | None = requested.get("name")
-    topic_id: UUID | None = requested.get("topic_id")
+    name, topic_id = requested.name, requested.topic_id
     if topic_id is not None:
         topic = image.topic_by_id(topic_id) if supports_topic_ids else None
     else:
@@ -146,27 +146,22 @@ def _requested_topic(
         "error_code": _metadata_error_code(_lookup_error(name, topic_id, supports_topic_ids, errors)),
         "name": name if supports_topic_ids else name or "",
         "topic_id": topic_id,
-        "is_internal": False,
-        "partitions": [],
-        "topic_authorized_operations": NOT_REQUESTED,
     }
 
 
 def _metadata_error_code(error: MoldauError) -> int:
-    return (
-        int(ErrorCode.leader_not_available)
-        if isinstance(error, CONTROLLER_UNAVAILABLE)
-        else error_code(error)
-    )
+    if isinstance(error, CONTROLLER_UNAVAILABLE):
+        return int(ErrorCode.leader_not_available)
+    return error_code(error)
 
 
 def _lookup_error(
     name: str | None, topic_id: UUID | None, supports_topic_ids: bool, errors: dict[str, MoldauError]
 ) -> MoldauError:
     if topic_id is not None and supports_topic_ids:
-        return UnknownTopicIdError("there is no topic with this id")
+        return UnknownTopicIdError("no topic has this id")
     if topic_id is not None or name is None:
-        return InvalidRequestError("a topic is asked for by its name, or from version 12 on by its id")
+        return InvalidRequestError("a topic must be requested by name, or from version 12 on by id")
     if name in errors:
         return errors[name]
     try:
@@ -176,9 +171,8 @@ def _lookup_error(
     return UnknownTopicOrPartitionError(f"there is no topic {name}")
 
 
-def _topic(topic: TopicImage, image: MetadataImage, view: _View) -> dict[str, Any]:
+def _topic(topic: TopicImage, image: MetadataImage, view: _View) -> MetadataResponseTopic:
     return {
-        "error_code": 0,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": is_internal(topic.name),
@@ -187,15 +181,17 @@ def _topic(topic: TopicImage, image: MetadataImage, view: _View) -> dict[str, An
     }
 
 
-def _partition(partition: PartitionRegistration, image: MetadataImage, view: _View) -> dict[str, Any]:
-    tree = describe_partition(partition, view.reachable, excluded_leader_id=view.excluded_leader_id)
-    if tree["leader_id"] == NO_LEADER:
+def _partition(
+    partition: PartitionRegistration, image: MetadataImage, view: _View
+) -> MetadataResponsePartition:
+    response = describe_partition(partition, view.reachable, excluded_leader_id=view.excluded_leader_id)
+    if response["leader_id"] == NO_LEADER:
         is_unreachable = partition.leader in image.brokers and not has_listener(
             partition.leader, image, view.listener
         )
-        tree["error_code"] = int(
+        response["error_code"] = (
             ErrorCode.listener_not_found
             if is_unreachable and view.version >= LISTENER_VERSION
             else ErrorCode.leader_not_available
         )
-    return tree
+    return response

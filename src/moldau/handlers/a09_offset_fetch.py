@@ -1,99 +1,125 @@
-"""OffsetFetch: the offsets that groups have committed; -1 where there is none.
+"""OffsetFetch: the offsets that groups have committed; -1 for partitions without one.
 
-Offsets are found by what was committed: a topic that is not there any more has none, and that is no error, unless it
-is asked for by id. Those of a former topic are not told as if they were of the one that has its name now, however it
-is asked for: they are forgotten soon, but writing that down may have to wait for replicas.
+A deleted topic has no offsets, which is an error only if the request gives its id. Offsets of a deleted topic are not
+returned for a new topic of the same name, even while the tombstones that remove them are not yet written.
 
-Versions: 1 says what is wrong with each partition, 2 with the whole group; from 2 on null asks for all of a group's
-offsets, 5 brought the leader epoch, 6 the flexible encoding, 7 stable offsets (those that no open transaction is
-about to change: all are), 8 many groups in one request, 9 the member that asks, 10 topic ids in place of names.
+Versions: 1 has errors per partition, 2 also per group; from 2 on null requests all offsets of a group. 5 added the
+leader epoch, 6 the flexible encoding, 7 stable offsets (without transactions all are), 8 several groups per request, 9
+the member, 10 topic ids instead of names.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from moldau.errors import MoldauError, UnknownTopicIdError
-from moldau.groups.records import NO_LEADER_EPOCH, CommittedOffset
+from moldau.groups.records import CommittedOffset
 from moldau.groups.requests import TopicPartition
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code
+from moldau.server.partition_lookup import topic_name
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.messages import (
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopics,
+)
 
 BATCHED_GROUPS_VERSION = 8
 TOPIC_ID_VERSION = 10
 NO_OFFSET = -1
 
 
-@handles(ApiKey.OFFSET_FETCH, versions=(1, 10))
-async def offset_fetch(request: Any, session: Session, broker: Broker) -> Any:
-    version = session.api_version
-    if version >= BATCHED_GROUPS_VERSION:
-        # Each once, or a small request could ask for a huge answer.
-        distinct = {group.group_id: group for group in request.groups}
-        groups = [await _group(group, version, broker) for group in distinct.values()]
-        return {"throttle_time": 0, "groups": groups}
-    response = await _group(request, version, broker)
-    if version < 2 and response["error_code"]:
-        response["topics"] = [
-            _error_topic(topic, response["error_code"]) for topic in _deduplicate(request.topics)
-        ]
-    return {"throttle_time": 0, **response}
-
-
 class _RequestedTopic(NamedTuple):
-    """A topic, by its name or its id, and which of its partitions the caller wants to know of."""
+    """A topic by name or by id, and the indexes of its requested partitions."""
 
     name: str | None
     topic_id: UUID | None
     indexes: dict[int, None]
 
 
-def _deduplicate(topics: Sequence[Any]) -> list[_RequestedTopic]:
-    """Each topic and each partition of it once, however often it is named."""
+@handles(ApiKey.OFFSET_FETCH, versions=(1, 10))
+async def offset_fetch(request: OffsetFetchRequest, session: Session, broker: Broker) -> OffsetFetchResponse:
+    version = session.api_version
+    if version < BATCHED_GROUPS_VERSION:
+        return await _fetch_one_group(request, version, broker)
+    # Each group once, so that a small request cannot cause a huge response.
+    groups = {group.group_id: group.topics for group in request.groups or ()}
+    fetched = {
+        group_id: await _fetch_group(
+            group_id,
+            None
+            if topics is None
+            else _requested_topics((each.name, each.topic_id, each.partition_indexes) for each in topics),
+            version,
+            broker,
+        )
+        for group_id, topics in groups.items()
+    }
+    return {
+        "groups": [
+            {"group_id": group_id, "error_code": code, "topics": topics}
+            for group_id, (code, topics) in fetched.items()
+        ]
+    }
+
+
+async def _fetch_one_group(request: OffsetFetchRequest, version: int, broker: Broker) -> OffsetFetchResponse:
+    requested = None
+    if request.topics is not None:
+        requested = _requested_topics((each.name, None, each.partition_indexes) for each in request.topics)
+    code, topics = await _fetch_group(request.group_id or "", requested, version, broker)
+    if version < 2 and code:
+        topics = [_error_topic(topic, code) for topic in requested or ()]
+    return {
+        "error_code": code,
+        "topics": [{"name": topic["name"] or "", "partitions": topic["partitions"]} for topic in topics],
+    }
+
+
+def _requested_topics(
+    topics: Iterable[tuple[str | None, UUID | None, Sequence[int]]],
+) -> list[_RequestedTopic]:
+    """Returns each topic and each of its partitions once."""
     distinct: dict[tuple[str | None, UUID | None], _RequestedTopic] = {}
-    for topic in topics:
-        key = topic.get("name"), topic.get("topic_id")
-        requested = distinct.setdefault(key, _RequestedTopic(*key, {}))
-        requested.indexes.update(dict.fromkeys(topic.partition_indexes))
+    for name, topic_id, indexes in topics:
+        requested = distinct.setdefault((name, topic_id), _RequestedTopic(name, topic_id, {}))
+        requested.indexes.update(dict.fromkeys(indexes))
     return list(distinct.values())
 
 
-async def _group(group: Any, version: int, broker: Broker) -> dict[str, Any]:
-    requested = None
-    wanted = None
-    if group.topics is not None:
-        requested = [(topic, _topic_name(topic, broker)) for topic in _deduplicate(group.topics)]
-        wanted = [(name, index) for topic, name in requested if name is not None for index in topic.indexes]
+async def _fetch_group(
+    group_id: str, requested: list[_RequestedTopic] | None, version: int, broker: Broker
+) -> tuple[int, list[OffsetFetchResponseTopics]]:
+    """Returns the error code of a group and the offsets of its topics."""
+    named = None
+    partitions: list[TopicPartition] | None = None
+    if requested is not None:
+        named = [(topic, topic_name(broker, topic.name, topic.topic_id)) for topic in requested]
+        partitions = [(name, index) for topic, name in named if name is not None for index in topic.indexes]
     try:
-        reply = await broker.groups.fetch_offsets(group.group_id, wanted)
+        reply = await broker.groups.fetch_offsets(group_id, partitions)
     except MoldauError as error:
-        return {"group_id": group.group_id, "error_code": error_code(error), "topics": []}
+        return error_code(error), []
     offsets = {
-        each: at for each, at in reply.offsets.items() if not _is_of_deleted_topic(each[0], at, broker)
+        each: committed
+        for each, committed in reply.offsets.items()
+        if not _is_of_deleted_topic(each[0], committed, broker)
     }
-    if requested is None:
-        topics = _all_topics(offsets, version, broker)
-    else:
-        topics = [_topic(topic, name, offsets) for topic, name in requested]
-    return {"group_id": group.group_id, "error_code": 0, "topics": topics}
-
-
-def _topic_name(topic: _RequestedTopic, broker: Broker) -> str | None:
-    """None where there is no topic with the id that was given."""
-    if topic.name is None and topic.topic_id is not None:
-        return broker.metadata.image.topic_names.get(topic.topic_id)
-    return topic.name
+    if named is None:
+        return 0, _all_topics(offsets, version, broker)
+    return 0, [_topic(topic, name, offsets) for topic, name in named]
 
 
 def _topic(
     topic: _RequestedTopic, name: str | None, offsets: Mapping[TopicPartition, CommittedOffset | None]
-) -> dict[str, Any]:
+) -> OffsetFetchResponseTopics:
     if name is None:
-        return _error_topic(topic, error_code(UnknownTopicIdError("there is no topic with this id")))
+        return _error_topic(topic, error_code(UnknownTopicIdError("no topic has this id")))
     return {
         "name": name,
         "topic_id": topic.topic_id,
@@ -108,30 +134,36 @@ def _is_of_deleted_topic(name: str, committed: CommittedOffset | None, broker: B
 
 def _all_topics(
     offsets: Mapping[TopicPartition, CommittedOffset | None], version: int, broker: Broker
-) -> list[dict[str, Any]]:
-    topics = []
-    for name, found in groupby(offsets.items(), key=lambda each: each[0][0]):
+) -> list[OffsetFetchResponseTopics]:
+    topics: list[OffsetFetchResponseTopics] = []
+    for name, committed_offsets in groupby(offsets.items(), key=lambda each: each[0][0]):
         topic = broker.metadata.image.topics.get(name)
         if version >= TOPIC_ID_VERSION and topic is None:
-            # It has no id by which the caller could know it.
+            # A deleted topic has no id that the client could know it by.
             continue
-        partitions = [_partition(index, committed) for (_, index), committed in found]
+        partitions = [_partition(index, committed) for (_, index), committed in committed_offsets]
         topic_id = None if topic is None else topic.topic_id
         topics.append({"name": name, "topic_id": topic_id, "partitions": partitions})
     return topics
 
 
-def _partition(index: int, committed: CommittedOffset | None, code: int = 0) -> dict[str, Any]:
+def _partition(index: int, committed: CommittedOffset | None, code: int = 0) -> OffsetFetchResponsePartitions:
+    if committed is None:
+        return {
+            "partition_index": index,
+            "committed_offset": NO_OFFSET,
+            "metadata": "",
+            "error_code": code,
+        }
     return {
         "partition_index": index,
-        "committed_offset": NO_OFFSET if committed is None else committed.offset,
-        "committed_leader_epoch": NO_LEADER_EPOCH if committed is None else committed.leader_epoch,
-        "metadata": "" if committed is None else committed.metadata,
-        "error_code": code,
+        "committed_offset": committed.offset,
+        "committed_leader_epoch": committed.leader_epoch,
+        "metadata": committed.metadata,
     }
 
 
-def _error_topic(topic: _RequestedTopic, code: int) -> dict[str, Any]:
+def _error_topic(topic: _RequestedTopic, code: int) -> OffsetFetchResponseTopics:
     return {
         "name": topic.name,
         "topic_id": topic.topic_id,

@@ -1,12 +1,11 @@
-"""FindCoordinator: which broker looks after a group. The first who asks makes the topic that groups live in.
+"""FindCoordinator: the broker that coordinates a group. The first request creates the offsets topic.
 
-Transactional producers are refused for good, so that they do not wait: nobody looks after transactions.
+Transactional producers get a permanent error, so that they do not retry: there is no transaction coordinator.
 
-Versions: 1 brought the kind of key, 3 the flexible encoding, 4 many keys in one request, 6 share groups.
+Versions: 1 added the key type, 3 the flexible encoding, 4 several keys per request, 6 share groups.
 """
 
 import asyncio
-from typing import Any
 
 from moldau.errors import (
     CoordinatorNotAvailableError,
@@ -21,33 +20,50 @@ from moldau.server.errors import error_code, error_message
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.messages import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    FindCoordinatorResponseCoordinator,
+)
 
 GROUP, TRANSACTION = 0, 1
 
+BATCHED_KEYS_VERSION = 4
 KEYS_PER_ITERATION = 500
-"""Keys that are looked up before other requests get their turn."""
+"""Keys that are looked up in one iteration of the event loop."""
 
 
 @handles(ApiKey.FIND_COORDINATOR, versions=(0, 6))
-async def find_coordinator(request: Any, session: Session, broker: Broker) -> Any:
-    key_type, listener = request.get("key_type", GROUP), session.connection.listener
-    keys = request.get("coordinator_keys")
-    if keys is None:
-        return {"throttle_time": 0, **await _coordinator_response(key_type, request.key, listener, broker)}
-    found = []
-    # Each once, or a small request could ask for a huge answer.
-    for key in dict.fromkeys(keys):
-        found.append({"key": key, **await _coordinator_response(key_type, key, listener, broker)})
-        if len(found) % KEYS_PER_ITERATION == 0:
+async def find_coordinator(
+    request: FindCoordinatorRequest, session: Session, broker: Broker
+) -> FindCoordinatorResponse:
+    key_type, listener = request.key_type, session.connection.listener
+    if session.api_version < BATCHED_KEYS_VERSION:
+        found = await _coordinator(key_type, request.key or "", listener, broker)
+        return {
+            "error_code": found["error_code"],
+            "error_message": found["error_message"],
+            "node_id": found["node_id"],
+            "host": found["host"],
+            "port": found["port"],
+        }
+    coordinators: list[FindCoordinatorResponseCoordinator] = []
+    # Each key once, so that a small request cannot cause a huge response.
+    for key in dict.fromkeys(request.coordinator_keys):
+        coordinators.append(await _coordinator(key_type, key, listener, broker))
+        if len(coordinators) % KEYS_PER_ITERATION == 0:
             await asyncio.sleep(0)
-    return {"throttle_time": 0, "coordinators": found}
+    return {"coordinators": coordinators}
 
 
-async def _coordinator_response(key_type: int, key: str, listener: str, broker: Broker) -> dict[str, Any]:
+async def _coordinator(
+    key_type: int, key: str, listener: str, broker: Broker
+) -> FindCoordinatorResponseCoordinator:
     try:
         node_id, endpoint = await _find_coordinator(key_type, key, listener, broker)
     except MoldauError as error:
         return {
+            "key": key,
             "error_code": error_code(error),
             "error_message": error_message(error),
             "node_id": -1,
@@ -55,6 +71,7 @@ async def _coordinator_response(key_type: int, key: str, listener: str, broker: 
             "port": -1,
         }
     return {
+        "key": key,
         "error_code": 0,
         "error_message": "",
         "node_id": node_id,
@@ -65,12 +82,12 @@ async def _coordinator_response(key_type: int, key: str, listener: str, broker: 
 
 async def _find_coordinator(key_type: int, key: str, listener: str, broker: Broker) -> tuple[int, Endpoint]:
     if key_type == TRANSACTION:
-        # The one code by which every client gives up at once.
-        raise TransactionalIdAuthorizationError("transactions are not served")
+        # The one error on which every client gives up at once.
+        raise TransactionalIdAuthorizationError("transactions are not supported")
     if key_type != GROUP:
-        raise InvalidRequestError("no such kind of coordinator is served")
+        raise InvalidRequestError(f"there is no coordinator for keys of type {key_type}")
     partition = await broker.groups.coordinator_partition(key)
     for each, endpoint in reachable_brokers(broker.metadata.image, listener):
         if each.broker_id == partition.leader:
             return each.broker_id, endpoint
-    raise CoordinatorNotAvailableError("nobody leads the partition that the group is in")
+    raise CoordinatorNotAvailableError("the group's partition of the offsets topic has no reachable leader")

@@ -1,10 +1,7 @@
-"""SyncGroup: the leader brings the assignment, every member takes its part home.
+"""SyncGroup: the leader sends the assignment, and every member gets its part.
 
-Versions: 3 brought static members, 4 the flexible encoding; from 5 on a member must say which protocol it believes
-was chosen, and is told.
+Versions: 3 added static members, 4 the flexible encoding, 5 the protocol: the member must send it, and gets it back.
 """
-
-from typing import Any
 
 from moldau.errors import InconsistentGroupProtocolError, MoldauError
 from moldau.groups.requests import SyncRequest
@@ -13,45 +10,38 @@ from moldau.server.errors import error_code
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.messages import SyncGroupRequest, SyncGroupResponse
 
 PROTOCOL_VERSION = 5
 
 
 @handles(ApiKey.SYNC_GROUP, versions=(0, 5))
-async def sync_group(request: Any, session: Session, broker: Broker) -> Any:
+async def sync_group(request: SyncGroupRequest, session: Session, broker: Broker) -> SyncGroupResponse:
     try:
         sync = _sync_request(request, session.api_version)
-        # The answer waits for the leader, and the request would keep its frame for so long.
+        # The response waits for the leader, and the request would keep its frame in memory.
         del request
         reply = await broker.groups.sync(sync)
     except MoldauError as error:
-        return {
-            "throttle_time": 0,
-            "error_code": error_code(error),
-            "protocol_type": None,
-            "protocol_name": None,
-            "assignment": b"",
-        }
+        return {"error_code": error_code(error), "assignment": b""}
     return {
-        "throttle_time": 0,
-        "error_code": 0,
         "protocol_type": reply.protocol_type,
         "protocol_name": reply.protocol_name,
         "assignment": reply.assignment,
     }
 
 
-def _sync_request(request: Any, version: int) -> SyncRequest:
-    protocol_type, protocol_name = request.get("protocol_type"), request.get("protocol_name")
+def _sync_request(request: SyncGroupRequest, version: int) -> SyncRequest:
+    protocol_type, protocol_name = request.protocol_type, request.protocol_name
     if version >= PROTOCOL_VERSION and (protocol_type is None or protocol_name is None):
-        raise InconsistentGroupProtocolError("the member does not say which protocol it goes by")
+        raise InconsistentGroupProtocolError("the member must send its protocol type and protocol name")
     return SyncRequest(
         group_id=request.group_id,
         generation=request.generation_id,
         member_id=request.member_id,
-        instance_id=request.get("group_instance_id"),
+        instance_id=request.group_instance_id,
         protocol_type=protocol_type,
         protocol_name=protocol_name,
-        # Copied: the frame goes, the assignment stays.
+        # Copied, because the group keeps them longer than the request's frame.
         assignments={each.member_id: bytes(each.assignment) for each in request.assignments},
     )

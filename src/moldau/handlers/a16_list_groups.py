@@ -1,9 +1,7 @@
 """ListGroups: all groups that this broker coordinates.
 
-Versions: 3 brought the flexible encoding, 4 a filter by state, 5 one by type.
+Versions: 3 added the flexible encoding, 4 a filter by state, 5 one by type.
 """
-
-from typing import Any
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
@@ -11,19 +9,16 @@ from moldau.server.errors import error_code
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.messages import ListGroupsRequest, ListGroupsResponse
 
 
 @handles(ApiKey.LIST_GROUPS, versions=(0, 5))
-async def list_groups(request: Any, session: Session, broker: Broker) -> Any:
+async def list_groups(request: ListGroupsRequest, session: Session, broker: Broker) -> ListGroupsResponse:
     try:
-        groups = await broker.groups.list_groups(
-            request.get("states_filter", ()), request.get("types_filter", ())
-        )
+        groups = await broker.groups.list_groups(request.states_filter, request.types_filter)
     except MoldauError as error:
-        return {"throttle_time": 0, "error_code": error_code(error), "groups": []}
+        return {"error_code": error_code(error)}
     return {
-        "throttle_time": 0,
-        "error_code": 0,
         "groups": [
             {
                 "group_id": each.group_id,

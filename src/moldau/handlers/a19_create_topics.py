@@ -1,19 +1,16 @@
-"""CreateTopics: every topic succeeds or fails on its own; one that is named twice is refused.
+"""CreateTopics: every topic succeeds or fails on its own; one that is named twice is rejected.
 
-- The number of partitions and the replication factor are -1 for the broker's defaults, or where replicas
-  are assigned.
-- v5 tells the created topic's size and configs, v7 its id. With `validate_only` they are what they would
-  be; the id is not kept.
-- A caller that gives no time (`timeout` 0 or less) gets REQUEST_TIMED_OUT and nothing is created.
-  Otherwise the answer comes when the topics are durable in the metadata and all their replicas have opened
-  their logs. Where that takes longer than the caller waits, the topic stays, and REQUEST_TIMED_OUT comes with
-  a message that names each replica that is not ready, and why.
+- The number of partitions and the replication factor are -1 for the broker's defaults, or if replicas are assigned.
+- v5 returns the topic's size and configs, v7 its id. With `validate_only` they are what they would be; the id is not
+  kept.
+- With a `timeout` of 0 or less nothing is created and the error is REQUEST_TIMED_OUT. Otherwise the response comes when
+  the topics are committed and all replicas have opened their logs. If that takes longer than the timeout, the topic
+  stays, and REQUEST_TIMED_OUT comes with a message that lists the replicas that are not ready, and why.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from moldau.controller.requests import CreateTopicResult, NewTopic
 from moldau.errors import InvalidReplicaAssignmentError, MoldauError, RequestTimedOutError
@@ -23,17 +20,25 @@ from moldau.server.registry import handles
 from moldau.server.replica_readiness import replicas_ready_deadline_ms, wait_replicas_ready
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import (
+    CreateTopicsRequest,
+    CreateTopicsRequestCreatableTopic,
+    CreateTopicsResponse,
+    CreateTopicsResponseCreatableTopicConfigs,
+    CreateTopicsResponseCreatableTopicResult,
+)
 
 
 @handles(ApiKey.CREATE_TOPICS, versions=(2, 7), forwarded=True)
-async def create_topics(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    refused = {
+async def create_topics(
+    request: CreateTopicsRequest, session: Session, broker: Broker
+) -> CreateTopicsResponse:
+    rejected = {
         topic.name: _error_response(topic.name, error)
         for topic in request.topics
         if (error := _duplicate_assignment(topic)) is not None
     }
-    new_topics = [_new_topic(topic) for topic in request.topics if topic.name not in refused]
+    new_topics = [_new_topic(topic) for topic in request.topics if topic.name not in rejected]
     try:
         if request.timeout <= 0:
             raise RequestTimedOutError
@@ -45,26 +50,26 @@ async def create_topics(request: Message, session: Session, broker: Broker) -> d
         ]
     else:
         if not request.validate_only:
-            names = [outcome.name for outcome in created if outcome.error is None]
+            names = [result.name for result in created if result.error is None]
             unready = await wait_replicas_ready(broker, names, deadline_ms)
             created = [replace(each, error=unready.get(each.name, each.error)) for each in created]
-    results = [_topic_response(outcome) for outcome in created]
+    responses = [_topic_response(result) for result in created]
     if session.api_version >= 5:
-        _add_configs(results, new_topics, broker)
-    return {"throttle_time": 0, "topics": [*results, *refused.values()]}
+        _add_configs(responses, new_topics, broker)
+    return {"topics": [*responses, *rejected.values()]}
 
 
-def _duplicate_assignment(topic: Message) -> MoldauError | None:
-    assigned = Counter(each.partition_index for each in topic.assignments)
-    for partition, times in assigned.items():
-        if times > 1:
+def _duplicate_assignment(topic: CreateTopicsRequestCreatableTopic) -> MoldauError | None:
+    counts = Counter(each.partition_index for each in topic.assignments)
+    for partition, count in counts.items():
+        if count > 1:
             return InvalidReplicaAssignmentError(
                 f"Found multiple manual partition assignments for partition {partition}"
             )
     return None
 
 
-def _new_topic(topic: Message) -> NewTopic:
+def _new_topic(topic: CreateTopicsRequestCreatableTopic) -> NewTopic:
     return NewTopic(
         name=topic.name,
         partitions=topic.num_partitions,
@@ -74,51 +79,56 @@ def _new_topic(topic: Message) -> NewTopic:
     )
 
 
-def _error_response(name: str, error: MoldauError) -> dict[str, Any]:
+def _error_response(name: str, error: MoldauError) -> CreateTopicsResponseCreatableTopicResult:
     return {
         "name": name,
         "topic_id": None,
         "error_code": error_code(error),
         "error_message": error_message(error),
-        "num_partitions": -1,
-        "replication_factor": -1,
         "configs": [],
     }
 
 
-def _topic_response(outcome: CreateTopicResult) -> dict[str, Any]:
-    if outcome.error is not None:
-        return _error_response(outcome.name, outcome.error)
+def _topic_response(result: CreateTopicResult) -> CreateTopicsResponseCreatableTopicResult:
+    if result.error is not None:
+        return _error_response(result.name, result.error)
     return {
-        "name": outcome.name,
-        "topic_id": outcome.topic_id,
-        "error_code": error_code(None),
-        "error_message": None,
-        "num_partitions": outcome.partitions,
-        "replication_factor": outcome.replication_factor,
+        "name": result.name,
+        "topic_id": result.topic_id,
+        "error_code": 0,
+        "num_partitions": result.partitions,
+        "replication_factor": result.replication_factor,
         "configs": [],
     }
 
 
-def _add_configs(results: list[dict[str, Any]], new_topics: list[NewTopic], broker: Broker) -> None:
-    configs = {each.name: each.configs for each in new_topics}
-    configs_by_overrides: dict[frozenset[tuple[str, str | None]], list[dict[str, Any]]] = {}
-    for result in results:
-        if not result["error_code"]:
-            own = frozenset(configs[result["name"]].items())
-            if own not in configs_by_overrides:
-                configs_by_overrides[own] = _configs(result["name"], configs[result["name"]], broker)
-            result["configs"] = configs_by_overrides[own]
+def _add_configs(
+    responses: list[CreateTopicsResponseCreatableTopicResult], new_topics: list[NewTopic], broker: Broker
+) -> None:
+    """Adds the effective configs, which are computed once for all topics with the same overrides."""
+    overrides_by_topic = {each.name: each.configs for each in new_topics}
+    configs_by_overrides: dict[
+        frozenset[tuple[str, str | None]], list[CreateTopicsResponseCreatableTopicConfigs]
+    ] = {}
+    for response in responses:
+        if not response["error_code"]:
+            overrides = overrides_by_topic[response["name"]]
+            key = frozenset(overrides.items())
+            if key not in configs_by_overrides:
+                configs_by_overrides[key] = _configs(response["name"], overrides, broker)
+            response["configs"] = configs_by_overrides[key]
 
 
-def _configs(topic: str, configs: Mapping[str, str | None], broker: Broker) -> list[dict[str, Any]]:
+def _configs(
+    topic: str, configs: Mapping[str, str | None], broker: Broker
+) -> list[CreateTopicsResponseCreatableTopicConfigs]:
     overrides = {name: value for name, value in configs.items() if value is not None}
     return [
         {
             "name": entry.name,
             "value": entry.value,
             "read_only": entry.read_only,
-            "config_source": int(entry.source),
+            "config_source": entry.source,
             "is_sensitive": entry.is_sensitive,
         }
         for entry in sorted(broker.settings.describe_topic(topic, overrides), key=lambda each: each.name)

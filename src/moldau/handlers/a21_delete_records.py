@@ -1,12 +1,12 @@
-"""DeleteRecords: moves the start of partitions up; -1 stands for the high watermark.
+"""DeleteRecords: advances the start offset of partitions; -1 is the high watermark.
 
-Refused on the topics that the broker keeps for itself, and on topics that are compacted only: their records are not
-deleted by age or size either. Answered when the records are gone on every living replica, with the lowest start of
-them. All versions (0-2) mean the same.
+Rejected for internal topics and for topics that are only compacted, whose records are not deleted by age or size
+either. Responds when all live replicas have deleted the records, with the lowest of their start offsets. All versions
+(0-2) mean the same.
 """
 
 import asyncio
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moldau.controller.topic_names import is_internal
 from moldau.errors import InvalidTopicError, MoldauError, PolicyViolationError, RequestTimedOutError
@@ -17,16 +17,33 @@ from moldau.server.partition_lookup import find_partition
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.messages import (
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsResponsePartitionResult,
+    DeleteRecordsResponseTopicResult,
+)
+
+
+class _PendingDelete(NamedTuple):
+    partition: Partition
+    start_offset: int
+    response: DeleteRecordsResponsePartitionResult
 
 
 @handles(ApiKey.DELETE_RECORDS, versions=(0, 2))
-async def delete_records(request: Any, session: Session, broker: Broker) -> Any:
-    topics = []
+async def delete_records(
+    request: DeleteRecordsRequest, session: Session, broker: Broker
+) -> DeleteRecordsResponse:
+    topics: list[DeleteRecordsResponseTopicResult] = []
     pending: list[_PendingDelete] = []
     for topic in request.topics:
-        partitions = []
+        partitions: list[DeleteRecordsResponsePartitionResult] = []
         for each in topic.partitions:
-            response = {"partition_index": each.partition_index, "low_watermark": -1, "error_code": 0}
+            response: DeleteRecordsResponsePartitionResult = {
+                "partition_index": each.partition_index,
+                "low_watermark": -1,
+            }
             partitions.append(response)
             try:
                 partition = _find_deletable_partition(broker, topic.name, each.partition_index)
@@ -35,27 +52,21 @@ async def delete_records(request: Any, session: Session, broker: Broker) -> Any:
             except MoldauError as error:
                 response["error_code"] = error_code(error)
         topics.append({"name": topic.name, "partitions": partitions})
-    await _wait_until_deleted(pending, request.get("timeout", 0))
-    return {"throttle_time": 0, "topics": topics}
-
-
-class _PendingDelete(NamedTuple):
-    partition: Partition
-    start_offset: int
-    response: dict[str, int]
+    await _wait_until_deleted(pending, request.timeout)
+    return {"topics": topics}
 
 
 def _find_deletable_partition(broker: Broker, topic: str, index: int) -> Partition:
     partition = find_partition(broker, topic, index)
     if is_internal(topic):
-        raise InvalidTopicError(f"{topic} is the broker's own: its records are not deleted by others")
+        raise InvalidTopicError(f"{topic} is internal: clients cannot delete its records")
     if "delete" not in partition.log.settings.cleanup_policy:
         raise PolicyViolationError(f"{topic} is compacted: its records are not deleted by offset")
     return partition
 
 
 async def _wait_until_deleted(pending: list[_PendingDelete], timeout_ms: int) -> None:
-    """For followers to begin where the leader does, all against one deadline."""
+    """Waits until followers have advanced their start offsets too, all up to one deadline."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(timeout_ms, 0) / 1000
     for partition, start_offset, response in pending:
@@ -73,6 +84,6 @@ async def _wait_until_deleted(pending: list[_PendingDelete], timeout_ms: int) ->
             response["error_code"] = error_code(error)
 
 
-def _fail(waiting: "asyncio.Future[None]", error: MoldauError) -> None:
-    if not waiting.done():
-        waiting.set_exception(error)
+def _fail(future: "asyncio.Future[None]", error: MoldauError) -> None:
+    if not future.done():
+        future.set_exception(error)

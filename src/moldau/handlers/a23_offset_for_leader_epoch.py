@@ -1,12 +1,8 @@
-"""OffsetForLeaderEpoch: where a leader epoch ended, so that whoever followed an old leader knows where to
-cut.
+"""OffsetForLeaderEpoch: the end offset of a leader epoch, to which a follower of an older leader truncates its log.
 
-Versions 2-4 mean the same; 3 brought the replica id, 4 the flexible encoding. The controller asks, before it elects a
-leader out of replicas that are not in sync, as replica -2 for epoch 2^31-1: any replica answers with its newest epoch
-and the end of its log.
+Versions 2-4 mean the same; 3 added the replica id, 4 the flexible encoding. Before an unclean election the controller
+sends replica id -2 and epoch 2^31-1: any replica then responds with its latest epoch and its log end offset.
 """
-
-from typing import Any
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
@@ -15,16 +11,23 @@ from moldau.server.partition_lookup import find_partition
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.messages import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochRequestOffsetForLeaderPartition,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderEpochResponseEpochEndOffset,
+)
 
 DEBUGGING_CONSUMER_ID = -2
 LATEST_EPOCH = 2**31 - 1
 
 
 @handles(ApiKey.OFFSET_FOR_LEADER_EPOCH, versions=(2, 4))
-async def offset_for_leader_epoch(request: Any, session: Session, broker: Broker) -> Any:
-    allows_any_replica = request.get("replica_id", DEBUGGING_CONSUMER_ID) == DEBUGGING_CONSUMER_ID
+async def offset_for_leader_epoch(
+    request: OffsetForLeaderEpochRequest, session: Session, broker: Broker
+) -> OffsetForLeaderEpochResponse:
+    allows_any_replica = request.replica_id == DEBUGGING_CONSUMER_ID
     return {
-        "throttle_time": 0,
         "topics": [
             {
                 "topic": topic.topic,
@@ -39,8 +42,11 @@ async def offset_for_leader_epoch(request: Any, session: Session, broker: Broker
 
 
 def _epoch_end_response(
-    broker: Broker, topic: str, requested: Any, allows_any_replica: bool
-) -> dict[str, Any]:
+    broker: Broker,
+    topic: str,
+    requested: OffsetForLeaderEpochRequestOffsetForLeaderPartition,
+    allows_any_replica: bool,
+) -> OffsetForLeaderEpochResponseEpochEndOffset:
     code, epoch, end_offset = 0, -1, -1
     try:
         partition = find_partition(broker, topic, requested.partition)

@@ -1,15 +1,12 @@
-"""DescribeConfigs: the settings of topics and brokers, with where each value comes from.
+"""DescribeConfigs: the settings of topics and brokers, with the source of each value.
 
-- A topic is named; a broker is this one by its id, or "" for what is set for all brokers together.
-- Keys filter what is told; none, or null, ask for all. Synonyms (v1 on) and documentation (v3 on) come
-  when asked for.
-- A type that nobody knows refuses the whole request, as it would in Kafka; any other trouble only its own
-  resource.
-- Groups and client metrics subscriptions are told as they were set: nothing here gives them defaults.
+- The name of a broker resource is this broker's id, or "" for the cluster-wide defaults of brokers.
+- Keys filter the settings; none, or null, requests all. Synonyms and documentation (from v3 on) come on request.
+- An unknown resource type fails the whole request, as in Kafka; any other error only its own resource.
+- Groups and client metrics subscriptions are described as they were set: they have no defaults here.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from moldau.controller.topic_names import validate_topic_name
 from moldau.errors import InvalidRequestError, MoldauError, UnknownTopicOrPartitionError
@@ -28,11 +25,16 @@ from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.settings.effective import ConfigEntry
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import (
+    DescribeConfigsRequest,
+    DescribeConfigsRequestResource,
+    DescribeConfigsResponse,
+    DescribeConfigsResponseResourceResult,
+    DescribeConfigsResponseResult,
+)
 
 CLIENT_METRICS_SOURCE = 7
 GROUP_SOURCE = 8
-UNKNOWN_CONFIG_TYPE = 0
 
 DESCRIBABLE_TYPES = (
     TOPIC_RESOURCE,
@@ -42,15 +44,17 @@ DESCRIBABLE_TYPES = (
     GROUP_RESOURCE,
 )
 
-Entry = dict[str, Any]
+Entry = DescribeConfigsResponseResourceResult
 EntriesByOverrides = dict[frozenset[tuple[str, str]], list[Entry]]
-"""What was told of topics, by what they set themselves. Most set nothing, and many may be asked for."""
+"""The entries of topics by their overrides: most of the topics in a large request have none."""
 
 
 @handles(ApiKey.DESCRIBE_CONFIGS, versions=(1, 4))
-async def describe_configs(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    # A resource named twice is told once: its description is a thousand times as long as its name.
-    resources: dict[ConfigResource, Message] = {}
+async def describe_configs(
+    request: DescribeConfigsRequest, session: Session, broker: Broker
+) -> DescribeConfigsResponse:
+    # Each resource once: its description is a thousand times as long as its name.
+    resources: dict[ConfigResource, DescribeConfigsRequestResource] = {}
     for each in request.resources:
         resources.setdefault(ConfigResource(each.resource_type, each.resource_name), each)
     unknown = [each for each in resources if each.type not in DESCRIBABLE_TYPES]
@@ -58,23 +62,23 @@ async def describe_configs(request: Message, session: Session, broker: Broker) -
         error = InvalidRequestError(
             f"Unexpected resource type {unknown[0].type} for resource {unknown[0].name}"
         )
-        results = [_result(resource, [], error) for resource in resources]
-    else:
-        entries_by_overrides: EntriesByOverrides = {}
-        results = [
+        return {"results": [_result(resource, [], error) for resource in resources]}
+    entries_by_overrides: EntriesByOverrides = {}
+    return {
+        "results": [
             _describe(resource, requested, request, broker, entries_by_overrides)
             for resource, requested in resources.items()
         ]
-    return {"throttle_time": 0, "results": results}
+    }
 
 
 def _describe(
     resource: ConfigResource,
-    requested: Message,
-    request: Message,
+    requested: DescribeConfigsRequestResource,
+    request: DescribeConfigsRequest,
     broker: Broker,
     entries_by_overrides: EntriesByOverrides,
-) -> dict[str, Any]:
+) -> DescribeConfigsResponseResult:
     try:
         entries = _entries(resource, broker, entries_by_overrides)
     except MoldauError as error:
@@ -84,12 +88,14 @@ def _describe(
     for entry in chosen:
         if not request.include_synonyms:
             entry["synonyms"] = []
-        if not request.get("include_documentation", False):
+        if not request.include_documentation:
             entry["documentation"] = None
     return _result(resource, chosen, None)
 
 
-def _result(resource: ConfigResource, entries: list[Entry], error: MoldauError | None) -> dict[str, Any]:
+def _result(
+    resource: ConfigResource, entries: list[Entry], error: MoldauError | None
+) -> DescribeConfigsResponseResult:
     return {
         "error_code": error_code(error),
         "error_message": error_message(error),
@@ -106,10 +112,10 @@ def _entries(
     if resource.type == TOPIC_RESOURCE:
         _check_topic(name, broker)
         overrides = broker.metadata.image.config(resource)
-        own = frozenset(overrides.items())
-        if own not in entries_by_overrides:
-            entries_by_overrides[own] = _entry_responses(settings.describe_topic(name, overrides))
-        return entries_by_overrides[own]
+        key = frozenset(overrides.items())
+        if key not in entries_by_overrides:
+            entries_by_overrides[key] = _entry_responses(settings.describe_topic(name, overrides))
+        return entries_by_overrides[key]
     if resource.type == BROKER_RESOURCE:
         if name == "":
             return _entry_responses(settings.describe_broker_defaults())
@@ -143,13 +149,13 @@ def _entry_responses(entries: Iterable[ConfigEntry]) -> list[Entry]:
             "name": entry.name,
             "value": entry.value,
             "read_only": entry.read_only,
-            "config_source": int(entry.source),
+            "config_source": entry.source,
             "is_sensitive": entry.is_sensitive,
             "synonyms": [
-                {"name": synonym.name, "value": synonym.value, "source": int(synonym.source)}
+                {"name": synonym.name, "value": synonym.value, "source": synonym.source}
                 for synonym in entry.synonyms
             ],
-            "config_type": int(entry.type),
+            "config_type": entry.type,
             "documentation": entry.documentation,
         }
         for entry in entries
@@ -170,7 +176,6 @@ def _stored_entries(resource: ConfigResource, broker: Broker) -> list[Entry]:
             "config_source": source,
             "is_sensitive": False,
             "synonyms": [{"name": name, "value": value, "source": source}],
-            "config_type": UNKNOWN_CONFIG_TYPE,
             "documentation": None,
         }
         for name, value in sorted(broker.metadata.image.config(resource).items())

@@ -1,11 +1,8 @@
-"""AlterConfigs: replaces everything that was set for a resource by what the request says; the rest goes back
-to defaults.
+"""AlterConfigs: replaces all settings of a resource by those in the request; the others return to their defaults.
 
-The older of two ways, kept for older clients: IncrementalAlterConfigs changes single settings. Loggers
-cannot be changed this way. All versions (0 to 2) say the same.
+Kept for old clients: IncrementalAlterConfigs changes single settings. Loggers cannot be changed this way. All versions
+(0-2) mean the same.
 """
-
-from typing import Any
 
 from moldau.controller.requests import ConfigOperation
 from moldau.metadata.image import ConfigResource
@@ -14,11 +11,13 @@ from moldau.server.config_alterations import ConfigAlteration, apply_alterations
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import AlterConfigsRequest, AlterConfigsResponse
 
 
 @handles(ApiKey.ALTER_CONFIGS, versions=(0, 2))
-async def alter_configs(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+async def alter_configs(
+    request: AlterConfigsRequest, session: Session, broker: Broker
+) -> AlterConfigsResponse:
     alterations = [
         ConfigAlteration(
             ConfigResource(each.resource_type, each.resource_name),

@@ -1,13 +1,11 @@
-"""CreatePartitions: gives topics more partitions, placed by the controller or as the caller says.
+"""CreatePartitions: adds partitions to topics, placed by the controller or as the request assigns them.
 
-Every topic succeeds or fails on its own; one that is named twice is refused. A caller that gives no time
-(`timeout` 0 or less) gets REQUEST_TIMED_OUT and nothing is added. Otherwise the answer comes when all replicas
-of the new partitions are ready, or with REQUEST_TIMED_OUT and what is not ready, as with CreateTopics. All
-versions (0 to 3) say the same.
+Every topic succeeds or fails on its own; one that is named twice is rejected. With a `timeout` of 0 or less nothing is
+added and the error is REQUEST_TIMED_OUT. Otherwise the response comes when all replicas of the new partitions are
+ready, or with REQUEST_TIMED_OUT and the replicas that are not, as for CreateTopics. All versions (0-3) mean the same.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from moldau.controller.requests import PartitionIncrease, TopicResult
 from moldau.errors import MoldauError, RequestTimedOutError
@@ -17,21 +15,29 @@ from moldau.server.registry import handles
 from moldau.server.replica_readiness import replicas_ready_deadline_ms, wait_replicas_ready
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import (
+    CreatePartitionsRequest,
+    CreatePartitionsRequestTopic,
+    CreatePartitionsResponse,
+)
 
 
 @handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), forwarded=True)
-async def create_partitions(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    changes = [_change(topic) for topic in request.topics]
+async def create_partitions(
+    request: CreatePartitionsRequest, session: Session, broker: Broker
+) -> CreatePartitionsResponse:
+    increases = [_partition_increase(topic) for topic in request.topics]
     try:
         if request.timeout <= 0:
             raise RequestTimedOutError
         deadline_ms = replicas_ready_deadline_ms(broker, request.timeout)
         topics = broker.metadata.image.topics
-        counts = {each.topic: len(topics[each.topic].partitions) for each in changes if each.topic in topics}
-        results = await broker.controller.create_partitions(changes, validate_only=request.validate_only)
+        counts = {
+            each.topic: len(topics[each.topic].partitions) for each in increases if each.topic in topics
+        }
+        results = await broker.controller.create_partitions(increases, validate_only=request.validate_only)
     except MoldauError as error:
-        results = [TopicResult(change.topic, error=error) for change in changes]
+        results = [TopicResult(each.topic, error=error) for each in increases]
     else:
         if not request.validate_only:
             names = [result.name for result in results if result.error is None and result.name is not None]
@@ -40,10 +46,9 @@ async def create_partitions(request: Message, session: Session, broker: Broker) 
                 result if result.name not in unready else replace(result, error=unready[result.name])
                 for result in results
             ]
-    # What was named twice is answered once.
-    distinct = {result.name: result for result in results}
+    # A topic that was named twice has one result.
+    distinct = {result.name or "": result for result in results}
     return {
-        "throttle_time": 0,
         "results": [
             {
                 "name": name,
@@ -55,7 +60,7 @@ async def create_partitions(request: Message, session: Session, broker: Broker) 
     }
 
 
-def _change(topic: Message) -> PartitionIncrease:
+def _partition_increase(topic: CreatePartitionsRequestTopic) -> PartitionIncrease:
     return PartitionIncrease(
         topic=topic.name,
         count=topic.count,

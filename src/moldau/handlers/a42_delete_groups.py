@@ -1,6 +1,4 @@
-"""DeleteGroups: forgets groups that have no members, with all their offsets. All versions (0-2) mean the same."""
-
-from typing import Any
+"""DeleteGroups: deletes groups without members, with all their offsets. All versions (0-2) mean the same."""
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
@@ -8,11 +6,18 @@ from moldau.server.errors import error_code
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.messages import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DeleteGroupsResponseDeletableGroupResult,
+)
 
 
 @handles(ApiKey.DELETE_GROUPS, versions=(0, 2))
-async def delete_groups(request: Any, session: Session, broker: Broker) -> Any:
-    results = []
+async def delete_groups(
+    request: DeleteGroupsRequest, session: Session, broker: Broker
+) -> DeleteGroupsResponse:
+    results: list[DeleteGroupsResponseDeletableGroupResult] = []
     for group_id in dict.fromkeys(request.groups_names):
         code = 0
         try:
@@ -20,4 +25,4 @@ async def delete_groups(request: Any, session: Session, broker: Broker) -> Any:
         except MoldauError as error:
             code = error_code(error)
         results.append({"group_id": group_id, "error_code": code})
-    return {"throttle_time": 0, "results": results}
+    return {"results": results}

@@ -1,12 +1,9 @@
-"""ElectLeaders: gives partitions back to their preferred leaders, or any live one where none is in sync.
+"""ElectLeaders: elects the preferred leaders of partitions, or unclean ones where no replica is in sync.
 
 Every partition succeeds or fails on its own: ELECTION_NOT_NEEDED, PREFERRED_LEADER_NOT_AVAILABLE,
-ELIGIBLE_LEADERS_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION. Without a list all partitions are meant, and those
-that need no election are not mentioned. v0 knows preferred leaders only, and no error for the whole request;
-v1 and v2 say the same.
+ELIGIBLE_LEADERS_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION. Without a list all partitions are meant, and those that need
+no election are left out. v0 has preferred elections only and no top-level error; v1 and v2 mean the same.
 """
-
-from typing import Any
 
 from moldau.controller.requests import ElectionType, PartitionResult
 from moldau.errors import InvalidRequestError, MoldauError
@@ -15,44 +12,47 @@ from moldau.server.errors import error_code, error_message
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    ElectLeadersResponsePartitionResult,
+)
 
 
 @handles(ApiKey.ELECT_LEADERS, versions=(0, 2), forwarded=True)
-async def elect_leaders(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+async def elect_leaders(
+    request: ElectLeadersRequest, session: Session, broker: Broker
+) -> ElectLeadersResponse:
     partitions = None
     if request.topic_partitions is not None:
         partitions = [(each.topic, index) for each in request.topic_partitions for index in each.partitions]
-    failed: MoldauError | None = None
+    top_level_error: MoldauError | None = None
     try:
-        election = ElectionType.PREFERRED if session.api_version == 0 else _election(request.election_type)
-        results = await broker.controller.elect_leaders(election, partitions)
+        results = await broker.controller.elect_leaders(_election_type(request), partitions)
     except MoldauError as error:
-        failed = error
+        top_level_error = error
         results = [PartitionResult(*each, error) for each in dict.fromkeys(partitions or ())]
-    by_topic: dict[str, list[PartitionResult]] = {}
+    by_topic: dict[str, list[ElectLeadersResponsePartitionResult]] = {}
     for result in results:
-        by_topic.setdefault(result.topic, []).append(result)
+        by_topic.setdefault(result.topic, []).append(
+            {
+                "partition_id": result.partition,
+                "error_code": error_code(result.error),
+                "error_message": error_message(result.error),
+            }
+        )
     return {
-        "throttle_time": 0,
-        "error_code": error_code(failed),
+        "error_code": error_code(top_level_error),
         "replica_election_results": [
-            {"topic": topic, "partition_result": [_result(each) for each in of_topic]}
-            for topic, of_topic in by_topic.items()
+            {"topic": topic, "partition_result": responses} for topic, responses in by_topic.items()
         ],
     }
 
 
-def _election(number: int) -> ElectionType:
+def _election_type(request: ElectLeadersRequest) -> ElectionType:
+    if request.election_type is None:
+        return ElectionType.PREFERRED
     try:
-        return ElectionType(number)
+        return ElectionType(request.election_type)
     except ValueError:
-        raise InvalidRequestError(f"Unknown election type {number}") from None
-
-
-def _result(result: PartitionResult) -> dict[str, Any]:
-    return {
-        "partition_id": result.partition,
-        "error_code": error_code(result.error),
-        "error_message": error_message(result.error),
-    }
+        raise InvalidRequestError(f"Unknown election type {request.election_type}") from None

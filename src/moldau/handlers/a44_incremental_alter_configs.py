@@ -1,11 +1,7 @@
-"""IncrementalAlterConfigs: changes single settings of a resource (set, delete, append, subtract) and leaves
-the rest.
+"""IncrementalAlterConfigs: changes single settings of a resource (set, delete, append, subtract).
 
-Broker loggers take part too: setting one changes the level of what this broker writes to its own log,
-until it restarts. Both versions (0 and 1) say the same.
+For broker loggers it sets the log level of this process until it restarts. Both versions (0 and 1) mean the same.
 """
-
-from typing import Any
 
 from moldau.metadata.image import ConfigResource
 from moldau.server.broker import Broker
@@ -13,11 +9,13 @@ from moldau.server.config_alterations import ConfigAlteration, apply_alterations
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 
 
 @handles(ApiKey.INCREMENTAL_ALTER_CONFIGS, versions=(0, 1))
-async def incremental_alter_configs(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+async def incremental_alter_configs(
+    request: IncrementalAlterConfigsRequest, session: Session, broker: Broker
+) -> IncrementalAlterConfigsResponse:
     alterations = [
         ConfigAlteration(
             ConfigResource(each.resource_type, each.resource_name),

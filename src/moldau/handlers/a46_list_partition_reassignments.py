@@ -1,9 +1,7 @@
-"""ListPartitionReassignments: the reassignments that are under way, of all partitions or of those named.
+"""ListPartitionReassignments: the reassignments in progress, of all partitions or of those in the request.
 
-A partition that is not being reassigned, or does not exist, is left out of the answer.
+A partition that is not being reassigned, or does not exist, is left out.
 """
-
-from typing import Any
 
 from moldau.controller.requests import OngoingReassignment
 from moldau.errors import MoldauError
@@ -12,40 +10,38 @@ from moldau.server.errors import error_code, error_message
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    ListPartitionReassignmentsResponseOngoingPartitionReassignment,
+)
 
 
 @handles(ApiKey.LIST_PARTITION_REASSIGNMENTS, versions=(0, 0), forwarded=True)
-async def list_partition_reassignments(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+async def list_partition_reassignments(
+    request: ListPartitionReassignmentsRequest, session: Session, broker: Broker
+) -> ListPartitionReassignmentsResponse:
     partitions = None
     if request.topics is not None:
         partitions = [(topic.name, index) for topic in request.topics for index in topic.partition_indexes]
-    failed: MoldauError | None = None
+    top_level_error: MoldauError | None = None
     ongoing: list[OngoingReassignment] = []
     try:
         ongoing = broker.controller.list_partition_reassignments(partitions)
     except MoldauError as error:
-        failed = error
-    by_topic: dict[str, list[OngoingReassignment]] = {}
+        top_level_error = error
+    by_topic: dict[str, list[ListPartitionReassignmentsResponseOngoingPartitionReassignment]] = {}
     for each in ongoing:
-        by_topic.setdefault(each.topic, []).append(each)
-    return {
-        "throttle_time": 0,
-        "error_code": error_code(failed),
-        "error_message": error_message(failed),
-        "topics": [
+        by_topic.setdefault(each.topic, []).append(
             {
-                "name": topic,
-                "partitions": [
-                    {
-                        "partition_index": each.partition,
-                        "replicas": each.replicas,
-                        "adding_replicas": each.adding_replicas,
-                        "removing_replicas": each.removing_replicas,
-                    }
-                    for each in of_topic
-                ],
+                "partition_index": each.partition,
+                "replicas": each.replicas,
+                "adding_replicas": each.adding_replicas,
+                "removing_replicas": each.removing_replicas,
             }
-            for topic, of_topic in by_topic.items()
-        ],
+        )
+    return {
+        "error_code": error_code(top_level_error),
+        "error_message": error_message(top_level_error),
+        "topics": [{"name": topic, "partitions": responses} for topic, responses in by_topic.items()],
     }

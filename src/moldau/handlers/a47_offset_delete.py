@@ -1,6 +1,4 @@
-"""OffsetDelete: forgets committed offsets of topics that no member of the group is subscribed to."""
-
-from typing import Any
+"""OffsetDelete: deletes committed offsets of topics that no member of the group subscribes to."""
 
 from moldau.errors import MoldauError, UnknownTopicOrPartitionError
 from moldau.groups.requests import TopicPartition
@@ -9,25 +7,26 @@ from moldau.server.errors import error_code
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.messages import OffsetDeleteRequest, OffsetDeleteResponse
 
 
 @handles(ApiKey.OFFSET_DELETE, versions=(0, 0))
-async def offset_delete(request: Any, session: Session, broker: Broker) -> Any:
+async def offset_delete(
+    request: OffsetDeleteRequest, session: Session, broker: Broker
+) -> OffsetDeleteResponse:
     image = broker.metadata.image
-    wanted: list[TopicPartition] = [
+    existing: list[TopicPartition] = [
         (topic.name, each.partition_index)
         for topic in request.topics
         for each in topic.partitions
         if image.partition(topic.name, each.partition_index) is not None
     ]
     try:
-        reply = await broker.groups.delete_offsets(request.group_id, wanted)
+        reply = await broker.groups.delete_offsets(request.group_id, existing)
     except MoldauError as error:
-        return {"error_code": error_code(error), "throttle_time": 0, "topics": []}
+        return {"error_code": error_code(error)}
     unknown = UnknownTopicOrPartitionError("there is no such partition")
     return {
-        "error_code": 0,
-        "throttle_time": 0,
         "topics": [
             {
                 "name": topic.name,

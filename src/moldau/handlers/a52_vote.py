@@ -1,73 +1,82 @@
-"""Vote: a voter of the metadata quorum stands for leader, and asks this one for its vote. Between nodes only.
+"""Vote: a candidate for leader of the metadata quorum requests the vote of this node. Between nodes only.
 
-Only v2 is served, the first with pre-votes: a node asks whether it would be voted for before it disturbs anybody with
-a new epoch. An older epoch than this node's gets FENCED_LEADER_EPOCH; a request for another voter, or for this node
-with another disk, INVALID_VOTER_KEY; a candidate that is no voter, as long as this node hears a leader,
-INCONSISTENT_VOTER_SET.
+Only v2 is served, the first with pre-votes, which find out whether a candidate would win before its new epoch disturbs
+anyone. An older epoch than this node's gets FENCED_LEADER_EPOCH; a request for another voter or another directory
+INVALID_VOTER_KEY; a candidate that is not a voter, while this node has a live leader, INCONSISTENT_VOTER_SET.
 """
 
-from typing import Any
-
 from moldau.errors import InvalidRequestError, MoldauError
-from moldau.raft.messages import NO_EPOCH, EpochEndOffset, ReplicaKey, VoteRequest, VoteResponse
+from moldau.raft import messages as raft
+from moldau.raft.driver import METADATA_LOG
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode, error_code
+from moldau.server.errors import error_code
 from moldau.server.raft_requests import (
     check_cluster_id,
     check_known_voter,
+    epoch_error,
+    leader_endpoints,
     metadata_partition,
-    raft_error_response,
-    raft_response,
 )
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import VoteRequest, VoteRequestPartitionData, VoteResponse
 
 INT_MAX = 2**31 - 1
 
 
 @handles(ApiKey.VOTE, versions=(2, 2), inter_broker=True)
-async def vote(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+async def vote(request: VoteRequest, session: Session, broker: Broker) -> VoteResponse:
     try:
         check_cluster_id(broker, request.cluster_id)
-        requested = metadata_partition(request.topics)
+        partition = metadata_partition(request.topics)
     except MoldauError as error:
-        return raft_error_response(error_code(error))
+        return {"error_code": error_code(error)}
     try:
-        vote_request = _vote_request(request, requested)
+        vote_request = _vote_request(request, partition)
         check_known_voter(vote_request.candidate.node_id, session, broker)
         reply = await broker.quorum.vote(vote_request)
-        is_fenced = requested.replica_epoch < reply.epoch
-        code = int(ErrorCode.fenced_leader_epoch if is_fenced else ErrorCode.none)
+        code = int(epoch_error(partition.replica_epoch, reply.epoch))
     except MoldauError as error:
         code = error_code(error)
-        reply = VoteResponse(broker.quorum.epoch, broker.quorum.leader_id, is_granted=False)
-    partition = {
-        "leader_id": reply.leader_id,
-        "leader_epoch": reply.epoch,
-        "vote_granted": reply.is_granted,
+        reply = raft.VoteResponse(broker.quorum.epoch, broker.quorum.leader_id, is_granted=False)
+    return {
+        "topics": [
+            {
+                "topic_name": METADATA_LOG.topic,
+                "partitions": [
+                    {
+                        "partition_index": METADATA_LOG.partition,
+                        "error_code": code,
+                        "leader_id": reply.leader_id,
+                        "leader_epoch": reply.epoch,
+                        "vote_granted": reply.is_granted,
+                    }
+                ],
+            }
+        ],
+        "node_endpoints": leader_endpoints(broker, reply.leader_id),
+        "silent_ms": min(reply.leader_silence_ms, INT_MAX),
     }
-    return raft_response(code, partition, broker) | {"silent_ms": min(reply.leader_silence_ms, INT_MAX)}
 
 
-def _vote_request(request: Message, requested: Message) -> VoteRequest:
-    log_end = EpochEndOffset(requested.last_offset_epoch, requested.last_offset)
-    # Whoever stands for an epoch has no record of it yet; with a pre-vote the epoch is its present one.
-    epoch_max = requested.replica_epoch if requested.pre_vote else requested.replica_epoch - 1
-    if requested.replica_id < 0 or requested.replica_epoch < 0:
+def _vote_request(request: VoteRequest, partition: VoteRequestPartitionData) -> raft.VoteRequest:
+    log_end = raft.EpochEndOffset(partition.last_offset_epoch, partition.last_offset)
+    # A candidate has no records of its new epoch yet; a pre-vote has the current epoch.
+    epoch_max = partition.replica_epoch if partition.pre_vote else partition.replica_epoch - 1
+    if partition.replica_id < 0 or partition.replica_epoch < 0:
         raise InvalidRequestError(
-            f"node {requested.replica_id} cannot stand for epoch {requested.replica_epoch}"
+            f"node {partition.replica_id} cannot be a candidate in epoch {partition.replica_epoch}"
         )
-    if not NO_EPOCH <= log_end.epoch <= epoch_max or log_end.offset < 0:
+    if not raft.NO_EPOCH <= log_end.epoch <= epoch_max or log_end.offset < 0:
         raise InvalidRequestError(
-            f"a candidate of epoch {requested.replica_epoch} cannot have a log that ends at {log_end.offset} "
+            f"the log of a candidate of epoch {partition.replica_epoch} cannot end at offset {log_end.offset} "
             f"in epoch {log_end.epoch}"
         )
-    return VoteRequest(
-        candidate=ReplicaKey(requested.replica_id, requested.replica_directory_id),
-        epoch=requested.replica_epoch,
+    return raft.VoteRequest(
+        candidate=raft.ReplicaKey(partition.replica_id, partition.replica_directory_id),
+        epoch=partition.replica_epoch,
         log_end=log_end,
-        is_pre_vote=requested.pre_vote,
-        voter=ReplicaKey(request.voter_id, requested.voter_directory_id),
+        is_pre_vote=partition.pre_vote,
+        voter=raft.ReplicaKey(request.voter_id, partition.voter_directory_id),
     )

@@ -1,81 +1,80 @@
-"""DescribeQuorum: who leads the metadata quorum, and how far its voters and observers are. The leader answers.
+"""DescribeQuorum: the leader of the metadata quorum and the progress of its voters and observers. Sent to the leader.
 
-Versions: 1 brought the times of the last fetches, 2 the voters' disks and addresses, and messages.
+Versions: 1 added the times of the last fetches, 2 the directories and endpoints of voters, and messages.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from moldau.errors import MoldauError, NotControllerError
 from moldau.raft.driver import METADATA_LOG
-from moldau.raft.kafka_network_channel import endpoints_to_message
 from moldau.raft.messages import QuorumDescription, ReplicaProgress
 from moldau.server.broker import Broker
 from moldau.server.errors import ErrorCode, error_code, error_message
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import (
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    DescribeQuorumResponsePartitionData,
+    DescribeQuorumResponseReplicaState,
+)
 
 
 @handles(ApiKey.DESCRIBE_QUORUM, versions=(0, 2), forwarded=True)
-async def describe_quorum(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+async def describe_quorum(
+    request: DescribeQuorumRequest, session: Session, broker: Broker
+) -> DescribeQuorumResponse:
     try:
         if not broker.quorum.is_leader:
             raise NotControllerError("this node does not lead the metadata quorum")
-        found = broker.quorum.describe()
+        quorum = broker.quorum.describe()
     except MoldauError as error:
-        return {
-            "error_code": error_code(error),
-            "error_message": error_message(error),
-            "topics": [],
-            "nodes": [],
-        }
-    # Each once, or a small request could ask for a huge answer.
-    named: dict[str, dict[int, None]] = {}
+        return {"error_code": error_code(error), "error_message": error_message(error)}
+    # Each partition once, so that a small request cannot cause a huge response.
+    requested: dict[str, dict[int, None]] = {}
     for topic in request.topics:
-        named.setdefault(topic.topic_name, {}).update(
+        requested.setdefault(topic.topic_name, {}).update(
             (each.partition_index, None) for each in topic.partitions
         )
     return {
-        "error_code": int(ErrorCode.none),
-        "error_message": None,
         "topics": [
-            {"topic_name": name, "partitions": [_partition(name, index, found) for index in indexes]}
-            for name, indexes in named.items()
+            {"topic_name": name, "partitions": [_partition(name, index, quorum) for index in indexes]}
+            for name, indexes in requested.items()
         ],
         "nodes": [
-            {"node_id": voter.node_id, "listeners": endpoints_to_message(voter.endpoints)}
-            for voter in found.endpoints
+            {
+                "node_id": voter.node_id,
+                "listeners": [
+                    {"name": each.listener, "host": each.host, "port": each.port} for each in voter.endpoints
+                ],
+            }
+            for voter in quorum.endpoints
         ],
     }
 
 
-def _partition(topic: str, index: int, found: QuorumDescription) -> dict[str, Any]:
+def _partition(topic: str, index: int, quorum: QuorumDescription) -> DescribeQuorumResponsePartitionData:
     if (topic, index) != METADATA_LOG:
         return {
             "partition_index": index,
-            "error_code": int(ErrorCode.unknown_topic_or_partition),
-            "error_message": f"the quorum has one log, {METADATA_LOG}",
+            "error_code": ErrorCode.unknown_topic_or_partition,
+            "error_message": f"the quorum has only the log {METADATA_LOG}",
             "leader_id": -1,
             "leader_epoch": -1,
             "high_watermark": -1,
-            "current_voters": [],
-            "observers": [],
         }
     return {
         "partition_index": index,
-        "error_code": int(ErrorCode.none),
-        "error_message": None,
-        "leader_id": found.leader_id,
-        "leader_epoch": found.epoch,
-        "high_watermark": found.high_watermark,
-        "current_voters": _progress(found.voters),
-        "observers": _progress(found.observers),
+        "leader_id": quorum.leader_id,
+        "leader_epoch": quorum.epoch,
+        "high_watermark": quorum.high_watermark,
+        "current_voters": _replica_states(quorum.voters),
+        "observers": _replica_states(quorum.observers),
     }
 
 
-def _progress(replicas: Sequence[ReplicaProgress]) -> list[dict[str, Any]]:
+def _replica_states(replicas: Sequence[ReplicaProgress]) -> list[DescribeQuorumResponseReplicaState]:
     return [
         {
             "replica_id": each.key.node_id,

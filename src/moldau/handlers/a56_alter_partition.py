@@ -1,12 +1,11 @@
-"""AlterPartition: a leader tells the controller what its in-sync set is to be. Between nodes only.
+"""AlterPartition: a leader proposes a new ISR to the controller. Between nodes only.
 
-Only v3 is served: before it a leader could not say in which life of a broker a replica caught up. The answer
-comes when the change is committed. A stale partition epoch gets INVALID_UPDATE_VERSION, a stale leader epoch
-FENCED_LEADER_EPOCH, a member that may not join INELIGIBLE_REPLICA; NEW_LEADER_ELECTED says that the change was
-made, ended a reassignment, and by that the caller's leadership.
+Only v3 is served, the first with the broker epochs of the ISR. Responds when the change is committed. A stale partition
+epoch gets INVALID_UPDATE_VERSION, a stale leader epoch FENCED_LEADER_EPOCH, a replica that must not join
+INELIGIBLE_REPLICA. NEW_LEADER_ELECTED means that the change was made and completed a reassignment that ended the
+sender's leadership.
 """
 
-from typing import Any
 from uuid import UUID
 
 from moldau.controller.requests import IsrChange, IsrChangeResult
@@ -16,45 +15,47 @@ from moldau.server.errors import error_code
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import (
+    AlterPartitionRequest,
+    AlterPartitionRequestPartitionData,
+    AlterPartitionResponse,
+    AlterPartitionResponsePartitionData,
+)
 
-_NO_ID = UUID(int=0)
+_ZERO_UUID = UUID(int=0)
 
 
 @handles(ApiKey.ALTER_PARTITION, versions=(3, 3), inter_broker=True)
-async def alter_partition(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    changes = [_isr_change(topic, each) for topic in request.topics for each in topic.partitions]
-    failed: MoldauError | None = None
-    results: list[IsrChangeResult] = []
+async def alter_partition(
+    request: AlterPartitionRequest, session: Session, broker: Broker
+) -> AlterPartitionResponse:
+    changes = [_isr_change(topic.topic_id, each) for topic in request.topics for each in topic.partitions]
     try:
         results = await broker.controller.alter_partition(request.broker_id, request.broker_epoch, changes)
     except MoldauError as error:
-        failed = error
-    by_topic: dict[UUID, list[IsrChangeResult]] = {}
+        return {"error_code": error_code(error)}
+    by_topic: dict[UUID, list[AlterPartitionResponsePartitionData]] = {}
     for result in results:
-        by_topic.setdefault(result.topic_id, []).append(result)
+        by_topic.setdefault(result.topic_id, []).append(_partition_response(result))
     return {
-        "throttle_time": 0,
-        "error_code": error_code(failed),
         "topics": [
-            {"topic_id": topic_id, "partitions": [_result(each) for each in of_topic]}
-            for topic_id, of_topic in by_topic.items()
+            {"topic_id": topic_id, "partitions": responses} for topic_id, responses in by_topic.items()
         ],
     }
 
 
-def _isr_change(topic: Message, requested: Message) -> IsrChange:
+def _isr_change(topic_id: UUID | None, partition: AlterPartitionRequestPartitionData) -> IsrChange:
     return IsrChange(
-        topic.topic_id or _NO_ID,
-        requested.partition_index,
-        requested.leader_epoch,
-        requested.partition_epoch,
-        tuple((member.broker_id, member.broker_epoch) for member in requested.new_isr_with_epochs),
-        bool(requested.leader_recovery_state),
+        topic_id or _ZERO_UUID,
+        partition.partition_index,
+        partition.leader_epoch,
+        partition.partition_epoch,
+        tuple((replica.broker_id, replica.broker_epoch) for replica in partition.new_isr_with_epochs),
+        bool(partition.leader_recovery_state),
     )
 
 
-def _result(result: IsrChangeResult) -> dict[str, Any]:
+def _partition_response(result: IsrChangeResult) -> AlterPartitionResponsePartitionData:
     return {
         "partition_index": result.partition,
         "error_code": error_code(result.error),

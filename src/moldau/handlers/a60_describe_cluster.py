@@ -1,12 +1,9 @@
-"""DescribeCluster: the cluster's id, its controller and its brokers, as the caller's listener reaches them.
+"""DescribeCluster: the cluster id, the controller and the brokers, with their endpoints on the client's listener.
 
-- v1 asks for brokers (1) or controllers (2). Brokers are told of here; whoever wants controllers is at
-  the wrong door.
-- As controller it names the active one's broker where the caller can reach it, else any: they all hand on.
-- v2 may ask for fenced brokers too, and marks them.
+- v1 added the endpoint type, brokers (1) or controllers (2). Only brokers are served here.
+- The controller is the node of the active one if the client can reach it, else any broker: all of them forward.
+- v2 can include fenced brokers, and marks them.
 """
-
-from typing import Any
 
 from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_REQUESTED
 from moldau.server.broker import Broker
@@ -15,58 +12,46 @@ from moldau.server.errors import ErrorCode
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import DescribeClusterRequest, DescribeClusterResponse
 
 BROKERS = 1
 CONTROLLERS = 2
 
 
 @handles(ApiKey.DESCRIBE_CLUSTER, versions=(0, 2))
-async def describe_cluster(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    endpoint_type = request.get("endpoint_type", BROKERS)
-    if endpoint_type == CONTROLLERS:
+async def describe_cluster(
+    request: DescribeClusterRequest, session: Session, broker: Broker
+) -> DescribeClusterResponse:
+    if request.endpoint_type == CONTROLLERS:
         return _error_response(
             ErrorCode.mismatched_endpoint_type,
             "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type "
             "CONTROLLER",
         )
-    if endpoint_type != BROKERS:
+    if request.endpoint_type != BROKERS:
         return _error_response(
-            ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint_type}"
+            ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {request.endpoint_type}"
         )
     image, listener = broker.metadata.image, session.connection.listener
-    include_fenced = request.get("include_fenced_brokers", False)
-    brokers = [
-        {
-            "broker_id": each.broker_id,
-            "host": endpoint.host,
-            "port": endpoint.port,
-            "rack": each.rack,
-            "is_fenced": each.fenced,
-        }
-        for each, endpoint in reachable_brokers(image, listener, include_fenced=include_fenced)
-    ]
-    asked = request.include_cluster_authorized_operations
+    include_fenced = bool(request.include_fenced_brokers)
     return {
-        "throttle_time": 0,
-        "error_code": int(ErrorCode.none),
-        "error_message": None,
-        "endpoint_type": BROKERS,
         "cluster_id": image.cluster_id,
         "controller_id": advertised_controller_id(image, listener, broker.broker_id),
-        "brokers": brokers,
-        "cluster_authorized_operations": CLUSTER_OPERATIONS if asked else NOT_REQUESTED,
+        "brokers": [
+            {
+                "broker_id": each.broker_id,
+                "host": endpoint.host,
+                "port": endpoint.port,
+                "rack": each.rack,
+                "is_fenced": each.fenced,
+            }
+            for each, endpoint in reachable_brokers(image, listener, include_fenced=include_fenced)
+        ],
+        "cluster_authorized_operations": CLUSTER_OPERATIONS
+        if request.include_cluster_authorized_operations
+        else NOT_REQUESTED,
     }
 
 
-def _error_response(code: ErrorCode, message: str) -> dict[str, Any]:
-    return {
-        "throttle_time": 0,
-        "error_code": int(code),
-        "error_message": message,
-        "endpoint_type": BROKERS,
-        "cluster_id": "",
-        "controller_id": -1,
-        "brokers": [],
-        "cluster_authorized_operations": NOT_REQUESTED,
-    }
+def _error_response(code: ErrorCode, message: str) -> DescribeClusterResponse:
+    return {"error_code": code, "error_message": message, "cluster_id": ""}

@@ -1,7 +1,4 @@
-"""DescribeProducers: the producers that partitions remember, for finding hanging transactions and lost
-sequences."""
-
-from typing import Any
+"""DescribeProducers: the producer state of partitions, to find hanging transactions and lost sequences."""
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
@@ -10,24 +7,30 @@ from moldau.server.partition_lookup import find_partition
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.messages import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeProducersResponsePartition,
+)
 
 
 @handles(ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0))
-async def describe_producers(request: Any, session: Session, broker: Broker) -> Any:
-    # Each once, or a small request could ask for a huge answer.
-    named: dict[str, dict[int, None]] = {}
+async def describe_producers(
+    request: DescribeProducersRequest, session: Session, broker: Broker
+) -> DescribeProducersResponse:
+    # Each partition once, so that a small request cannot cause a huge response.
+    requested: dict[str, dict[int, None]] = {}
     for topic in request.topics:
-        named.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+        requested.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
     return {
-        "throttle_time": 0,
         "topics": [
             {"name": name, "partitions": [_partition_response(broker, name, index) for index in indexes]}
-            for name, indexes in named.items()
+            for name, indexes in requested.items()
         ],
     }
 
 
-def _partition_response(broker: Broker, topic: str, index: int) -> dict[str, Any]:
+def _partition_response(broker: Broker, topic: str, index: int) -> DescribeProducersResponsePartition:
     try:
         partition = find_partition(broker, topic, index)
         partition.require_leader()
@@ -36,12 +39,9 @@ def _partition_response(broker: Broker, topic: str, index: int) -> dict[str, Any
             "partition_index": index,
             "error_code": error_code(error),
             "error_message": error_message(error),
-            "active_producers": [],
         }
     return {
         "partition_index": index,
-        "error_code": 0,
-        "error_message": None,
         "active_producers": [
             {
                 "producer_id": producer.producer_id,

@@ -1,14 +1,11 @@
-"""BrokerRegistration: a node that has started asks for its place in the cluster.
+"""BrokerRegistration: a broker registers its incarnation with the active controller. Between nodes only.
 
-The answer is its broker epoch. It begins fenced, and its first heartbeats change that. Only the active controller
-answers; others say NOT_CONTROLLER. v3 says under which epoch the node closed its logs; without that it is taken
-to have lost what was not yet safe. A field of our own says which lives its disk has seen; without that it is taken to
-have lost everything.
+The response is its broker epoch. It starts fenced and is unfenced by heartbeats. Other nodes respond NOT_CONTROLLER. v3
+added the epoch of the last clean shutdown; without it the broker counts as having lost unflushed records. A field of
+our own lists the previous incarnations on its disk; without it the broker counts as having lost everything.
 """
 
-from typing import Any
-
-from moldau.controller.requests import BrokerRegistrationRequest
+from moldau.controller import requests as controller
 from moldau.errors import InvalidRegistrationError, MoldauError
 from moldau.metadata.image import Endpoint
 from moldau.server.broker import Broker
@@ -16,22 +13,24 @@ from moldau.server.errors import error_code
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import BrokerRegistrationRequest, BrokerRegistrationResponse
 
 
 @handles(ApiKey.BROKER_REGISTRATION, versions=(3, 4), inter_broker=True)
-async def broker_registration(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+async def broker_registration(
+    request: BrokerRegistrationRequest, session: Session, broker: Broker
+) -> BrokerRegistrationResponse:
     try:
         epoch = await broker.controller.register_broker(_registration(request), is_remote=True)
     except MoldauError as error:
-        return {"throttle_time": 0, "error_code": error_code(error), "broker_epoch": -1}
-    return {"throttle_time": 0, "error_code": error_code(None), "broker_epoch": epoch}
+        return {"error_code": error_code(error)}
+    return {"broker_epoch": epoch}
 
 
-def _registration(request: Message) -> BrokerRegistrationRequest:
+def _registration(request: BrokerRegistrationRequest) -> controller.BrokerRegistrationRequest:
     if request.incarnation_id is None:
-        raise InvalidRegistrationError(f"Broker {request.broker_id} registers without an incarnation id.")
-    return BrokerRegistrationRequest(
+        raise InvalidRegistrationError(f"broker {request.broker_id} must register with an incarnation id")
+    return controller.BrokerRegistrationRequest(
         broker_id=request.broker_id,
         incarnation_id=request.incarnation_id,
         endpoints=[

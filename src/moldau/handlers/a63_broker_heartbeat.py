@@ -1,37 +1,32 @@
-"""BrokerHeartbeat: a broker says that it is alive, how far it is with the metadata, and what it wants.
+"""BrokerHeartbeat: a broker reports to the active controller how far it has applied the metadata. Between nodes only.
 
-- Our own tagged field `not_ready` names replicas whose logs it could not open, `not_writable` those that refuse what is
-  new for the moment, and `confirmed_age_ms` in the answer says how sure the controller is that it is one: the broker's
-  lease counts from then.
-- The connection matters too: when it closes, the controller looks at once whether the broker's process is gone,
-  instead of waiting until its session has run out.
+- Our own tagged fields: `not_ready` lists replicas whose logs could not be opened, `not_writable` those that reject
+  appends for now. `confirmed_age_ms` in the response is the age of the controller's own confirmation by the quorum: the
+  broker's lease starts then.
+- When the connection closes, the controller checks at once whether the broker's process still runs, instead of waiting
+  for the session timeout.
 """
 
-from typing import Any
-
-from moldau.controller.requests import BrokerHeartbeat, BrokerHeartbeatReply, OfflineReplica
+from moldau.controller.requests import BrokerHeartbeat, OfflineReplica
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code
 from moldau.server.registry import handles
 from moldau.server.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
-
-_REJECTED = BrokerHeartbeatReply(is_caught_up=False, is_fenced=True, should_shut_down=False)
+from moldau.wire.messages import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 
 
 @handles(ApiKey.BROKER_HEARTBEAT, versions=(0, 1), inter_broker=True)
-async def broker_heartbeat(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    reply, refusal = _REJECTED, None
+async def broker_heartbeat(
+    request: BrokerHeartbeatRequest, session: Session, broker: Broker
+) -> BrokerHeartbeatResponse:
     try:
         reply = await broker.controller.heartbeat(_heartbeat(request))
         _watch_connection(session.connection, (request.broker_id, request.broker_epoch), broker)
     except MoldauError as error:
-        refusal = error
+        return {"error_code": error_code(error), "is_fenced": True, "should_shut_down": False}
     return {
-        "throttle_time": 0,
-        "error_code": error_code(refusal),
         "is_caught_up": reply.is_caught_up,
         "is_fenced": reply.is_fenced,
         "should_shut_down": reply.should_shut_down,
@@ -39,7 +34,7 @@ async def broker_heartbeat(request: Message, session: Session, broker: Broker) -
     }
 
 
-def _heartbeat(request: Message) -> BrokerHeartbeat:
+def _heartbeat(request: BrokerHeartbeatRequest) -> BrokerHeartbeat:
     return BrokerHeartbeat(
         broker_id=request.broker_id,
         broker_epoch=request.broker_epoch,
@@ -52,12 +47,13 @@ def _heartbeat(request: Message) -> BrokerHeartbeat:
             )
             for replicas, is_transient in ((request.not_ready, False), (request.not_writable, True))
             for each in replicas
+            if each.topic_id is not None
         ],
     )
 
 
 def _watch_connection(connection: ClientConnection, incarnation: tuple[int, int], broker: Broker) -> None:
-    """`incarnation` is a broker and its epoch. One connection may see several, but few."""
+    """Notifies the controller when the connection of a broker id and epoch closes."""
     if connection.broker_incarnation != incarnation:
         connection.broker_incarnation = incarnation
-        connection.closed.add(lambda: broker.controller.broker_connection_closed(*incarnation))
+        connection.close_callbacks.add(lambda: broker.controller.broker_connection_closed(*incarnation))

@@ -1,11 +1,9 @@
-"""UnregisterBroker: the cluster does not wait for a broker any more, and it is no longer listed.
+"""UnregisterBroker: removes a broker from the cluster's metadata.
 
-One that is alive is not refused: it loses its leaders at once, and registers anew by itself. So it is stopped first,
-and its replicas are moved elsewhere before that. One that is the last in sync anywhere is refused: nothing would be
-known any more to have all records.
+A live broker is not rejected: it loses its leaderships at once and registers again. So move its replicas elsewhere and
+stop it first. A broker that is the last one in any ISR is rejected, because no replica known to have all records would
+be left.
 """
-
-from typing import Any
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
@@ -13,18 +11,15 @@ from moldau.server.errors import error_code, error_message
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
 
 
 @handles(ApiKey.UNREGISTER_BROKER, versions=(0, 0), forwarded=True)
-async def unregister_broker(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    refusal: MoldauError | None = None
+async def unregister_broker(
+    request: UnregisterBrokerRequest, session: Session, broker: Broker
+) -> UnregisterBrokerResponse:
     try:
         await broker.controller.unregister_broker(request.broker_id)
     except MoldauError as error:
-        refusal = error
-    return {
-        "throttle_time": 0,
-        "error_code": error_code(refusal),
-        "error_message": error_message(refusal),
-    }
+        return {"error_code": error_code(error), "error_message": error_message(error)}
+    return {}

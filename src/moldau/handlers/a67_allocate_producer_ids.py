@@ -1,6 +1,4 @@
-"""AllocateProducerIds: a block of producer ids for the clients of one broker, which nobody else gets."""
-
-from typing import Any
+"""AllocateProducerIds: a block of unused producer ids for a broker to hand out. Between nodes only."""
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
@@ -8,23 +6,15 @@ from moldau.server.errors import error_code
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 
 
 @handles(ApiKey.ALLOCATE_PRODUCER_IDS, versions=(0, 0), inter_broker=True)
-async def allocate_producer_ids(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+async def allocate_producer_ids(
+    request: AllocateProducerIdsRequest, session: Session, broker: Broker
+) -> AllocateProducerIdsResponse:
     try:
         block = await broker.controller.allocate_producer_ids(request.broker_id, request.broker_epoch)
     except MoldauError as error:
-        return {
-            "throttle_time": 0,
-            "error_code": error_code(error),
-            "producer_id_start": -1,
-            "producer_id_len": 0,
-        }
-    return {
-        "throttle_time": 0,
-        "error_code": error_code(None),
-        "producer_id_start": block.start,
-        "producer_id_len": len(block),
-    }
+        return {"error_code": error_code(error), "producer_id_start": -1, "producer_id_len": 0}
+    return {"producer_id_start": block.start, "producer_id_len": len(block)}

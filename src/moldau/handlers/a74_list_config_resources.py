@@ -1,14 +1,9 @@
-"""ListConfigResources: what has a configuration, by type and name.
+"""ListConfigResources: the resources that have configs, by type and name.
 
-- v0 is the older ListClientMetricsResources: client metrics subscriptions only.
-- v1 takes a list of types; an empty one stands for all. A type that nobody knows refuses the whole
-  request.
-
-Topics and brokers are listed whether anything was set for them or not; subscriptions and groups only if
-it was.
+v0 is the older ListClientMetricsResources: client metrics subscriptions only. v1 takes a list of types; an empty one
+means all. An unknown type fails the whole request. Topics and brokers are always listed, subscriptions and groups only
+if a config was set.
 """
-
-from typing import Any
 
 from moldau.metadata.image import (
     BROKER_LOGGER_RESOURCE,
@@ -23,7 +18,7 @@ from moldau.server.errors import ErrorCode
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
 
 ALL_TYPES = (
     TOPIC_RESOURCE,
@@ -35,17 +30,17 @@ ALL_TYPES = (
 
 
 @handles(ApiKey.LIST_CONFIG_RESOURCES, versions=(0, 1))
-async def list_config_resources(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+async def list_config_resources(
+    request: ListConfigResourcesRequest, session: Session, broker: Broker
+) -> ListConfigResourcesResponse:
     if session.api_version == 0:
         types = [CLIENT_METRICS_RESOURCE]
     else:
         types = sorted(set(request.resource_types)) or list(ALL_TYPES)
     if any(each not in ALL_TYPES for each in types):
-        return {"throttle_time": 0, "error_code": int(ErrorCode.unsupported_version), "config_resources": []}
+        return {"error_code": ErrorCode.unsupported_version}
     image = broker.metadata.image
     return {
-        "throttle_time": 0,
-        "error_code": int(ErrorCode.none),
         "config_resources": [
             {"resource_name": name, "resource_type": each} for each in types for name in _names(image, each)
         ],

@@ -1,12 +1,9 @@
 """DescribeTopicPartitions: topics and their partitions in pages, in the order of topic names.
 
-An answer holds at most `response_partition_limit` partitions (and never more than 2000); where there are
-more, it ends with the cursor that the next request begins at. No names ask for all topics; then a topic
-that is gone by the next page is left out without a word. A cursor that cannot be refuses every topic
-asked for.
+A response has at most `response_partition_limit` partitions (and never more than 2000) and, if there are more, the
+cursor for the next request. Without names all topics are described, and one that is deleted between two pages is left
+out. An invalid cursor fails every topic in the request.
 """
-
-from typing import Any
 
 from moldau.controller.topic_names import is_internal, validate_topic_name
 from moldau.errors import InvalidTopicError
@@ -18,22 +15,29 @@ from moldau.server.errors import ErrorCode
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponseCursor,
+    DescribeTopicPartitionsResponseTopic,
+)
 
 PARTITIONS_MAX = 2000
 
 
 @handles(ApiKey.DESCRIBE_TOPIC_PARTITIONS, versions=(0, 0))
-async def describe_topic_partitions(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+async def describe_topic_partitions(
+    request: DescribeTopicPartitionsRequest, session: Session, broker: Broker
+) -> DescribeTopicPartitionsResponse:
     image = broker.metadata.image
     names = _names_from_cursor(request, image)
     if names is None:
-        refused = [
+        rejected = [
             _missing_topic(topic.name, ErrorCode.invalid_request, NOT_REQUESTED) for topic in request.topics
         ]
-        return {"throttle_time": 0, "topics": refused, "next_cursor": None}
-    topics: list[dict[str, Any]] = []
-    next_cursor = None
+        return {"topics": rejected}
+    topics: list[DescribeTopicPartitionsResponseTopic] = []
+    next_cursor: DescribeTopicPartitionsResponseCursor | None = None
     partitions_left = min(max(request.response_partition_limit, 1), PARTITIONS_MAX)
     reachable = reachable_ids(image, session.connection.listener)
     excluded_leader_id = broker_without_lease(broker)
@@ -45,19 +49,19 @@ async def describe_topic_partitions(request: Message, session: Session, broker: 
         if topic is None:
             topics.append(_missing_topic(name, _missing_topic_error(name), TOPIC_OPERATIONS))
             continue
-        at_cursor = request.cursor is not None and request.cursor.topic_name == name
-        first = request.cursor.partition_index if at_cursor else 0
+        cursor = request.cursor
+        first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         partitions = topic.partitions[first : first + partitions_left]
         topics.append(_topic(topic, partitions, reachable, excluded_leader_id))
         if first + partitions_left < len(topic.partitions):
             next_cursor = {"topic_name": name, "partition_index": first + partitions_left}
             break
         partitions_left -= len(partitions)
-    return {"throttle_time": 0, "topics": topics, "next_cursor": next_cursor}
+    return {"topics": topics, "next_cursor": next_cursor}
 
 
-def _names_from_cursor(request: Message, image: MetadataImage) -> list[str] | None:
-    """What is left to tell, or None where the cursor cannot be."""
+def _names_from_cursor(request: DescribeTopicPartitionsRequest, image: MetadataImage) -> list[str] | None:
+    """Returns the topics from the cursor on; None if the cursor is invalid."""
     requested = {topic.name for topic in request.topics}
     cursor = request.cursor
     if cursor is None:
@@ -75,13 +79,12 @@ def _missing_topic_error(name: str) -> ErrorCode:
     return ErrorCode.unknown_topic_or_partition
 
 
-def _missing_topic(name: str, code: ErrorCode, operations: int) -> dict[str, Any]:
+def _missing_topic(name: str, code: ErrorCode, operations: int) -> DescribeTopicPartitionsResponseTopic:
     return {
-        "error_code": int(code),
+        "error_code": code,
         "name": name,
         "topic_id": None,
         "is_internal": is_internal(name),
-        "partitions": [],
         "topic_authorized_operations": operations,
     }
 
@@ -91,9 +94,8 @@ def _topic(
     partitions: tuple[PartitionRegistration, ...],
     reachable: frozenset[int],
     excluded_leader_id: int | None,
-) -> dict[str, Any]:
+) -> DescribeTopicPartitionsResponseTopic:
     return {
-        "error_code": int(ErrorCode.none),
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": is_internal(topic.name),

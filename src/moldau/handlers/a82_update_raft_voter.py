@@ -1,23 +1,22 @@
-"""UpdateRaftVoter: a voter tells the leader of the metadata quorum where it is from now on. Between nodes only.
+"""UpdateRaftVoter: a voter sends its new endpoints to the leader of the metadata quorum. Between nodes only.
 
-Answered when that is committed. Whoever knows another epoch than the leader's is told who leads.
+Responds when the change is committed. A voter that knows another epoch than the leader's gets the current leader.
 """
-
-from typing import Any
 
 from moldau.errors import MoldauError, NotControllerError
 from moldau.server.broker import Broker
 from moldau.server.errors import ErrorCode, error_code
-from moldau.server.raft_requests import check_cluster_id, leadership_error
+from moldau.server.raft_requests import check_cluster_id, leadership_error, voter_from_request
 from moldau.server.registry import handles
 from moldau.server.session import Session
-from moldau.server.voter_changes import voter_from_request
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message
+from moldau.wire.messages import UpdateRaftVoterRequest, UpdateRaftVoterResponse
 
 
 @handles(ApiKey.UPDATE_RAFT_VOTER, versions=(0, 0), inter_broker=True)
-async def update_raft_voter(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
+async def update_raft_voter(
+    request: UpdateRaftVoterRequest, session: Session, broker: Broker
+) -> UpdateRaftVoterResponse:
     quorum = broker.quorum
     try:
         check_cluster_id(broker, request.cluster_id)
@@ -25,17 +24,16 @@ async def update_raft_voter(request: Message, session: Session, broker: Broker) 
         code = leadership_error(request.current_leader_epoch, quorum.epoch, is_leader=quorum.is_leader)
         if code == ErrorCode.none:
             await quorum.update_voter(voter)
-        return _response(int(code), broker)
+        return _response(code, broker)
     except NotControllerError:
-        return _response(int(ErrorCode.not_leader_or_follower), broker)
+        return _response(ErrorCode.not_leader_or_follower, broker)
     except MoldauError as error:
         return _response(error_code(error), broker)
 
 
-def _response(code: int, broker: Broker) -> dict[str, Any]:
+def _response(code: int, broker: Broker) -> UpdateRaftVoterResponse:
     host, port = broker.quorum.leader_endpoint() or ("", -1)
     return {
-        "throttle_time": 0,
         "error_code": code,
         "current_leader": {
             "leader_id": broker.quorum.leader_id,

@@ -382,7 +382,7 @@ class Node:
 
     def _on_connection_closed(self, client: ClientConnection) -> None:
         self._broker.fetch_session_cache.remove_all(client)
-        client.closed.close()
+        client.close_callbacks.close()
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:

@@ -1,13 +1,13 @@
-"""What a caller may do with a resource, as the bits in which Kafka's answers say it.
+"""Authorized operations as the bit fields of Kafka's responses.
 
-Nobody is kept from anything yet, so these are all the operations that make sense for a resource.
+There is no authorizer yet, so these are all the operations that a resource has.
 """
 
 from collections.abc import Iterable
 from enum import IntEnum
 
 NOT_REQUESTED = -(2**31)
-"""What stands where the caller did not ask."""
+"""The value if the client did not request them."""
 
 
 class AclOperation(IntEnum):

@@ -1,4 +1,4 @@
-"""What request handlers can reach: the parts of a node, by name. The node fills it in boot order."""
+"""The components of a node that request handlers use; the node fills them in boot order."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -30,21 +30,21 @@ class Broker:
     settings: "EffectiveSettings"
     """Static and dynamic settings of this broker and of every topic."""
     metadata: "MetadataLoader"
-    """`.image` is the committed ClusterImage."""
+    """`.image` is the committed MetadataImage."""
     controller: "QuorumController"
     partitions: "ReplicaManager"
     groups: "GroupCoordinator"
     fetch_session_cache: "FetchSessionCache"
     producer_ids: "ProducerIdManager"
     shutdown_callbacks: "CallbackList"
-    """Fetches that wait for news, to be told when the node stops that there will be none."""
+    """Called at shutdown, to complete delayed fetches."""
     quorum: "RaftClient"
     controller_channel: "NodeToControllerChannel"
-    """The active controller, wherever it is."""
+    """Sends requests to the active controller, on this node or another."""
     lifecycle: "BrokerLifecycleManager"
     peers: "PeerClient"
     replication: "ReplicaFetcherManager"
     ready: asyncio.Event
-    """Set once the cluster has taken this node: until then clients wait, and only nodes are served."""
+    """Set once the cluster has accepted this node; until then client requests are parked."""
     cpu_budget: CpuBudget = field(default_factory=CpuBudget)
-    """For work that would hold up the event loop."""
+    """For CPU-heavy work that would block the event loop."""

@@ -1,17 +1,15 @@
-"""Broker loggers as configs: how much each part of this node writes to its own log, told and changed by
-clients.
+"""Broker loggers as a config resource: the log level of each module of this process.
 
-`root` stands for all of Moldau. A change lasts until the process ends, and is that of the process, not of
-the cluster.
+`root` is the parent of all of Moldau's loggers. A change lasts until the process ends and is not stored in the cluster.
 """
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from moldau.controller.requests import ConfigChange, ConfigOperation
 from moldau.errors import InvalidConfigError, InvalidRequestError
 from moldau.observe.logging import ROOT
+from moldau.wire.messages import DescribeConfigsResponseResourceResult
 
 KAFKA_ROOT = "root"
 LOGGER_SOURCE = 6
@@ -25,8 +23,7 @@ LEVELS = {
 }
 
 
-def describe_loggers() -> list[dict[str, Any]]:
-    """As the entries of a DescribeConfigs answer."""
+def describe_loggers() -> list[DescribeConfigsResponseResourceResult]:
     return [
         {
             "name": name,
@@ -34,8 +31,6 @@ def describe_loggers() -> list[dict[str, Any]]:
             "read_only": False,
             "config_source": LOGGER_SOURCE,
             "is_sensitive": False,
-            "synonyms": [],
-            "config_type": 0,
             "documentation": None,
         }
         for name, logger in _loggers().items()
@@ -43,7 +38,7 @@ def describe_loggers() -> list[dict[str, Any]]:
 
 
 def alter_loggers(changes: Sequence[ConfigChange], *, validate_only: bool) -> None:
-    """All of the changes, or an error and none."""
+    """Applies all changes, or raises an error and applies none."""
     loggers = _loggers()
     levels = {change.name: _parse_level(change, loggers) for change in changes}
     if not validate_only:
@@ -52,17 +47,17 @@ def alter_loggers(changes: Sequence[ConfigChange], *, validate_only: bool) -> No
 
 
 def _loggers() -> dict[str, logging.Logger]:
-    found = {KAFKA_ROOT: logging.getLogger(ROOT)}
+    loggers = {KAFKA_ROOT: logging.getLogger(ROOT)}
     for name in sorted(logging.root.manager.loggerDict):
         logger = logging.root.manager.loggerDict[name]
         if name.startswith(f"{ROOT}.") and isinstance(logger, logging.Logger):
-            found[name] = logger
-    return found
+            loggers[name] = logger
+    return loggers
 
 
 def _level_name(level: int) -> str:
-    """The strongest of Kafka's levels that a level reaches."""
-    return next((name for name, reached in LEVELS.items() if level >= reached), "TRACE")
+    """Returns the highest of Kafka's levels that is not above `level`."""
+    return next((name for name, threshold in LEVELS.items() if level >= threshold), "TRACE")
 
 
 def _parse_level(change: ConfigChange, loggers: dict[str, logging.Logger]) -> int:

@@ -1,13 +1,12 @@
-"""What AlterConfigs and IncrementalAlterConfigs share: which resources the controller is asked about, and
-answers in the order of the request, every resource on its own.
+"""Config changes of AlterConfigs and IncrementalAlterConfigs: every resource succeeds or fails on its own.
 
-A broker's own settings and loggers are asked of that broker, which looks at them itself; what the controller has to
-keep goes to it, wherever it is. There it comes in an envelope, already looked at.
+Clients send changes of a broker's settings and loggers to that broker. It validates them, applies those of loggers
+itself and sends the others to the active controller. A request in an envelope has been validated by another broker.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moldau.controller.requests import ConfigChange, ConfigOperation, ConfigResult
 from moldau.errors import InvalidConfigError, InvalidRequestError, MoldauError
@@ -16,16 +15,17 @@ from moldau.server.broker import Broker
 from moldau.server.broker_loggers import alter_loggers
 from moldau.server.errors import error_code, error_message
 from moldau.server.session import Session
+from moldau.wire.messages import AlterConfigsResponse
 
 OPERATIONS = frozenset(ConfigOperation)
 
 
 class ConfigAlteration(NamedTuple):
-    """One resource of a request, with what is asked for it."""
+    """The requested changes of one resource."""
 
     resource: ConfigResource
     changes: Sequence[tuple[str, int, str | None]]
-    """Name, operation and value, as they came."""
+    """Name, operation and value, unchecked."""
 
 
 async def apply_alterations(
@@ -35,20 +35,20 @@ async def apply_alterations(
     *,
     incremental: bool,
     validate_only: bool,
-) -> dict[str, Any]:
-    times_named = Counter(each.resource for each in alterations)
+) -> AlterConfigsResponse:
+    counts = Counter(each.resource for each in alterations)
     errors: dict[ConfigResource, MoldauError | None] = {}
     for_controller: dict[ConfigResource, Sequence[ConfigChange]] = {}
     for resource, changes in alterations:
         try:
-            if times_named[resource] > 1:
+            if counts[resource] > 1:
                 raise InvalidRequestError("Each resource must appear at most once.")
             is_logger = resource.type == BROKER_LOGGER_RESOURCE and incremental
             if session.is_forwarded and is_logger:
-                raise InvalidRequestError("The loggers of a broker are asked of that broker.")
-            is_of_one = is_logger or (resource.type == BROKER_RESOURCE and resource.name != "")
-            # Each broker takes its own changes: it alone knows what it was started with.
-            if is_of_one and not session.is_forwarded:
+                raise InvalidRequestError("Loggers must be changed at their own broker.")
+            has_broker_id = is_logger or (resource.type == BROKER_RESOURCE and resource.name != "")
+            # Only the broker itself knows its static settings, against which changes are validated.
+            if has_broker_id and not session.is_forwarded:
                 _check_broker_id(resource.name, broker)
             if is_logger:
                 alter_loggers(_parse_changes(changes), validate_only=validate_only)
@@ -64,7 +64,6 @@ async def apply_alterations(
     else:
         errors.update((result.resource, _to_kafka_error(result)) for result in results)
     return {
-        "throttle_time": 0,
         "responses": [
             {
                 "error_code": error_code(errors[resource]),
@@ -86,9 +85,9 @@ async def _alter_on_controller(
 ) -> list[ConfigResult]:
     if not changes:
         return []
-    # An envelope is not handed on again.
-    asked = broker.controller if session.is_forwarded else broker.controller_channel
-    return await asked.alter_configs(changes, incremental=incremental, validate_only=validate_only)
+    # A forwarded request is not forwarded again.
+    controller = broker.controller if session.is_forwarded else broker.controller_channel
+    return await controller.alter_configs(changes, incremental=incremental, validate_only=validate_only)
 
 
 def _parse_changes(changes: Sequence[tuple[str, int, str | None]]) -> list[ConfigChange]:
@@ -107,7 +106,7 @@ def _check_broker_id(name: str, broker: Broker) -> None:
 
 
 def _to_kafka_error(result: ConfigResult) -> MoldauError | None:
-    """Kafka has always answered bad broker settings with INVALID_REQUEST, and clients know it so."""
+    """Returns the error with Kafka's code: INVALID_REQUEST for invalid settings of a broker."""
     if result.resource.type == BROKER_RESOURCE and isinstance(result.error, InvalidConfigError):
         return InvalidRequestError(str(result.error))
     return result.error

@@ -181,7 +181,7 @@ class DelayedFetch:
             return True
         if not self._params.is_replica:
             return result.preferred_read_replica >= 0
-        if 0 <= self.read_partitions[key].start_offset < result.start_offset:
+        if 0 <= self.read_partitions[key].log_start_offset < result.start_offset:
             return True
         if not self._is_follower_fetch_enabled:
             return False
@@ -296,7 +296,7 @@ class DelayedFetch:
             wanted.offset,
             wanted.last_fetched_epoch,
             wanted.current_leader_epoch,
-            wanted.start_offset,
+            wanted.log_start_offset,
         )
         fetched = await partition.read_for_follower(
             fetch, bytes_max, min_one_batch=min_one_batch, is_new_request=is_new_request

@@ -1,37 +1,38 @@
-"""From a frame to the answer's frame: finds the handler, decodes for it, encodes what it gives."""
+"""Dispatch of request frames to their handlers: decodes the request and encodes the response."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple, cast
 
 from moldau.network.connection import CloseConnectionError
+from moldau.network.response_sender import Part
 from moldau.observe.logging import get_logger
 from moldau.server.broker import Broker
+from moldau.server.errors import ErrorCode
 from moldau.server.forwarding import ForwardedResponse, forward_to_controller
-from moldau.server.registry import NO_RESPONSE, Handler, Registry
+from moldau.server.metadata_fetch import is_metadata_fetch
+from moldau.server.registry import Handler, Registry
 from moldau.server.session import ClientConnection, Session
-from moldau.server.startup_gate import StartupGate, is_metadata_log_fetch, requires_ready_broker
+from moldau.server.startup_gate import StartupGate, requires_ready_broker
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import DecodeError, decoder, encoder, has_flexible_header
+from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexible_header
 from moldau.wire.frames import RequestHeader, ResponseFrame, read_request_header, skip_tagged_fields
+from moldau.wire.messages import FetchRequest
 
 log = get_logger(__name__)
 
-UNSUPPORTED_VERSION = 35
-
 
 class _Route(NamedTuple):
-    """How the requests of one API version are read, handled and answered."""
+    """How requests of one API version are decoded, handled and responded to."""
 
     handler: Handler
-    decode: Callable[[memoryview], Any]
-    encode: Callable[[bytearray, Any], None]
+    decode: Callable[[memoryview], Message]
+    encode: Callable[[bytearray, Mapping[str, object]], None]
     is_flexible: bool
     is_response_flexible: bool
     keeps_frame: bool
     requires_ready_broker: bool
-    """Whether it waits until the node is ready."""
     is_forwarded: bool
-    is_between_nodes: bool
+    is_inter_broker: bool
 
 
 class Dispatcher:
@@ -41,102 +42,107 @@ class Dispatcher:
         self._routes: dict[tuple[int, int], _Route] = {}
         self._startup_gate = StartupGate(broker.ready)
         self.unexpected_errors = 0
-        """Requests that ended in an exception nobody planned for."""
+        """Requests that failed with an exception other than MoldauError."""
 
     async def handle(
         self, connection: ClientConnection, frame: memoryview, release: Callable[[], None]
-    ) -> Sequence[Any] | None:
-        """The parts of the answer's frame; raises CloseConnectionError where Kafka closes the connection.
+    ) -> Sequence[Part] | None:
+        """Returns the parts of the response's frame, or None if the request has no response.
 
-        Only Produce holds on to the frame, whose records it has not copied, until they are in the log, and what may be
-        handed on as it is; the others release it at once.
+        Raises CloseConnectionError where Kafka closes the connection. Produce keeps the frame until its records are in
+        the log, because it does not copy them, and forwarded requests keep theirs; all others release it at once.
         """
         try:
             header = read_request_header(frame)
             route = self._routes.get((header.api_key, header.version)) or self._find_route(header)
             if route is None:
                 return self._unsupported_version(header)
-            if route.is_between_nodes:
+            if route.is_inter_broker:
                 self._check_listener(header, connection)
             start = skip_tagged_fields(frame, header.body_start) if route.is_flexible else header.body_start
             request = route.decode(frame[start:])
         except DecodeError as error:
-            raise CloseConnectionError(f"not a valid request: {error}") from None
+            raise CloseConnectionError(f"invalid request: {error}") from None
         is_early = route.requires_ready_broker and not self._broker.ready.is_set()
-        if is_early and not is_metadata_log_fetch(header.api_key, request):
+        if is_early and not _is_metadata_fetch(header, request):
             await self._startup_gate.wait(len(frame))
         if not route.keeps_frame:
             del frame
             release()
         try:
             session = Session(connection, header.version, header.client_id, release=release)
-            handling: Awaitable[Any]
+            handling: Awaitable[Mapping[str, object] | ForwardedResponse | None]
             if route.is_forwarded:
                 handling = forward_to_controller(route.handler, request, frame, session, self._broker)
             else:
                 handling = route.handler(request, session, self._broker)
-            # Its bytes are views of the frame: a request that waits for long keeps what it needs, no more.
+            # Its bytes are views of the frame: only the handler may keep them during a long wait.
             del request
             if route.keeps_frame:
                 del frame
-            tree = await handling
-            if tree is NO_RESPONSE:
+            response = await handling
+            if response is None:
                 return None
-            if isinstance(tree, ForwardedResponse):
-                return [len(tree.data).to_bytes(4, "big"), tree.data]
+            if isinstance(response, ForwardedResponse):
+                return [len(response.data).to_bytes(4, "big"), response.data]
             out = ResponseFrame(header.correlation_id, flexible=route.is_response_flexible)
-            route.encode(out, tree)
+            route.encode(out, response)
             return out.parts()
         except CloseConnectionError:
             raise
         except Exception as error:
             self.unexpected_errors += 1
             log.exception("request failed", api=ApiKey(header.api_key).name, version=header.version)
-            raise CloseConnectionError("the request ended in an error of the broker's own") from error
+            raise CloseConnectionError("the request failed with an unexpected error") from error
 
     def _find_route(self, header: RequestHeader) -> _Route | None:
-        """The first request of an API version loads its codecs. None where the version is not served."""
+        """Compiles the codecs of an API version at its first request; returns None for an unsupported version."""
         api_key, version = header.api_key, header.version
-        served = self._registry.get(api_key)  # type: ignore[call-overload]
-        if served is None:
-            raise CloseConnectionError(f"API {api_key} is not served")
-        if not served.min_version <= version <= served.max_version:
+        api = self._registry.get(api_key)  # type: ignore[call-overload]
+        if api is None:
+            raise CloseConnectionError(f"API {api_key} is not supported")
+        if not api.min_version <= version <= api.max_version:
             return None
         flexible = has_flexible_header(api_key, version)
         route = self._routes[api_key, version] = _Route(
-            handler=served.handler,
+            handler=api.handler,
             decode=decoder(api_key, version, "request"),
             encode=encoder(api_key, version, "response"),
             is_flexible=flexible,
-            # The answer to ApiVersions has the oldest header, so that a client of any age can read it.
+            # The response to ApiVersions has the oldest header, so that a client of any age can read it.
             is_response_flexible=flexible and api_key != ApiKey.API_VERSIONS,
-            keeps_frame=api_key == ApiKey.PRODUCE or served.forwarded,
-            requires_ready_broker=requires_ready_broker(api_key, inter_broker=served.inter_broker),
-            is_forwarded=served.forwarded,
-            is_between_nodes=served.inter_broker,
+            keeps_frame=api_key == ApiKey.PRODUCE or api.forwarded,
+            requires_ready_broker=requires_ready_broker(api_key, inter_broker=api.inter_broker),
+            is_forwarded=api.forwarded,
+            is_inter_broker=api.inter_broker,
         )
         return route
 
     def _check_listener(self, header: RequestHeader, connection: ClientConnection) -> None:
-        inter_broker = self._broker.settings.broker.inter_broker_listener
-        if connection.listener != inter_broker:
+        expected = self._broker.settings.broker.inter_broker_listener
+        if connection.listener != expected:
             raise CloseConnectionError(
-                f"{ApiKey(header.api_key).name} is for nodes of this cluster alone, which ask on the listener "
-                f"{inter_broker}; {connection.peer} asked on {connection.listener}"
+                f"{ApiKey(header.api_key).name} is only for nodes of this cluster, on the listener {expected}; "
+                f"{connection.peer} sent it on {connection.listener}"
             )
 
-    def _unsupported_version(self, header: RequestHeader) -> Sequence[Any]:
+    def _unsupported_version(self, header: RequestHeader) -> Sequence[Part]:
         if header.api_key != ApiKey.API_VERSIONS:
-            raise CloseConnectionError(f"version {header.version} of API {header.api_key} is not served")
-        # A client newer than this broker learns here which versions of ApiVersions it may use instead.
-        served = self._registry[ApiKey.API_VERSIONS]
-        out = ResponseFrame(header.correlation_id, flexible=False)
-        known = {
+            raise CloseConnectionError(f"version {header.version} of API {header.api_key} is not supported")
+        # Tells a client that is newer than this broker which versions of ApiVersions it can use.
+        api = self._registry[ApiKey.API_VERSIONS]
+        supported = {
             "api_key": ApiKey.API_VERSIONS,
-            "min_version": served.min_version,
-            "max_version": served.max_version,
+            "min_version": api.min_version,
+            "max_version": api.max_version,
         }
+        out = ResponseFrame(header.correlation_id, flexible=False)
         encoder(ApiKey.API_VERSIONS, 0, "response")(
-            out, {"error_code": UNSUPPORTED_VERSION, "api_keys": [known]}
+            out, {"error_code": ErrorCode.unsupported_version, "api_keys": [supported]}
         )
         return out.parts()
+
+
+def _is_metadata_fetch(header: RequestHeader, request: Message) -> bool:
+    """Whether the request copies the metadata log, without which no node gets ready."""
+    return header.api_key == ApiKey.FETCH and is_metadata_fetch(cast(FetchRequest, request))

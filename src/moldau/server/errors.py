@@ -1,7 +1,7 @@
-"""The one table from errors in the words of the domain to Kafka's error codes.
+"""The table from domain errors to Kafka's error codes.
 
-A bug is not an error code: whatever is not a MoldauError is logged by the dispatcher and closes its connection;
-where one has to stand in an answer all the same it is UNKNOWN_SERVER_ERROR, without a message.
+Any other exception is a bug: the dispatcher logs it and closes the connection. Where a response needs a code for one,
+it is UNKNOWN_SERVER_ERROR without a message.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from moldau.wire.kio import ErrorCode
 ERROR_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
     {
         errors.CorruptRecordError: ErrorCode.corrupt_message,
-        # Producers of the versions that are served may only send v2, and are told so as Kafka tells them.
+        # Kafka rejects older formats with this code in the versions of Produce that are served.
         errors.UnsupportedMagicError: ErrorCode.invalid_record,
         errors.InvalidRecordError: ErrorCode.invalid_record,
         errors.InvalidTimestampError: ErrorCode.invalid_timestamp,
@@ -91,11 +91,11 @@ ERROR_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
 
 
 MESSAGE_LENGTH_MAX = 1000
-"""Messages may quote what a caller sent, and old versions carry no more than 32,767 bytes of text."""
+"""Messages may quote the request, and strings of old versions have at most 32,767 bytes."""
 
 
 def error_code(error: BaseException | None) -> int:
-    """Kafka's code for an error, or for the nearest of its ancestors in the table; 0 where there is none."""
+    """Returns Kafka's code for an error or the nearest base class in the table; 0 for None."""
     if error is None:
         return int(ErrorCode.none)
     for kind in type(error).__mro__:
@@ -106,7 +106,7 @@ def error_code(error: BaseException | None) -> int:
 
 
 def error_message(error: BaseException | None) -> str | None:
-    """What the caller is told besides the code. The text of a bug stays in our log: it may show anything."""
+    """Returns the message for the client; None for a bug, whose text may contain anything and stays in the log."""
     if not isinstance(error, MoldauError):
         return None
     return str(error)[:MESSAGE_LENGTH_MAX] or None

@@ -1,10 +1,10 @@
-"""Fetch sessions (KIP-227): what a consumer fetches is remembered, so that it sends and gets only what
-changed.
+"""Incremental fetch sessions (KIP-227): the broker remembers what a client fetches, so that requests and responses only
+carry changes.
 
-A session belongs to the connection it was begun on, as far as its end goes: a client that keeps beginning
-new ones replaces its own and cannot fill the cache. When all slots are taken, one that was not used for a
-while makes room; else the client is served without a session. Followers have one session for each node beside the
-slots: they neither drive consumers out nor are driven out by them.
+A session ends with the connection it was created on: a client that keeps creating sessions replaces its own and cannot
+fill the cache. When the cache is full, a session that was idle for long enough is evicted; otherwise the client is
+served without one. Each follower has one session outside of that limit, so that consumers and followers cannot evict
+each other.
 """
 
 import random
@@ -25,19 +25,19 @@ _EPOCH_LIMIT = 2**31
 
 
 class FetchSessionNotFoundError(Exception):
-    """The session has ended or was never begun: the client begins a new one."""
+    """The session has ended or never existed; the client creates a new one."""
 
 
 class InvalidFetchSessionEpochError(Exception):
-    """A request of the session was lost or came twice: the client begins a new one."""
+    """A request of the session was lost or came twice; the client creates a new session."""
 
 
 class FetchSessionTopicIdError(Exception):
-    """A session that was begun with topic names goes on with topic ids, or the other way round."""
+    """A session that was created with topic names continues with topic ids, or the other way round."""
 
 
 class FetchPartition(NamedTuple):
-    """One partition as a fetch asks for it."""
+    """One partition of a fetch request."""
 
     topic: str | None
     """None while no topic has the id."""
@@ -47,8 +47,8 @@ class FetchPartition(NamedTuple):
     bytes_max: int
     current_leader_epoch: int
     last_fetched_epoch: int
-    start_offset: int = -1
-    """Where a follower's log begins."""
+    log_start_offset: int = -1
+    """The start offset of a follower's log."""
 
     @property
     def key(self) -> PartitionKey:
@@ -56,7 +56,7 @@ class FetchPartition(NamedTuple):
 
 
 class LastSentOffsets(NamedTuple):
-    """What the client was last told of a partition besides records."""
+    """The offsets of a partition that the client got last."""
 
     high_watermark: int
     last_stable_offset: int
@@ -69,11 +69,11 @@ class FetchSession:
     uses_topic_ids: bool
     epoch: int
     used_at_ms: int
-    wanted: dict[PartitionKey, FetchPartition]
+    partitions: dict[PartitionKey, FetchPartition]
     last_sent: dict[PartitionKey, LastSentOffsets] = field(default_factory=dict)
     watcher: PartitionWatcher = field(default_factory=PartitionWatcher)
     last_full_scan_ms: int = 0
-    """When all partitions were last looked at, whether they had news or not."""
+    """When all partitions were last checked, changed or not."""
 
 
 class FetchSessionCache:
@@ -82,7 +82,7 @@ class FetchSessionCache:
         self._sessions_max = sessions_max
         self._sessions: dict[int, FetchSession] = {}
         self._replica_session_ids: dict[int, int] = {}
-        """The sessions of followers, by their nodes."""
+        """The sessions of followers, by broker id."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -90,25 +90,26 @@ class FetchSessionCache:
     def create(
         self,
         connection: ClientConnection,
-        wanted: Mapping[PartitionKey, FetchPartition],
+        partitions: Mapping[PartitionKey, FetchPartition],
         replaced_session_id: int,
         now_ms: int,
         *,
         uses_topic_ids: bool,
         replica_id: int = NO_REPLICA,
     ) -> FetchSession | None:
-        """A new session in place of those the connection, or the follower, had; None where the client has to do
-        without."""
+        """Creates a session in place of earlier ones of the connection or follower; None if there is no room."""
         self.remove(replaced_session_id)
         self.remove_all(connection)
-        if not wanted or (replica_id == NO_REPLICA and not self._try_evict(now_ms)):
+        if not partitions or (replica_id == NO_REPLICA and not self._try_evict(now_ms)):
             return None
         session_id = self._new_session_id()
         if replica_id != NO_REPLICA:
             self.remove(self._replica_session_ids.get(replica_id, INVALID_SESSION_ID))
             self._replica_session_ids[replica_id] = session_id
-        session = FetchSession(session_id, uses_topic_ids, 1, now_ms, dict(wanted), last_full_scan_ms=now_ms)
-        session.watcher.changed.update(dict.fromkeys(wanted))
+        session = FetchSession(
+            session_id, uses_topic_ids, 1, now_ms, dict(partitions), last_full_scan_ms=now_ms
+        )
+        session.watcher.changed.update(dict.fromkeys(partitions))
         self._sessions[session_id] = session
         connection.fetch_session_ids.append(session_id)
         return session
@@ -132,10 +133,10 @@ class FetchSessionCache:
             raise FetchSessionTopicIdError
         session.epoch = 1 if epoch + 1 >= _EPOCH_LIMIT else epoch + 1
         session.used_at_ms = now_ms
-        session.wanted.update(changed)
+        session.partitions.update(changed)
         session.watcher.changed.update(dict.fromkeys(changed))
         for key in forgotten:
-            session.wanted.pop(key, None)
+            session.partitions.pop(key, None)
             session.last_sent.pop(key, None)
             session.watcher.forget(key)
         return session
@@ -144,22 +145,23 @@ class FetchSessionCache:
         session = self._sessions.pop(session_id, None)
         if session is not None:
             session.watcher.close()
-            for replica_id, its_session_id in list(self._replica_session_ids.items()):
-                if its_session_id == session_id:
+            for replica_id, replica_session_id in list(self._replica_session_ids.items()):
+                if replica_session_id == session_id:
                     del self._replica_session_ids[replica_id]
 
     def remove_all(self, connection: ClientConnection) -> None:
-        """The sessions begun on a connection; called when it closes, too."""
+        """Removes all sessions that were created on a connection."""
         for session_id in connection.fetch_session_ids:
             self.remove(session_id)
         connection.fetch_session_ids.clear()
 
     def _try_evict(self, now_ms: int) -> bool:
-        of_replicas = self._replica_session_ids.values()
-        others = [each for each in self._sessions.values() if each.session_id not in of_replicas]
-        if len(others) < self._sessions_max:
+        """Makes room for one more consumer session, if possible."""
+        replica_session_ids = self._replica_session_ids.values()
+        consumers = [each for each in self._sessions.values() if each.session_id not in replica_session_ids]
+        if len(consumers) < self._sessions_max:
             return True
-        oldest = min(others, key=lambda each: each.used_at_ms, default=None)
+        oldest = min(consumers, key=lambda each: each.used_at_ms, default=None)
         if oldest is None or now_ms - oldest.used_at_ms < EVICTION_MIN_MS:
             return False
         self.remove(oldest.session_id)

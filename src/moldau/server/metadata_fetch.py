@@ -1,11 +1,8 @@
-"""Fetch of the metadata log: how the nodes of the cluster follow the quorum's leader. It waits for news as any Fetch
-does, and is for nodes alone: to everybody else there is no such topic.
+"""Fetch of the metadata log, by which nodes follow the leader of the quorum. For clients no such topic exists.
 
-A replica says where its log ends. It gets what follows; or where its last epoch ended in the leader's log, if its own
-went on from there; or the snapshot to fetch first, if the leader's log begins behind it.
+A replica sends the end of its log. It gets the records behind that; or, if its log diverges from the leader's, the end
+offset of its last epoch there; or the id of the snapshot to fetch first, if the leader's log starts behind it.
 """
-
-from typing import Any
 
 from moldau.errors import (
     InvalidRequestError,
@@ -24,31 +21,37 @@ from moldau.server.raft_requests import (
     leadership_error,
 )
 from moldau.server.session import Session
-from moldau.wire.codec import Message
+from moldau.wire.messages import (
+    FetchRequest,
+    FetchRequestPartition,
+    FetchResponse,
+    FetchResponsePartitionData,
+)
 
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
-"""Whatever is asked for: an answer is in memory as a whole."""
-
-UNKNOWN_HIGH_WATERMARK = 2**63 - 1
-"""Of a replica that cannot say which one it knows: it is not told of a new one before its time."""
+"""Limit of every response, because it is in memory as a whole."""
 
 _TOP_LEVEL_ERROR_VERSION = 7
-"""The first whose answers can say that all of a request is wrong."""
 _TOPIC_ID_VERSION = 13
+_REPLICA_STATE_VERSION = 15
 
 
-def is_metadata_fetch(request: Message) -> bool:
-    """Whether a Fetch names the metadata log."""
+def is_metadata_fetch(request: FetchRequest) -> bool:
     return any(
-        topic.get("topic_id") == METADATA_TOPIC_ID or topic.get("topic") == METADATA_LOG.topic
-        for topic in request.topics
+        topic.topic_id == METADATA_TOPIC_ID or topic.topic == METADATA_LOG.topic for topic in request.topics
     )
 
 
-async def fetch_metadata(request: Message, session: Session, broker: Broker) -> dict[str, Any]:
-    """The answer to a Fetch that names the metadata log."""
+def replica_state(request: FetchRequest, session: Session) -> tuple[int, int]:
+    """Returns the node id and the broker epoch of the replica that fetches; -1 where there is none."""
+    if session.api_version < _REPLICA_STATE_VERSION:
+        return request.replica_id, -1
+    return request.replica_state.replica_id, request.replica_state.replica_epoch
+
+
+async def fetch_metadata(request: FetchRequest, session: Session, broker: Broker) -> FetchResponse:
     try:
-        check_cluster_id(broker, request.get("cluster_id"))
+        check_cluster_id(broker, request.cluster_id)
         partition = _metadata_partition(request)
     except MoldauError as error:
         return _error_response(request, session.api_version, error_code(error))
@@ -56,99 +59,100 @@ async def fetch_metadata(request: Message, session: Session, broker: Broker) -> 
         replica_id = _replica_id(request, session, broker)
         raft_fetch = _raft_fetch(request, partition, replica_id)
     except MoldauError as error:
-        return _response(0, [_partition_response(error_code(error), None)])
+        return _response(_partition_response(error_code(error), None))
     try:
-        found = await broker.quorum.fetch(raft_fetch)
-        code = int(leadership_error(raft_fetch.epoch, found.epoch, is_leader=found.is_leader))
+        fetched = await broker.quorum.fetch(raft_fetch)
+        code = int(leadership_error(raft_fetch.epoch, fetched.epoch, is_leader=fetched.is_leader))
     except MoldauError as error:
         code = error_code(error)
-        found = QuorumFetchResponse(broker.quorum.epoch, broker.quorum.leader_id, is_leader=False)
-    return _response(0, [_partition_response(code, found)]) | {
-        "node_endpoints": leader_endpoints(broker, found.leader_id),
-        "sent_ms": found.sent_ms,
-    }
+        fetched = QuorumFetchResponse(broker.quorum.epoch, broker.quorum.leader_id, is_leader=False)
+    response = _response(_partition_response(code, fetched))
+    response["node_endpoints"] = leader_endpoints(broker, fetched.leader_id)
+    response["sent_ms"] = fetched.sent_ms
+    return response
 
 
-def _metadata_partition(request: Message) -> Message:
-    named = [each for topic in request.topics for each in topic.partitions]
-    if len(request.topics) != 1 or len(named) != 1 or named[0].partition != METADATA_LOG.partition:
-        raise InvalidRequestError(f"{METADATA_LOG} is fetched by itself, not together with other partitions")
-    found: Message = named[0]
-    return found
+def _metadata_partition(request: FetchRequest) -> FetchRequestPartition:
+    partitions = [each for topic in request.topics for each in topic.partitions]
+    if len(request.topics) != 1 or len(partitions) != 1 or partitions[0].partition != METADATA_LOG.partition:
+        raise InvalidRequestError(f"{METADATA_LOG} cannot be fetched together with other partitions")
+    return partitions[0]
 
 
-def _replica_id(request: Message, session: Session, broker: Broker) -> int:
-    state = request.get("replica_state")
-    replica_id: int = request.get("replica_id", -1) if state is None else state.replica_id
+def _replica_id(request: FetchRequest, session: Session, broker: Broker) -> int:
+    replica_id, _ = replica_state(request, session)
     if replica_id < 0 or session.connection.listener != broker.settings.broker.inter_broker_listener:
-        kind = (
-            UnknownTopicIdError if session.api_version >= _TOPIC_ID_VERSION else UnknownTopicOrPartitionError
-        )
-        raise kind(f"{METADATA_LOG} is for nodes of the cluster alone")
+        by_id = session.api_version >= _TOPIC_ID_VERSION
+        kind = UnknownTopicIdError if by_id else UnknownTopicOrPartitionError
+        raise kind(f"only nodes of the cluster can fetch {METADATA_LOG}")
     return replica_id
 
 
-def _raft_fetch(request: Message, partition: Message, replica_id: int) -> QuorumFetchRequest:
-    check_directory_id(replica_id, partition.get("replica_directory_id"))
-    log_end = EpochEndOffset(partition.get("last_fetched_epoch", NO_EPOCH), partition.fetch_offset)
+def _raft_fetch(
+    request: FetchRequest, partition: FetchRequestPartition, replica_id: int
+) -> QuorumFetchRequest:
+    check_directory_id(replica_id, partition.replica_directory_id)
+    log_end = EpochEndOffset(partition.last_fetched_epoch, partition.fetch_offset)
     bytes_max = min(request.max_bytes, partition.partition_max_bytes, RESPONSE_BYTES_MAX)
     if log_end.offset < 0 or log_end.epoch < NO_EPOCH or request.max_wait < 0 or bytes_max < 0:
         raise InvalidRequestError(
-            f"node {replica_id} cannot fetch {bytes_max} bytes from {log_end.offset} behind epoch {log_end.epoch}"
+            f"node {replica_id} cannot fetch {bytes_max} bytes at offset {log_end.offset} "
+            f"after epoch {log_end.epoch}"
         )
     return QuorumFetchRequest(
-        replica=ReplicaKey(replica_id, partition.get("replica_directory_id")),
-        epoch=partition.get("current_leader_epoch", NO_EPOCH),
+        replica=ReplicaKey(replica_id, partition.replica_directory_id),
+        epoch=partition.current_leader_epoch,
         log_end=log_end,
-        high_watermark=partition.get("high_watermark", UNKNOWN_HIGH_WATERMARK),
+        high_watermark=partition.high_watermark,
         max_wait_ms=request.max_wait,
         bytes_max=bytes_max,
-        leader_sent_ms=request.get("heard_ms", -1),
+        heard_ms=request.heard_ms,
     )
 
 
-def _error_response(request: Message, version: int, code: int) -> dict[str, Any]:
+def _error_response(request: FetchRequest, version: int, code: int) -> FetchResponse:
     if version >= _TOP_LEVEL_ERROR_VERSION:
-        return _response(code, [])
-    responses = [
-        {
-            "topic": topic.topic,
-            "partitions": [
-                _partition_response(code, None) | {"partition_index": each.partition}
-                for each in topic.partitions
-            ],
-        }
-        for topic in request.topics
-    ]
-    return _response(0, []) | {"responses": responses}
-
-
-def _response(code: int, partitions: list[dict[str, Any]]) -> dict[str, Any]:
-    topic = {"topic": METADATA_LOG.topic, "topic_id": METADATA_TOPIC_ID, "partitions": partitions}
+        return {"error_code": code}
     return {
-        "throttle_time": 0,
-        "error_code": code,
-        "session_id": 0,
-        "responses": [topic] if partitions else [],
+        "responses": [
+            {
+                "topic": topic.topic,
+                "topic_id": None,
+                "partitions": [
+                    _partition_response(code, None, index=each.partition) for each in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ]
     }
 
 
-def _partition_response(code: int, found: QuorumFetchResponse | None) -> dict[str, Any]:
-    """`found` says who leads, with whatever code; the rest of it counts only where the code is none."""
-    shown = found if code == ErrorCode.none else None
-    diverging_epoch = shown and shown.diverging_epoch
-    snapshot = shown and shown.snapshot
+def _response(partition: FetchResponsePartitionData) -> FetchResponse:
     return {
-        "partition_index": METADATA_LOG.partition,
+        "responses": [{"topic": METADATA_LOG.topic, "topic_id": METADATA_TOPIC_ID, "partitions": [partition]}]
+    }
+
+
+def _partition_response(
+    code: int, fetched: QuorumFetchResponse | None, *, index: int = METADATA_LOG.partition
+) -> FetchResponsePartitionData:
+    """Builds the partition's response; with an error, `fetched` only tells who leads."""
+    response: FetchResponsePartitionData = {
+        "partition_index": index,
         "error_code": code,
-        "high_watermark": -1 if shown is None else shown.high_watermark,
-        "last_stable_offset": -1,
-        "log_start_offset": -1 if shown is None else shown.log_start_offset,
-        "diverging_epoch": diverging_epoch
-        and {"epoch": diverging_epoch.epoch, "end_offset": diverging_epoch.offset},
-        "current_leader": found and {"leader_id": found.leader_id, "leader_epoch": found.epoch},
-        "snapshot_id": snapshot and {"end_offset": snapshot.end_offset, "epoch": snapshot.epoch},
+        "high_watermark": -1,
         "aborted_transactions": None,
-        "preferred_read_replica": -1,
-        "records": b"" if shown is None else shown.records,
+        "records": b"",
     }
+    if fetched is None:
+        return response
+    response["current_leader"] = {"leader_id": fetched.leader_id, "leader_epoch": fetched.epoch}
+    if code == ErrorCode.none:
+        response["high_watermark"] = fetched.high_watermark
+        response["log_start_offset"] = fetched.log_start_offset
+        response["records"] = fetched.records
+        if (diverging := fetched.diverging_epoch) is not None:
+            response["diverging_epoch"] = {"epoch": diverging.epoch, "end_offset": diverging.offset}
+        if (snapshot := fetched.snapshot) is not None:
+            response["snapshot_id"] = {"end_offset": snapshot.end_offset, "epoch": snapshot.epoch}
+    return response

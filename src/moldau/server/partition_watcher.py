@@ -1,5 +1,7 @@
-"""Which partitions of a fetch are worth another look. It stays with a fetch session, so that a fetch of thousands of
-partitions costs no more than those of them that have news."""
+"""Tracks which partitions of a fetch have changed since they were last read.
+
+It belongs to a fetch session, so that a fetch of thousands of partitions costs no more than those that changed.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -9,7 +11,7 @@ from moldau.partitions.partition import Partition
 from moldau.partitions.waiters import CallbackList
 
 PartitionKey = tuple[UUID | str, int]
-"""Of a topic's id, or its name where a fetch goes by names."""
+"""Topic id, or topic name if the fetch uses names, and partition index."""
 OnChange = Callable[[PartitionKey], None]
 
 
@@ -21,8 +23,7 @@ class _WatchedPartition(NamedTuple):
 class PartitionWatcher:
     def __init__(self) -> None:
         self.changed: dict[PartitionKey, None] = {}
-        """Partitions that have changed since they were last read, or were not read to their end; the one that has
-        waited longest comes first."""
+        """Partitions that changed since their last read or were not read to their end, longest waiting first."""
         self._watched: dict[PartitionKey, _WatchedPartition] = {}
         self._callbacks: list[OnChange] = []
         self._is_closed = False
@@ -35,13 +36,13 @@ class PartitionWatcher:
         wake_on: Iterable[CallbackList],
         mark_on: Iterable[CallbackList] = (),
     ) -> None:
-        """From now on notices what happens to the partition: what is loud wakes the fetches that wait."""
+        """Marks the partition as changed on all these events; those in `wake_on` also wake pending fetches."""
         if self._is_closed:
-            # Its session has ended while a fetch was reading: nobody would ever let go of the partition again.
+            # The session ended during a fetch: nothing would ever remove the callbacks again.
             return
-        followed = self._watched.get(key)
-        if followed is not None:
-            if followed.partition is partition:
+        watched = self._watched.get(key)
+        if watched is not None:
+            if watched.partition is partition:
                 return
             self.forget(key)
         tickets = [(each, each.add(lambda: self._mark_and_wake(key))) for each in wake_on]
@@ -50,32 +51,32 @@ class PartitionWatcher:
 
     def forget(self, key: PartitionKey) -> None:
         self.changed.pop(key, None)
-        followed = self._watched.pop(key, None)
-        if followed is not None:
-            for listeners, ticket in followed.tickets:
-                listeners.remove(ticket)
+        watched = self._watched.pop(key, None)
+        if watched is not None:
+            for callbacks, ticket in watched.tickets:
+                callbacks.remove(ticket)
 
     def partition(self, key: PartitionKey) -> Partition | None:
-        """Where it is followed."""
-        followed = self._watched.get(key)
-        return None if followed is None else followed.partition
+        """Returns the watched partition, if there is one."""
+        watched = self._watched.get(key)
+        return None if watched is None else watched.partition
 
     def close(self) -> None:
         self._is_closed = True
         for key in list(self._watched):
             self.forget(key)
 
-    def add_callback(self, on_news: OnChange) -> None:
-        """A fetch begins that wants to be told of loud news."""
-        self._callbacks.append(on_news)
+    def add_callback(self, on_change: OnChange) -> None:
+        """Calls `on_change` on every waking event, until it is removed."""
+        self._callbacks.append(on_change)
 
-    def remove_callback(self, on_news: OnChange) -> None:
-        self._callbacks.remove(on_news)
+    def remove_callback(self, on_change: OnChange) -> None:
+        self._callbacks.remove(on_change)
 
     def _mark(self, key: PartitionKey) -> None:
         self.changed[key] = None
 
     def _mark_and_wake(self, key: PartitionKey) -> None:
         self.changed[key] = None
-        for on_news in self._callbacks:
-            on_news(key)
+        for on_change in self._callbacks:
+            on_change(key)

@@ -1,72 +1,105 @@
-"""What the requests of the metadata quorum have in common: they name one partition, that of the metadata log, and are
-from a node of this cluster."""
+"""Checks and responses that the handlers of quorum requests share."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
 from uuid import UUID
 
-from moldau.errors import InconsistentClusterIdError, InconsistentVoterSetError, InvalidRequestError
+from moldau.errors import (
+    InconsistentClusterIdError,
+    InconsistentVoterSetError,
+    InvalidRequestError,
+    MoldauError,
+)
 from moldau.observe.logging import get_logger
 from moldau.raft.driver import METADATA_LOG
+from moldau.raft.messages import QuorumEpochResponse, VoterEndpoint, VoterNode
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode
+from moldau.server.errors import ErrorCode, error_code, error_message
 from moldau.server.session import Session
-from moldau.wire.codec import Message
+from moldau.wire.messages import (
+    AddRaftVoterRequest,
+    AddRaftVoterResponse,
+    BeginQuorumEpochResponse,
+    FetchResponseNodeEndpoint,
+    UpdateRaftVoterRequest,
+)
 
 log = get_logger("quorum.requests")
 
 
+class _PartitionData(Protocol):
+    partition_index: int
+
+
+PartitionT_co = TypeVar("PartitionT_co", bound=_PartitionData, covariant=True)
+
+
+class _TopicData(Protocol[PartitionT_co]):
+    topic_name: str
+
+    @property
+    def partitions(self) -> Sequence[PartitionT_co]: ...
+
+
 def check_cluster_id(broker: Broker, cluster_id: str | None) -> None:
-    """A node that does not know its cluster yet says nothing of it."""
+    """Raises InconsistentClusterIdError for another cluster's id; a node that does not know its cluster sends None."""
     own = broker.metadata.image.cluster_id
     if cluster_id is not None and cluster_id != own:
-        raise InconsistentClusterIdError(f"this is the cluster {own}, not {cluster_id}")
+        raise InconsistentClusterIdError(f"this is cluster {own}, not {cluster_id}")
 
 
 def check_known_voter(node_id: int, session: Session, broker: Broker) -> None:
-    """Who would lead is a voter; or a broker, of which this node may not have heard yet that it votes. An epoch that
-    anybody could make up would depose the leader.
+    """Raises InconsistentVoterSetError if a node that would lead is neither a voter nor a registered broker.
 
-    A node that hears no leader has none to lose, and those who vote today may all be new to it: it was away when they
-    were added, and they may need its vote to have a leader at all."""
+    Otherwise any node could depose the leader with a made-up epoch. A broker counts because this node may not know yet
+    that it became a voter. Without a live leader every node is accepted: the voters may have changed while this node
+    was down, and may need its vote to elect a leader.
+    """
     quorum = broker.quorum
     is_known = node_id == quorum.leader_id or any(voter.node_id == node_id for voter in quorum.voters)
     if quorum.has_live_leader and not is_known and node_id not in broker.metadata.image.brokers:
-        why = f"node {node_id} is no voter of this cluster"
-        log.warning("a request of the quorum is refused", why=why, peer=session.connection.peer)
+        why = f"node {node_id} is not a voter of this cluster"
+        log.warning("rejected a quorum request", why=why, peer=session.connection.peer)
         raise InconsistentVoterSetError(why)
 
 
 def check_directory_id(node_id: int, directory_id: UUID | None) -> None:
-    """What a replica has counts for the voter with that directory, and for nobody where it does not say which."""
+    """Raises InvalidRequestError without a directory id: replicas are told apart by node and directory."""
     if directory_id is None:
-        raise InvalidRequestError(f"node {node_id} must say in which directory its metadata log is")
+        raise InvalidRequestError(f"node {node_id} must send the directory id of its metadata log")
 
 
-def metadata_partition(topics: Any) -> Message:
-    """The one partition in a request; InvalidRequestError unless it is the metadata log's."""
+def metadata_partition(topics: Sequence[_TopicData[PartitionT_co]]) -> PartitionT_co:
+    """Returns the one partition of a request; raises InvalidRequestError unless it is the metadata log."""
     if len(topics) == 1 and topics[0].topic_name == METADATA_LOG.topic and len(topics[0].partitions) == 1:
-        found: Message = topics[0].partitions[0]
-        if found.partition_index == METADATA_LOG.partition:
-            return found
-    raise InvalidRequestError(f"the quorum has one log, {METADATA_LOG}, and the request is for others")
+        partition = topics[0].partitions[0]
+        if partition.partition_index == METADATA_LOG.partition:
+            return partition
+    raise InvalidRequestError(f"the quorum has only the log {METADATA_LOG}")
 
 
-def raft_response(code: int, partition: dict[str, Any], broker: Broker) -> dict[str, Any]:
-    """An answer about the metadata log, in the form that Vote and its like have."""
-    of_log = {"partition_index": METADATA_LOG.partition, "error_code": code, **partition}
+def quorum_epoch_response(code: int, reply: QuorumEpochResponse, broker: Broker) -> BeginQuorumEpochResponse:
+    """Builds the response to BeginQuorumEpoch and EndQuorumEpoch."""
     return {
-        "error_code": int(ErrorCode.none),
-        "topics": [{"topic_name": METADATA_LOG.topic, "partitions": [of_log]}],
-        "node_endpoints": leader_endpoints(broker, partition["leader_id"]),
+        "topics": [
+            {
+                "topic_name": METADATA_LOG.topic,
+                "partitions": [
+                    {
+                        "partition_index": METADATA_LOG.partition,
+                        "error_code": code,
+                        "leader_id": reply.leader_id,
+                        "leader_epoch": reply.epoch,
+                    }
+                ],
+            }
+        ],
+        "node_endpoints": leader_endpoints(broker, reply.leader_id),
     }
 
 
-def raft_error_response(code: int) -> dict[str, Any]:
-    return {"error_code": code, "topics": []}
-
-
-def leader_endpoints(broker: Broker, leader_id: int) -> list[dict[str, Any]]:
-    """Where the leader is, if it is known."""
+def leader_endpoints(broker: Broker, leader_id: int) -> list[FetchResponseNodeEndpoint]:
+    """Returns the address of the quorum's leader, if it is known."""
     endpoint = broker.quorum.leader_endpoint() if leader_id == broker.quorum.leader_id else None
     if endpoint is None or leader_id < 0:
         return []
@@ -74,9 +107,38 @@ def leader_endpoints(broker: Broker, leader_id: int) -> list[dict[str, Any]]:
 
 
 def leadership_error(known_epoch: int, epoch: int, *, is_leader: bool) -> ErrorCode:
-    """What a replica that knows `known_epoch` is told by a node in `epoch`."""
+    """Returns the error for a replica that knows `known_epoch` from a node in `epoch`."""
     if known_epoch < epoch:
         return ErrorCode.fenced_leader_epoch
     if known_epoch > epoch:
         return ErrorCode.unknown_leader_epoch
     return ErrorCode.none if is_leader else ErrorCode.not_leader_or_follower
+
+
+def epoch_error(known_epoch: int, epoch: int) -> ErrorCode:
+    """Returns FENCED_LEADER_EPOCH for a request of an older epoch than this node's."""
+    return ErrorCode.fenced_leader_epoch if known_epoch < epoch else ErrorCode.none
+
+
+def voter_from_request(request: AddRaftVoterRequest | UpdateRaftVoterRequest, broker: Broker) -> VoterNode:
+    """Returns the voter with its inter-broker endpoint first; raises InvalidRequestError if it is incomplete."""
+    listener = broker.settings.broker.inter_broker_listener
+    endpoints = sorted(
+        (VoterEndpoint(each.name, each.host, each.port) for each in request.listeners),
+        key=lambda each: each.listener.upper() != listener,
+    )
+    voter = VoterNode(request.voter_id, request.voter_directory_id, tuple(endpoints))
+    if voter.node_id < 0:
+        raise InvalidRequestError(f"{voter.node_id} is not a node id")
+    if voter.directory_id is None:
+        raise InvalidRequestError(
+            "the voter's directory id is missing: it is directory.id in the meta.properties of its data directory"
+        )
+    if not endpoints or endpoints[0].listener.upper() != listener:
+        raise InvalidRequestError(f"the voter has no endpoint for the inter-broker listener {listener}")
+    return voter
+
+
+def voter_response(error: MoldauError | None) -> AddRaftVoterResponse:
+    """Builds the response to AddRaftVoter and RemoveRaftVoter."""
+    return {"error_code": error_code(error), "error_message": error_message(error)}

@@ -1,35 +1,38 @@
-"""Which APIs are served, in which versions, and by what function. ApiVersions is this registry, read out."""
+"""Registry of the served APIs: their versions and handlers. ApiVersions responds with it."""
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
 
 if TYPE_CHECKING:
     from moldau.server.broker import Broker
     from moldau.server.session import Session
 
-NO_RESPONSE: Any = object()
-"""What a handler gives where the protocol has no answer (Produce with acks=0)."""
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT", bound=Mapping[str, object] | None)
 
-Handler = Callable[[Any, "Session", "Broker"], Awaitable[Any]]
+HandlerOf = Callable[[RequestT, "Session", "Broker"], Awaitable[ResponseT]]
+"""Handler of one API. It returns None where the protocol has no response (Produce with acks=0)."""
+
+Handler = HandlerOf[Message, Mapping[str, object] | None]
 
 
 class ApiRegistration(NamedTuple):
     handler: Handler
     min_version: int
-    """The oldest version that is answered."""
     max_version: int
     advertised_min_version: int
-    """The oldest version that ApiVersions names; Produce names older ones than it takes."""
+    """The oldest version in ApiVersions; Produce advertises older ones than it serves."""
     forwarded: bool = False
-    """Asked of the active controller: another node passes the request on and gives the answer back."""
+    """Handled by the active controller: other nodes forward the request and return its response."""
     inter_broker: bool = False
-    """What only nodes ask of each other: served on the listener between them, and not named on others."""
+    """For nodes only: served and advertised on the inter-broker listener alone."""
 
 
 class Registry(dict[ApiKey, ApiRegistration]):
-    """API key to what serves it. Made once, by importing `moldau.handlers`; read-only after that."""
+    """Registrations by API key, filled by importing `moldau.handlers` and read-only afterwards."""
 
 
 REGISTRY = Registry()
@@ -42,14 +45,14 @@ def handles(
     advertised_min_version: int | None = None,
     forwarded: bool = False,
     inter_broker: bool = False,
-) -> Callable[[Handler], Handler]:
-    """Registers a handler: `async def f(request, session, broker) -> response tree`."""
+) -> Callable[[HandlerOf[RequestT, ResponseT]], HandlerOf[RequestT, ResponseT]]:
+    """Registers a handler: `async def f(request, session, broker) -> response`, typed as in `wire/messages.pyi`."""
 
-    def register(handler: Handler) -> Handler:
-        min_version, max_version = versions
-        advertised = min_version if advertised_min_version is None else advertised_min_version
+    def register(handler: HandlerOf[RequestT, ResponseT]) -> HandlerOf[RequestT, ResponseT]:
+        low, high = versions
+        advertised = low if advertised_min_version is None else advertised_min_version
         REGISTRY[api_key] = ApiRegistration(
-            handler, min_version, max_version, advertised, forwarded, inter_broker
+            cast(Handler, handler), low, high, advertised, forwarded, inter_broker
         )
         return handler
 

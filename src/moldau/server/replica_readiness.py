@@ -1,4 +1,4 @@
-"""New partitions are answered for when all their replicas are ready, or with what is not ready and why."""
+"""Waiting for the replicas of new partitions, before CreateTopics and CreatePartitions respond."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,11 +6,10 @@ from moldau.errors import MoldauError, NotControllerError, RequestTimedOutError
 from moldau.server.broker import Broker
 
 RESPONSE_MARGIN_MS_MAX = 1_000
-"""At most so much of a caller's time is kept for the answer to reach it: one that comes too late says nothing."""
+"""Upper limit of the time that is reserved for the response to reach the client before its timeout."""
 
 
 def replicas_ready_deadline_ms(broker: Broker, timeout_ms: int) -> int:
-    """Until when is waited for a caller that has come just now."""
     return broker.platform.clock.monotonic_ms() + timeout_ms - min(timeout_ms // 10, RESPONSE_MARGIN_MS_MAX)
 
 
@@ -21,21 +20,21 @@ async def wait_replicas_ready(
     *,
     first_partition: Mapping[str, int] | None = None,
 ) -> dict[str, MoldauError]:
-    """What is to be said of topics that are not ready at the deadline. They stay, and may become ready yet."""
-    wanted = list(topics)
+    """Returns the errors of topics that are not ready at the deadline; they exist and may become ready later."""
+    names = list(topics)
     try:
         unready = await broker.controller.wait_replicas_ready(
-            wanted, deadline_ms, first_partition=first_partition
+            names, deadline_ms, first_partition=first_partition
         )
     except NotControllerError:
-        # It is done all the same, so the caller must not be sent to do it again.
+        # The change is committed, so the client must not be told to send it to the next controller.
         moved = RequestTimedOutError(
-            "The change is made, but the controller moved before all replicas had said that they are ready."
+            "The change is committed, but the controller moved before all replicas were reported ready."
         )
-        return dict.fromkeys(wanted, moved)
+        return dict.fromkeys(names, moved)
     return {
         name: RequestTimedOutError(
-            f"The change is made, but not all replicas are ready: {'; '.join(complaints)}."
+            f"The change is committed, but not all replicas are ready: {'; '.join(reasons)}."
         )
-        for name, complaints in unready.items()
+        for name, reasons in unready.items()
     }

@@ -1,4 +1,4 @@
-"""What a handler knows of the caller besides the request itself."""
+"""What a handler knows about a request besides its message: the connection, the version and the client."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,34 +9,34 @@ from moldau.partitions.waiters import CallbackList
 
 @dataclass(slots=True, eq=False)
 class ClientConnection:
-    """What is remembered between the requests of one connection."""
+    """State that is kept between the requests of one connection."""
 
     peer: str
     listener: str
     client_software: str = ""
     append_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the Produce request that is appending: they take their turns in the order they came."""
+    """Held by a Produce request while it appends, so that requests append in the order they arrived."""
     fetch_session_ids: list[int] = field(default_factory=list)
-    """Fetch sessions that were begun on this connection, and end with it."""
-    closed: CallbackList = field(default_factory=CallbackList)
-    """Fetches that wait for news, to be told when nobody is there any more to take it."""
+    """Fetch sessions that were created on this connection and end with it."""
+    close_callbacks: CallbackList = field(default_factory=CallbackList)
+    """Called when the connection closes."""
     broker_incarnation: tuple[int, int] | None = None
-    """The broker, and its epoch, whose heartbeats come on this connection."""
+    """The id and epoch of the broker that sends its heartbeats on this connection."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One request, seen from outside: who asks, in which version."""
+    """The context of one request."""
 
     connection: ClientConnection
     api_version: int
     client_id: str | None
     is_forwarded: bool = False
-    """Whether another node passed the request on: it has been looked at there, and is not passed on again."""
+    """Whether another node forwarded the request: it has been checked there and is not forwarded again."""
     release: Callable[[], None] = lambda: None
-    """Called by a handler that waits on, when nothing of it refers to the request's bytes any longer."""
+    """Releases the request's frame; called before a long wait, when nothing refers to its bytes any more."""
 
     @property
     def client_host(self) -> str:
-        """The caller's address, as Kafka shows it to people who look at groups."""
+        """The client's address, as Kafka shows it in group descriptions."""
         return "/" + self.connection.peer.rpartition(":")[0]

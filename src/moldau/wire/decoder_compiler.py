@@ -7,6 +7,7 @@ that lie side by side are taken in one go, and with them the length of whatever 
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from moldau.wire.decoder_runtime import (
     SAFE_STRING_BYTES,
@@ -20,6 +21,7 @@ from moldau.wire.decoder_runtime import (
     too_short,
     varint,
 )
+from moldau.wire.messages import ABSENT_FIELDS
 from moldau.wire.schema import SchemaField, is_flexible, schema_fields
 from moldau.wire.source_builder import (
     FIXED_SIZE_FORMATS,
@@ -102,6 +104,8 @@ def _write_definitions(source: SourceBuilder, entity: type) -> None:
     with source.block(f"class {entity.__name__}(Message):"):
         # Message's own would cost as much as reading the struct does.
         source.line("__init__ = object.__init__")
+        for name, value in _absent_fields(entity).items():
+            source.line(f"{name} = {_literal(value)}")
     known = [
         f'{field.tag}: ("{field.name}", {_write_tag_function(source, entity, field)})'
         for field in fields
@@ -164,8 +168,23 @@ def _write_struct(source: SourceBuilder, entity: type, target: str, depth: int) 
 def _default(source: SourceBuilder, entity: type, field: SchemaField) -> str:
     if field.entity is None or not isinstance(field.default, dict):
         return repr(field.default)
-    values = ", ".join(f"{name}={value!r}" for name, value in field.default.items())
-    return source.constant(f"no_{entity.__name__}_{field.name}", f"Message({values})")
+    return source.constant(f"no_{entity.__name__}_{field.name}", _literal(field.default))
+
+
+def _literal(default: Any) -> str:
+    if not isinstance(default, dict):
+        return repr(default)
+    return f"Message({', '.join(f'{name}={value!r}' for name, value in default.items())})"
+
+
+def _absent_fields(entity: type) -> dict[str, Any]:
+    """The fields that other served versions of a request struct have, with the values that stand for them."""
+    package, _, kind = entity.__module__.rpartition(".")
+    if kind != "request":
+        return {}
+    values = ABSENT_FIELDS.get(f"{package.split('.')[2]}.{entity.__name__}", {})
+    present = {field.name for field in schema_fields(entity)}
+    return {name: value for name, value in values.items() if name not in present}
 
 
 def _write_field(

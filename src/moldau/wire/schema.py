@@ -45,7 +45,21 @@ def schema_fields(entity: type) -> tuple[SchemaField, ...]:
     texts, as kio's are."""
     own = EXTENSION_FIELDS.get(entity.__name__) if entity.__flexible__ else None  # type: ignore[attr-defined]
     described = [entity] if own is None else [entity, own]
-    return tuple(_field(field, field.type) for each in described for field in dataclasses.fields(each))
+    fields = [_field(field, field.type) for each in described for field in dataclasses.fields(each)]
+    if entity.__module__.endswith(".response"):
+        fields = [_with_response_default(field) for field in fields]
+    return tuple(fields)
+
+
+def _with_response_default(field: SchemaField) -> SchemaField:
+    """Gives the fields that say that nothing is wrong, and arrays, a default that Kafka's schemas leave out."""
+    if field.default is not REQUIRED:
+        return field
+    if field.name in ("throttle_time", "error_code"):
+        return dataclasses.replace(field, default=0)
+    if field.nullable and field.name == "error_message":
+        return dataclasses.replace(field, default=None)
+    return dataclasses.replace(field, default=[]) if field.is_array and not field.nullable else field
 
 
 def _field(field: "dataclasses.Field[Any]", hint: Any) -> SchemaField:
@@ -56,6 +70,8 @@ def _field(field: "dataclasses.Field[Any]", hint: Any) -> SchemaField:
     entity = hint if dataclasses.is_dataclass(hint) else None
     kafka_type = "" if entity else field.metadata["kafka_type"]
     tag = field.metadata.get("tag")
+    # A time is not nullable on the wire: kio reads -1 as None.
+    nullable = nullable and kafka_type != "datetime_i64"
     return SchemaField(
         name=field.name,
         kafka_type=kafka_type,
@@ -89,6 +105,8 @@ def _default(
         return _zero_value(hint, kafka_type, is_array, nullable)
     if is_array:
         return None if value is None else list(value)
+    if kafka_type == "datetime_i64" and value is None:
+        return -1
     if dataclasses.is_dataclass(value):
         return {each.name: _to_plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     return _to_plain(value)

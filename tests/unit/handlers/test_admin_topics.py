@@ -172,7 +172,7 @@ def test_a_topic_that_is_not_ready_in_time_stays_and_its_answer_says_what_is_not
     answer = create(broker, new_topic("a"), new_topic("b"))
     assert (answer["a"].error_code, answer["b"].error_code) == (TIMED_OUT, 0)
     assert answer["a"].error_message == (
-        "The change is made, but not all replicas are ready: a-0 on node 3: its log could not be opened: "
+        "The change is committed, but not all replicas are ready: a-0 on node 3: its log could not be opened: "
         "No space left; node 2 is fenced."
     )
     assert "a" in broker.metadata.image.topics
@@ -188,7 +188,7 @@ def test_a_controller_that_moves_while_replicas_get_ready_does_not_have_it_done_
     assert topic.error_code == TIMED_OUT, (
         "NOT_CONTROLLER would be tried again elsewhere, and the topic exists"
     )
-    assert "made" in topic.error_message
+    assert "committed" in topic.error_message
 
 
 def test_a_controller_that_cannot_decide_fails_every_item_but_not_the_connection() -> None:

@@ -166,7 +166,7 @@ def test_the_end_of_a_connection_with_heartbeats_is_told_once_for_each_life() ->
     for epoch in (41, 41, 55, 55):
         broker.send(BEAT, 1, heartbeat_request(BrokerHeartbeat(3, epoch, 99)))
     assert controller.closed == []
-    broker.connection.closed.close()
+    broker.connection.close_callbacks.close()
     assert controller.closed == [(3, 41), (3, 55)]
 
 
@@ -175,7 +175,7 @@ def test_a_connection_whose_heartbeats_were_refused_says_nothing_of_the_broker()
     controller = Asked(StaleBrokerEpochError(""))
     broker = BrokerOf(controller)
     broker.send(BEAT, 1, heartbeat_request(BrokerHeartbeat(3, 41, 99)))
-    broker.connection.closed.close()
+    broker.connection.close_callbacks.close()
     assert controller.closed == []
 
 

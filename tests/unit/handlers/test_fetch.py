@@ -26,7 +26,8 @@ from moldau.server.fetch_session import (
 from moldau.server.partition_watcher import PartitionKey
 from moldau.server.session import ClientConnection, Session
 from moldau.testing import Broker
-from moldau.wire.codec import Message
+from moldau.wire.api_keys import ApiKey
+from support.admin_broker import decoded_request
 
 
 def client() -> ClientConnection:
@@ -51,7 +52,7 @@ def test_a_session_goes_on_as_long_as_its_epoch_does() -> None:
     resumed = sessions.continue_session(
         session.session_id, 1, named(wanted(1, 5)), [("orders", 0)], 0, uses_topic_ids=False
     )
-    assert [(each.partition, each.offset) for each in resumed.wanted.values()] == [(1, 5)]
+    assert [(each.partition, each.offset) for each in resumed.partitions.values()] == [(1, 5)]
     assert resumed.epoch == 2
     with pytest.raises(InvalidFetchSessionEpochError):
         sessions.continue_session(session.session_id, 1, {}, [], 0, uses_topic_ids=False)
@@ -118,19 +119,25 @@ class Fetcher:
         **more: int,
     ) -> dict[str, Any]:
         partitions = [
-            Message(partition=index, fetch_offset=offset, partition_max_bytes=partition_max_bytes, **more)
+            {
+                "partition": index,
+                "fetch_offset": offset,
+                "partition_max_bytes": partition_max_bytes,
+                **more,
+            }
             for index, offset in offsets.items()
         ]
-        gone = [Message(topic="orders", partitions=forgotten)] if forgotten else []
-        request = Message(
+        request = decoded_request(
+            ApiKey.FETCH,
+            self._session.api_version,
             max_wait=max_wait,
             min_bytes=min_bytes,
             max_bytes=max_bytes,
             isolation_level=0,
             session_id=session[0],
             session_epoch=session[1],
-            topics=[Message(topic="orders", partitions=partitions)] if partitions else [],
-            forgotten_topics_data=gone,
+            topics=[{"topic": "orders", "partitions": partitions}] if partitions else [],
+            forgotten_topics_data=[{"topic": "orders", "partitions": forgotten}] if forgotten else [],
         )
         answer: dict[str, Any] = await fetch(request, self._session, self._broker)
         return answer
@@ -146,7 +153,7 @@ def sizes(answer: dict[str, Any]) -> dict[int, int]:
 
 def codes(answer: dict[str, Any]) -> dict[int, int]:
     return {
-        each["partition_index"]: each["error_code"]
+        each["partition_index"]: each.get("error_code", 0)
         for topic in answer["responses"]
         for each in topic["partitions"]
     }
@@ -175,9 +182,9 @@ def test_an_incremental_fetch_tells_only_what_changed() -> None:
         assert set(sizes(await fetcher.fetch({}, session=(session_id, 2)))) == {2}
         answer = await fetcher.fetch({}, session=(session_id, 3), forgotten=[2])
         assert sizes(answer) == {}
-        assert (await fetcher.fetch({}, session=(session_id, 9)))["error_code"] == 71
-        assert (await fetcher.fetch({}, session=(session_id, -1)))["error_code"] == 0
-        assert (await fetcher.fetch({}, session=(session_id, 4)))["error_code"] == 70
+        assert (await fetcher.fetch({}, session=(session_id, 9))).get("error_code", 0) == 71
+        assert (await fetcher.fetch({}, session=(session_id, -1))).get("error_code", 0) == 0
+        assert (await fetcher.fetch({}, session=(session_id, 4))).get("error_code", 0) == 70
 
     on_broker(test)
 
@@ -303,7 +310,7 @@ def test_a_reader_of_an_epoch_that_ended_earlier_is_told_where_it_ended() -> Non
         await fetcher.append(0, b"b")
         answer = await fetcher.fetch({0: 2}, last_fetched_epoch=epoch + 1)
         [told] = answer["responses"][0]["partitions"]
-        assert (told["error_code"], told["diverging_epoch"]) == (0, {"epoch": epoch, "end_offset": 1})
+        assert (told.get("error_code", 0), told["diverging_epoch"]) == (0, {"epoch": epoch, "end_offset": 1})
         fine = await fetcher.fetch({0: 2}, last_fetched_epoch=epoch + 2)
         assert fine["responses"][0]["partitions"][0].get("diverging_epoch") is None
         assert codes(await fetcher.fetch({0: 1}, last_fetched_epoch=50)) == {0: 1}

@@ -20,7 +20,8 @@ from moldau.metadata.image import BrokerRegistration, Endpoint, PartitionRegistr
 from moldau.partitions.partition import Partition
 from moldau.server.session import ClientConnection, Session
 from moldau.testing import Broker
-from moldau.wire.codec import Message
+from moldau.wire.api_keys import ApiKey
+from support.admin_broker import decoded_request
 from support.replicas import batch
 
 OFFSET_OUT_OF_RANGE, NOT_LEADER, REQUEST_TIMED_OUT = 1, 6, 7
@@ -72,24 +73,27 @@ class Stage:
     async def fetch(
         self, offset: int, *, max_wait: int = 0, rack: str = "", version: int | None = None, **more: Any
     ) -> dict[str, Any]:
-        replica = Message(replica_id=more.pop("replica_id", -1), replica_epoch=more.pop("broker_epoch", -1))
-        partition = Message(
-            partition=0,
-            fetch_offset=offset,
-            partition_max_bytes=1_000_000,
-            current_leader_epoch=more.pop("epoch", -1),
-            last_fetched_epoch=more.pop("last_epoch", -1),
-            log_start_offset=more.pop("start", 0),
-        )
-        request = Message(
-            replica_state=replica,
+        replica_id = more.pop("replica_id", -1)
+        partition = {
+            "partition": 0,
+            "fetch_offset": offset,
+            "partition_max_bytes": 1_000_000,
+            "current_leader_epoch": more.pop("epoch", -1),
+            "last_fetched_epoch": more.pop("last_epoch", -1),
+            "log_start_offset": more.pop("start", 0),
+        }
+        request = decoded_request(
+            ApiKey.FETCH,
+            self.version if version is None else version,
+            replica_id=replica_id,
+            replica_state={"replica_id": replica_id, "replica_epoch": more.pop("broker_epoch", -1)},
             max_wait=max_wait,
             min_bytes=1,
             max_bytes=1_000_000,
             isolation_level=0,
             session_id=0,
             session_epoch=-1,
-            topics=[Message(topic="orders", topic_id=self.partition.topic_id, partitions=[partition])],
+            topics=[{"topic": "orders", "topic_id": self.partition.topic_id, "partitions": [partition]}],
             forgotten_topics_data=[],
             rack_id=rack,
         )
@@ -99,11 +103,11 @@ class Stage:
     async def follow(self, offset: int, **more: Any) -> dict[str, Any]:
         asked = {"replica_id": 2, "broker_epoch": 200, "epoch": EPOCH, "last_epoch": EPOCH, **more}
         [told] = (await self.fetch(offset, **asked))["responses"][0]["partitions"]
-        return dict(told)
+        return {"error_code": 0, **told}
 
     async def consume(self, offset: int, **more: Any) -> dict[str, Any]:
         [told] = (await self.fetch(offset, **more))["responses"][0]["partitions"]
-        return dict(told)
+        return {"error_code": 0, **told}
 
 
 def on_stage(scene: Callable[[Stage], Awaitable[None]], **settings: str) -> None:
@@ -181,17 +185,16 @@ def test_records_are_deleted_when_the_follower_has_deleted_them() -> None:
         await stage.follow(3)
         follower = asyncio.ensure_future(stage.follow(3, max_wait=60_000))
         await asyncio.sleep(0)
-        wanted = Message(partition_index=0, offset=2)
-        request = Message(topics=[Message(name="orders", partitions=[wanted])], timeout=60_000)
+        topic = {"name": "orders", "partitions": [{"partition_index": 0, "offset": 2}]}
+        request = decoded_request(ApiKey.DELETE_RECORDS, 2, topics=[topic], timeout=60_000)
         low_watermark_future = asyncio.ensure_future(delete_records(request, stage.session(2), stage.node))
         assert (await follower)["log_start_offset"] == 2, "it is told at once"
         assert not low_watermark_future.done()
         await stage.follow(3, start=2)
         [told] = (await low_watermark_future)["topics"][0]["partitions"]
-        assert (told["error_code"], told["low_watermark"]) == (0, 2)
-        late = Message(
-            topics=[Message(name="orders", partitions=[Message(partition_index=0, offset=3)])], timeout=1
-        )
+        assert (told.get("error_code", 0), told["low_watermark"]) == (0, 2)
+        topic = {"name": "orders", "partitions": [{"partition_index": 0, "offset": 3}]}
+        late = decoded_request(ApiKey.DELETE_RECORDS, 2, topics=[topic], timeout=1)
         [told] = (await delete_records(late, stage.session(2), stage.node))["topics"][0]["partitions"]
         assert told["error_code"] == REQUEST_TIMED_OUT
 
@@ -264,13 +267,13 @@ def test_who_comes_to_a_node_that_does_not_lead_is_told_who_does_and_where() -> 
         stale = await stage.fetch(0, epoch=EPOCH)
         [told] = stale["responses"][0]["partitions"]
         assert (told["error_code"], told["current_leader"]["leader_id"]) == (FENCED, 2)
-        written = Message(
+        data = {"index": 0, "records": batch(b"a").to_bytes()}
+        written = decoded_request(
+            ApiKey.PRODUCE,
+            10,
             acks=-1,
             timeout=1000,
-            transactional_id=None,
-            topic_data=[
-                Message(name="orders", partition_data=[Message(index=0, records=batch(b"a").to_bytes())])
-            ],
+            topic_data=[{"name": "orders", "partition_data": [data]}],
         )
         answer = await produce(written, stage.session(10), stage.node)
         [told] = answer["responses"][0]["partition_responses"]
@@ -325,8 +328,11 @@ def test_a_new_leader_does_not_know_the_end_before_its_follower_has_fetched() ->
         await stage.role(epoch=EPOCH + 1)
 
         async def latest(version: int) -> tuple[int, int]:
-            asked = Message(partition_index=0, timestamp=-1, current_leader_epoch=-1)
-            request = Message(topics=[Message(name="orders", partitions=[asked])])
+            partition = {"partition_index": 0, "timestamp": -1}
+            topic = {"name": "orders", "partitions": [partition]}
+            request = decoded_request(
+                ApiKey.LIST_OFFSETS, version, replica_id=-1, isolation_level=0, topics=[topic]
+            )
             answer = await list_offsets(request, stage.session(version), stage.node)
             [told] = answer["topics"][0]["partitions"]
             return told["error_code"], told["offset"]
@@ -345,8 +351,11 @@ def test_any_replica_tells_the_controller_where_its_log_ends() -> None:
         await stage.role(leader=-1, epoch=EPOCH + 1)
 
         async def end_of(replica_id: int, epoch: int) -> tuple[int, int, int]:
-            asked = Message(partition=0, current_leader_epoch=-1, leader_epoch=epoch)
-            request = Message(replica_id=replica_id, topics=[Message(topic="orders", partitions=[asked])])
+            partition = {"partition": 0, "current_leader_epoch": -1, "leader_epoch": epoch}
+            topic = {"topic": "orders", "partitions": [partition]}
+            request = decoded_request(
+                ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=replica_id, topics=[topic]
+            )
             answer = await offset_for_leader_epoch(request, stage.session(4), stage.node)
             [told] = answer["topics"][0]["partitions"]
             return told["error_code"], told["leader_epoch"], told["end_offset"]

@@ -5,10 +5,11 @@ from typing import Any
 
 from moldau.client.errors import ErrorCode
 from moldau.handlers import REGISTRY
-from moldau.handlers.a00_produce import _check_leases, _PendingAck, _success_response, _wait_until_committed
+from moldau.handlers.a00_produce import _check_leases, _PartitionResult, _wait_until_committed
 from moldau.metadata.image import PartitionRegistration
 from moldau.partitions.leader_state import FollowerFetch
 from moldau.server.dispatcher import Dispatcher
+from moldau.server.errors import error_code
 from moldau.server.session import ClientConnection
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
@@ -19,12 +20,12 @@ from support.replicas import Replicas, batch, broker_image
 PATIENCE_S = 20
 
 
-async def written(index: int, replicas: Replicas, value: bytes) -> _PendingAck:
+async def append(index: int, replicas: Replicas, value: bytes) -> _PartitionResult:
     appended = await replicas.produce(1, value)
-    return _PendingAck(replicas[1], appended, _success_response(index, replicas[1], appended))
+    return _PartitionResult(index, replicas[1], appended)
 
 
-async def cpu_budget() -> None:
+async def run_pending_callbacks() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -38,9 +39,9 @@ def test_records_that_were_cut_off_while_another_partition_was_waited_for_are_no
         slow, other = Replicas((1, 2)), Replicas((1, 2, 3))
         await slow.begin()
         await other.begin()
-        waiting = [await written(0, slow, b"slow"), await written(1, other, b"lost")]
+        waiting = [await append(0, slow, b"slow"), await append(1, other, b"lost")]
         answering = asyncio.ensure_future(_wait_until_committed(waiting, 30_000))
-        await cpu_budget()
+        await run_pending_callbacks()
         # Another node leads for a while, and what only this one has is cut off.
         other.elect(2)
         await other.publish_image()
@@ -51,7 +52,7 @@ def test_records_that_were_cut_off_while_another_partition_was_waited_for_are_no
         await other.replicate(2, 3)
         await slow.replicate(2)
         await answering
-        assert [each.response["error_code"] for each in waiting] == [0, ErrorCode.not_leader_or_follower]
+        assert [error_code(each.error) for each in waiting] == [0, ErrorCode.not_leader_or_follower]
 
     run(main())
 
@@ -61,11 +62,11 @@ def test_a_lease_that_ended_while_another_partition_was_appended_to_is_noticed_w
         first, second = Replicas((1, 2)), Replicas((1, 2))
         await first.begin()
         await second.begin()
-        appended = [await written(0, first, b"a")]
+        appended = [await append(0, first, b"a")]
         first.leases[1].valid = False
-        appended.append(await written(1, second, b"b"))
+        appended.append(await append(1, second, b"b"))
         _check_leases(appended)
-        assert [each.response["error_code"] for each in appended] == [ErrorCode.not_leader_or_follower, 0]
+        assert [error_code(each.error) for each in appended] == [ErrorCode.not_leader_or_follower, 0]
 
     run(main())
 
@@ -110,7 +111,7 @@ def test_records_that_wait_for_their_commit_do_not_keep_the_frame_they_came_in()
                 )
             )
             await released.wait()
-            await cpu_budget()
+            await run_pending_callbacks()
             assert not answering.done()
             await orders.read_for_follower(FollowerFetch(2, 200, 1, 50, 50, 0), 1000)
             parts = await answering

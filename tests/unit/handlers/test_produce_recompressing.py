@@ -15,7 +15,9 @@ from moldau.records.record import Record, iterate_records
 from moldau.server import cpu_budget as sharing
 from moldau.server.session import ClientConnection, Session
 from moldau.testing import Broker
+from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
+from support.admin_broker import decoded_request
 
 PARTITIONS = 3
 LONG_OVER_S, NEVER_OVER_S = 0.0, 3600.0
@@ -41,9 +43,9 @@ class CpuBudget:
 
 def to_all_partitions(value: bytes, codec: int) -> Message:
     records = build_batch([Record(value=value)], compression=codec)
-    data = [Message(index=index, records=memoryview(records)) for index in range(PARTITIONS)]
-    topic = Message(name="orders", partition_data=data)
-    return Message(acks=1, timeout=1000, transactional_id=None, topic_data=[topic])
+    data = [{"index": index, "records": records} for index in range(PARTITIONS)]
+    topic = {"name": "orders", "partition_data": data}
+    return decoded_request(ApiKey.PRODUCE, 12, acks=1, timeout=1000, topic_data=[topic])
 
 
 def on_gzip_topic(
@@ -68,7 +70,7 @@ def on_gzip_topic(
 
 async def send(broker: Broker, connection: ClientConnection, request: Message) -> list[int]:
     answer = await produce(request, Session(connection, 12, "test"), broker.node.broker)
-    return [each["error_code"] for each in answer["responses"][0]["partition_responses"]]
+    return [each.get("error_code", 0) for each in answer["responses"][0]["partition_responses"]]
 
 
 async def from_three_clients(broker: Broker) -> None:

@@ -321,7 +321,7 @@ def test_what_nodes_ask_of_each_other_is_refused_on_other_listeners() -> None:
         nodes = TwoNodes()
         request = frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))
         with pytest.raises(
-            CloseConnectionError, match=r"ENVELOPE .* NODES; 10\.1\.2\.3:4567 asked on CLIENTS"
+            CloseConnectionError, match=r"ENVELOPE .* NODES; 10\.1\.2\.3:4567 sent it on CLIENTS"
         ):
             await nodes.send(2, ApiKey.ENVELOPE, envelope(request))
         assert nodes.topics == ["a", "b"]

@@ -9,7 +9,8 @@ from moldau.partitions.partition import Partition
 from moldau.partitions.waiters import CallbackList
 from moldau.server.partition_watcher import PartitionWatcher
 from moldau.server.session import ClientConnection, Session
-from moldau.wire.codec import Message
+from moldau.wire.api_keys import ApiKey
+from support.admin_broker import decoded_request
 from unit.handlers.test_fetch_replicas import EPOCH, Stage, on_stage
 
 LONG_AGO_MS = -(10**9)
@@ -25,19 +26,21 @@ class SessionOfNode2:
     async def fetch(self, *offsets: int) -> list[Any]:
         """Names the partition only with an offset; counts how often the partition is looked at for it."""
         partitions = [
-            Message(
-                partition=0,
-                fetch_offset=offset,
-                partition_max_bytes=1_000_000,
-                current_leader_epoch=EPOCH,
-                last_fetched_epoch=EPOCH,
-                log_start_offset=0,
-            )
+            {
+                "partition": 0,
+                "fetch_offset": offset,
+                "partition_max_bytes": 1_000_000,
+                "current_leader_epoch": EPOCH,
+                "last_fetched_epoch": EPOCH,
+                "log_start_offset": 0,
+            }
             for offset in offsets
         ]
-        topic = Message(topic="orders", topic_id=self._stage.partition.topic_id, partitions=partitions)
-        request = Message(
-            replica_state=Message(replica_id=2, replica_epoch=200),
+        topic = {"topic_id": self._stage.partition.topic_id, "partitions": partitions}
+        request = decoded_request(
+            ApiKey.FETCH,
+            self._stage.version,
+            replica_state={"replica_id": 2, "replica_epoch": 200},
             max_wait=0,
             min_bytes=1,
             max_bytes=1_000_000,
@@ -56,7 +59,7 @@ class SessionOfNode2:
 
         with patch.object(Partition, "read_for_follower", counted):
             answer = await fetch(request, self._session, self._stage.node)
-        assert answer["error_code"] == 0
+        assert answer.get("error_code", 0) == 0
         self._id, self._epoch = answer["session_id"], self._epoch + 1
         return [each for topic in answer["responses"] for each in topic["partitions"]]
 

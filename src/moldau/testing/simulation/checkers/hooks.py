@@ -106,7 +106,7 @@ def _report_acknowledgements(handler: Callable[..., Any], invariants: InvariantC
         if request.acks == ACKS_ALL:
             for topic in response["responses"]:
                 for each in topic["partition_responses"]:
-                    if each["error_code"] == 0:
+                    if not each.get("error_code"):
                         invariants.on_acknowledged(broker.broker_id, f"{topic.get('name')}-{each['index']}")
         return response
 
