@@ -45,7 +45,7 @@ from moldau.raft.messages import (
     VoterNode,
 )
 from moldau.server.errors import ErrorCode
-from moldau.server.metadata_fetch import UNKNOWN_HIGH_WATERMARK, fetch_metadata, is_metadata_fetch
+from moldau.server.metadata_fetch import fetch_metadata, is_metadata_fetch
 from moldau.server.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
@@ -445,7 +445,7 @@ def test_every_version_of_fetch_that_says_where_a_log_is_reads_the_metadata_log(
     assert (partition.error_code, bytes(partition.records)) == (0, b"batches")
     assert quorum.asked[0].replica == ReplicaKey(1, DISK_1)
     assert quorum.asked[0].bytes_max == 1000
-    assert quorum.asked[0].high_watermark == UNKNOWN_HIGH_WATERMARK
+    assert quorum.asked[0].high_watermark == 2**63 - 1
 
 
 @pytest.mark.parametrize(("version", "code"), [(12, 3), (13, 100), (FETCH_VERSION, 100)])
