@@ -106,7 +106,7 @@ def _raft_fetch(
         high_watermark=partition.high_watermark,
         max_wait_ms=request.max_wait,
         bytes_max=bytes_max,
-        heard_ms=request.heard_ms,
+        leader_sent_ms=request.heard_ms,
     )
 
 
