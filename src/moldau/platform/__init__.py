@@ -1,7 +1,7 @@
-"""A node's world: the clock, the randomness and the disk it may use, all given from outside.
+"""The platform that a node runs on: clock, randomness and disk.
 
-In production these are the operating system's; under simulation they are virtual and come from one seed.
-The event loop (and with it sockets and timers) is whatever loop is running.
+In production they are those of the operating system; in the simulator they are virtual and depend on one seed. Sockets
+and timers come from the running event loop.
 """
 
 import random

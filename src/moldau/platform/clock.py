@@ -1,4 +1,4 @@
-"""The two clocks: one that never jumps, for timeouts and leases, and one that people read, for records."""
+"""The two clocks: a monotonic one for timeouts and leases, and the wall clock for records."""
 
 import time
 from typing import Final, Protocol
@@ -6,13 +6,13 @@ from typing import Final, Protocol
 
 class Clock(Protocol):
     def monotonic_ms(self) -> int:
-        """Milliseconds that only move forward; for deadlines, timeouts and leases."""
+        """Returns milliseconds that never go back, for deadlines, timeouts and leases."""
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970; for record timestamps and retention only, because it may jump."""
+        """Returns milliseconds since 1970, for record timestamps and retention only, because it may jump."""
 
 
-# A machine that was asleep must not take its leases for valid: Linux has a clock that counts that time too.
+# CLOCK_BOOTTIME also counts the time in which the machine was suspended, and leases must expire in that time.
 _MONOTONIC: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

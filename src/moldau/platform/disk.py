@@ -1,7 +1,7 @@
-"""What a node may ask of a disk. What is written and what is safe are two things: only `sync` makes safe.
+"""The interface of a disk. Written data is durable only after `sync`.
 
-Every call but the `sync` family runs on the event loop and returns at once, because it touches the page
-cache only. Failing calls raise OSError (EIO, ENOSPC, ...) as the operating system does.
+All calls but the async ones run on the event loop and return at once, because they only access the page cache. Calls
+raise OSError (EIO, ENOSPC, ...) as the operating system does.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ Buffer = bytes | bytearray | memoryview
 
 
 class File(Protocol):
-    """One open file. Writes go to its end; reads may go anywhere.
+    """An open file. Writes append; reads may be anywhere.
 
-    The file stays readable while anybody holds this object, even after the disk has removed or replaced
-    its name: a fetch that is still being sent must not be cut off by retention or compaction.
+    The file stays readable as long as this object is referenced, even if it was removed or replaced: retention and
+    compaction must not interrupt a fetch response that is being sent.
     """
 
     path: str
@@ -24,31 +24,31 @@ class File(Protocol):
 
     @property
     def descriptor(self) -> int | None:
-        """For sendfile; None where there is no operating-system file behind it."""
+        """The descriptor for sendfile; None if this is not a file of the operating system."""
 
     def append(self, parts: Sequence[Buffer]) -> int:
-        """Writes all parts, one after the other, at the end; returns the position of the first byte.
+        """Appends all parts and returns the position of the first byte.
 
-        On an OSError a part of the bytes may have been written: the caller truncates or gives up.
+        After an OSError some of the bytes may have been written: the caller has to truncate the file.
         """
 
     def read(self, position: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Returns `size` bytes, or fewer at the end of the file."""
 
     def truncate(self, size: int) -> None: ...
 
     async def sync(self) -> None:
-        """Everything appended (or truncated) before this call is safe once it returns.
+        """Makes everything appended or truncated before this call durable.
 
-        Callers that arrive while a sync is running share the next one. After a failed sync every later
-        one fails too: the page cache can no longer be trusted.
+        Callers that come while a sync is running share the next one. After a failed sync every later one fails too,
+        because the page cache can no longer be trusted.
         """
 
     def drop_cache(self) -> None:
-        """From here on reads show what the device has, not what memory kept of a write that failed.
+        """Drops clean pages from the page cache, so that reads return what the device has.
 
-        A killed process may leave such a write behind, and the next sync would call it safe: so recovery asks
-        for this before it believes what it reads. What still waits to be written is not lost.
+        A killed process may leave pages whose write has failed, and the next sync would report success. So recovery
+        calls this before it reads. Pages that are still to be written are kept.
         """
 
     def close(self) -> None: ...
@@ -56,29 +56,29 @@ class File(Protocol):
 
 class Disk(Protocol):
     def open(self, path: str) -> File:
-        """Opens for reading and appending, creating an empty file where there is none."""
+        """Opens a file for reading and appending; creates it if it does not exist."""
 
     def exists(self, path: str) -> bool: ...
 
     def list(self, directory: str) -> Sequence[str]:
-        """The names in a directory, sorted; empty where there is no such directory."""
+        """Returns the sorted names in a directory; none if the directory does not exist."""
 
     def is_directory(self, path: str) -> bool: ...
 
     def make_directory(self, path: str) -> None:
-        """With its parents; no error where it exists."""
+        """Creates a directory and its parents, unless they exist."""
 
     def rename(self, old: str, new: str) -> None:
-        """A file or a directory; replaces an existing file at `new`."""
+        """Renames a file or a directory; replaces an existing file at `new`."""
 
     def remove(self, path: str) -> None:
-        """A file, or a directory with everything in it; no error where there is none."""
+        """Removes a file, or a directory with everything in it, if it exists."""
 
     def space(self, path: str) -> tuple[int, int]:
-        """(total bytes, usable bytes) of the volume that holds `path`."""
+        """Returns the total and the usable bytes of the volume of `path`."""
 
     async def sync_directory(self, path: str) -> None:
-        """Makes created, renamed and removed names in this directory safe."""
+        """Makes all creations, renames and removals in this directory durable."""
 
     async def replace(self, path: str, data: bytes) -> None:
-        """Atomically and durably: after a crash the file holds either its old content or all of `data`."""
+        """Replaces the content of a file atomically and durably."""

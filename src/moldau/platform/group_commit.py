@@ -1,4 +1,4 @@
-"""Group commit: many callers want the same slow work, and those who come while it runs share the next run."""
+"""Group commit: callers of a slow operation that come while it runs share the next run."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,16 +8,16 @@ Done = Callable[[Outcome], None]
 
 
 class GroupCommit:
-    """A base class, so that a file is held by the work of its own sync and by nothing that outlives it."""
+    """A base class, so that nothing but the running sync of a file keeps that file open."""
 
     def __init__(self) -> None:
         self._is_dirty = True
-        """Something has changed that no run covers yet. A run covers what was there when it was begun."""
+        """Whether something has changed since the last run started."""
         self._running_waiters: list[asyncio.Future[None]] | None = None
         self._next_waiters: list[asyncio.Future[None]] = []
 
     def _start_sync(self, done: Done) -> None:
-        """Starts the work and returns at once; the work calls `done` on the loop when it has ended."""
+        """Starts the operation, which calls `done` on the event loop when it has ended."""
         raise NotImplementedError
 
     @property
@@ -26,7 +26,7 @@ class GroupCommit:
 
     async def _wait_for_run(self) -> None:
         """Returns when a run has covered every change made before this call; raises its OSError."""
-        # A future each, because cancelling one caller must not cancel the others.
+        # Each caller has its own future, because cancelling one must not cancel the others.
         waiter = asyncio.get_running_loop().create_future()
         if self._is_dirty:
             self._next_waiters.append(waiter)
@@ -47,7 +47,7 @@ class GroupCommit:
         assert self._running_waiters is not None
         ended, self._running_waiters = self._running_waiters, None
         if outcome is not None:
-            # A run that failed covers nothing.
+            # A failed run covers nothing.
             self._is_dirty = True
         if self._next_waiters:
             self._start_run()
@@ -61,5 +61,5 @@ class GroupCommit:
 
 
 def copy_os_error(error: OSError) -> OSError:
-    """A fresh copy: one exception object raised in many tasks would mix up their tracebacks."""
+    """Returns a copy: one exception raised in several tasks would mix up their tracebacks."""
     return OSError(error.errno, error.strerror or str(error), error.filename)

@@ -1,5 +1,6 @@
-"""The operating system's disk. Appends and reads go to the page cache from the event loop; syncs, which wait
-for the device, run in a few threads that live here and nowhere else.
+"""The disk of the operating system.
+
+Appends and reads access the page cache on the event loop. Fsyncs wait for the device in threads of their own.
 """
 
 import asyncio
@@ -17,17 +18,17 @@ from moldau.platform.disk import Buffer
 from moldau.platform.group_commit import Done, GroupCommit, Outcome
 
 FSYNC_THREADS_MAX = 16
-"""Syncs that may wait for the device side by side; about as many as a device takes in parallel."""
+"""How many fsyncs may run concurrently: about as many as a device handles in parallel."""
 
 WRITEV_PARTS_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 
 TEMPORARY_SUFFIX = ".tmp"
-"""`replace` writes beside the file under this suffix; a crash may leave such a name behind."""
+"""The suffix of the file that `replace` writes before it renames it; a crash may leave such a file."""
 
 _SyncWork = Callable[[], None]
 _Job = tuple[asyncio.AbstractEventLoop, _SyncWork, Done]
 
-# A plain fsync on macOS stops at the drive's own cache.
+# On macOS a plain fsync does not flush the cache of the drive.
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
 
@@ -63,7 +64,7 @@ def _replace(path: str, data: bytes) -> None:
         _write(temporary, data)
         os.rename(temporary, path)
     except OSError:
-        # What fills the disk must not stay on it.
+        # After ENOSPC the partial file would keep the disk full.
         with suppress(OSError):
             os.unlink(temporary)
         raise
@@ -79,22 +80,21 @@ def _run_jobs(jobs: "SimpleQueue[_Job | None]") -> None:
         except OSError as error:
             outcome = error
         except Exception as error:
-            # Somebody waits for this, and others for this thread.
+            # A bug must neither end this thread nor leave the caller without a result.
             outcome = OSError(errno.EIO, repr(error))
         try:
             loop.call_soon_threadsafe(done, outcome)
         except RuntimeError:
-            # The loop was closed meanwhile, so nobody is waiting any more.
+            # The event loop was closed, and with it the callers.
             pass
-        # Work holds its file open: let go of it before waiting for the next job.
+        # The job references its file, which must be able to close while this thread is idle.
         del job, loop, work, done, outcome
 
 
 class FsyncThreads:
-    """Runs work in a thread and calls back on the loop. Starts threads only as far as work waits for one.
+    """A thread pool that calls back on the event loop and starts threads only when all are busy.
 
-    A queue of our own, because a wake-up through it takes about half as long as through an Executor, whose
-    futures cross the threads twice.
+    Not an Executor: a wake-up through a plain queue takes about half the time.
     """
 
     def __init__(self, threads_max: int = FSYNC_THREADS_MAX) -> None:
@@ -104,8 +104,10 @@ class FsyncThreads:
         self._running = 0
 
     def submit(self, work: _SyncWork, done: Done) -> None:
-        """Called on the loop, and so is `done`, later, with the OSError that `work` raised or None. Where the system
-        gives no further thread those that live do the work; without any it fails."""
+        """Runs `work` in a thread, then `done` on the event loop with its OSError or None.
+
+        If no thread can be started the existing ones do the work; without any it fails with EAGAIN.
+        """
 
         def finish(outcome: Outcome) -> None:
             self._running -= 1
@@ -132,18 +134,17 @@ class FsyncThreads:
 
 
 class OsFile(GroupCommit):
-    """A file of the operating system. Its descriptor closes when the last holder of this object is gone."""
+    """A file of the operating system. Its descriptor closes when this object is no longer referenced."""
 
     def __init__(self, path: str, threads: FsyncThreads) -> None:
         self._descriptor = -1
         super().__init__()
         self.path = path
         self._threads = threads
-        # What an earlier, killed process wrote may be in the page cache only, so even a file that
-        # was just opened counts as changed.
+        # Even a file that was just opened counts as dirty (the default): a killed process may have left unsynced data.
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._size = os.fstat(self._descriptor).st_size
-        self._closed = False
+        self._is_closed = False
         self._failure: OSError | None = None
 
     @property
@@ -172,7 +173,7 @@ class OsFile(GroupCommit):
         return position
 
     def _append_rest(self, parts: Sequence[Buffer], written: int) -> None:
-        """Goes on behind the first `written` bytes, in as many calls as the system wants."""
+        """Appends what follows the first `written` bytes, in as many calls as necessary."""
         remaining: deque[memoryview] = deque(memoryview(part).cast("B") for part in parts if len(part))
         while True:
             while remaining and written >= len(remaining[0]):
@@ -190,7 +191,7 @@ class OsFile(GroupCommit):
             return data
         pieces = [data]
         found = len(data)
-        # One call may return less than was asked for (a signal, or more than 2 GiB); only nothing is the end.
+        # A call may return less than requested (a signal, or more than 2 GiB); only an empty result is the end.
         while found < size and (data := os.pread(self._descriptor, size - found, position + found)):
             pieces.append(data)
             found += len(data)
@@ -204,7 +205,7 @@ class OsFile(GroupCommit):
 
     async def sync(self) -> None:
         self._check_open()
-        self._check_trusted()
+        self._check_no_failed_sync()
         await self._wait_for_run()
 
     def drop_cache(self) -> None:
@@ -212,25 +213,25 @@ class OsFile(GroupCommit):
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
 
     def _start_sync(self, done: Done) -> None:
         self._threads.submit(self._sync_now, done)
 
     def _sync_now(self) -> None:
-        self._check_trusted()
+        self._check_no_failed_sync()
         try:
             _sync_data(self._descriptor)
         except OSError as error:
-            # The kernel may have dropped the dirty pages and would report success the next time.
+            # The kernel may have dropped the dirty pages, and the next fsync would report success.
             self._failure = error
             raise
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise OSError(errno.EBADF, "the file is closed", self.path)
 
-    def _check_trusted(self) -> None:
+    def _check_no_failed_sync(self) -> None:
         if self._failure is not None:
             raise OSError(self._failure.errno, f"an earlier sync failed: {self._failure.strerror}", self.path)
 
@@ -252,7 +253,7 @@ class _OsDirectory(GroupCommit):
         self._threads.submit(lambda: _sync_directory(self._path), done)
 
     async def sync(self) -> None:
-        # Names change without this object hearing of it, so no caller may be content with a running sync.
+        # This object does not see changes of the directory, so a running sync never suffices.
         self._is_dirty = True
         await self._wait_for_run()
 
@@ -308,7 +309,7 @@ class OsDisk:
                 self._directories.pop(path, None)
 
     async def replace(self, path: str, data: bytes) -> None:
-        """Replacements of one path happen in the order of the calls, also when a caller is cancelled."""
+        """Replaces in the order of the calls, even if a caller is cancelled."""
         waiter = asyncio.get_running_loop().create_future()
         queue = self._replacements.setdefault(path, deque())
         queue.append((data, waiter))

@@ -1,4 +1,4 @@
-"""The world of production: the system's clocks, unpredictable randomness and the operating system's disk."""
+"""The platform of production: clocks, randomness and disk of the operating system."""
 
 import os
 import random
@@ -9,7 +9,7 @@ from moldau.platform.os_disk import OsDisk
 
 
 def system_platform(seed: int | None = None) -> Platform:
-    """With a seed the random choices repeat from run to run; without one they differ each time. Not for secrets."""
+    """Returns the platform; a seed makes the random choices repeatable. Not for secrets."""
     if seed is None:
         seed = int.from_bytes(os.urandom(32), "big")
     return Platform(clock=SystemClock(), random=random.Random(seed), disk=OsDisk())

@@ -1,1 +1,1 @@
-"""."""
+"""Kafka record batches: headers, records, codecs, validation."""

@@ -1,4 +1,4 @@
-"""A record batch of Kafka's v2 format, seen by its header: what a broker needs without decoding records.
+"""Record batches in Kafka's format v2: the header, which is all that a broker needs of most batches.
 
 offset  size  field
      0     8  base offset             stamped by the leader, outside the checksum
@@ -28,7 +28,7 @@ from moldau.platform.disk import Buffer
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE = HEADER.size
 LOG_OVERHEAD = 12
-"""Bytes before what `batch length` counts."""
+"""The bytes that `batch length` does not count."""
 
 _STAMP = struct.Struct(">qii")
 _STAMP_SIZE = _STAMP.size
@@ -40,20 +40,20 @@ TIMESTAMP_TYPE_MASK = 0x08
 TRANSACTIONAL_MASK = 0x10
 CONTROL_MASK = 0x20
 DELETE_HORIZON_MASK = 0x40
-"""Set by compaction alone: the base timestamp is then the time from which the batch's tombstones may go."""
+"""Set by compaction only: the base timestamp is then the time from which tombstones may be removed."""
 
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 NO_TIMESTAMP = -1
 SEQUENCE_LIMIT = 2**31
-"""Sequences wrap to 0 here."""
+"""Sequences wrap to 0 at this value."""
 
 
 class Batch:
-    """One batch: its bytes as they came and its header's fields.
+    """The bytes of a batch and the fields of its header.
 
-    `base_offset` and `leader_epoch` may be assigned; `parts()` gives the bytes with the two stamped in,
-    without copying the records.
+    `base_offset` and `leader_epoch` may be assigned; `parts()` returns the bytes with both, without copying the
+    records.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class Batch:
     size: int
 
     def __init__(self, data: Buffer) -> None:
-        """Reads the header of `data`, which must be exactly one batch; raises CorruptRecordError."""
+        """Parses the header of `data`, which must be exactly one batch; raises CorruptRecordError."""
         if len(data) < HEADER_SIZE:
             raise CorruptRecordError(f"a batch of {len(data)} bytes is shorter than its header")
         if data[MAGIC_POSITION] != 2:
@@ -110,7 +110,9 @@ class Batch:
         self.data = data
         self.size = length + LOG_OVERHEAD
         if self.size != len(data):
-            raise CorruptRecordError(f"a batch says it has {self.size} bytes and comes with {len(data)}")
+            raise CorruptRecordError(
+                f"the length field of a batch says {self.size} bytes, and it has {len(data)}"
+            )
 
     @property
     def last_offset(self) -> int:
@@ -147,7 +149,7 @@ class Batch:
         return (self.base_sequence + self.last_offset_delta) % SEQUENCE_LIMIT
 
     def parts(self) -> tuple[Buffer, Buffer]:
-        """The batch as it belongs on disk: the stamped start, then the rest of the bytes as they came."""
+        """Returns the bytes to write: a new start with base offset and leader epoch, then the rest unchanged."""
         stamp = _STAMP.pack(self.base_offset, self.size - LOG_OVERHEAD, self.leader_epoch)
         return stamp, memoryview(self.data)[_STAMP_SIZE:]
 
@@ -156,7 +158,7 @@ class Batch:
 
     @property
     def section(self) -> memoryview:
-        """The records behind the header, compressed as they came."""
+        """The records after the header, still compressed."""
         return memoryview(self.data)[HEADER_SIZE:]
 
     def has_valid_checksum(self) -> bool:
@@ -167,27 +169,29 @@ class Batch:
 
 
 def split(data: Buffer) -> Iterator[Batch]:
-    """The batches that stand one after the other in `data`; raises CorruptRecordError where it ends short."""
+    """Yields the consecutive batches in `data`; raises CorruptRecordError if the last one is not whole."""
     view = memoryview(data)
     position, end = 0, len(view)
     while position < end:
         if end - position < HEADER_SIZE:
-            raise CorruptRecordError(f"{end - position} bytes are left behind the last whole batch")
+            raise CorruptRecordError(f"{end - position} bytes are left after the last whole batch")
         size = int.from_bytes(view[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
         if size < HEADER_SIZE or position + size > end:
-            raise CorruptRecordError(f"a batch says it has {size} bytes where {end - position} are left")
+            raise CorruptRecordError(
+                f"the length field of a batch says {size} bytes, and {end - position} are left"
+            )
         yield Batch(view[position : position + size])
         position += size
 
 
 def trim_partial_batch(data: Buffer) -> memoryview:
-    """`data` without a last batch that a byte limit has cut off; raises CorruptRecordError."""
+    """Returns `data` without a last batch that a byte limit has truncated; raises CorruptRecordError."""
     view = memoryview(data)
     whole = 0
     while whole + LOG_OVERHEAD <= len(view):
         size = int.from_bytes(view[whole + 8 : whole + LOG_OVERHEAD], "big", signed=True) + LOG_OVERHEAD
         if size < HEADER_SIZE:
-            raise CorruptRecordError(f"a batch says it has {size} bytes")
+            raise CorruptRecordError(f"the length field of a batch says {size} bytes")
         if whole + size > len(view):
             break
         whole += size

@@ -1,4 +1,4 @@
-"""Building batches: from records, or from another batch with a field or the codec changed."""
+"""Builds batches from records, or from another batch with changed fields or another codec."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ _MAGIC = 2
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The records of a batch, encoded and compressed, before anybody has said who writes them."""
+    """The records of a batch, encoded and compressed, without producer id and sequence."""
 
     data: Buffer
     count: int
-    """Their offsets are 0 to count - 1, from the batch's first."""
+    """The relative offsets of the records are 0 to count - 1."""
     base_timestamp: int
     max_timestamp: int
     compression: int = NONE
@@ -56,10 +56,10 @@ def build_batch(
     append_time_ms: int | None = None,
     keep_offsets: bool = False,
 ) -> bytes:
-    """One batch of these records, numbered from `base_offset` in their order.
+    """Returns a batch of these records with consecutive offsets from `base_offset` on.
 
-    With keep_offsets they keep their own offsets, which must ascend from base_offset on. With append_time_ms
-    the batch is one of LogAppendTime.
+    With keep_offsets the records keep their own offsets, which must be ascending. With append_time_ms the batch has
+    LogAppendTime.
     """
     encoded: list[bytes] = []
     base_timestamp = max_timestamp = NO_TIMESTAMP
@@ -120,7 +120,7 @@ def encode_batch(
     base_sequence: int,
     count: int,
 ) -> bytes:
-    """A header with the right length and checksum before `section`, records that are compressed already."""
+    """Returns a batch with `section`, records that are compressed already, and the matching length and checksum."""
     data = bytearray(HEADER_SIZE + len(section))
     HEADER.pack_into(
         data,
@@ -154,7 +154,7 @@ def replace_records(
     max_timestamp: int | None = None,
     count: int | None = None,
 ) -> Batch:
-    """The batch with another section and, where given, other fields; offsets, producer and sequence stay."""
+    """Returns the batch with another section and other fields; offsets, producer and sequence stay."""
     return Batch(
         encode_batch(
             section,
@@ -175,7 +175,7 @@ def replace_records(
 def recompress(
     batch: Batch, compression: int, *, level: int | None = None, limit: int = DECOMPRESSED_BYTES_MAX
 ) -> Batch:
-    """The batch in another codec. Its records are recompressed as a whole and never decoded."""
+    """Returns the batch in another codec, without decoding its records."""
     return replace_records(
         batch,
         compress(compression, records_section(batch, limit), level),
@@ -184,7 +184,7 @@ def recompress(
 
 
 def with_append_time(batch: Batch, now_ms: int) -> Batch:
-    """The batch as LogAppendTime stamps it: all its records then carry `now_ms`."""
+    """Returns the batch with LogAppendTime: all its records then have the timestamp `now_ms`."""
     return replace_records(
         batch, batch.section, attributes=batch.attributes | TIMESTAMP_TYPE_MASK, max_timestamp=now_ms
     )

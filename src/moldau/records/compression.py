@@ -1,7 +1,7 @@
-"""The codecs of record batches. Decompression is capped: no input makes it hold more than twice its limit.
+"""The codecs of record batches. Decompression never uses more than twice its limit of memory.
 
-Snappy comes in the framing of Kafka's Java library (xerial: a header, then chunks with lengths) or bare,
-and is written with the framing. LZ4 is written as frames of independent blocks, all that Java consumers read.
+Snappy is read with the framing of Kafka's Java library (xerial: a header, then chunks with lengths) or without, and
+written with it. LZ4 is written as frames of independent blocks, the only ones that Java consumers read.
 """
 
 import zlib
@@ -15,24 +15,24 @@ from moldau.platform.disk import Buffer
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 
 NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
-"""A codec's name stands at its number."""
+"""Codec names by codec number."""
 
 CODECS_BY_NAME = {name: number for number, name in enumerate(NAMES)} | {"uncompressed": NONE}
-"""`uncompressed` is what the topic setting calls the codec `none`."""
+"""Codec numbers by name; the topic setting calls `none` `uncompressed`."""
 
 DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024
-"""How large the records of one batch may become where the caller has no tighter limit."""
+"""The default limit of the decompressed records of one batch."""
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 _XERIAL_CHUNK_BYTES = 32 * 1024
 _GZIP_WINDOW = 31
-"""zlib's way to say: 32 KB window, gzip header and trailer."""
+"""zlib's code for a 32 KB window with gzip header and trailer."""
 _GZIP_CHUNK_BYTES = 16 * 1024
 _LZ4_FAST = 1
 _FIRST_GUESS_BYTES = 64 * 1024
 _OUTPUT_IS_FULL = "failed to write whole buffer"
-"""What cramjam says when the output buffer is too small; any other complaint is about the input."""
+"""cramjam's error when the output buffer is too small; any other error is about the input."""
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
@@ -49,11 +49,11 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
         return bytes(frame.finish())
     if codec == ZSTD:
         return bytes(cramjam.zstd.compress(data, level=level))
-    raise UnsupportedCompressionError(f"there is no compression codec {codec}")
+    raise UnsupportedCompressionError(f"unknown compression codec {codec}")
 
 
 def decompress(codec: int, data: Buffer, limit: int = DECOMPRESSED_BYTES_MAX) -> bytes:
-    """Raises CorruptRecordError for what is no such stream, RecordTooLargeError for more than `limit`."""
+    """Returns the decompressed data; raises CorruptRecordError, or RecordTooLargeError for more than `limit`."""
     if codec == NONE:
         if len(data) > limit:
             raise _too_large(codec, limit)
@@ -66,11 +66,12 @@ def decompress(codec: int, data: Buffer, limit: int = DECOMPRESSED_BYTES_MAX) ->
         return _decompress_into(codec, cramjam.lz4.decompress_into, data, limit)
     if codec == ZSTD:
         return _decompress_into(codec, cramjam.zstd.decompress_into, data, limit)
-    raise UnsupportedCompressionError(f"there is no compression codec {codec}")
+    raise UnsupportedCompressionError(f"unknown compression codec {codec}")
 
 
 def _decompress_gzip(data: Buffer, limit: int) -> bytes:
-    """Members may follow each other. Input goes in by chunks, for zlib copies what a member leaves over."""
+    """Decompresses one or more gzip members. The input is passed in chunks, because zlib copies what follows a
+    member."""
     view = memoryview(data)
     parts: list[bytes] = []
     room = limit
@@ -95,7 +96,7 @@ def _decompress_gzip(data: Buffer, limit: int) -> bytes:
 
 
 def _decompress_into(codec: int, into: Callable[[Buffer, bytearray], int], data: Buffer, limit: int) -> bytes:
-    """Into a buffer that grows fourfold until all fits: small batches stay cheap whatever the limit is."""
+    """Decompresses into a buffer that grows fourfold until all fits, so that small batches stay cheap."""
     size = min(limit, max(_FIRST_GUESS_BYTES, 4 * len(data)))
     while True:
         output = bytearray(size)
@@ -121,7 +122,7 @@ def _compress_snappy(data: Buffer) -> bytes:
 
 
 def _decompress_snappy(data: Buffer, limit: int) -> bytes:
-    """The chunks say how large they become, so the limit is checked before anything is decompressed."""
+    """Checks the limit before it decompresses: each chunk has its decompressed length."""
     view = memoryview(data)
     framed = view[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC
     chunks = _xerial_chunks(view) if framed else [view]
@@ -145,7 +146,7 @@ def _xerial_chunks(view: memoryview) -> list[memoryview]:
     position, end = 0, len(view)
     while position < end:
         if view[position : position + len(_XERIAL_MAGIC)] == _XERIAL_MAGIC:
-            # Streams may stand one after the other, each with its header.
+            # Several streams may follow each other, each with its header.
             position += len(_XERIAL_HEADER)
             if position > end:
                 raise CorruptRecordError("the header of the snappy stream ends early")

@@ -1,6 +1,6 @@
-"""Control records: what brokers write between the producers' records. Consumers skip them.
+"""Control records, which brokers write between the records of producers and consumers skip.
 
-The key says what a record is (a version and a type, two 16-bit numbers), the value is a message of that type.
+The key has a version and a type, two 16-bit numbers. The value is a message of that type.
 """
 
 import enum
@@ -27,7 +27,7 @@ from moldau.wire.kio import (
 
 _KEY = struct.Struct(">hh")
 _END_TRANSACTION = struct.Struct(">hi")
-"""The message's version, then the coordinator epoch: the one control message with its version before it."""
+"""The version of the message, then the coordinator epoch. No other control message starts with a version."""
 _VERSION = 0
 
 
@@ -47,7 +47,7 @@ class LeaderChangeVoter(NamedTuple):
 
 
 class LeaderChange(NamedTuple):
-    """A quorum leader began its epoch (the batch's leader epoch)."""
+    """The start of a quorum leader's epoch, which is the leader epoch of the batch."""
 
     leader_id: int
     voters: tuple[LeaderChangeVoter, ...]
@@ -55,7 +55,7 @@ class LeaderChange(NamedTuple):
 
 
 class EndTransaction(NamedTuple):
-    """The batch's producer ended its transaction in this partition."""
+    """The end of a transaction of the batch's producer."""
 
     commit: bool
     coordinator_epoch: int
@@ -63,15 +63,15 @@ class EndTransaction(NamedTuple):
 
 class SnapshotHeader(NamedTuple):
     last_contained_timestamp: int
-    """Append time of the last record of the log that the snapshot stands for."""
+    """The append time of the last record that the snapshot covers."""
 
 
 class SnapshotFooter(NamedTuple):
-    """Nothing follows: the snapshot is whole."""
+    """The end of a complete snapshot."""
 
 
 class KRaftVersion(NamedTuple):
-    """From here on the quorum's records are of this version; 1 is the first in which voters can change."""
+    """The version of the quorum's records from here on; 1 is the first in which voters can change."""
 
     version: int
 
@@ -87,18 +87,18 @@ class RecordedVoter(NamedTuple):
     directory_id: UUID | None
     endpoints: tuple[RecordedVoterEndpoint, ...]
     lowest_version: int = 0
-    """Of the quorum's versions that the voter's software can work with."""
+    """The lowest quorum version that the voter supports."""
     highest_version: int = 1
 
 
 class Voters(NamedTuple):
-    """From here on these are the voters of the quorum."""
+    """The voters of the quorum from here on."""
 
     voters: tuple[RecordedVoter, ...]
 
 
 class OtherControl(NamedTuple):
-    """A control record of a type that means nothing here."""
+    """A control record of an unknown type."""
 
     type: int
     value: bytes | None
@@ -118,7 +118,7 @@ def control_batch(
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_PRODUCER_EPOCH,
 ) -> bytes:
-    """A batch of this one control record. Only the end of a transaction has a producer: its own."""
+    """Returns a batch of one control record. Only the end of a transaction has a producer."""
     return build_batch(
         [Record(timestamp=timestamp, key=encode_key(control), value=encode_value(control))],
         base_offset=base_offset,
@@ -131,7 +131,7 @@ def control_batch(
 
 
 def control_type(key: bytes | None) -> int:
-    """The type in a control record's key: a ControlType, or a number that is none."""
+    """Returns the type in the key of a control record: a ControlRecordType, or an unknown number."""
     if key is None or len(key) < _KEY.size:
         raise CorruptRecordError(f"a control record has the key {key!r}")
     _, number = _KEY.unpack_from(key)
@@ -139,7 +139,7 @@ def control_type(key: bytes | None) -> int:
 
 
 def decode(record: Record) -> ControlRecord:
-    """Raises CorruptRecordError."""
+    """Decodes a control record; raises CorruptRecordError."""
     number = control_type(record.key)
     value = record.value or b""
     try:
@@ -202,7 +202,7 @@ def _type_of(control: ControlRecord) -> int:
 
 
 def _encode_leader_change(change: LeaderChange) -> bytes:
-    """Version 1 only where directory ids are known: it is for quorums whose voters can change."""
+    """Encodes version 1 if directory ids are known: it is for quorums whose voters can change."""
     version = 1 if any(voter.directory_id for voter in change.voters) else 0
     schema: Any = leader_change_v1 if version else leader_change_v0
 

@@ -1,7 +1,7 @@
-"""Records inside a batch: decoding and encoding. A broker needs this for compaction and the odd check only.
+"""Decoding and encoding of the records in a batch. A broker needs it only for compaction and a few checks.
 
-A record is its length, attributes (unused), timestamp delta, offset delta, key, value and headers; every
-number but the attributes is a zig-zag varint, and a length of -1 stands for null.
+A record has a length, attributes (unused), timestamp delta, offset delta, key, value and headers. Every number but the
+attributes is a zig-zag varint; a length of -1 means null.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,49 +13,47 @@ from moldau.records.compression import DECOMPRESSED_BYTES_MAX, decompress
 from moldau.records.varint import read_varint, write_varint
 
 RECORD_BYTES_MIN = 7
-"""Length, attributes, two deltas, null key, null value, no headers: a byte each."""
+"""One byte each for length, attributes, two deltas, null key, null value and no headers."""
 
 TIMESTAMP_MAX = 2**63 - 65
 TIMESTAMP_MIN = -(2**63) + 64
-"""A one-byte delta cannot take a timestamp within these out of 64 bits."""
+"""A base timestamp within these plus a one-byte delta cannot exceed 64 bits."""
 
 Header = tuple[str, bytes | None]
 
 
 class Record(NamedTuple):
-    """One record. When a batch is built from records, their offsets count only where the caller says so."""
+    """One record. `build_batch` ignores its offset unless told otherwise."""
 
     offset: int = -1
     timestamp: int = -1
     key: bytes | None = None
     value: bytes | None = None
     headers: Sequence[Header] = ()
-    """Header names that are no UTF-8 keep their bytes as surrogate escapes."""
+    """Header names that are not UTF-8 have surrogate escapes."""
     offset_delta: int = -1
 
 
 Span = tuple[int, int, int, int, bytes | None, int, int]
-"""Where a record lies in a batch's decompressed records, and what is known of it without decoding its value:
-start, end, timestamp delta, offset delta, key, where the value starts, and its length (-1 for a tombstone).
-A bare tuple, because a named one would make the walk a fifth slower."""
+"""A record in the decompressed records of a batch: start, end, timestamp delta, offset delta, key, start of the
+value, and its length (-1 for a tombstone). A plain tuple, because a named one makes the scan a fifth slower."""
 
 
 def section(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> bytes:
-    """The batch's records, decompressed."""
+    """Returns the decompressed records of the batch."""
     if not batch.count and not batch.section:
         return b""
     return decompress(batch.compression, batch.section, limit)
 
 
 def spans(batch: Batch, data: bytes) -> Iterator[Span]:
-    """Walks over `data`, the batch's records as `section` gave them; raises CorruptRecordError.
+    """Scans `data`, the records as `section` returns them; raises CorruptRecordError.
 
-    Found wrong are lengths beyond the data, offsets that do not ascend within the batch's range, and a number
-    of records that is not the header's.
+    It checks lengths, that offsets are ascending and within the batch, and the number of records.
     """
     count, size = batch.count, len(data)
     if count < 0 or count * RECORD_BYTES_MIN > size:
-        raise CorruptRecordError(f"{batch!r} says it has {count} records, in {size} bytes")
+        raise CorruptRecordError(f"{batch!r} claims {count} records in {size} bytes")
     base_timestamp = batch.base_timestamp
     if not TIMESTAMP_MIN <= base_timestamp <= TIMESTAMP_MAX:
         raise CorruptRecordError(f"{batch!r} has the timestamp {base_timestamp}")
@@ -74,7 +72,7 @@ def spans(batch: Batch, data: bytes) -> Iterator[Span]:
             end = position + length
             if length < RECORD_BYTES_MIN - 1 or end > size:
                 raise CorruptRecordError(
-                    f"a record of {batch!r} says it has {length} bytes at {start} of {size}"
+                    f"a record of {batch!r} has a length of {length} bytes at {start} of {size}"
                 )
 
             position += 1
@@ -128,11 +126,11 @@ def spans(batch: Batch, data: bytes) -> Iterator[Span]:
     except IndexError:
         raise CorruptRecordError(f"the records of {batch!r} end inside a record") from None
     if position != size:
-        raise CorruptRecordError(f"{size - position} bytes are left behind the {count} records of {batch!r}")
+        raise CorruptRecordError(f"{size - position} bytes are left after the {count} records of {batch!r}")
 
 
 def iterate_records(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
-    """The records of a batch. Raises CorruptRecordError, or RecordTooLargeError for over `limit` bytes."""
+    """Yields the records of a batch; raises CorruptRecordError, or RecordTooLargeError for over `limit` bytes."""
     data = section(batch, limit)
     base_offset, base_timestamp = batch.base_offset, batch.base_timestamp
     append_time = batch.max_timestamp if batch.is_log_append_time else None
@@ -149,7 +147,7 @@ def iterate_records(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Iterat
 
 
 def keys(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Iterator[tuple[int, bytes | None]]:
-    """The offset and the key of each record, without looking at values and headers."""
+    """Yields the offset and the key of each record."""
     base_offset = batch.base_offset
     for _, _, _, offset_delta, key, _, _ in spans(batch, section(batch, limit)):
         yield base_offset + offset_delta, key
@@ -176,11 +174,11 @@ def encode_record(
 
 
 def read_headers(data: bytes, position: int, end: int) -> tuple[Header, ...]:
-    """The headers of a record, from behind its value to its end; raises CorruptRecordError."""
+    """Returns the headers of a record, from `position` after its value to its end; raises CorruptRecordError."""
     try:
         count, position = read_varint(data, position)
         if not 0 <= 2 * count <= end - position:
-            raise CorruptRecordError(f"a record says it has {count} headers, in {end - position} bytes")
+            raise CorruptRecordError(f"a record has a count of {count} headers in {end - position} bytes")
         headers = []
         for _ in range(count):
             name, position = _read_bytes(data, position, end)
@@ -191,7 +189,7 @@ def read_headers(data: bytes, position: int, end: int) -> tuple[Header, ...]:
     except IndexError:
         raise CorruptRecordError("the records end inside the headers of a record") from None
     if position != end:
-        raise CorruptRecordError(f"{end - position} bytes are left behind the headers of a record")
+        raise CorruptRecordError(f"{end - position} bytes are left after the headers of a record")
     return tuple(headers)
 
 

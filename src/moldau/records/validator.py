@@ -1,7 +1,6 @@
-"""What a broker checks and changes in the records a producer sent, before they get their offsets.
+"""Validation of a producer's batches before they get their offsets, as in Kafka.
 
-It follows Kafka's validation, save that records are not decoded where their header says enough: only a
-compacted topic, or one that bounds how old a record may be, looks inside a batch.
+Unlike in Kafka, records are decoded only if the topic is compacted, or limits the age of records.
 """
 
 from moldau.errors import (
@@ -38,7 +37,7 @@ from moldau.settings.registry import LONG_MAX
 from moldau.settings.topic import TopicSettings
 
 ZSTD_PRODUCE_VERSION = 7
-"""The first version of Produce that may carry zstd: its clients know how to read it back."""
+"""The first version of Produce that allows zstd, because older clients cannot decompress it."""
 
 _BROKER_ATTRIBUTES = CONTROL_MASK | TIMESTAMP_TYPE_MASK | DELETE_HORIZON_MASK
 _KAFKA_LZ4_LEVEL_DEFAULT = 9
@@ -52,7 +51,7 @@ def validate(
     api_version: int,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> list[Batch]:
-    """The batches of one partition in a Produce request, ready to be given offsets: exactly one.
+    """Returns the batches of one partition in a Produce request, which must be exactly one.
 
     `now_ms` is wall-clock time. Raises InvalidRecordError, CorruptRecordError, RecordTooLargeError,
     InvalidTimestampError or UnsupportedCompressionError, with a message for the producer.
@@ -77,7 +76,7 @@ def validate(
 
 
 def may_recompress(settings: TopicSettings) -> bool:
-    """Whether `validate` may have to unpack a batch, or to pack it."""
+    """Whether `validate` may have to decompress or compress a batch."""
     looks_inside = "compact" in settings.cleanup_policy or settings.message_timestamp_before_max_ms < LONG_MAX
     return looks_inside or settings.compression_type != "producer"
 
@@ -86,24 +85,24 @@ def _parse_single_batch(data: Buffer) -> Batch:
     if len(data) <= MAGIC_POSITION:
         raise InvalidRecordError("a partition's records must hold a record batch")
     if data[MAGIC_POSITION] > 2:
-        raise CorruptRecordError(f"there are no record batches of magic {data[MAGIC_POSITION]}")
+        raise CorruptRecordError(f"magic {data[MAGIC_POSITION]} of record batches is unknown")
     if data[MAGIC_POSITION] < 2:
         raise InvalidRecordError(f"record batches must be of magic 2, not {data[MAGIC_POSITION]}")
     size = int.from_bytes(data[8:12], "big", signed=True) + LOG_OVERHEAD
     if size < HEADER_SIZE:
-        raise CorruptRecordError(f"a batch says it has {size} bytes, fewer than its header")
+        raise CorruptRecordError(f"the length field of a batch says {size} bytes, fewer than its header")
     if size > len(data):
-        raise InvalidRecordError(f"a batch of {size} bytes was cut off at {len(data)}")
+        raise InvalidRecordError(f"a batch of {size} bytes was truncated to {len(data)}")
     if size < len(data):
         _reject_trailing_bytes(data[size:])
     return Batch(data)
 
 
 def _reject_trailing_bytes(rest: Buffer) -> None:
-    """What stands behind the one batch there may be: as a rule a second batch."""
+    """Raises the error for bytes after the only allowed batch, usually a second batch."""
     length = int.from_bytes(rest[8:LOG_OVERHEAD], "big", signed=True)
     if len(rest) >= LOG_OVERHEAD and length < HEADER_SIZE - LOG_OVERHEAD:
-        raise CorruptRecordError("what stands behind the batch is no batch")
+        raise CorruptRecordError("the bytes after the batch are not a batch")
     raise InvalidRecordError("a partition's records must hold exactly one record batch")
 
 
@@ -112,14 +111,14 @@ def _check_header(batch: Batch, settings: TopicSettings, api_version: int) -> No
         raise InvalidRecordError(f"the base offset of a producer's batch must be 0, not {batch.base_offset}")
     _check_size(batch, settings)
     if not batch.has_valid_checksum():
-        raise CorruptRecordError("the checksum of the batch is wrong: it was damaged on its way")
+        raise CorruptRecordError("the checksum of the batch is wrong: it was damaged in transit")
 
     count = batch.count
     if count <= 0:
-        raise InvalidRecordError(f"the batch says it has {count} records")
+        raise InvalidRecordError(f"the batch has a count of {count} records")
     if batch.last_offset_delta != count - 1:
         raise InvalidRecordError(
-            f"the batch says it has {count} records and that the last has offset {batch.last_offset_delta}"
+            f"the batch has a count of {count} records and a last offset delta of {batch.last_offset_delta}"
         )
     attributes = batch.attributes
     if attributes & _BROKER_ATTRIBUTES:
@@ -135,9 +134,9 @@ def _check_header(batch: Batch, settings: TopicSettings, api_version: int) -> No
     codec = attributes & COMPRESSION_MASK
     if codec == NONE:
         if count * RECORD_BYTES_MIN > batch.size - HEADER_SIZE:
-            raise InvalidRecordError(f"the batch says it has {count} records, in {batch.size} bytes")
+            raise InvalidRecordError(f"the batch has a count of {count} records in {batch.size} bytes")
     elif codec >= len(NAMES):
-        raise UnsupportedCompressionError(f"there is no compression codec {codec}")
+        raise UnsupportedCompressionError(f"unknown compression codec {codec}")
     elif codec == ZSTD and api_version < ZSTD_PRODUCE_VERSION:
         raise UnsupportedCompressionError(
             f"zstd needs version {ZSTD_PRODUCE_VERSION} of Produce, and this is version {api_version}"
@@ -182,7 +181,7 @@ def _check_records(batch: Batch, compacted: bool, oldest_ms: int | None, limit: 
                     f"{oldest_ms} is the oldest now"
                 )
     except CorruptRecordError as error:
-        # The checksum is right, so sending it again cannot help: the producer made it so.
+        # Not retriable: the checksum is right, so the producer itself built the batch wrong.
         raise InvalidRecordError(str(error)) from None
 
 
@@ -204,6 +203,6 @@ def _level(codec: int, settings: TopicSettings) -> int | None:
     if codec == ZSTD:
         return settings.compression_zstd_level
     if codec == LZ4 and settings.compression_lz4_level != _KAFKA_LZ4_LEVEL_DEFAULT:
-        # Kafka's default stands for the fast algorithm, every other level for the thorough one.
+        # Kafka's default level selects the fast algorithm, every other level the high-compression one.
         return settings.compression_lz4_level
     return None

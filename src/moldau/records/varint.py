@@ -1,4 +1,4 @@
-"""Zig-zag variable-length integers, as records use them. Decoders in hot loops inline the one-byte case."""
+"""Zig-zag variable-length integers of records. Hot loops inline the one-byte case."""
 
 from moldau.errors import CorruptRecordError
 from moldau.platform.disk import Buffer
@@ -8,7 +8,7 @@ _ONE_BYTE = tuple(bytes((number,)) for number in range(0x80))
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """The number and the position behind it; IndexError where the data ends first."""
+    """Returns the number and the position after it; raises IndexError if the data ends before."""
     value = shift = 0
     for here in range(position, position + _LONG_BYTES_MAX):
         byte = data[here]
