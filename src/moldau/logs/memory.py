@@ -98,15 +98,15 @@ class MemoryLog(Log):
         return None
 
     async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
-        newest: TimestampAndOffset | None = None
+        latest: TimestampAndOffset | None = None
         for index in range(bisect_left(self._last_offsets, self.start_offset), len(self._batches)):
             if self._last_offsets[index] >= below:
                 break
-            if newest is None or self._max_timestamps[index] > newest.timestamp_ms:
+            if latest is None or self._max_timestamps[index] > latest.timestamp_ms:
                 found = max_timestamp_record(Batch(self._batches[index]), self.start_offset)
-                if found is not None and (newest is None or found.timestamp_ms > newest.timestamp_ms):
-                    newest = found
-        return newest
+                if found is not None and (latest is None or found.timestamp_ms > latest.timestamp_ms):
+                    latest = found
+        return latest
 
     async def truncate_to(self, offset: int) -> None:
         if offset >= self.end_offset:
@@ -189,7 +189,7 @@ class MemoryLog(Log):
         if not should_compact(self.settings, log_to_clean, now_ms):
             return False
 
-        cuts = self._truncations
+        truncations = self._truncations
         batches = self._batches[:end]
         offsets = OffsetMap(OFFSET_MAP_BYTES_MAX, self._cleaned_offset)
         for number, data in enumerate(batches[first_dirty:]):
@@ -211,7 +211,7 @@ class MemoryLog(Log):
                 kept.append(remaining)
             if number % _BATCHES_PER_YIELD == 0:
                 await asyncio.sleep(0)
-        if self._truncations != cuts:
+        if self._truncations != truncations:
             return False
         self._truncations += 1
         self._batches[:end] = [batch.to_bytes() for batch in kept]

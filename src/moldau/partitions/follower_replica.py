@@ -24,7 +24,7 @@ log = get_logger(__name__)
 
 
 class FollowerFetchState(NamedTuple):
-    """The state of a follower's log that goes into a fetch request."""
+    """The state of a follower's log that a fetch request carries."""
 
     offset: int
     last_epoch: int
@@ -137,7 +137,7 @@ class FollowerReplica:
             self._check_leader_has_committed(state, diverging)
             committed = state.high_watermark
             await self._truncate(state, offset, log_.truncate_to(offset))
-            # An epoch without records at the end of the log goes too, or the next fetch would name it again.
+            # An epoch without records at the end of the log is removed too, or the next fetch would name it again.
             log_.epochs.truncate_from_end(log_.end_offset)
             state.on_truncated(log_.end_offset)
             if log_.end_offset < committed:

@@ -75,7 +75,7 @@ class LeaderState:
     """A proposal rejected because of the state of a member. A duplicate of that request may still arrive and succeed
     later, as long as the partition epoch is unchanged."""
     departing_replicas: tuple[int, ...] = ()
-    """Replicas that a response of the controller has removed from the ISR. The response does not tell whether they are
+    """Replicas that a response of the controller has removed from the ISR. The response does not say whether they are
     in the ELR now, so the high watermark waits for them until the metadata shows it."""
     followers: dict[int, FollowerProgress] = field(default_factory=dict)
     """Followers that have fetched in this epoch, or were in the ISR at its start."""

@@ -290,7 +290,7 @@ class Partition:
         acks_all: bool = False,
         current_leader_epoch: int = NO_EPOCH,
     ) -> LogAppendInfo:
-        """Assigns offsets to the batches and appends them. `commit_future` tells when they are committed.
+        """Assigns offsets to the batches and appends them. `commit_future` waits until they are committed.
 
         A repeated batch of an idempotent producer is not appended again: the result has the offset of the first. With
         `acks_all` the ISR must have min.insync.replicas. A caller that decided on these records in a certain leader
@@ -456,7 +456,7 @@ class Partition:
     def end_offset_for_epoch(self, epoch: int, current_leader_epoch: int = NO_EPOCH) -> EpochEndOffset:
         """Returns the latest epoch up to `epoch` that has records (-1: none), and its end offset.
 
-        Raises as `require_leader` does, and without a lease if a newer leader could give another answer.
+        Raises as `require_leader` does, and without a lease if a newer leader could return another result.
         """
         leader = self.require_leader(current_leader_epoch)
         found = EpochEndOffset(*self.log.epochs.end_offset_for(epoch, self.log.end_offset))

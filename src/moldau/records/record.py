@@ -23,7 +23,7 @@ Header = tuple[str, bytes | None]
 
 
 class Record(NamedTuple):
-    """One record. `build_batch` ignores its offset unless told otherwise."""
+    """One record. `build_batch` ignores its offset unless keep_offsets is set."""
 
     offset: int = -1
     timestamp: int = -1

@@ -164,7 +164,7 @@ class FileLog(Log):
         if not batches:
             return
         if self._directory_changes_synced < self._truncation_change:
-            # A power failure could bring truncated segments back behind the batches that are appended now.
+            # A power failure could bring truncated segments back after the batches that are appended now.
             await self._sync()
         last = batches[-1]
         parts: Sequence[Buffer]
@@ -195,7 +195,7 @@ class FileLog(Log):
         try:
             segment.file.truncate(segment.size)
         except OSError as second:
-            # Nothing may be appended behind a torn batch.
+            # Nothing may be appended after a torn batch.
             self._health.mark_offline(f"cannot truncate the torn end of {self.name}: {second}")
         return self._health.on_disk_error("appending to", error)
 
@@ -386,7 +386,7 @@ class FileLog(Log):
                 yield
             except (CorruptRecordError, OSError) as error:
                 if self._truncations != truncations:
-                    # The files are half truncated: only recovery can tell what is left.
+                    # The files are half truncated: only recovery can repair them.
                     self._health.mark_offline(f"truncating {self.name} failed: {error}")
                     raise StorageError(str(self.failure)) from error
                 if isinstance(error, OSError):
@@ -401,7 +401,7 @@ class FileLog(Log):
         # The end is that of the last whole batch. An end between batches would be lost in a restart.
         end = segment.next_offset_before(position)
         if end < self.start_offset:
-            # The batch that contains the start offset goes, and with it every readable record.
+            # The batch with the start offset is truncated, and with it every readable record.
             await self._reset(await self._reset_keeping_producers(self.start_offset, end))
             return
         # First, or recovery after a crash would take the truncated records for lost ones.

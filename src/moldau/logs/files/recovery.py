@@ -279,7 +279,7 @@ class _LogLoader:
     async def _recover_segment(
         self, segment: LogSegment, producers: ProducerStateManager, epochs: LeaderEpochCache
     ) -> bool:
-        """True where the segment had to be cut."""
+        """Checks all batches of the segment; True if it had to be truncated."""
         segment.file.drop_cache()
         size = segment.file.size
         segment.start_empty()
