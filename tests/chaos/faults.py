@@ -197,7 +197,7 @@ def _restart_if_failed(context: FaultContext, machine: Machine, after: str) -> I
     output = len(machine.node.output())
     yield
     new_lines = machine.node.output()[output:].splitlines()
-    errors = [line for line in new_lines if "is offline" in line or "cannot go on" in line]
+    errors = [line for line in new_lines if "is offline" in line or "the node must stop" in line]
     if errors:
         context.notes.append(f"node {machine.node_id} was started again after {after}: {errors[0]}")
         machine.kill()

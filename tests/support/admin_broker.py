@@ -79,7 +79,7 @@ class FakeController:
         self._state.apply(decision.records, self._state.image.offset + 1 + len(decision.records))
         self._broker.metadata.image = self._state.image
         self._broker.settings = EffectiveSettings(self._broker.settings.static, self._state.image)
-        return decision.reply
+        return decision.response
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False

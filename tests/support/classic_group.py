@@ -224,14 +224,14 @@ class Stage:
 
     def _apply_decision(self, decision: GroupResult) -> None:
         if decision.records and self.log_fails:
-            self.lost += [answer.request_id for answer in decision.reply]
+            self.lost += [answer.request_id for answer in decision.response]
             return
         for record in decision.records:
             assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
             self.log.append(record)
             self.group.apply(record.metadata)
-        for answer in decision.reply:
+        for answer in decision.response:
             self._note(answer.request_id, answer.response)
 
     def _note(self, request_id: RequestId, answer: GroupResponse | MoldauError) -> None:

@@ -183,7 +183,7 @@ class ControlPlane:
         await self.until_published()
 
     async def until_published(self) -> None:
-        await self.loader.wait_for_offset(self.loader.committed.offset)
+        await self.loader.wait_for_offset(self.loader.committed_image.offset)
 
     def registration(
         self, previous_epoch: int = -1, *, incarnation: UUID | None = None

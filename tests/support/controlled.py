@@ -187,7 +187,7 @@ class ControlledCluster:
 
     def do(self, decision: CoordinatorResult[Record, T]) -> T:
         self.apply(decision.records)
-        return decision.reply
+        return decision.response
 
     def apply(self, records: Sequence[Record]) -> None:
         # Through their bytes, as they come out of the log.

@@ -105,7 +105,7 @@ class Cluster:
         self.last_records = list(decision.records)
         if decision.records:
             self.state.apply(decision.records, self.state.next_offset + len(decision.records))
-        return decision.reply
+        return decision.response
 
 
 def error_of(results: Sequence[CreateTopicResult] | Sequence[TopicResult]) -> tuple[type[MoldauError], str]:

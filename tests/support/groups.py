@@ -74,13 +74,13 @@ class Groups:
         records = [read for key, value in map(encode, decision.records) if (read := decode(key, value))]
         assert records == list(decision.records)
         if records and self.lose_writes:
-            for answer in decision.reply:
+            for answer in decision.response:
                 self.answers[answer.request_id] = CoordinatorNotAvailableError("the log takes nothing")
             return []
         if records:
             self.log += records
             self.state.apply(records, len(self.log))
-        for request_id, reply in decision.reply:
+        for request_id, reply in decision.response:
             assert request_id not in self.answers, "an answer is given once"
             self.answers[request_id] = reply
         return records

@@ -107,7 +107,9 @@ class BackgroundTasks:
         )
         self._next_balance_ms = now_ms + static.leader_imbalance_check_interval_seconds * 1000
         # Submitted before any request, so that registrations are checked against these levels.
-        self._feature_update = None if METADATA_VERSION in image.features else runtime.start(_update_features)
+        self._feature_update = (
+            None if METADATA_VERSION in image.features else runtime.schedule(_update_features)
+        )
         if probe is not None:
             self._suspected_brokers = dict.fromkeys(self._brokers_to_probe(image))
         self._start_task("take over", partial(self._initialize_term, image))
@@ -285,7 +287,7 @@ class BackgroundTasks:
             if cancel_if():
                 return CoordinatorResult([], (True, False))
             decision = fence_broker(state, self._settings, broker_id, broker_epoch)
-            return CoordinatorResult(decision.records, (decision.reply, bool(decision.records)))
+            return CoordinatorResult(decision.records, (decision.response, bool(decision.records)))
 
         is_complete, is_fenced = await self._submit_with_retry(decide)
         if is_fenced:

@@ -230,7 +230,7 @@ class QuorumController:
             now_ms = self._clock.monotonic_ms()
             decision = register_broker(state, self._settings, broker, heartbeat_manager, now_ms)
             without_isr = partitions_without_isr(state.image, decision.records)
-            return CoordinatorResult(decision.records, (decision.reply, without_isr))
+            return CoordinatorResult(decision.records, (decision.response, without_isr))
 
         without_isr: list[str] = []
         epoch = None
@@ -373,7 +373,7 @@ class QuorumController:
 
     def leader_changed(self, leader_id: int, epoch: int) -> None:
         """Deactivates the controller if the quorum elected another leader or none."""
-        term = self._loader.committed.controller_epoch
+        term = self._loader.committed_image.controller_epoch
         if self.is_active and (leader_id != self._node_id or epoch != term):
             self._deactivate(_not_controller_error())
 
@@ -387,7 +387,7 @@ class QuorumController:
 
     async def _wait_until_published(self) -> None:
         try:
-            await self._loader.wait_for_offset(self._loader.committed.offset)
+            await self._loader.wait_for_offset(self._loader.committed_image.offset)
         except Exception as error:
             raise _metadata_failed(error) from error
 
@@ -401,7 +401,7 @@ class QuorumController:
         elif elected and self._quorum.is_leader and not self.is_active and not self._is_closed:
             self._activate(image)
         self._previous_controller = image.controller_id
-        self._runtime.committed(image.offset + 1)
+        self._runtime.update_committed_offset(image.offset + 1)
         if self._tasks is not None:
             self._tasks.on_image_change()
 

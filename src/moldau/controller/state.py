@@ -9,7 +9,7 @@ from moldau.controller.requests import BrokerHeartbeat
 from moldau.controller.topic_names import collision_key
 from moldau.errors import PolicyViolationError
 from moldau.metadata.image import MetadataImage
-from moldau.metadata.image_builder import apply
+from moldau.metadata.image_builder import apply_changes
 from moldau.metadata.records import (
     BrokerRegistrationChangeRecord,
     ConfigRecord,
@@ -52,7 +52,7 @@ class ControllerState:
 
     def apply(self, records: Sequence[Record], end_offset: int) -> None:
         before = self.image
-        self.image, delta = apply(before, records, end_offset - 1)
+        self.image, delta = apply_changes(before, records, end_offset - 1)
         self.index.update(before, self.image, delta)
         for record in records:
             if isinstance(record, _BROKER_RECORDS):

@@ -1,7 +1,4 @@
-"""One way to decide and be durable: a decision is records plus a reply, and the reply waits for the records.
-
-`decision.py` is the value that pure state machines return; `runtime.py` appends, applies and lets replies go.
-"""
+"""The runtime of replicated state machines: a result is records plus a response, sent once the records commit."""
 
 from moldau.coordinator.result import CoordinatorResult
 

@@ -1,4 +1,4 @@
-"""What a state machine decided: records for its log, and the reply that may leave once they are durable."""
+"""The result of an operation: records for the log, and the response to send once they are committed. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,10 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class CoordinatorResult(Generic[R, T]):
     records: Sequence[R]
-    """All or nothing: they are appended as one batch. Empty for read-only answers and refusals."""
-    reply: T
+    """Appended as one batch. Empty for reads and rejected requests."""
+    response: T
     min_committed_offset: int | None = None
-    """Of a reply without records: what it tells of is in the log below this offset, and it may leave when that much is
-    committed. None: it may tell of anything that was decided before."""
+    """For a response without records: it may be sent once everything below this offset is committed.
+
+    None: once everything that was appended before is committed.
+    """

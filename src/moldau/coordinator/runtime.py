@@ -1,8 +1,7 @@
-"""Runs decisions one after the other on a state that lives in a log, and lets each reply go when it is safe.
+"""A runtime that runs operations on a state stored in a log, one at a time, and delays each response until it is safe.
 
-The state runs ahead of the log's high watermark: a decision's records are applied as soon as they are
-appended, so that the next decision builds on them, and no reply leaves before everything it could have seen
-is committed.
+The state is ahead of the log's high watermark: records are applied as soon as they are appended, so that the next
+operation sees them. No response is sent before everything that its operation could see is committed.
 """
 
 import asyncio
@@ -20,37 +19,36 @@ T = TypeVar("T")
 
 
 class CoordinatorState(Protocol[R_contra]):
-    """What decisions are made on. A decision must not change it; only `apply` does."""
+    """The state that operations read. Only `apply` may change it."""
 
     def apply(self, records: Sequence[R_contra], end_offset: int) -> None:
-        """Takes the records of one decision, which now end at `end_offset` in the log."""
+        """Applies the records of one operation, which end at `end_offset` in the log."""
 
 
 class CoordinatorLog(Protocol[R_contra]):
-    async def append(self, records: Sequence[R_contra]) -> int:
-        """Appends all of them as one batch or none; returns the offset after the last.
+    """The owner of the log calls `CoordinatorRuntime.update_committed_offset` when the high watermark moves."""
 
-        Whoever owns the log calls `CoordinatorRuntime.committed` when its high watermark moves.
-        """
+    async def append(self, records: Sequence[R_contra]) -> int:
+        """Appends all records as one batch or none; returns the end offset."""
 
 
 class _QueuedOperation(NamedTuple):
-    decide: Callable[[Any], CoordinatorResult[Any, Any]]
+    operation: Callable[[Any], CoordinatorResult[Any, Any]]
     future: asyncio.Future[Any]
 
 
 class _ParkedResponse(NamedTuple):
     end_offset: int
-    """The reply may leave when the high watermark is here."""
+    """The response is sent when the high watermark reaches it."""
     future: asyncio.Future[Any]
-    reply: Any
+    response: Any
     error: BaseException | None
     has_records: bool
-    """Whether it has records of its own, which may be committed even if this node never hears of it."""
+    """Records may be committed even if this node loses its leadership first."""
 
 
 class CoordinatorRuntime(Generic[S, R]):
-    """One state and its log. It is loaded while this node leads the log and refuses everything otherwise."""
+    """One state and its log. The state is loaded while this node leads the log; otherwise operations are rejected."""
 
     def __init__(
         self,
@@ -59,20 +57,20 @@ class CoordinatorRuntime(Generic[S, R]):
         not_loaded_error: Callable[[], MoldauError],
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`not_loaded_error` makes the error for decisions that come while nothing is loaded. `on_failure` hears that
-        records are in the log which the state could not take: it is unloaded, and loading it again would not help."""
+        """`on_failure` is called if appended records could not be applied. The state is unloaded, and loading it again
+        would fail in the same way."""
         self._log = log
         self._not_loaded_error = not_loaded_error
         self._on_failure = on_failure
         self._state: S | None = None
-        self._generation = 0
+        self._load_count = 0
         self._last_written_offset = 0
-        """The end of the newest records in the state: what a decision made now could have seen."""
+        """The end offset of the records in the state."""
         self._last_committed_offset = 0
         self._queue: deque[_QueuedOperation] = deque()
         self._running: _QueuedOperation | None = None
         self._parked: deque[_ParkedResponse] = deque()
-        """In the order of their offsets; those of one offset as they were decided."""
+        """By offset; at the same offset, in the order of the operations."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -80,63 +78,62 @@ class CoordinatorRuntime(Generic[S, R]):
         return self._state is not None
 
     def load(self, state: S, end_offset: int) -> None:
-        """Begins to serve from a state that holds everything below `end_offset`, all of it committed."""
-        assert self._state is None, "what is loaded must be unloaded first"
-        self._generation += 1
+        """Starts to serve a state that has everything below `end_offset`, all of it committed."""
+        assert self._state is None, "the previous state must be unloaded first"
+        self._load_count += 1
         self._state = state
         self._last_written_offset = self._last_committed_offset = end_offset
 
     def unload(self, error: BaseException, *, in_doubt_error: BaseException | None = None) -> None:
-        """Leadership is lost (or the log): throws the state away and fails every reply that has not left.
+        """Drops the state after the loss of leadership (or of the log), and fails all pending responses.
 
-        A decision whose records are appended may still be committed by the next leader: its caller gets
-        `in_doubt_error`,
-        where there is one, to know that it must look before it asks again.
+        The next leader may still commit records that are appended already. Their callers get `in_doubt_error`, if
+        there is one: they must check before they retry.
         """
         self._state = None
-        self._generation += 1
+        self._load_count += 1
         parked, self._parked = self._parked, deque()
         queued, self._queue = self._queue, deque()
-        for left in parked:
-            _fail(left.future, in_doubt_error if in_doubt_error is not None and left.has_records else error)
+        for response in parked:
+            _fail(response.future, (in_doubt_error if response.has_records else None) or error)
         if self._running is not None:
             _fail(self._running.future, in_doubt_error or error)
-        for waiting in queued:
-            _fail(waiting.future, error)
+        for operation in queued:
+            _fail(operation.future, error)
 
     async def close(self, error: BaseException) -> None:
-        """Unloads, and returns when no append is under way any more."""
+        """Unloads the state and waits for the append in progress."""
         self.unload(error)
         if self._task is not None:
             await self._task
 
-    async def submit(self, decide: Callable[[S], CoordinatorResult[R, T]]) -> T:
-        """Decides, appends, and returns the reply when it is safe.
+    async def submit(self, operation: Callable[[S], CoordinatorResult[R, T]]) -> T:
+        """Runs the operation, appends its records, and returns the response once it is safe.
 
-        What `decide` raises is a reply too, and waits like one. A caller that gives up changes nothing: what
-        was decided stays decided.
+        An exception of the operation is a response too, and is delayed in the same way. Cancelling the caller does
+        not cancel the operation.
         """
-        return await self.start(decide)
+        return await self.schedule(operation)
 
-    def start(self, decide: Callable[[S], CoordinatorResult[R, T]]) -> "asyncio.Future[T]":
-        """As `submit`, for a caller that hears of the reply by a callback; raises only where nothing is loaded."""
+    def schedule(self, operation: Callable[[S], CoordinatorResult[R, T]]) -> "asyncio.Future[T]":
+        """Like `submit`, but returns the future; raises only if no state is loaded."""
         if self._state is None:
             raise self._not_loaded_error()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._queue.append(_QueuedOperation(decide, future))
+        self._queue.append(_QueuedOperation(operation, future))
         if self._task is None:
-            # A task of its own: a cancelled caller must not leave records appended and not applied.
+            # In a separate task, because a cancelled caller must not leave records appended and not applied.
             self._task = loop.create_task(self._run())
         return future
 
-    def committed(self, offset: int) -> None:
-        """Everything below `offset` is safe: lets go of the replies that waited for it."""
+    def update_committed_offset(self, offset: int) -> None:
+        """Sends the responses that waited for everything below `offset` to commit."""
         if offset <= self._last_committed_offset:
             return
         self._last_committed_offset = offset
         while self._parked and self._parked[0].end_offset <= offset:
-            _release(self._parked.popleft())
+            _complete(self._parked.popleft())
 
     async def _run(self) -> None:
         try:
@@ -145,7 +142,7 @@ class CoordinatorRuntime(Generic[S, R]):
                 await self._run_operation(self._running)
                 self._running = None
         except BaseException as error:
-            # Whatever ends this task leaves the state behind the log: nothing may be decided on it any more.
+            # The state may lack records of the log now, so no operation may run on it.
             self.unload(error)
             if self._on_failure is None or not isinstance(error, Exception):
                 raise
@@ -153,50 +150,50 @@ class CoordinatorRuntime(Generic[S, R]):
         finally:
             self._running = self._task = None
 
-    async def _run_operation(self, submitted: _QueuedOperation) -> None:
-        state, generation = self._state, self._generation
+    async def _run_operation(self, queued: _QueuedOperation) -> None:
+        state, load_count = self._state, self._load_count
         assert state is not None, "unloading empties the queue"
-        if submitted.future.done():
+        if queued.future.done():
             return
         try:
-            decision: CoordinatorResult[R, Any] = submitted.decide(state)
+            result: CoordinatorResult[R, Any] = queued.operation(state)
         except Exception as error:
             self._park(
-                _ParkedResponse(self._last_written_offset, submitted.future, None, error, has_records=False)
+                _ParkedResponse(self._last_written_offset, queued.future, None, error, has_records=False)
             )
             return
-        if decision.records:
+        if result.records:
             try:
-                end_offset = await self._log.append(decision.records)
+                end_offset = await self._log.append(result.records)
             except Exception as error:
-                _fail(submitted.future, error)
+                _fail(queued.future, error)
                 return
-            if self._generation != generation:
+            if self._load_count != load_count:
                 return
-            assert end_offset > self._last_written_offset, "a log grows"
-            state.apply(decision.records, end_offset)
+            assert end_offset > self._last_written_offset, "an append moves the end offset"
+            state.apply(result.records, end_offset)
             self._last_written_offset = end_offset
-        has_records = bool(decision.records)
+        has_records = bool(result.records)
         offset = self._last_written_offset
-        if not has_records and decision.min_committed_offset is not None:
-            offset = min(offset, decision.min_committed_offset)
-        self._park(_ParkedResponse(offset, submitted.future, decision.reply, None, has_records))
+        if not has_records and result.min_committed_offset is not None:
+            offset = min(offset, result.min_committed_offset)
+        self._park(_ParkedResponse(offset, queued.future, result.response, None, has_records))
 
     def _park(self, parked: _ParkedResponse) -> None:
         if parked.end_offset <= self._last_committed_offset:
-            _release(parked)
+            _complete(parked)
             return
-        place = len(self._parked)
-        while place and self._parked[place - 1].end_offset > parked.end_offset:
-            place -= 1
-        self._parked.insert(place, parked)
+        index = len(self._parked)
+        while index and self._parked[index - 1].end_offset > parked.end_offset:
+            index -= 1
+        self._parked.insert(index, parked)
 
 
-def _release(parked: _ParkedResponse) -> None:
+def _complete(parked: _ParkedResponse) -> None:
     if parked.error is not None:
         _fail(parked.future, parked.error)
     elif not parked.future.done():
-        parked.future.set_result(parked.reply)
+        parked.future.set_result(parked.response)
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:

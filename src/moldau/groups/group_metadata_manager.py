@@ -104,7 +104,7 @@ class GroupMetadataManager:
         for group in list(self.groups.values()):
             result = self.run(group, lambda group: group.on_loaded(now))
             records += result.records
-            completed += result.reply
+            completed += result.response
         return CoordinatorResult(records, completed)
 
     # Membership
@@ -164,7 +164,7 @@ class GroupMetadataManager:
         completed: list[CompletedRequest] = []
         while (group_id := self._deadlines.pop_due(now.monotonic_ms)) is not None:
             result = self.run(self.groups[group_id], lambda group: group.tick(now))
-            completed += result.reply
+            completed += result.response
             if result.records:
                 return CoordinatorResult(result.records, completed)
         return CoordinatorResult((), completed)

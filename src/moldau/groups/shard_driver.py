@@ -74,7 +74,7 @@ class _PendingOperation:
     def request_ids(self) -> list[RequestId]:
         """The requests that this operation completes."""
         if self.result is not None:
-            return [completed.request_id for completed in self.result.reply]
+            return [completed.request_id for completed in self.result.response]
         return [] if self.request_id is None else [self.request_id]
 
 
@@ -316,7 +316,7 @@ class ShardDriver:
             return result
 
         self._pending_operations.append(pending)
-        self._runtime.start(run).add_done_callback(lambda future: self._on_operation_done(pending, future))
+        self._runtime.schedule(run).add_done_callback(lambda future: self._on_operation_done(pending, future))
         self._arm_timer()
 
     def _on_operation_done(
@@ -331,7 +331,7 @@ class ShardDriver:
         elif operation.result is not None:
             # Without a lease another broker may coordinate the group already, so the response may be stale.
             lease_error = None if self.partition.has_lease else self._lease_expired_error()
-            for request_id, response in operation.result.reply:
+            for request_id, response in operation.result.response:
                 self._complete_request(request_id, lease_error or response)
             if operation.on_committed is not None:
                 operation.on_committed()
@@ -367,7 +367,7 @@ class ShardDriver:
         if self.partition.failure is not None or not is_leader:
             self._fail(self.partition.failure)
         elif self.partition.has_lease:
-            self._runtime.committed(self.partition.high_watermark)
+            self._runtime.update_committed_offset(self.partition.high_watermark)
         else:
             self._fail_pending_responses(self._lease_expired_error())
 

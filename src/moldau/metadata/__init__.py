@@ -1,1 +1,1 @@
-"""What the cluster looks like: the records of the metadata log, the image they add up to, and who is told."""
+"""Cluster metadata: the records of the metadata log, the image they add up to, and its publication."""

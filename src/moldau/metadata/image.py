@@ -1,7 +1,6 @@
-"""The cluster as the committed metadata log describes it: one immutable value.
+"""The metadata image, an immutable value of the cluster's state, and the delta between two images.
 
-Records give the next image (`metadata/image_builder.py`); what changed between two is the delta that every part of
-the node is told of.
+`metadata/image_builder.py` applies records to an image; `metadata/loader.py` publishes images and deltas.
 """
 
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ class BrokerRegistration:
 
     @property
     def is_active(self) -> bool:
-        """May lead partitions and be in sync."""
+        """Whether the broker may lead partitions and be in the ISR."""
         return not self.fenced and not self.in_controlled_shutdown
 
 
@@ -42,32 +41,30 @@ class PartitionRegistration:
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     leader: int
-    """NO_LEADER while none can be had."""
+    """NO_LEADER if no replica can be elected."""
     leader_epoch: int
-    """Grows with every change of the leader, and where a leader's log may have become shorter."""
+    """Incremented with every change of the leader, and whenever the leader's log may have become shorter."""
     partition_epoch: int
-    """Grows with every change of the partition: who asks for one says which state it was thought up on."""
+    """Incremented with every change of the partition. AlterPartition requests name the epoch they are based on."""
     adding_replicas: tuple[int, ...] = ()
-    """Replicas that a reassignment adds; they are in `replicas` too."""
+    """Replicas that a reassignment adds; `replicas` contains them too."""
     removing_replicas: tuple[int, ...] = ()
-    """Replicas that leave when the reassignment is done; they are in `replicas` until then."""
+    """Replicas that a reassignment removes; `replicas` contains them until it completes."""
     elr: tuple[int, ...] = ()
-    """Eligible leader replicas: not in sync, but known to have all that is committed (KIP-966)."""
+    """Eligible leader replicas: outside the ISR, but with all committed records (KIP-966)."""
     last_known_elr: tuple[int, ...] = ()
-    """The last leader, where neither in-sync nor eligible replicas are left."""
+    """The last leader, if both ISR and ELR are empty."""
     is_recovering: bool = False
-    """Elected uncleanly: its leader has not yet said that its log is in order."""
+    """Elected uncleanly, and the leader has not yet reported that its log is consistent."""
     unclean_epoch: int = -1
-    """The leader epoch of the last unclean election: records of epochs before it may be gone though they were
-    committed."""
+    """The leader epoch of the last unclean election: committed records of earlier epochs may be lost."""
 
     @property
     def is_reassigning(self) -> bool:
         return bool(self.adding_replicas or self.removing_replicas)
 
     def min_isr(self, configured: int) -> int:
-        """How many replicas must be in sync for a write to be taken: as configured, but no more than there are.
-        Those that a reassignment adds do not count before it is done."""
+        """Returns the effective min.insync.replicas: at most the number of replicas before any reassignment."""
         return max(1, min(configured, len(self.replicas) - len(self.adding_replicas)))
 
 
@@ -76,12 +73,12 @@ class TopicImage:
     name: str
     topic_id: UUID
     partitions: tuple[PartitionRegistration, ...]
-    """By index, without gaps."""
+    """Sorted by index, without gaps."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ConfigResource:
-    """What a configuration belongs to: a topic by name, or a broker by id ("" for all brokers)."""
+    """The resource of a configuration: a topic by name, or a broker by id ("" for all brokers)."""
 
     type: int
     name: str
@@ -98,7 +95,7 @@ GROUP_RESOURCE = 32
 class MetadataImage:
     cluster_id: str = ""
     offset: int = -1
-    """The offset of the last metadata record in it."""
+    """The offset of the last applied record."""
     controller_epoch: int = -1
     controller_id: int = -1
     features: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -106,7 +103,7 @@ class MetadataImage:
     topics: Mapping[str, TopicImage] = field(default_factory=lambda: MappingProxyType({}))
     topic_names: Mapping[UUID, str] = field(default_factory=lambda: MappingProxyType({}))
     configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=lambda: MappingProxyType({}))
-    """Only what was set; defaults come from the settings registry."""
+    """Only values that were set; defaults come from the settings registry."""
     next_producer_id: int = 0
 
     def topic_by_id(self, topic_id: UUID) -> TopicImage | None:
@@ -114,10 +111,10 @@ class MetadataImage:
         return None if name is None else self.topics[name]
 
     def partition(self, topic: str, index: int) -> PartitionRegistration | None:
-        found = self.topics.get(topic)
-        if found is None or not 0 <= index < len(found.partitions):
+        image = self.topics.get(topic)
+        if image is None or not 0 <= index < len(image.partitions):
             return None
-        return found.partitions[index]
+        return image.partitions[index]
 
     def config(self, resource: ConfigResource) -> Mapping[str, str]:
         return self.configs.get(resource, MappingProxyType({}))
@@ -125,32 +122,15 @@ class MetadataImage:
 
 @dataclass(frozen=True, slots=True)
 class MetadataDelta:
-    """What changed from one image to the next, by name, so that nobody compares whole images."""
+    """The names of what changed between two images."""
 
     topics_created: tuple[str, ...] = ()
     topics_deleted: tuple[TopicImage, ...] = ()
     partitions_changed: tuple[tuple[str, int], ...] = ()
-    """Created, or with a new leader, epoch, in-sync set or replicas; those of created topics too."""
+    """New or changed partitions, those of new topics included."""
     configs_changed: tuple[ConfigResource, ...] = ()
     brokers_changed: tuple[int, ...] = ()
     features_changed: tuple[str, ...] = ()
 
 
 EMPTY_IMAGE = MetadataImage()
-
-__all__ = [
-    "BROKER_LOGGER_RESOURCE",
-    "BROKER_RESOURCE",
-    "CLIENT_METRICS_RESOURCE",
-    "EMPTY_IMAGE",
-    "GROUP_RESOURCE",
-    "NO_LEADER",
-    "TOPIC_RESOURCE",
-    "BrokerRegistration",
-    "ConfigResource",
-    "Endpoint",
-    "MetadataDelta",
-    "MetadataImage",
-    "PartitionRegistration",
-    "TopicImage",
-]

@@ -1,7 +1,6 @@
-"""From one image to the next: records in, the new image and what changed out. Pure.
+"""Applies metadata records to an image and returns the next image with its delta. Pure.
 
-Only the maps that a record touches are copied, once for all records of a call, so one topic more in a cluster
-of thousands costs some microseconds, and a whole log at boot costs no more than its records.
+Only maps that a record changes are copied, once per call, so the cost does not depend on the size of the cluster.
 """
 
 import dataclasses
@@ -46,7 +45,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class ControllerChange:
-    """The quorum has a new leader, and so the cluster a new controller. In the log it is a control record."""
+    """A new leader of the quorum, and so a new controller; a control record in the log."""
 
     leader_id: int
     epoch: int
@@ -55,23 +54,23 @@ class ControllerChange:
 MetadataChange = Record | ControllerChange
 
 
-def apply(
+def apply_changes(
     image: MetadataImage, changes: Iterable[MetadataChange], last_offset: int
 ) -> tuple[MetadataImage, MetadataDelta]:
-    """The image after `changes`, the last of which stands at `last_offset`.
+    """Applies changes, the last of which is at `last_offset`.
 
-    Raises CorruptRecordError for a change that cannot follow on the image: no controller wrote that log.
+    Raises CorruptRecordError for a change that contradicts the image, which no controller writes.
     """
     if last_offset < image.offset:
-        raise CorruptRecordError(f"offset {last_offset} cannot follow on offset {image.offset}")
-    step = _ImageBuilder(image)
+        raise CorruptRecordError(f"offset {last_offset} is below the image's offset {image.offset}")
+    builder = _ImageBuilder(image)
     for change in changes:
-        step.replay(change)
-    return step.build(last_offset)
+        builder.replay(change)
+    return builder.build(last_offset)
 
 
 def _thaw(mapping: Mapping[K, V]) -> dict[K, V]:
-    # A mapping proxy is copied at the speed of the dict inside it only by its own method.
+    # dict(proxy) copies item by item; the proxy's own method copies the dict inside.
     return mapping.copy() if isinstance(mapping, MappingProxyType) else dict(mapping)
 
 
@@ -80,7 +79,7 @@ def _freeze(copy: dict[K, V] | None, base: Mapping[K, V]) -> Mapping[K, V]:
 
 
 class _ImageBuilder:
-    """The next image while it is being made: copies of the maps that are touched, and what was touched."""
+    """Collects the changed maps of the next image, and the names of what changed."""
 
     def __init__(self, base: MetadataImage) -> None:
         self._base = base
@@ -93,7 +92,7 @@ class _ImageBuilder:
         self._features: dict[str, int] | None = None
         self._next_producer_id = base.next_producer_id
         self._leader = ControllerChange(base.controller_id, base.controller_epoch)
-        # Dicts stand in for ordered sets: the delta must come out in the same order in every run.
+        # Dicts as ordered sets: the delta must have the same order in every run.
         self._changed_topics: dict[str, None] = {}
         self._changed_configs: dict[ConfigResource, None] = {}
         self._changed_brokers: dict[int, None] = {}
@@ -122,7 +121,7 @@ class _ImageBuilder:
             case ProducerIdsRecord():
                 if change.next_producer_id < self._next_producer_id:
                     raise CorruptRecordError(
-                        f"producer ids from {change.next_producer_id} were given away before"
+                        f"producer ids from {change.next_producer_id} were allocated before"
                     )
                 self._next_producer_id = change.next_producer_id
             case ControllerChange():
@@ -142,16 +141,15 @@ class _ImageBuilder:
         topics, names = self._mutable_topics()
         name = names.get(topic_id)
         if name is None:
-            raise CorruptRecordError(f"a record names the topic id {topic_id}, which no topic has")
+            raise CorruptRecordError(f"a record has the unknown topic id {topic_id}")
         return topics[name]
 
     def _mutable_partitions(self, topic: TopicImage) -> list[PartitionRegistration]:
-        """The topic's partitions as a list that this step may change."""
         self._changed_topics[topic.name] = None
-        found = self._partitions.get(topic.name)
-        if found is None:
-            found = self._partitions[topic.name] = list(topic.partitions)
-        return found
+        partitions = self._partitions.get(topic.name)
+        if partitions is None:
+            partitions = self._partitions[topic.name] = list(topic.partitions)
+        return partitions
 
     def _add_topic(self, record: TopicRecord) -> None:
         topics, names = self._mutable_topics()
@@ -178,7 +176,7 @@ class _ImageBuilder:
         partitions = self._mutable_partitions(topic)
         if record.partition_id != len(partitions):
             raise CorruptRecordError(
-                f"partition {record.partition_id} of {topic.name} cannot follow on {len(partitions)} others"
+                f"partition {record.partition_id} of {topic.name} is not number {len(partitions)}"
             )
         partitions.append(
             PartitionRegistration(
@@ -203,14 +201,14 @@ class _ImageBuilder:
         if not 0 <= record.partition_id < len(partitions):
             raise CorruptRecordError(f"{topic.name} has no partition {record.partition_id} to change")
         old = partitions[record.partition_id]
-        elected = record.leader != NO_LEADER_CHANGE
-        leader_epoch = old.leader_epoch + 1 if elected else old.leader_epoch
-        elected_uncleanly = elected and record.leader_recovery_state == RECOVERING
+        is_elected = record.leader != NO_LEADER_CHANGE
+        leader_epoch = old.leader_epoch + 1 if is_elected else old.leader_epoch
+        is_unclean = is_elected and record.leader_recovery_state == RECOVERING
         partitions[record.partition_id] = PartitionRegistration(
             old.index,
             old.replicas if record.replicas is None else record.replicas,
             old.isr if record.isr is None else record.isr,
-            record.leader if elected else old.leader,
+            record.leader if is_elected else old.leader,
             leader_epoch,
             old.partition_epoch + 1,
             old.adding_replicas if record.adding_replicas is None else record.adding_replicas,
@@ -220,7 +218,7 @@ class _ImageBuilder:
             old.is_recovering
             if record.leader_recovery_state == NO_RECOVERY_STATE_CHANGE
             else record.leader_recovery_state == RECOVERING,
-            leader_epoch if elected_uncleanly else old.unclean_epoch,
+            leader_epoch if is_unclean else old.unclean_epoch,
         )
 
     # Configurations
@@ -259,7 +257,10 @@ class _ImageBuilder:
             record.broker_id,
             record.broker_epoch,
             record.incarnation_id,
-            tuple(Endpoint(at.name, at.host, at.port, at.security_protocol) for at in record.end_points),
+            tuple(
+                Endpoint(each.name, each.host, each.port, each.security_protocol)
+                for each in record.end_points
+            ),
             record.rack,
             record.fenced,
             record.in_controlled_shutdown,
@@ -298,7 +299,7 @@ class _ImageBuilder:
         else:
             self._features[record.name] = record.feature_level
 
-    # The end
+    # The result
 
     def build(self, last_offset: int) -> tuple[MetadataImage, MetadataDelta]:
         base = self._base
@@ -320,7 +321,7 @@ class _ImageBuilder:
         return image, self._delta(image)
 
     def _delta(self, image: MetadataImage) -> MetadataDelta:
-        """The difference between the two images, looked for only where a record touched them."""
+        """Compares the images where records changed something."""
         base = self._base
         created, deleted, changed = [], [], []
         for name in self._changed_topics:
@@ -332,23 +333,27 @@ class _ImageBuilder:
                 continue
             if old is None:
                 created.append(name)
-            before = () if old is None else old.partitions
+            previous = () if old is None else old.partitions
             changed += [
                 (name, partition.index)
                 for partition in new.partitions
-                if partition.index >= len(before) or before[partition.index] != partition
+                if partition.index >= len(previous) or previous[partition.index] != partition
             ]
         return MetadataDelta(
             topics_created=tuple(created),
             topics_deleted=tuple(deleted),
             partitions_changed=tuple(changed),
             configs_changed=tuple(
-                at for at in self._changed_configs if base.configs.get(at) != image.configs.get(at)
+                resource
+                for resource in self._changed_configs
+                if base.configs.get(resource) != image.configs.get(resource)
             ),
             brokers_changed=tuple(
-                at for at in self._changed_brokers if base.brokers.get(at) != image.brokers.get(at)
+                broker_id
+                for broker_id in self._changed_brokers
+                if base.brokers.get(broker_id) != image.brokers.get(broker_id)
             ),
             features_changed=tuple(
-                at for at in self._changed_features if base.features.get(at) != image.features.get(at)
+                name for name in self._changed_features if base.features.get(name) != image.features.get(name)
             ),
         )

@@ -1,120 +1,132 @@
-"""Keeps the committed image and tells the parts of the node of every change, one after the other.
+"""The metadata loader: applies committed records to the image and publishes each change to the parts of the node.
 
-What is committed is applied at once, for those who must not wait for anybody. All that was applied meanwhile is one
-delta (at boot: the whole log, from its snapshot on), which every publisher takes before the next delta is made.
+Committed records are applied at once. All changes since the last publication, at startup the whole log, are published
+as one delta, which every publisher handles before the next publication starts.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from moldau.metadata.image import MetadataDelta, MetadataImage
-from moldau.metadata.image_builder import ControllerChange, MetadataChange, apply
+from moldau.metadata.image_builder import ControllerChange, MetadataChange, apply_changes
 from moldau.metadata.records import decode
 from moldau.metadata.snapshot import delta_between, image_from_records
 from moldau.raft.batches import CommittedBatch
 from moldau.raft.messages import SnapshotId
 
 MetadataPublisher = Callable[[MetadataDelta, MetadataImage], Awaitable[None] | None]
-CommittedImageListener = Callable[[MetadataDelta, MetadataImage], None]
-PublishedImageListener = Callable[[MetadataImage], None]
+CommitListener = Callable[[MetadataDelta, MetadataImage], None]
+ImageListener = Callable[[MetadataImage], None]
 
 
 class MetadataLoader:
     def __init__(self, cluster_id: str) -> None:
-        self._image = self._committed = MetadataImage(cluster_id=cluster_id)
-        self._commit_listeners: list[CommittedImageListener] = []
+        self._image = self._committed_image = MetadataImage(cluster_id=cluster_id)
+        self._commit_listeners: list[CommitListener] = []
         self._publishers: list[MetadataPublisher] = []
-        self._listeners: list[PublishedImageListener] = []
-        self._on_failure: list[Callable[[BaseException], None]] = []
+        self._image_listeners: list[ImageListener] = []
+        self._failure_callbacks: list[Callable[[BaseException], None]] = []
         self._offset_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._pending_deltas: list[MetadataDelta] = []
-        """What no publication has begun with yet: the newest of them ends with the committed image."""
+        """Changes that are not published yet. The last one ends with the committed image."""
         self._pending_bytes = 0
         self.published_bytes = 0
-        """Of the records in all batches that were published."""
+        """The size of all published records."""
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._is_closing = False
 
     @property
-    def committed(self) -> MetadataImage:
-        """The newest image, though publishers may not have taken it yet: opening logs can take them long."""
-        return self._committed
+    def committed_image(self) -> MetadataImage:
+        """The latest image. Publishers may not have handled it yet, since opening logs can take long."""
+        return self._committed_image
 
     @property
     def image(self) -> MetadataImage:
-        """The newest image that all publishers have taken: a topic in it has its logs open here."""
+        """The latest image that all publishers have handled: the logs of its partitions are open."""
         return self._image
 
-    def add_commit_listener(self, foreseer: CommittedImageListener) -> None:
-        """Calls `foreseer` with each change as soon as it is committed, before any publisher takes it."""
+    def add_commit_listener(self, listener: CommitListener) -> None:
+        """Calls `listener` with each change at its commit, before any publisher."""
         self._check_before_first_commit()
-        self._commit_listeners.append(foreseer)
+        self._commit_listeners.append(listener)
 
     def add_publisher(self, publisher: MetadataPublisher) -> None:
-        """Publishers are told in the order they subscribe: logs, partitions, coordinators, connections.
+        """Adds a publisher. Publishers are called in the order in which they were added.
 
-        All subscribe before the first commit, so that none has missed a change.
+        All are added before the first commit, so that none misses a change.
         """
         self._check_before_first_commit()
         self._publishers.append(publisher)
 
     def _check_before_first_commit(self) -> None:
-        if self._committed.offset >= 0:
-            raise RuntimeError("a publisher must subscribe before anything is published")
+        if self._committed_image.offset >= 0:
+            raise RuntimeError("publishers must be added before anything is published")
 
-    def add_image_listener(self, listener: PublishedImageListener) -> None:
-        """Calls `listener` with each image once all publishers have taken it."""
-        self._listeners.append(listener)
+    def add_image_listener(self, listener: ImageListener) -> None:
+        """Calls `listener` with each image that all publishers have handled."""
+        self._image_listeners.append(listener)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Calls `callback` when no more changes will come, because the metadata log failed or a change could
-        not be applied or published: this node then knows less than the cluster agreed on, and must stop."""
-        self._on_failure.append(callback)
+        """Calls `callback` when the metadata log fails, or a change cannot be applied or published.
+
+        The image is then outdated for good, so the node must stop.
+        """
+        self._failure_callbacks.append(callback)
 
     def commit(self, batches: Sequence[CommittedBatch]) -> None:
-        """Takes what the quorum has committed since the last call."""
+        """Applies batches that the quorum has committed."""
         if batches and not self._is_stopped:
-            self._update(lambda: _apply_all(self._committed, batches))
+            self._update(
+                lambda: apply_changes(self._committed_image, _changes_in(batches), batches[-1].last_offset)
+            )
             self._pending_bytes += sum(len(value) for batch in batches for value in batch.values)
 
     def load_snapshot(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int) -> None:
-        """Takes a snapshot as the image's new beginning: what was committed up to its end is in it.
-
-        Publishers are told of the difference to what they know. A snapshot of what the image has already changes
-        nothing.
-        """
-        if snapshot.end_offset - 1 > self._committed.offset and not self._is_stopped:
-            self._update(lambda: self._image_from_snapshot(values, snapshot, leader_id))
+        """Replaces the image by a snapshot, unless the image is newer; the delta is the difference between them."""
+        if snapshot.end_offset - 1 > self._committed_image.offset and not self._is_stopped:
+            self._update(lambda: self._snapshot_update(values, snapshot, leader_id))
 
     @property
     def _is_stopped(self) -> bool:
         return self._is_closing or self._failure is not None
 
-    def _update(self, step: Callable[[], tuple[MetadataImage, MetadataDelta]]) -> None:
+    def _update(self, update: Callable[[], tuple[MetadataImage, MetadataDelta]]) -> None:
         try:
-            self._committed, delta = step()
+            self._committed_image, delta = update()
             self._pending_deltas.append(delta)
-            for foreseer in self._commit_listeners:
-                foreseer(delta, self._committed)
+            for listener in self._commit_listeners:
+                listener(delta, self._committed_image)
         except Exception as error:
             self.fail(error)
         else:
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._run())
 
+    def _snapshot_update(
+        self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int
+    ) -> tuple[MetadataImage, MetadataDelta]:
+        image = image_from_records(
+            map(decode, values),
+            cluster_id=self._committed_image.cluster_id,
+            end_offset=snapshot.end_offset,
+            epoch=snapshot.epoch,
+            leader_id=leader_id,
+        )
+        return image, delta_between(self._committed_image, image)
+
     async def wait_for_offset(self, offset: int) -> None:
-        """Returns when the image holds `offset` and all publishers have taken it."""
+        """Waits until all publishers have handled an image with `offset`."""
         if self._image.offset >= offset:
             return
         if self._failure is not None:
             raise self._failure
-        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._offset_waiters.append((offset, arrived))
-        await arrived
+        published: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._offset_waiters.append((offset, published))
+        await published
 
     async def close(self) -> None:
-        """Lets the publication under way come to its end; takes no more."""
+        """Waits for the current publication; later changes are ignored."""
         self._is_closing = True
         self._pending_deltas.clear()
         if self._task is not None:
@@ -124,10 +136,14 @@ class MetadataLoader:
     async def _run(self) -> None:
         try:
             while self._pending_deltas:
-                image, delta, size = self._committed, self._merged_delta(), self._pending_bytes
+                image, delta, size = self._committed_image, self._merged_delta(), self._pending_bytes
                 self._pending_deltas.clear()
                 self._pending_bytes = 0
-                await self._publish(delta, image)
+                for publisher in self._publishers:
+                    publication = publisher(delta, image)
+                    if publication is not None:
+                        await publication
+                self._image = image
                 self.published_bytes += size
                 self._notify(image)
         except Exception as error:
@@ -136,65 +152,38 @@ class MetadataLoader:
             self._task = None
 
     def _merged_delta(self) -> MetadataDelta:
-        return (
-            self._pending_deltas[0]
-            if len(self._pending_deltas) == 1
-            else delta_between(self._image, self._committed)
-        )
-
-    def _image_from_snapshot(
-        self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int
-    ) -> tuple[MetadataImage, MetadataDelta]:
-        image = image_from_records(
-            map(decode, values),
-            cluster_id=self._committed.cluster_id,
-            end_offset=snapshot.end_offset,
-            epoch=snapshot.epoch,
-            leader_id=leader_id,
-        )
-        return image, delta_between(self._committed, image)
-
-    async def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        for publisher in self._publishers:
-            taken = publisher(delta, image)
-            if taken is not None:
-                await taken
-        self._image = image
+        if len(self._pending_deltas) == 1:
+            return self._pending_deltas[0]
+        return delta_between(self._image, self._committed_image)
 
     def _notify(self, image: MetadataImage) -> None:
-        for listener in self._listeners:
+        for listener in self._image_listeners:
             listener(image)
-        still_waiting = []
-        for offset, arrived in self._offset_waiters:
+        remaining = []
+        for offset, published in self._offset_waiters:
             if offset > image.offset:
-                still_waiting.append((offset, arrived))
-            elif not arrived.done():
-                arrived.set_result(None)
-        self._offset_waiters = still_waiting
+                remaining.append((offset, published))
+            elif not published.done():
+                published.set_result(None)
+        self._offset_waiters = remaining
 
     def fail(self, error: BaseException) -> None:
-        """Ends it: whoever waits for a change gets the error, and later changes are not taken."""
+        """Stops the loader; waiters get the error, and later changes are ignored."""
         if self._failure is None:
             self._stop(error)
-            for callback in self._on_failure:
+            for callback in self._failure_callbacks:
                 callback(error)
 
     def _stop(self, error: BaseException) -> None:
         self._failure = error
         self._pending_deltas.clear()
-        for _, arrived in self._offset_waiters:
-            if not arrived.done():
-                arrived.set_exception(error)
+        for _, published in self._offset_waiters:
+            if not published.done():
+                published.set_exception(error)
         self._offset_waiters.clear()
 
 
-def _apply_all(
-    image: MetadataImage, batches: Sequence[CommittedBatch]
-) -> tuple[MetadataImage, MetadataDelta]:
-    return apply(image, _changes(batches), batches[-1].last_offset)
-
-
-def _changes(batches: Sequence[CommittedBatch]) -> list[MetadataChange]:
+def _changes_in(batches: Sequence[CommittedBatch]) -> list[MetadataChange]:
     changes: list[MetadataChange] = []
     for batch in batches:
         if batch.leader_id is not None:

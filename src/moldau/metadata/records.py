@@ -1,7 +1,7 @@
-"""The records of the metadata log, laid out field by field as Kafka does, so that Kafka's tools read them.
+"""The records of the metadata log, in Kafka's format, so that Kafka's tools can read them.
 
-A record's value is framed as `frame version, api key, version` (unsigned varints), then its body. Every class
-here is one version of one record; a log that holds any other is refused, not guessed at.
+A record's value is a frame of `frame version, api key, version` (unsigned varints) and a body. Each class is one
+version of one record; a log with any other version is rejected.
 """
 
 import io
@@ -17,10 +17,10 @@ from moldau.wire.kio import EntityType, SerialError, entity_reader, entity_write
 FRAME_VERSION = 1
 
 NO_LEADER_CHANGE = -2
-"""A PartitionChangeRecord's leader where the leader stays."""
+"""The leader in a PartitionChangeRecord that does not change the leader."""
 
 NO_RECOVERY_STATE_CHANGE, RECOVERED, RECOVERING = -1, 0, 1
-"""A partition's leader_recovery_state; RECOVERING after an unclean election."""
+"""Values of leader_recovery_state; RECOVERING after an unclean election."""
 
 
 def _wire(kafka_type: str, *, tag: int | None = None) -> dict[str, Any]:
@@ -28,15 +28,15 @@ def _wire(kafka_type: str, *, tag: int | None = None) -> dict[str, Any]:
 
 
 class _Schema:
-    """What the codec asks of a class. All metadata records are flexible, so only key and version differ."""
+    """Class attributes that the codec requires. All metadata records are flexible."""
 
     __slots__ = ()
     __type__: ClassVar = EntityType.data
     __flexible__: ClassVar = True
     __version__: ClassVar[int] = 0
-    """The one that is written."""
+    """The version that is written."""
     __lowest__: ClassVar[int] = -1
-    """The oldest that can be read, where that is not only the one that is written: it has fewer tagged fields."""
+    """The oldest version that can be read, if older than `__version__`: it has fewer tagged fields."""
     __api_key__: ClassVar[int]
 
 
@@ -75,7 +75,7 @@ class RegisterBrokerRecord(_Schema):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnregisterBrokerRecord(_Schema):
-    """The broker is gone for good: it is not waited for any more."""
+    """Removes a broker for good."""
 
     __api_key__: ClassVar[int] = 1
     broker_id: int = field(metadata=_wire("int32"))
@@ -91,7 +91,7 @@ class TopicRecord(_Schema):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRecord(_Schema):
-    """A new partition. `directories` goes with `replicas`; None is a replica without a directory so far."""
+    """A new partition. `directories` has one entry per replica; None is an unknown directory."""
 
     __api_key__: ClassVar[int] = 3
     __version__: ClassVar[int] = 2
@@ -110,12 +110,12 @@ class PartitionRecord(_Schema):
     eligible_leader_replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=1), default=None)
     last_known_elr: tuple[int, ...] | None = field(metadata=_wire("int32", tag=2), default=None)
     unclean_epoch: int = field(metadata=_wire("int32", tag=FIRST_TAG), default=-1)
-    """Of our own, for snapshots: the last leader epoch that began with an unclean election."""
+    """A field of Moldau's own, for snapshots: the leader epoch of the last unclean election."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigRecord(_Schema):
-    """One setting of one resource; a value of None takes it away."""
+    """One setting of one resource; a value of None removes it."""
 
     __api_key__: ClassVar[int] = 4
     resource_type: int = field(metadata=_wire("int8"))
@@ -126,7 +126,7 @@ class ConfigRecord(_Schema):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionChangeRecord(_Schema):
-    """What changed in a partition. Naming a leader, even the same one, begins a new leader epoch."""
+    """A change of a partition. Any leader, even the same one, starts a new leader epoch."""
 
     __api_key__: ClassVar[int] = 5
     __version__: ClassVar[int] = 2
@@ -152,7 +152,7 @@ class RemoveTopicRecord(_Schema):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureLevelRecord(_Schema):
-    """The finalized level of a feature; level 0 takes the feature away."""
+    """The finalized level of a feature; level 0 removes the feature."""
 
     __api_key__: ClassVar[int] = 12
     name: str = field(metadata=_wire("string"))
@@ -161,7 +161,7 @@ class FeatureLevelRecord(_Schema):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerIdsRecord(_Schema):
-    """Every producer id below `next_producer_id` has been given to some broker."""
+    """All producer ids below `next_producer_id` are allocated."""
 
     __api_key__: ClassVar[int] = 15
     broker_id: int = field(metadata=_wire("int32"))
@@ -171,7 +171,7 @@ class ProducerIdsRecord(_Schema):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRegistrationChangeRecord(_Schema):
-    """`fenced`: 1 fences, -1 unfences, 0 leaves it. `in_controlled_shutdown`: 1 begins it."""
+    """`fenced`: 1 fences, -1 unfences, 0 changes nothing. `in_controlled_shutdown`: 1 starts it."""
 
     __api_key__: ClassVar[int] = 17
     __version__: ClassVar[int] = 2
@@ -184,7 +184,7 @@ class BrokerRegistrationChangeRecord(_Schema):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoOpRecord(_Schema):
-    """Moves the offset and nothing else."""
+    """Advances the offset and changes nothing else."""
 
     __api_key__: ClassVar[int] = 20
 
@@ -222,7 +222,7 @@ def _versions(kind: type[Record]) -> range:
     return range(kind.__version__ if kind.__lowest__ < 0 else kind.__lowest__, kind.__version__ + 1)
 
 
-# Keys and versions are all below 128, so each of the three varints of a frame is one byte.
+# Keys and versions are below 128, so each varint of a frame is one byte.
 _FRAME_SIZE = 3
 _WRITERS: dict[type, tuple[bytes, Callable[[io.BytesIO, Any], None]]] = {
     kind: (bytes((FRAME_VERSION, kind.__api_key__, kind.__version__)), entity_writer(kind))
@@ -234,7 +234,7 @@ _READERS: dict[int, tuple[range, Callable[[bytes, int], tuple[Any, int]]]] = {
 
 
 def encode(record: Record) -> bytes:
-    """The value under which the record stands in the metadata log."""
+    """Returns the value of the record in the metadata log."""
     frame, write = _WRITERS[type(record)]
     out = io.BytesIO()
     out.write(frame)
@@ -243,10 +243,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(value: bytes) -> Record:
-    """The record in a value read from the metadata log.
-
-    Only for bytes whose checksum has been verified: the codec trusts the element counts in them.
-    """
+    """Decodes a value whose checksum was verified: the codec trusts the element counts in it."""
     if len(value) < _FRAME_SIZE:
         raise CorruptRecordError(f"a metadata record of {len(value)} bytes is shorter than its frame")
     frame_version, api_key, version = value[0], value[1], value[2]
@@ -263,7 +260,7 @@ def decode(value: bytes) -> Record:
         record: Record
         record, size = known[1](value, _FRAME_SIZE)
     except SerialError as error:
-        raise CorruptRecordError(f"a metadata record of key {api_key} does not decode: {error}") from error
+        raise CorruptRecordError(f"a metadata record of key {api_key} cannot be decoded: {error}") from error
     if _FRAME_SIZE + size != len(value):
-        raise CorruptRecordError(f"a metadata record of key {api_key} has bytes left behind its end")
+        raise CorruptRecordError(f"a metadata record of key {api_key} has trailing bytes")
     return record

@@ -1,4 +1,4 @@
-"""An image as the records that make it, and back: what a snapshot of the metadata holds. Pure."""
+"""Conversion of images to the records of a snapshot, and back. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -11,7 +11,7 @@ from moldau.metadata.image import (
     PartitionRegistration,
     TopicImage,
 )
-from moldau.metadata.image_builder import ControllerChange, apply
+from moldau.metadata.image_builder import ControllerChange, apply_changes
 from moldau.metadata.records import (
     RECOVERED,
     RECOVERING,
@@ -31,7 +31,7 @@ NO_BROKER = -1
 
 
 def image_to_records(image: MetadataImage) -> Iterator[Record]:
-    """The fewest records that make this image. Its offset, its controller and the cluster's id are not in them."""
+    """Yields records that rebuild this image, without its offset, its controller and the cluster id."""
     for name, level in image.features.items():
         yield FeatureLevelRecord(name=name, feature_level=level)
     for broker in image.brokers.values():
@@ -52,16 +52,13 @@ def image_to_records(image: MetadataImage) -> Iterator[Record]:
 def image_from_records(
     records: Iterable[Record], *, cluster_id: str, end_offset: int, epoch: int, leader_id: int
 ) -> MetadataImage:
-    """The image of a snapshot that stands for all below `end_offset`, where `leader_id` led in `epoch`.
-
-    Raises CorruptRecordError for records that make no image.
-    """
+    """Rebuilds the image from a snapshot's records; raises CorruptRecordError."""
     changes = chain([ControllerChange(leader_id, epoch)], records)
-    return apply(MetadataImage(cluster_id=cluster_id), changes, end_offset - 1)[0]
+    return apply_changes(MetadataImage(cluster_id=cluster_id), changes, end_offset - 1)[0]
 
 
 def delta_between(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
-    """What changed from one image to another that did not come from it record by record."""
+    """Compares two images, for an image that was not built from the previous one record by record."""
     created, changed = [], []
     deleted = [
         topic
@@ -72,15 +69,15 @@ def delta_between(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
         known = old.topics.get(name)
         if known is topic:
             continue
-        before: tuple[PartitionRegistration, ...] = ()
+        previous: tuple[PartitionRegistration, ...] = ()
         if known is not None and known.topic_id == topic.topic_id:
-            before = known.partitions
+            previous = known.partitions
         else:
             created.append(name)
         changed += [
             (name, partition.index)
             for partition in topic.partitions
-            if partition.index >= len(before) or before[partition.index] != partition
+            if partition.index >= len(previous) or previous[partition.index] != partition
         ]
     return MetadataDelta(
         topics_created=tuple(created),
@@ -103,9 +100,12 @@ def _broker_record(broker: BrokerRegistration) -> RegisterBrokerRecord:
         broker_epoch=broker.epoch,
         end_points=tuple(
             BrokerEndpoint(
-                name=at.listener, host=at.host, port=at.port, security_protocol=at.security_protocol
+                name=endpoint.listener,
+                host=endpoint.host,
+                port=endpoint.port,
+                security_protocol=endpoint.security_protocol,
             )
-            for at in broker.endpoints
+            for endpoint in broker.endpoints
         ),
         rack=broker.rack,
         fenced=broker.fenced,

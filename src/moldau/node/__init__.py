@@ -1,4 +1,4 @@
-"""A node: broker and controller in one process, put together in boot order."""
+"""A node: broker and controller in one process."""
 
 from moldau.node.node import Node
 

@@ -1,5 +1,7 @@
-"""Which lives of the node its disk has seen, kept in `incarnations` of the data directory: by that the cluster tells
-the disk that a node had when it ended from an empty one, and from an older state of it."""
+"""The incarnations of the node that its disk has seen, in the file `incarnations` of the data directory.
+
+They let the controller distinguish the disk of the registered incarnation from an empty disk or an old copy.
+"""
 
 import json
 from uuid import UUID
@@ -10,7 +12,7 @@ from moldau.platform.disk import Disk
 
 FILE_NAME = "incarnations"
 INCARNATIONS_MAX = 100
-"""Only starts that found no cluster add up."""
+"""Only starts without a successful registration add incarnations."""
 
 log = get_logger(__name__)
 
@@ -21,7 +23,7 @@ class IncarnationStore:
         self._path = f"{directory}/{FILE_NAME}"
 
     def previous_incarnations(self) -> tuple[UUID, ...]:
-        """The last life that was registered, as far as the node heard of it, and those that may have been since."""
+        """Returns the last incarnation known to be registered, and later ones, which may be registered."""
         if not self._disk.exists(self._path):
             return ()
         try:
@@ -33,27 +35,25 @@ class IncarnationStore:
             return tuple(UUID(each) for each in found["incarnation_ids"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.error(
-                "the file of this disk's lives cannot be read: the cluster will take the disk for another one",
+                "cannot read the incarnations file: the controller will treat this disk as a new one",
                 path=self._path,
-                why=str(error) or type(error).__name__,
+                reason=str(error) or type(error).__name__,
             )
             return ()
 
     async def add(self, incarnation_id: UUID) -> tuple[UUID, ...]:
-        """Durable before the cluster hears of this life. Gives the former ones."""
-        previous_incarnations = self.previous_incarnations()
-        # The first is the one that was surely registered.
-        await self._save(
-            (*previous_incarnations[:1], *previous_incarnations[1:][2 - INCARNATIONS_MAX :], incarnation_id)
-        )
-        return previous_incarnations
+        """Saves a new incarnation, before it is registered; returns the earlier ones."""
+        earlier = self.previous_incarnations()
+        # The first one is known to be registered, so it is always kept.
+        await self._save((*earlier[:1], *earlier[1:][2 - INCARNATIONS_MAX :], incarnation_id))
+        return earlier
 
     async def mark_registered(self, incarnation_id: UUID) -> None:
-        """This life is registered: no former one can be any more."""
+        """Records this incarnation as registered and forgets earlier ones."""
         await self._save((incarnation_id,))
 
-    async def _save(self, lives: tuple[UUID, ...]) -> None:
-        content = {"version": 0, "incarnation_ids": [str(each) for each in lives]}
+    async def _save(self, incarnation_ids: tuple[UUID, ...]) -> None:
+        content = {"version": 0, "incarnation_ids": [str(each) for each in incarnation_ids]}
         try:
             await self._disk.replace(self._path, json.dumps(content).encode())
         except OSError as error:

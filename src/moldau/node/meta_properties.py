@@ -1,5 +1,4 @@
-"""Who a node is, kept in `meta.properties` of its data directory as Kafka keeps it: cluster, node and
-directory id."""
+"""The `meta.properties` file of the data directory, in Kafka's format: cluster, node and directory id."""
 
 import base64
 import random
@@ -20,57 +19,56 @@ class MetaProperties:
 
 
 def new_meta_properties(source: random.Random, cluster_id: str, node_id: int) -> MetaProperties:
-    """For a node that starts for the first time; the cluster gets an id where none was given."""
+    """Generates ids for a node that starts for the first time; `cluster_id` may be empty."""
     return MetaProperties(cluster_id or uuid_to_text(_random_id(source)), node_id, _random_id(source))
 
 
 async def load_or_create(
     disk: Disk, directory: str, source: random.Random, cluster_id: str, node_id: int
 ) -> MetaProperties:
-    """Reads who this directory belongs to, or writes it down; raises StorageError where that is somebody
-    else."""
+    """Raises StorageError if the directory belongs to another node or cluster."""
     path = f"{directory}/{FILE_NAME}"
     if not disk.exists(path):
-        identity = new_meta_properties(source, cluster_id, node_id)
-        await disk.replace(path, _to_properties(identity))
-        return identity
+        properties = new_meta_properties(source, cluster_id, node_id)
+        await disk.replace(path, _to_properties(properties))
+        return properties
     file = disk.open(path)
     try:
-        identity = _from_properties(file.read(0, file.size), path)
+        properties = _from_properties(file.read(0, file.size), path)
     finally:
         file.close()
-    if identity.node_id != node_id:
+    if properties.node_id != node_id:
         raise StorageError(
-            f"{directory} belongs to node {identity.node_id}, and this is node {node_id}: "
-            f"start with node.id={identity.node_id}, or with another data.dir"
+            f"{directory} belongs to node {properties.node_id}, not to node {node_id}: "
+            f"start with node.id={properties.node_id}, or with another data.dir"
         )
-    if cluster_id and identity.cluster_id != cluster_id:
+    if cluster_id and properties.cluster_id != cluster_id:
         raise StorageError(
-            f"{directory} belongs to the cluster {identity.cluster_id}, not {cluster_id}: "
-            f"leave cluster.id out, or use another data.dir"
+            f"{directory} belongs to the cluster {properties.cluster_id}, not {cluster_id}: "
+            f"remove the setting cluster.id, or use another data.dir"
         )
-    return identity
+    return properties
 
 
 def uuid_to_text(id_: UUID) -> str:
-    """22 characters of URL-safe base64, as Kafka writes ids."""
+    """Returns Kafka's text form of an id: 22 characters of URL-safe base64."""
     return base64.urlsafe_b64encode(id_.bytes).rstrip(b"=").decode()
 
 
 def _random_id(source: random.Random) -> UUID:
     while True:
         id_ = UUID(int=source.getrandbits(128), version=4)
-        # A leading dash would be taken for an option on a command line.
+        # On a command line a leading dash would start an option.
         if not uuid_to_text(id_).startswith("-"):
             return id_
 
 
-def _to_properties(identity: MetaProperties) -> bytes:
+def _to_properties(properties: MetaProperties) -> bytes:
     lines = [
         "version=1",
-        f"cluster.id={identity.cluster_id}",
-        f"node.id={identity.node_id}",
-        f"directory.id={uuid_to_text(identity.directory_id)}",
+        f"cluster.id={properties.cluster_id}",
+        f"node.id={properties.node_id}",
+        f"directory.id={uuid_to_text(properties.directory_id)}",
     ]
     return ("\n".join(lines) + "\n").encode()
 
@@ -85,5 +83,5 @@ def _from_properties(data: bytes, path: str) -> MetaProperties:
         return MetaProperties(values["cluster.id"], int(values["node.id"]), directory_id)
     except (ValueError, KeyError) as error:
         raise StorageError(
-            f"{path} cannot be read ({error}): restore it, or move the data directory away to start anew"
+            f"{path} cannot be read ({error}): restore it, or move the data directory away to start with an empty one"
         ) from None

@@ -1,7 +1,6 @@
-"""A node put together in boot order: identity, logs, quorum, metadata, partitions, controller, groups, and last
-the doors.
+"""A node: creates its components, starts them in order, and closes them in reverse order.
 
-A single node goes through all of it: its quorum has one voter, its controller is its own.
+A single node is a quorum of one voter and its own controller.
 """
 
 import asyncio
@@ -24,10 +23,9 @@ from moldau.network.connection_quotas import ConnectionQuotas
 from moldau.network.memory_pool import MemoryPool
 from moldau.network.partial_frames import PartialFrameLimiter
 from moldau.network.socket_server import SocketServer
-from moldau.node import meta_properties as identity
 from moldau.node.incarnations import IncarnationStore
 from moldau.node.log_end_fetcher import LogEndFetcher
-from moldau.node.meta_properties import MetaProperties
+from moldau.node.meta_properties import MetaProperties, load_or_create, new_meta_properties
 from moldau.node.quorum_bootstrap import bootstrap_servers, check_quorum_settings, initial_voters
 from moldau.observe.logging import get_logger
 from moldau.partitions.log_maintenance import LogMaintenance
@@ -55,7 +53,7 @@ from moldau.transactions.producer_id_manager import ProducerIdManager
 log = get_logger(__name__)
 
 CLOSE_GRACE_S = 5.0
-"""How long clients get to take the answers that are under way when the node stops."""
+"""How long clients may take to receive pending responses when the node stops."""
 
 
 class Node:
@@ -68,9 +66,10 @@ class Node:
         on_fatal: Callable[[BaseException], None] | None = None,
         connect: Connect | None = None,
     ) -> None:
-        """`store` takes the place of the one that the settings name; `on_fatal` hears when the node can no
-        longer serve (its metadata cannot be kept), and should stop it. `connect` takes the place of the way to other
-        nodes."""
+        """`store` replaces the log store of the settings, `connect` the connections to other nodes.
+
+        `on_fatal` is called when the node cannot continue, and should stop it.
+        """
         check_quorum_settings(settings)
         self._connect = connect
         self._platform = platform
@@ -79,14 +78,14 @@ class Node:
         self._store = store or _make_store(platform, settings)
         self._on_fatal = on_fatal
         self._limits = self._make_limits()
-        # Clients cannot keep other nodes out where those have a listener to themselves.
+        # With a listener of their own, other nodes are not affected by the load of clients.
         self._inter_broker_limits = self._make_limits() if len(settings.listeners) > 1 else self._limits
         self._listeners: list[SocketServer] = []
         self._exit_stack = AsyncExitStack()
-        """What has to be closed, last first, even where closing one of them fails."""
+        """Closes all components in reverse order, even if closing one of them fails."""
         self._dispatcher: Dispatcher | None = None
         self.addresses: tuple[Address, ...] = ()
-        """What clients are told to connect to, known once the node has started."""
+        """The advertised addresses, known once the node has started."""
         self.failure: BaseException | None = None
 
     @property
@@ -96,15 +95,13 @@ class Node:
 
     @property
     def unexpected_errors(self) -> int:
-        """Requests and group timers that ended in an exception nobody planned for."""
-        return (
-            0
-            if self._dispatcher is None
-            else self._dispatcher.unexpected_errors + self._groups.unexpected_errors
-        )
+        """The number of requests and group timers that ended in an unexpected exception."""
+        if self._dispatcher is None:
+            return 0
+        return self._dispatcher.unexpected_errors + self._groups.unexpected_errors
 
     async def start(self) -> None:
-        """Returns when clients are served; what was begun is undone where that fails."""
+        """Returns when clients are served; closes everything again if the start fails."""
         try:
             await self._start()
         except BaseException:
@@ -115,11 +112,11 @@ class Node:
         await self._store.start()
         self._exit_stack.push_async_callback(self._close_store)
         if not self._store.had_clean_shutdown and self._store.list_logs():
-            log.warning("the node did not stop cleanly: logs are checked and what was torn is cut off")
+            log.warning("unclean shutdown: recovering logs and truncating incomplete batches")
         self.addresses = advertised_endpoints(await self._bind(), self._broker_settings.advertised)
-        who = await self._load_meta_properties()
-        await self._create_components(who)
-        # Nodes talk to each other from here on. Clients are let in when the cluster has taken this one.
+        meta = await self._load_meta_properties()
+        await self._create_components(meta)
+        # From here on other nodes can connect; clients are served once this broker is unfenced.
         self._exit_stack.push_async_callback(self._close_listeners)
         for listener in self._listeners:
             await listener.serve()
@@ -127,63 +124,68 @@ class Node:
         await self._register()
         self._replication.start()
         await self._lifecycle.wait_until_active()
-        # A controller that is here does not wait for this node's own parts when it says so.
-        await self._metadata.wait_for_offset(self._metadata.committed.offset)
-        self._housekeeping = LogMaintenance(self._partitions, self._settings, self._platform.clock)
-        self._housekeeping.start()
-        self._exit_stack.push_async_callback(self._housekeeping.stop)
+        # The controller of this process reports the broker active before all publishers have handled the image.
+        await self._metadata.wait_for_offset(self._metadata.committed_image.offset)
+        self._log_maintenance = LogMaintenance(self._partitions, self._settings, self._platform.clock)
+        self._log_maintenance.start()
+        self._exit_stack.push_async_callback(self._log_maintenance.stop)
         self._groups.start()
         self._broker.ready.set()
         self._exit_stack.push_async_callback(self._begin_shutdown)
         log.info(
             "ready",
             addresses=",".join(str(address) for address in self.addresses),
-            cluster=who.cluster_id,
+            cluster=meta.cluster_id,
             partitions=len(self._partitions),
         )
 
     async def _register(self) -> None:
-        """Where the disk remembers its lives: otherwise nothing of a former one is left."""
+        """Registers the broker with the earlier incarnations that its disk has seen."""
         if self._broker_settings.store == "memory":
             await self._lifecycle.start()
             return
-        lives = IncarnationStore(self._platform.disk, self._broker_settings.data_dir)
-        previous_incarnations = await lives.add(self._incarnation_id)
+        incarnations = IncarnationStore(self._platform.disk, self._broker_settings.data_dir)
+        previous_incarnations = await incarnations.add(self._incarnation_id)
         node_id = self._broker_settings.node_id
         registered = self._metadata.image.brokers.get(node_id)
         if registered is not None and [each.node_id for each in self._quorum.voters] == [node_id]:
-            # All that is known of the registered life is known from this disk.
+            # The only voter knows of the registered incarnation from this disk.
             previous_incarnations = (*previous_incarnations, registered.incarnation_id)
         await self._lifecycle.start(previous_incarnations)
-        await lives.mark_registered(self._incarnation_id)
+        await incarnations.mark_registered(self._incarnation_id)
 
-    async def _create_components(self, who: MetaProperties) -> None:
-        """All parts, none of them at work yet; what is pushed last is closed first."""
-        platform, static, settings = self._platform, self._broker_settings, self._settings
-        node_id, clock = static.node_id, platform.clock
+    async def _create_components(self, meta: MetaProperties) -> None:
+        """Creates all components without starting them."""
+        platform, broker_settings, settings = self._platform, self._broker_settings, self._settings
+        node_id, clock = broker_settings.node_id, platform.clock
         peers = self._peers = PeerClient(
-            node_id, clock, request_timeout_ms=static.quorum_request_timeout_ms, connect=self._connect
+            node_id,
+            clock,
+            request_timeout_ms=broker_settings.quorum_request_timeout_ms,
+            connect=self._connect,
         )
         self._exit_stack.push_async_callback(peers.close)
-        metadata = self._metadata = MetadataLoader(who.cluster_id)
+        metadata = self._metadata = MetadataLoader(meta.cluster_id)
         metadata.on_failure(self._fail)
-        table = self._partitions = ReplicaManager(
+        replica_manager = self._partitions = ReplicaManager(
             node_id, self._store, settings, clock, internal_logs=(METADATA_LOG,)
         )
         metadata.add_publisher(lambda delta, image: settings.apply(image, delta))
-        metadata.add_commit_listener(PeerAddressPublisher(peers, static.inter_broker_listener).publish)
-        metadata.add_publisher(table.publish)
+        metadata.add_commit_listener(
+            PeerAddressPublisher(peers, broker_settings.inter_broker_listener).publish
+        )
+        metadata.add_publisher(replica_manager.publish)
 
-        quorum = self._quorum = await self._create_raft_client(who)
+        quorum = self._quorum = await self._create_raft_client(meta)
         self._exit_stack.push_async_callback(quorum.close)
-        snapshotter = SnapshotGenerator(
+        snapshot_generator = SnapshotGenerator(
             metadata,
             quorum,
             clock,
-            bytes_max=static.metadata_snapshot_bytes,
-            interval_ms=static.metadata_snapshot_interval_ms,
+            bytes_max=broker_settings.metadata_snapshot_bytes,
+            interval_ms=broker_settings.metadata_snapshot_interval_ms,
         )
-        self._exit_stack.push_async_callback(snapshotter.close)
+        self._exit_stack.push_async_callback(snapshot_generator.close)
         self._exit_stack.push_async_callback(metadata.close)
         controller = self._controller = QuorumController(
             node_id,
@@ -192,11 +194,11 @@ class Node:
             settings,
             platform.random,
             clock,
-            probe=lambda broker_id: peers.probe(broker_id, static.quorum_request_timeout_ms),
-            fetch_log_end=LogEndFetcher(node_id, table, peers).fetch,
+            probe=lambda broker_id: peers.probe(broker_id, broker_settings.quorum_request_timeout_ms),
+            fetch_log_end=LogEndFetcher(node_id, replica_manager, peers).fetch,
         )
         self._exit_stack.push_async_callback(controller.close)
-        # Before the controller is closed: a decision may stand behind what waits for room, and would wait as long.
+        # Before the controller closes: an operation of the controller may wait behind a write to a full disk.
         self._exit_stack.push_async_callback(quorum.resign)
         controller_channel = NodeToControllerChannel(node_id, controller, quorum, peers, metadata, clock)
         incarnation_id = self._incarnation_id = random_uuid(platform.random)
@@ -204,36 +206,38 @@ class Node:
             node_id,
             incarnation_id,
             controller_channel,
-            static,
+            broker_settings,
             clock,
-            cluster_id=who.cluster_id,
+            cluster_id=meta.cluster_id,
             endpoints=[Endpoint(each.name, each.host, each.port) for each in self.addresses],
             previous_epoch=self._store.previous_broker_epoch,
-            on_lease_expired=table.on_lease_lost,
+            on_lease_expired=replica_manager.on_lease_lost,
             on_fatal=self._fail,
         )
         self._exit_stack.push_async_callback(lifecycle.close)
-        table.lease, table.incarnation_id = lifecycle.lease, incarnation_id
-        metadata.add_image_listener(lambda image: lifecycle.report(image.offset, table.offline_replicas()))
-        table.on_offline_replicas_changed.append(
-            lambda: lifecycle.report(metadata.image.offset, table.offline_replicas())
+        replica_manager.lease, replica_manager.incarnation_id = lifecycle.lease, incarnation_id
+        metadata.add_image_listener(
+            lambda image: lifecycle.report(image.offset, replica_manager.offline_replicas())
         )
-        self._exit_stack.push_async_callback(table.close)
+        replica_manager.on_offline_replicas_changed.append(
+            lambda: lifecycle.report(metadata.image.offset, replica_manager.offline_replicas())
+        )
+        self._exit_stack.push_async_callback(replica_manager.close)
         groups = self._groups = GroupCoordinator(
-            node_id, table, metadata, controller_channel, settings, clock
+            node_id, replica_manager, metadata, controller_channel, settings, clock
         )
         metadata.add_publisher(groups.publish)
         self._exit_stack.push_async_callback(groups.close)
         self._replication = ReplicaFetcherManager(
             node_id,
-            table,
+            replica_manager,
             peers,
             controller_channel,
             lifecycle,
             settings,
             clock,
             platform.random,
-            cluster_id=who.cluster_id,
+            cluster_id=meta.cluster_id,
         )
         self._exit_stack.push_async_callback(self._replication.close)
         self._broker = Broker(
@@ -242,10 +246,10 @@ class Node:
             settings=settings,
             metadata=metadata,
             controller=controller,
-            partitions=table,
+            partitions=replica_manager,
             groups=groups,
             fetch_session_cache=FetchSessionCache(
-                platform.random, static.max_incremental_fetch_session_cache_slots
+                platform.random, broker_settings.max_incremental_fetch_session_cache_slots
             ),
             producer_ids=ProducerIdManager(
                 lambda: controller_channel.allocate_producer_ids(node_id, lifecycle.broker_epoch)
@@ -260,28 +264,28 @@ class Node:
         )
         self._dispatcher = Dispatcher(self._broker, REGISTRY)
 
-    async def _create_raft_client(self, who: MetaProperties) -> RaftClient:
-        static, metadata = self._broker_settings, self._metadata
+    async def _create_raft_client(self, meta: MetaProperties) -> RaftClient:
+        broker_settings, metadata = self._broker_settings, self._metadata
         metadata_log = await open_metadata_log(self._store)
-        directory = f"{static.data_dir}/{METADATA_LOG}"
-        in_memory = static.store == "memory"
-        bootstrap = bootstrap_servers(static)
+        directory = f"{broker_settings.data_dir}/{METADATA_LOG}"
+        in_memory = broker_settings.store == "memory"
+        bootstrap = bootstrap_servers(broker_settings)
         return RaftClient(
-            static.node_id,
-            # Who has no disk has no directory, and so can never be added to the voters.
-            None if in_memory else who.directory_id,
+            broker_settings.node_id,
+            # Without a disk there is no directory, so the node cannot be added to the voters.
+            None if in_memory else meta.directory_id,
             metadata_log,
             MemoryQuorumStateStore()
             if in_memory
-            else FileQuorumStateStore(self._platform.disk, directory, who.cluster_id),
+            else FileQuorumStateStore(self._platform.disk, directory, meta.cluster_id),
             self._platform.clock,
             self._platform.random,
-            initial_voters=initial_voters(static, who, self.addresses),
+            initial_voters=initial_voters(broker_settings, meta, self.addresses),
             channel=KafkaNetworkChannel(
                 self._peers,
-                who.cluster_id,
-                listener=static.inter_broker_listener,
-                request_timeout_ms=static.quorum_request_timeout_ms,
+                meta.cluster_id,
+                listener=broker_settings.inter_broker_listener,
+                request_timeout_ms=broker_settings.quorum_request_timeout_ms,
                 bootstrap=bootstrap,
                 own_addresses=[(each.host, each.port) for each in self.addresses],
                 on_rejected=self._fail,
@@ -290,9 +294,9 @@ class Node:
             if in_memory
             else FileSnapshotStore(self._platform.disk, directory),
             config=QuorumConfig(
-                fetch_timeout_ms=static.quorum_fetch_timeout_ms,
-                election_timeout_ms=static.quorum_election_timeout_ms,
-                request_timeout_ms=static.quorum_request_timeout_ms,
+                fetch_timeout_ms=broker_settings.quorum_fetch_timeout_ms,
+                election_timeout_ms=broker_settings.quorum_election_timeout_ms,
+                request_timeout_ms=broker_settings.quorum_request_timeout_ms,
             ),
             bootstrap_ids=tuple(bootstrap),
             on_commit=metadata.commit,
@@ -307,33 +311,34 @@ class Node:
             self._lifecycle.on_controller_change()
 
     async def stop(self) -> None:
-        """Hands leadership over, answers what is under way, closes logs so that the next start needs no recovery."""
+        """Moves leadership to other nodes, completes pending requests, and closes the logs cleanly."""
         await self._exit_stack.aclose()
         log.info("stopped")
 
     def abort(self) -> None:
-        """Closes its doors and what came through them at once, as the end of a process does, and nothing else: for
-        tests that kill nodes."""
+        """Closes all sockets at once and nothing else, like the end of a process; for tests that kill nodes."""
         for listener in self._listeners:
             listener.abort()
 
     async def _begin_shutdown(self) -> None:
-        """A node that is alone has nobody to hand over to. One that cannot go on does not try: the sooner its process
-        is gone, the sooner others lead."""
+        """Moves leadership to other nodes."""
         if self.failure is not None:
+            # Other nodes take over as soon as this process has ended.
             return
         if self._broker_settings.controlled_shutdown_enable and len(self._metadata.image.brokers) > 1:
             await self._lifecycle.shut_down()
         if len(self._quorum.voters) > 1:
-            # Before the doors close, so that nobody misses the controller meanwhile.
+            # While the listeners are still open, so that there is a controller throughout.
             await self._quorum.resign()
 
     async def _close_store(self) -> None:
         await self._store.close(-1 if self.failure is not None else self._clean_shutdown_epoch())
 
     def _clean_shutdown_epoch(self) -> int:
-        """The broker epoch that the logs are closed under. A node that never registered has led and followed nobody:
-        it is that of its former life still."""
+        """Returns the broker epoch under which the logs are closed.
+
+        A node that was not registered has changed no log, so the epoch of its previous incarnation is still valid.
+        """
         epoch = -1 if self._dispatcher is None else self._lifecycle.broker_epoch
         return self._store.previous_broker_epoch if epoch == -1 else epoch
 
@@ -345,7 +350,7 @@ class Node:
         await asyncio.gather(*(listener.close(CLOSE_GRACE_S) for listener in self._listeners))
 
     def _make_limits(self) -> "_Limits":
-        # Half for requests that are under way, half for large ones that are on their way in.
+        # Half for requests in progress, half for large requests that are being received.
         half = self._broker_settings.queued_max_request_bytes // 2
         return _Limits(
             MemoryPool(half), PartialFrameLimiter(half), ConnectionQuotas(lambda: self._settings.broker)
@@ -354,8 +359,8 @@ class Node:
     async def _bind(self) -> list[Address]:
         bound = []
         for address in self._broker_settings.listeners:
-            is_of_nodes = address.name == self._broker_settings.inter_broker_listener
-            limits = self._inter_broker_limits if is_of_nodes else self._limits
+            is_inter_broker = address.name == self._broker_settings.inter_broker_listener
+            limits = self._inter_broker_limits if is_inter_broker else self._limits
             listener = SocketServer(
                 address.name, lambda: self._settings.broker, *limits, self._on_connection_opened
             )
@@ -366,11 +371,17 @@ class Node:
         return bound
 
     async def _load_meta_properties(self) -> MetaProperties:
-        static = self._broker_settings
-        if static.store == "memory":
-            return identity.new_meta_properties(self._platform.random, static.cluster_id, static.node_id)
-        return await identity.load_or_create(
-            self._platform.disk, static.data_dir, self._platform.random, static.cluster_id, static.node_id
+        broker_settings = self._broker_settings
+        if broker_settings.store == "memory":
+            return new_meta_properties(
+                self._platform.random, broker_settings.cluster_id, broker_settings.node_id
+            )
+        return await load_or_create(
+            self._platform.disk,
+            broker_settings.data_dir,
+            self._platform.random,
+            broker_settings.cluster_id,
+            broker_settings.node_id,
         )
 
     def _on_connection_opened(self, connection: Connection, listener: str) -> RequestProcessor:
@@ -387,13 +398,13 @@ class Node:
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-            log.error("the node cannot go on", why=str(error) or type(error).__name__)
+            log.error("fatal error, the node must stop", reason=str(error) or type(error).__name__)
             if self._on_fatal is not None:
                 self._on_fatal(error)
 
 
 class _Limits(NamedTuple):
-    """What the connections of some listeners share."""
+    """Limits that the connections of a group of listeners share."""
 
     memory_pool: MemoryPool
     partial_frames: PartialFrameLimiter
@@ -401,7 +412,7 @@ class _Limits(NamedTuple):
 
 
 def _make_store(platform: Platform, settings: BrokerSettings) -> LogStore:
-    # Only the store in use is loaded: a broker in a test is ready sooner.
+    # Imported on demand, so that a broker in a test starts sooner.
     if settings.store == "memory":
         from moldau.logs.memory import MemoryLogStore
 

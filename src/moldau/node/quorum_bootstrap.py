@@ -1,4 +1,4 @@
-"""Who votes at the first start of a cluster, and whom a new node asks for its way in, as the settings say."""
+"""The initial voters and the bootstrap servers of the quorum, from the settings."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,19 @@ from moldau.settings.broker import BrokerSettings
 from moldau.settings.listeners import ListenerEndpoint, parse_listeners
 
 BOOTSTRAP_ID_MAX = -2
-"""Servers whose node ids are not known go by negative ones, from here down."""
+"""Bootstrap servers, whose node ids are unknown, get ids from here downwards."""
 
 
 def initial_voters(
-    settings: BrokerSettings, who: MetaProperties, addresses: Sequence[ListenerEndpoint]
+    settings: BrokerSettings, meta: MetaProperties, addresses: Sequence[ListenerEndpoint]
 ) -> tuple[VoterNode, ...]:
-    """This node alone, where nothing else is said; nobody, where it is to find its way by bootstrap servers."""
+    """Returns the configured voters; by default this node, or none if there are bootstrap servers."""
     listener = settings.inter_broker_listener
     if settings.voters:
         return tuple(
             VoterNode(
                 voter.node_id,
-                who.directory_id if voter.node_id == who.node_id else None,
+                meta.directory_id if voter.node_id == meta.node_id else None,
                 (VoterEndpoint(listener, voter.host, voter.port),),
             )
             for voter in settings.voters
@@ -29,24 +29,22 @@ def initial_voters(
     if settings.quorum_bootstrap:
         return ()
     own = tuple(VoterEndpoint(each.name, each.host, each.port) for each in addresses if each.name == listener)
-    return (VoterNode(who.node_id, who.directory_id, own),)
+    return (VoterNode(meta.node_id, meta.directory_id, own),)
 
 
 def bootstrap_servers(settings: BrokerSettings) -> dict[int, tuple[str, int]]:
     servers = parse_listeners(settings.quorum_bootstrap, "controller.quorum.bootstrap.servers")
-    return {BOOTSTRAP_ID_MAX - number: (each.host, each.port) for number, each in enumerate(servers)}
+    return {BOOTSTRAP_ID_MAX - index: (server.host, server.port) for index, server in enumerate(servers)}
 
 
 def check_quorum_settings(settings: BrokerSettings) -> None:
-    """Refuses settings by which nodes would form clusters of their own, or talk to themselves."""
+    """Raises InvalidConfigError for settings with which nodes would form separate clusters or lose votes."""
     is_shared = len(settings.voters) > 1 or settings.quorum_bootstrap
     if is_shared and not settings.cluster_id:
         raise InvalidConfigError(
-            "cluster.id: nodes of one cluster need one id; give all of them the same, for example the one that "
-            "`moldau cluster new-id` prints"
+            "cluster.id: all nodes of a cluster need the same id; set the one that `moldau cluster new-id` prints, for "
+            "example"
         )
     if is_shared and settings.store == "memory" and len(settings.voters) > 1:
-        # A voter that forgets its votes and its log could help to elect two leaders, or lose what was agreed on.
-        raise InvalidConfigError(
-            "store: a node that votes in a cluster keeps its metadata on disk; use `files`"
-        )
+        # A voter that loses its votes and its log could elect two leaders, or lose committed records.
+        raise InvalidConfigError("store: one of several voters must keep its metadata on disk; use `files`")

@@ -96,7 +96,7 @@ def test_a_directory_of_another_node_or_with_a_broken_identity_is_told_in_one_se
     )
     code, said = refused(*flags)
     assert code == 1
-    assert said.startswith(f"moldau: {tmp_path} belongs to node 7, and this is node 1")
+    assert said.startswith(f"moldau: {tmp_path} belongs to node 7, not to node 1")
 
 
 def test_an_address_of_another_machine_is_told_in_one_sentence() -> None:

@@ -14,7 +14,7 @@ from moldau.controller.state import ControllerState
 from moldau.errors import NotControllerError, RequestTimedOutError, StorageError, TopicExistsError
 from moldau.logs.files.store import FileLogStore
 from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource, MetadataDelta, MetadataImage
-from moldau.metadata.image_builder import ControllerChange, MetadataChange, apply
+from moldau.metadata.image_builder import ControllerChange, MetadataChange, apply_changes
 from moldau.metadata.records import decode
 from moldau.platform.os_disk import OsDisk
 from moldau.raft.batches import read_committed_batch
@@ -356,7 +356,7 @@ def _replayed(plane: ControlPlane) -> MetadataImage:
         changes: list[MetadataChange] = [decode(value) for value in batch.values]
         if batch.leader_id is not None:
             changes.append(ControllerChange(batch.leader_id, batch.epoch))
-        image, _ = apply(image, changes, batch.last_offset)
+        image, _ = apply_changes(image, changes, batch.last_offset)
     return image
 
 

@@ -165,7 +165,7 @@ def test_partitions_that_do_not_exist_or_are_named_twice_are_refused() -> None:
     twice = [Reassignment("orders", 0, [1]), Reassignment("orders", 0, [2])]
     decision = alter_partition_reassignments(cluster.state, cluster.settings, twice, allow_rf_change=True)
     assert decision.records == []
-    [result] = decision.reply
+    [result] = decision.response
     assert isinstance(result.error, InvalidRequestError)
 
 

@@ -20,7 +20,7 @@ async def with_topic(stage: ControllerCluster, *replicas: list[int]) -> CreateTo
 
 
 def partition(stage: ControllerCluster, index: int = 0) -> PartitionRegistration:
-    return stage.nodes[stage.leader_id].loader.committed.topics["orders"].partitions[index]
+    return stage.nodes[stage.leader_id].loader.committed_image.topics["orders"].partitions[index]
 
 
 class OpensLogs:

@@ -91,14 +91,14 @@ def test_a_reply_leaves_when_its_records_are_committed_and_not_before() -> None:
         await settle()
         assert log.batches == [[1, 2], [3]], "each decision is one batch"
         assert not first.done()
-        runtime.committed(1)
+        runtime.update_committed_offset(1)
         await settle()
         assert not first.done(), "half of its records are not enough"
-        runtime.committed(2)
+        runtime.update_committed_offset(2)
         await settle()
         assert first.result() == []
         assert not second.done()
-        runtime.committed(3)
+        runtime.update_committed_offset(3)
         assert await second == [1, 2]
 
     run(story)
@@ -110,7 +110,7 @@ def test_a_decision_builds_on_records_that_are_appended_and_not_yet_committed() 
         start(runtime, add(1))
         second = start(runtime, add(2))
         await settle()
-        runtime.committed(2)
+        runtime.update_committed_offset(2)
         assert await second == [1]
 
     run(story)
@@ -124,7 +124,7 @@ def test_a_read_waits_for_the_newest_record_it_could_have_seen() -> None:
         seen = start(runtime, read)
         await settle()
         assert not seen.done()
-        runtime.committed(1)
+        runtime.update_committed_offset(1)
         assert await seen == [1]
 
     run(story)
@@ -137,7 +137,7 @@ def test_a_refusal_waits_too_because_it_tells_of_state() -> None:
         refused = start(runtime, refuse)
         await settle()
         assert not refused.done()
-        runtime.committed(1)
+        runtime.update_committed_offset(1)
         with pytest.raises(InvalidRequestError, match="there are 1"):
             await refused
 
@@ -156,7 +156,7 @@ def test_decisions_that_come_while_an_append_awaits_are_made_after_it_in_order()
             log.gate.release()
             await settle()
         assert log.batches == [[0], [1], [2], [3], [4]]
-        runtime.committed(5)
+        runtime.update_committed_offset(5)
         assert [await task for task in tasks] == [list(range(number)) for number in range(5)]
 
     run(story)
@@ -174,7 +174,7 @@ def test_replies_leave_in_the_order_of_their_offsets() -> None:
         tasks = [asyncio.get_running_loop().create_task(submit(number)) for number in range(1, 9)]
         await settle()
         for offset in range(1, 5):
-            runtime.committed(offset)
+            runtime.update_committed_offset(offset)
             await settle()
         await asyncio.gather(*tasks)
         assert left == list(range(1, 9))
@@ -192,7 +192,7 @@ def test_an_append_that_fails_changes_nothing_and_later_ones_may_succeed() -> No
         log.error = None
         second = start(runtime, add(2))
         await settle()
-        runtime.committed(1)
+        runtime.update_committed_offset(1)
         assert await second == [], "the failed decision left no trace"
 
     run(story)
@@ -272,7 +272,7 @@ def test_a_caller_that_gives_up_does_not_undo_what_was_decided() -> None:
         seen = start(runtime, read)
         await settle()
         assert log.batches == [[1]]
-        runtime.committed(1)
+        runtime.update_committed_offset(1)
         assert await seen == [1], "the state and the log agree"
 
     run(story)
@@ -290,7 +290,7 @@ def test_a_caller_that_gives_up_before_its_turn_has_decided_nothing() -> None:
         log.gate.release()
         log.gate.release()
         await settle()
-        runtime.committed(1)
+        runtime.update_committed_offset(1)
         await first
         assert log.batches == [[1]]
 
@@ -345,13 +345,13 @@ def test_a_reply_that_needs_less_does_not_wait_for_what_was_decided_before_it() 
         everything = start(runtime, read)
         await settle()
         assert [each.done() for each in (nothing, one, two, all_, everything)] == [True] + [False] * 4
-        runtime.committed(1)
+        runtime.update_committed_offset(1)
         await settle()
         assert [each.done() for each in (first, one, second, two, all_)] == [True, True, False, False, False]
-        runtime.committed(2)
+        runtime.update_committed_offset(2)
         await settle()
         assert [each.done() for each in (second, two, all_)] == [False, True, False]
-        runtime.committed(3)
+        runtime.update_committed_offset(3)
         assert await asyncio.gather(second, all_, everything) == [[1], 9, [1, 2, 3]]
 
     run(story)

@@ -640,7 +640,7 @@ def test_the_next_deadline_is_that_of_the_group_as_it_is_in_the_log(groups: Grou
 def test_a_tick_before_anything_is_due_decides_nothing(groups: Groups) -> None:
     groups.member()
     decision = groups.state.groups.tick(groups.now)
-    assert (list(decision.records), list(decision.reply)) == ([], [])
+    assert (list(decision.records), list(decision.response)) == ([], [])
 
 
 # Restarts

@@ -13,7 +13,7 @@ from moldau.metadata.image import (
     MetadataImage,
     PartitionRegistration,
 )
-from moldau.metadata.image_builder import ControllerChange, MetadataChange, apply
+from moldau.metadata.image_builder import ControllerChange, MetadataChange, apply_changes
 from moldau.metadata.records import (
     BrokerEndpoint,
     BrokerRegistrationChangeRecord,
@@ -50,7 +50,7 @@ def config(name: str, value: str | None) -> ConfigRecord:
 
 
 def after(image: MetadataImage, *changes: MetadataChange) -> tuple[MetadataImage, MetadataDelta]:
-    return apply(image, changes, image.offset + len(changes))
+    return apply_changes(image, changes, image.offset + len(changes))
 
 
 def with_orders() -> MetadataImage:
@@ -198,4 +198,4 @@ def test_a_record_that_cannot_follow_is_refused(change: MetadataChange) -> None:
 
 def test_offsets_never_go_back() -> None:
     with pytest.raises(CorruptRecordError):
-        apply(with_orders(), [NoOpRecord()], 1)
+        apply_changes(with_orders(), [NoOpRecord()], 1)

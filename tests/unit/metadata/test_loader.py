@@ -144,10 +144,10 @@ def test_what_is_committed_is_foreseen_while_publishers_are_still_at_work() -> N
         await settle()
         loader.commit([topic("b", 1)])
         assert foreseen == [(0, ("a",)), (1, ("b",))]
-        assert (loader.committed.offset, loader.image.offset) == (1, -1)
+        assert (loader.committed_image.offset, loader.image.offset) == (1, -1)
         gate.set()
         await loader.wait_for_offset(1)
-        assert loader.image is loader.committed
+        assert loader.image is loader.committed_image
 
     asyncio.run(story())
 

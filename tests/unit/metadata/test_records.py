@@ -97,7 +97,7 @@ def test_a_record_cut_short_anywhere_is_refused(record: Record, value: str) -> N
 
 
 def test_bytes_behind_a_record_are_refused() -> None:
-    with pytest.raises(CorruptRecordError, match="left behind"):
+    with pytest.raises(CorruptRecordError, match="trailing bytes"):
         decode(encode(NoOpRecord()) + b"\x00")
 
 

@@ -21,12 +21,11 @@ from moldau.metadata.image import (
     PartitionRegistration,
     TopicImage,
 )
-from moldau.metadata.image_builder import apply
+from moldau.metadata.image_builder import apply_changes
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.records import TopicRecord, decode, encode
 from moldau.metadata.snapshot import delta_between, image_from_records, image_to_records
-from moldau.metadata.snapshot_generator import SnapshotGenerator
-from moldau.metadata.snapshot_policy import SnapshotPolicy
+from moldau.metadata.snapshot_generator import SnapshotGenerator, SnapshotPolicy
 from moldau.raft.batches import CommittedBatch
 from moldau.raft.messages import SnapshotId
 
@@ -270,7 +269,7 @@ def test_a_snapshot_that_makes_no_image_ends_the_loader() -> None:
 
 
 def test_a_snapshot_is_due_after_so_many_bytes() -> None:
-    policy = SnapshotPolicy(bytes_max=100, interval_ms=0, started_ms=0)
+    policy = SnapshotPolicy(bytes_max=100, interval_ms=0, since_ms=0)
     policy.add_bytes(99)
     assert not policy.is_due(10**9)
     policy.add_bytes(1)
@@ -280,7 +279,7 @@ def test_a_snapshot_is_due_after_so_many_bytes() -> None:
 
 
 def test_a_snapshot_is_due_after_a_time_in_which_something_changed() -> None:
-    policy = SnapshotPolicy(bytes_max=100, interval_ms=1000, started_ms=500)
+    policy = SnapshotPolicy(bytes_max=100, interval_ms=1000, since_ms=500)
     assert not policy.is_due(10**9)
     policy.add_bytes(1)
     assert not policy.is_due(1499)
@@ -387,5 +386,5 @@ def test_no_snapshot_is_made_after_closing() -> None:
 
 def test_applying_the_records_one_by_one_gives_the_same_image() -> None:
     records = [TopicRecord(name="a", topic_id=UUID(int=1)), TopicRecord(name="b", topic_id=UUID(int=2))]
-    image, _ = apply(MetadataImage(cluster_id="cluster"), records, 7)
+    image, _ = apply_changes(MetadataImage(cluster_id="cluster"), records, 7)
     assert list(image_to_records(image)) == records

@@ -78,7 +78,7 @@ class QuorumController(FakeController):
         settings = self.nodes[broker_id].settings
         decision = alter_partition(self.state, settings, broker_id, broker_epoch, changes)
         await self._apply(decision.records)
-        return list(decision.reply)
+        return list(decision.response)
 
     async def _apply(self, records: Sequence[Record]) -> None:
         self.state.apply(records, self.state.image.offset + 1 + len(records))

@@ -43,7 +43,7 @@ def with_replies_before_durable() -> AbstractContextManager[object]:
         decisions: runtime.CoordinatorRuntime[Any, Any], parked: runtime._ParkedResponse
     ) -> None:
         if isinstance(decisions._state, GroupCoordinatorShard):
-            runtime._release(parked)
+            runtime._complete(parked)
         else:
             park(decisions, parked)
 
