@@ -58,7 +58,7 @@ def test_a_broker_leads_nothing_from_its_registration_to_its_first_heartbeats() 
     behind = BrokerHeartbeat(1, broker.epoch, broker.epoch - 1)
     reply = cluster._do(
         process_broker_heartbeat(cluster.state, cluster.settings, behind, cluster.heartbeat_manager)
-    ).response
+    ).reply
     assert (reply.is_caught_up, reply.is_fenced) == (False, True)
     cluster.unfence(1)
     assert cluster.state.image.brokers[1].is_active
@@ -72,7 +72,7 @@ def test_a_broker_that_wants_to_be_fenced_is() -> None:
         beat = BrokerHeartbeat(1, epoch, 99, want_fence=True)
         reply = cluster._do(
             process_broker_heartbeat(cluster.state, cluster.settings, beat, cluster.heartbeat_manager)
-        ).response
+        ).reply
         assert reply.is_fenced
         assert cluster.state.image.topics["a"].partitions[0].leader == 2
     assert cluster.last_records == []
@@ -89,7 +89,7 @@ def test_a_fenced_broker_is_taken_in_only_when_it_knows_that_it_was_fenced() -> 
         beat = BrokerHeartbeat(1, broker.epoch, offset)
         reply = cluster._do(
             process_broker_heartbeat(cluster.state, cluster.settings, beat, cluster.heartbeat_manager)
-        ).response
+        ).reply
         assert (reply.is_fenced, reply.is_caught_up) == (fenced, not fenced)
     again = cluster._do(fence_broker(cluster.state, cluster.settings, 1, broker.epoch + 1))
     assert again

@@ -69,7 +69,7 @@ class QuorumController(FakeController):
     async def hears(self, node: Node) -> None:
         beat = BrokerHeartbeat(node.node_id, node.broker_epoch, 0, not_ready=node.table.offline_replicas())
         self.state.update_offline_replicas(beat)
-        while (decision := remove_offline_replicas(self.state, node.settings, beat)).reply:
+        while (decision := remove_offline_replicas(self.state, node.settings, beat)).response:
             await self._apply(decision.records)
 
     async def alter_partition(
