@@ -6,6 +6,7 @@ Leaders and in-sync replicas have all committed records.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -22,61 +23,52 @@ Key = tuple[UUID, int]
 """Topic id and partition: a topic that is created again has a new id."""
 
 
+@dataclass(eq=False, slots=True)
 class _ReplicaObservation:
     """Last observed state of a replica in one incarnation of its node."""
 
-    __slots__ = ("end", "epoch", "high_watermark", "is_leader")
-
-    def __init__(self) -> None:
-        self.epoch = -1
-        self.high_watermark = 0
-        self.end = 0
-        self.is_leader = False
+    epoch: int = -1
+    high_watermark: int = 0
+    end: int = 0
+    is_leader: bool = False
 
 
+@dataclass(eq=False)
 class _NodeObservation:
     """Last observed state of one incarnation of a node."""
 
-    def __init__(self, node: Any) -> None:
-        self.node = node
-        self.image: MetadataImage | None = None
-        self.quorum_epoch = -1
-        self.quorum_high_watermark = 0
-        self.replicas: dict[Any, _ReplicaObservation] = {}
+    node: Any
+    image: MetadataImage | None = None
+    quorum_epoch: int = -1
+    quorum_high_watermark: int = 0
+    replicas: dict[Any, _ReplicaObservation] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class InvariantChecker:
-    def __init__(
-        self,
-        servers: Sequence[ServerHost],
-        report: Callable[[str], None],
-        counts: Counter[str],
-        lossy_topics: Mapping[str, str],
-        trace: Callable[..., None],
-    ) -> None:
-        """`lossy_topics` may lose committed records. `trace` adds events to the trace of the run."""
-        self._servers = servers
-        self._report = report
-        self._counts = counts
-        self._lossy_topics = lossy_topics
-        self._trace = trace
-        self._iterations = 0
-        self._violations = 0
-        self._observations: dict[str, _NodeObservation] = {}
-        self._quorum_leaders: dict[int, int] = {}
-        """Leader of the metadata quorum by epoch."""
-        self._leaders: dict[tuple[Key, int], int] = {}
-        """Leader by partition and epoch."""
-        self._committed: dict[Key, dict[int, int]] = {}
-        """Highest high watermark by partition and epoch."""
-        self._epochs: dict[object, dict[int, int]] = {}
-        """Leader epochs of committed records, by log and offset."""
-        self._metadata_committed = 0
-        self._led_quorum: dict[str, int] = {}
-        """Last epoch in which each node led the metadata quorum; it must survive restarts."""
-        self._newest_image: MetadataImage | None = None
-        self._votes: dict[tuple[int, int], int] = {}
-        """Candidate that each node has voted for, by node and epoch."""
+    servers: Sequence[ServerHost]
+    report: Callable[[str], None]
+    counts: Counter[str]
+    lossy_topics: Mapping[str, str]
+    """May lose committed records."""
+    trace: Callable[..., None]
+    _iterations: int = field(default=0, init=False)
+    _violations: int = field(default=0, init=False)
+    _observations: dict[str, _NodeObservation] = field(default_factory=dict, init=False)
+    _quorum_leaders: dict[int, int] = field(default_factory=dict, init=False)
+    """Leader of the metadata quorum by epoch."""
+    _leaders: dict[tuple[Key, int], int] = field(default_factory=dict, init=False)
+    """Leader by partition and epoch."""
+    _committed: dict[Key, dict[int, int]] = field(default_factory=dict, init=False)
+    """Highest high watermark by partition and epoch."""
+    _epochs: dict[object, dict[int, int]] = field(default_factory=dict, init=False)
+    """Leader epochs of committed records, by log and offset."""
+    _metadata_committed: int = field(default=0, init=False)
+    _led_quorum: dict[str, int] = field(default_factory=dict, init=False)
+    """Last epoch in which each node led the metadata quorum; it must survive restarts."""
+    _newest_image: MetadataImage | None = field(default=None, init=False)
+    _votes: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
+    """Candidate that each node has voted for, by node and epoch."""
 
     # Queries
 
@@ -108,7 +100,7 @@ class InvariantChecker:
 
     def is_fully_replicated(self) -> bool:
         """Returns whether all nodes have the same image and every replica is in sync."""
-        images = [self._image_of(server) for server in self._servers]
+        images = [self._image_of(server) for server in self.servers]
         if any(image is None or image.offset != images[0].offset for image in images):  # type: ignore[union-attr]
             return False
         image = images[0]
@@ -122,7 +114,7 @@ class InvariantChecker:
     def is_converged(self) -> bool:
         """Returns whether all replicas of each partition end at the same offset, and it is committed."""
         ends: dict[Key, set[int]] = {}
-        for server in self._servers:
+        for server in self.servers:
             for partition in _partitions(server.node):
                 key = partition.topic_id, partition.name.partition
                 ends.setdefault(key, set()).add(partition.log.end_offset)
@@ -132,7 +124,7 @@ class InvariantChecker:
 
     def replica(self, node_id: int, partition: Partition) -> Any:
         """Returns the partition's object on a node, or None."""
-        node: Any = next(server.node for server in self._servers if server.node_id == node_id)
+        node: Any = next(server.node for server in self.servers if server.node_id == node_id)
         table = getattr(node, "_partitions", None)
         return None if table is None else table._partitions.get(partition)
 
@@ -146,7 +138,7 @@ class InvariantChecker:
 
     def on_acknowledged(self, node_id: int, partition: str) -> None:
         """Checks the node's lease when it sends an acknowledgement for acks=all."""
-        server = next(each for each in self._servers if each.node_id == node_id)
+        server = next(each for each in self.servers if each.node_id == node_id)
         lease = getattr(getattr(server.node, "_lifecycle", None), "lease", None)
         if lease is not None and lease.expires_ms <= server.host.clock.monotonic_ms():
             self._report_violation(
@@ -155,7 +147,7 @@ class InvariantChecker:
 
     def _check_lease(self, before: MetadataImage, after: MetadataImage) -> None:
         """A broker that becomes fenced must have no lease any more, because others may now lead in its place."""
-        for server in self._servers:
+        for server in self.servers:
             earlier, later = before.brokers.get(server.node_id), after.brokers.get(server.node_id)
             lifecycle = getattr(server.node, "_lifecycle", None)
             if earlier is None or later is None or lifecycle is None or not server.host.is_up:
@@ -177,7 +169,7 @@ class InvariantChecker:
             self.check()
 
     def check(self) -> None:
-        for server in self._servers:
+        for server in self.servers:
             node = server.node
             if node is None or not server.host.is_up:
                 self._observations.pop(server.name, None)
@@ -211,8 +203,8 @@ class InvariantChecker:
         if quorum.is_leader:
             self._led_quorum[server.name] = epoch
             if epoch not in self._quorum_leaders:
-                self._counts["quorum elections"] += 1
-                self._trace("leads", server.name, "metadata", epoch)
+                self.counts["quorum elections"] += 1
+                self.trace("leads", server.name, "metadata", epoch)
         if quorum.is_leader and self._quorum_leaders.setdefault(epoch, server.node_id) != server.node_id:
             both = f"{self._quorum_leaders[epoch]} and {server.node_id}"
             self._report_violation(f"nodes {both} both lead the metadata quorum in epoch {epoch}")
@@ -262,19 +254,19 @@ class InvariantChecker:
                 continue
             for earlier, later in zip(old.partitions, topic.partitions, strict=False):
                 if later.leader_epoch > earlier.leader_epoch and later.leader >= 0:
-                    self._counts["elections"] += 1
+                    self.counts["elections"] += 1
                 if later.leader_epoch > earlier.leader_epoch:
-                    self._trace("elected", later.leader, f"{name}-{later.index}", later.leader_epoch)
+                    self.trace("elected", later.leader, f"{name}-{later.index}", later.leader_epoch)
                 if later.isr != earlier.isr:
                     self._on_isr_changed(name, later)
-                    self._trace("in-sync", f"{name}-{later.index}", ",".join(map(str, later.isr)))
+                    self.trace("in-sync", f"{name}-{later.index}", ",".join(map(str, later.isr)))
                 if len(later.isr) < len(earlier.isr):
-                    self._counts["in-sync shrinks"] += 1
+                    self.counts["in-sync shrinks"] += 1
 
     def _on_isr_changed(self, topic: str, image: PartitionRegistration) -> None:
-        if topic in self._lossy_topics or image.leader < 0:
+        if topic in self.lossy_topics or image.leader < 0:
             return
-        server = self._servers[image.leader - 1]
+        server = self.servers[image.leader - 1]
         leader = self.replica(image.leader, (topic, image.index))
         if leader is not None and leader.is_leader and leader.leader_epoch == image.leader_epoch:
             self._check_isr(server, leader, leader.high_watermark)
@@ -286,8 +278,8 @@ class InvariantChecker:
                 seen = observation.replicas[partition] = _ReplicaObservation()
             end = partition.log.end_offset
             if end < seen.end:
-                self._counts["truncations"] += 1
-                self._trace("truncated", server.name, str(partition.name), end)
+                self.counts["truncations"] += 1
+                self.trace("truncated", server.name, str(partition.name), end)
             seen.end = end
             if partition.is_leader:
                 self._check_leader(server, partition, seen)
@@ -310,7 +302,7 @@ class InvariantChecker:
             both = f"{self._leaders[key, epoch]} and {server.node_id}"
             self._report_violation(f"nodes {both} both lead {name} in epoch {epoch}")
         committed = self._committed_up_to(key, epoch)
-        if name.topic not in self._lossy_topics and seen.end < committed:
+        if name.topic not in self.lossy_topics and seen.end < committed:
             ends = f"{seen.end}, and {committed} is committed"
             self._report_violation(
                 f"{server.name} leads {name} in epoch {epoch} with a log that ends at {ends}"
@@ -318,7 +310,7 @@ class InvariantChecker:
 
     def _on_high_watermark_changed(self, server: ServerHost, partition: Any, before: int, after: int) -> None:
         name = partition.name
-        if name.topic not in self._lossy_topics:
+        if name.topic not in self.lossy_topics:
             if after < before:
                 self._report_violation(
                     f"the high watermark of {name} on {server.name} fell from {before} to {after}"
@@ -380,7 +372,7 @@ class InvariantChecker:
                 )
 
     def is_registered(self, node_id: int) -> bool:
-        node: Any = self._servers[node_id - 1].node
+        node: Any = self.servers[node_id - 1].node
         lifecycle = getattr(node, "_lifecycle", None)
         broker = None if self._newest_image is None else self._newest_image.brokers.get(node_id)
         return lifecycle is not None and broker is not None and lifecycle.broker_epoch == broker.epoch
@@ -391,8 +383,8 @@ class InvariantChecker:
 
     def _report_violation(self, what: str) -> None:
         self._violations += 1
-        self._trace("violated", what)
-        self._report(f"invariant: {what}")
+        self.trace("violated", what)
+        self.report(f"invariant: {what}")
 
 
 def _partitions(node: Any) -> Sequence[Any]:

@@ -19,6 +19,7 @@ from asyncio import events
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 from moldau.testing.simulation.platform.determinism import DeterminismError, DeterministicLoop
@@ -44,6 +45,7 @@ class LivelockError(RuntimeError):
     """The run exceeded its number of callbacks."""
 
 
+@dataclass(eq=False)
 class Incarnation:
     """A host from one boot to the next crash: the owner of every callback, task and future created there.
 
@@ -51,13 +53,12 @@ class Incarnation:
     Nothing of it runs once `is_alive` is False, or while it is paused.
     """
 
-    def __init__(self, host: str, boot: int, clock_rate: float = 1.0) -> None:
-        self.host = host
-        self.boot = boot
-        self.is_alive = True
-        self.is_paused = False
-        self.clock_rate = clock_rate
-        """Speed of the monotonic clock and of all timers, relative to virtual time."""
+    host: str
+    boot: int
+    clock_rate: float = 1.0
+    """Speed of the monotonic clock and of all timers, relative to virtual time."""
+    is_alive: bool = field(default=True, init=False)
+    is_paused: bool = field(default=False, init=False)
 
 
 OUTSIDE = Incarnation("outside", 0)
@@ -111,18 +112,14 @@ class SimulatedTask(asyncio.Task[Any]):
 _AnyHandle = SimulatedHandle | SimulatedTimer
 
 
+@dataclass(eq=False, slots=True)
 class _OwnedTask:
     """A task and what is needed to end it without its cooperation."""
 
-    __slots__ = ("context", "coroutine", "incarnation", "task")
-
-    def __init__(
-        self, task: asyncio.Task[Any], coroutine: Any, context: contextvars.Context, incarnation: Incarnation
-    ) -> None:
-        self.task = task
-        self.coroutine = coroutine
-        self.context = context
-        self.incarnation = incarnation
+    task: asyncio.Task[Any]
+    coroutine: Any
+    context: contextvars.Context
+    incarnation: Incarnation
 
 
 class SimulatedLoop(DeterministicLoop):

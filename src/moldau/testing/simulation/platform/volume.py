@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 SECTOR_BYTES = 512
 
@@ -134,25 +135,25 @@ class Inode:
         return image
 
 
+@dataclass(eq=False)
 class SimulatedDirectory:
     """Names as programs see them and as a power cut would leave them."""
 
-    def __init__(self) -> None:
-        self.names: dict[str, TreeNode] = {}
-        self.durable_names: dict[str, TreeNode] = {}
+    names: "dict[str, TreeNode]" = field(default_factory=dict, init=False)
+    durable_names: "dict[str, TreeNode]" = field(default_factory=dict, init=False)
 
 
 TreeNode = Inode | SimulatedDirectory
 DirectoryEntry = tuple[SimulatedDirectory, str]
 
 
+@dataclass(eq=False)
 class _NameChange:
     """A change of names that is not durable yet. It is atomic."""
 
-    def __init__(self, node: TreeNode, source: DirectoryEntry | None, target: DirectoryEntry | None) -> None:
-        self.node = node
-        self.source = source
-        self.target = target
+    node: TreeNode
+    source: DirectoryEntry | None
+    target: DirectoryEntry | None
 
     def entries(self) -> list[DirectoryEntry]:
         return [place for place in (self.source, self.target) if place is not None]
@@ -167,12 +168,12 @@ class _NameChange:
             directory.durable_names[name] = self.node
 
 
+@dataclass(eq=False)
 class Volume:
-    def __init__(self) -> None:
-        self.root = SimulatedDirectory()
-        self.torn_writes = 0
-        """Files in which a power cut has left a torn write."""
-        self._changes: list[_NameChange] = []
+    root: SimulatedDirectory = field(default_factory=SimulatedDirectory)
+    torn_writes: int = 0
+    """Files in which a power cut has left a torn write."""
+    _changes: list[_NameChange] = field(default_factory=list)
 
     def find(self, path: str) -> TreeNode | None:
         node: TreeNode | None = self.root

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from moldau.testing.simulation.checkers.history_groups import GroupHistory
@@ -23,13 +24,13 @@ class ClientProgram(Protocol):
     def stop(self) -> None: ...
 
 
+@dataclass(eq=False)
 class ClientProcess:
-    def __init__(self, host: Host, create_program: Callable[[Host], ClientProgram]) -> None:
-        self._host = host
-        self._create_program = create_program
-        self._program: ClientProgram | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._is_stop_requested = False
+    host: Host
+    create_program: Callable[[Host], ClientProgram]
+    _program: ClientProgram | None = field(default=None, init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
+    _is_stop_requested: bool = field(default=False, init=False)
 
     @property
     def is_running(self) -> bool:
@@ -45,8 +46,8 @@ class ClientProcess:
     def start(self) -> None:
         if not self.is_running:
             self._is_stop_requested = False
-            self._program = self._create_program(self._host)
-            self._task = self._host.spawn(self._program.run(), name=self._program.name)
+            self._program = self.create_program(self.host)
+            self._task = self.host.spawn(self._program.run(), name=self._program.name)
 
     def stop(self) -> None:
         if self._program is not None:
@@ -55,8 +56,8 @@ class ClientProcess:
 
     def kill(self) -> None:
         self._task = None
-        self._host.kill()
-        self._host.restart()
+        self.host.kill()
+        self.host.restart()
 
     async def wait_stopped(self) -> None:
         if self._task is not None:
@@ -78,20 +79,18 @@ class ClientHosts(Protocol):
     def add_client(self, name: str) -> Host: ...
 
 
+@dataclass(eq=False)
 class GroupClients:
     """Creates the clients of a scenario, all of which record into one group history."""
 
-    def __init__(
-        self, system: ClientHosts, bootstrap: str, history: GroupHistory, *, metadata_max_age_ms: int
-    ) -> None:
-        self._system = system
-        self._bootstrap = bootstrap
-        self._history = history
-        self._metadata_max_age_ms = metadata_max_age_ms
+    system: ClientHosts
+    bootstrap: str
+    history: GroupHistory
+    metadata_max_age_ms: int
 
     def open_cluster(self, client_id: str) -> RecordingCluster:
         """Opens a cluster client on the first client host, which is never taken down."""
-        return self._cluster_factory(self._system.clients[0])(client_id)
+        return self._cluster_factory(self.system.clients[0])(client_id)
 
     def member_process(self, name: str, plan: GroupMemberPlan) -> ClientProcess:
         """Adds a host for a group member. Each start of the process is a new client with its own random stream."""
@@ -99,21 +98,21 @@ class GroupClients:
 
         def create(host: Host) -> ClientProgram:
             label = f"{name}-{next(incarnations)}"
-            randomness = self._system.simulation.random_for(label)
-            return GroupMember(label, self._cluster_factory(host), randomness, plan, self._history)
+            randomness = self.system.simulation.random_for(label)
+            return GroupMember(label, self._cluster_factory(host), randomness, plan, self.history)
 
-        return ClientProcess(self._system.add_client(name), create)
+        return ClientProcess(self.system.add_client(name), create)
 
     def _cluster_factory(self, host: Host) -> ClusterFactory:
         def open_cluster(client_id: str) -> RecordingCluster:
             return RecordingCluster(
-                self._bootstrap,
-                self._history,
+                self.bootstrap,
+                self.history,
                 client_id=client_id,
                 clock=host.platform.clock,
                 random=host.platform.random,
                 request_timeout_ms=REQUEST_TIMEOUT_MS,
-                metadata_max_age_ms=self._metadata_max_age_ms,
+                metadata_max_age_ms=self.metadata_max_age_ms,
             )
 
         return open_cluster

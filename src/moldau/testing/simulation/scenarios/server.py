@@ -4,6 +4,7 @@ import asyncio
 import errno
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from moldau.errors import MoldauError
 from moldau.node.node import Node
@@ -15,23 +16,21 @@ from moldau.testing.simulation.scenarios.outcome import format_error
 STOP_TIMEOUT_S = 60
 
 
+@dataclass(eq=False)
 class ServerHost:
-    def __init__(
-        self, host: Host, settings: BrokerSettings, disk: DiskSettings, report: Callable[[str], None]
-    ) -> None:
-        """`report` is called with errors that clients' histories do not show."""
-        self.host = host
-        self.settings = settings
-        self.node: Node | None = None
-        """The node of this boot, from the start of its startup."""
-        self.is_serving = False
-        self.is_stopping = False
-        """The node was asked to stop, and resigns its leaderships."""
-        self.has_fault = False
-        """A fault is active on this host, so others leave it alone."""
-        self.is_disk_bad = False
-        self._disk_settings = disk
-        self._report = report
+    host: Host
+    settings: BrokerSettings
+    disk_settings: DiskSettings
+    report: Callable[[str], None]
+    """Called with errors that clients' histories do not show."""
+    node: Node | None = field(default=None, init=False)
+    """The node of this boot, from the start of its startup."""
+    is_serving: bool = field(default=False, init=False)
+    is_stopping: bool = field(default=False, init=False)
+    """The node was asked to stop, and resigns its leaderships."""
+    has_fault: bool = field(default=False, init=False)
+    """A fault is active on this host, so others leave it alone."""
+    is_disk_bad: bool = field(default=False, init=False)
 
     @property
     def name(self) -> str:
@@ -61,7 +60,7 @@ class ServerHost:
         except Exception as error:
             self.node = None
             if not self.is_disk_bad or not isinstance(error, MoldauError | OSError):
-                self._report(f"{self.name} failed to start: {format_error(error)}")
+                self.report(f"{self.name} failed to start: {format_error(error)}")
         else:
             self.is_serving = True
 
@@ -83,10 +82,10 @@ class ServerHost:
                     async with asyncio.timeout(STOP_TIMEOUT_S):
                         await self.host.run(node.stop(), name=f"stop of {self.name}")
             except TimeoutError:
-                self._report(f"{self.name} did not stop in {STOP_TIMEOUT_S} s")
+                self.report(f"{self.name} did not stop in {STOP_TIMEOUT_S} s")
             except Exception as error:
                 if not self.is_disk_bad:
-                    self._report(f"{self.name} failed to stop: {format_error(error)}")
+                    self.report(f"{self.name} failed to stop: {format_error(error)}")
         if self.host.is_up:
             self.kill()
 
@@ -95,11 +94,9 @@ class ServerHost:
         node, self.node, self.is_serving = self.node, None, False
         if node is not None and not self.is_disk_bad:
             if node.unexpected_errors:
-                self._report(
-                    f"{self.name}: {node.unexpected_errors} requests failed with an unexpected error"
-                )
+                self.report(f"{self.name}: {node.unexpected_errors} requests failed with an unexpected error")
             if node.failure is not None:
-                self._report(f"{self.name} failed: {format_error(node.failure)}")
+                self.report(f"{self.name} failed: {format_error(node.failure)}")
 
     # Disk
 
@@ -109,9 +106,9 @@ class ServerHost:
 
     def fill_disk(self, room_bytes: int) -> None:
         self.is_disk_bad = True
-        self._disk_settings.capacity_bytes = self.host.disk.volume.used_bytes() + room_bytes
+        self.disk_settings.capacity_bytes = self.host.disk.volume.used_bytes() + room_bytes
 
     def repair_disk(self) -> None:
         """Ends disk errors; a node that has seen one must still be restarted."""
         self.host.disk.faults.clear()
-        self._disk_settings.capacity_bytes = DiskSettings().capacity_bytes
+        self.disk_settings.capacity_bytes = DiskSettings().capacity_bytes

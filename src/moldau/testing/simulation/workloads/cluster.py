@@ -6,7 +6,7 @@ Workloads continue through faults until stopped, and record what they learn in t
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from moldau.client.admin.admin import Admin
@@ -51,10 +51,10 @@ class PartitionReader(ClusterWorkload):
     ) -> None:
         super().__init__(name, open_cluster, randomness)
         self.positions: dict[Partition, int] = dict.fromkeys(partitions, 0)
-        self._history = history
+        self.history = history
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
-        draw = self._random
+        draw = self.randomness
         async with Fetcher(
             cluster,
             max_wait_ms=draw.choice((50, 500)),
@@ -68,7 +68,7 @@ class PartitionReader(ClusterWorkload):
 
     def _record_poll(self, fetched: CompletedFetch, fetcher: Fetcher) -> None:
         partition = (fetched.partition.topic, fetched.partition.partition)
-        self._history.operations += 1
+        self.history.operations += 1
         records = [
             (record.offset, record.value or b"")
             for batch in fetched.batches
@@ -76,7 +76,7 @@ class PartitionReader(ClusterWorkload):
         ]
         if records:
             position = self.positions[partition]
-            self._history.polls.append(
+            self.history.polls.append(
                 PollOperation(self.name, partition, position, fetched.high_watermark, records)
             )
             self.positions[partition] = records[-1][0] + 1
@@ -91,30 +91,22 @@ class PartitionReader(ClusterWorkload):
             raise error
         # Only lossy topics may lose records that were read; the checker knows which these are.
         what = "log was cut" if isinstance(error, LogTruncationError) else "refused: offset_out_of_range"
-        self._history.unexpected_errors.append(UnexpectedError(self.name, partition, what))
+        self.history.unexpected_errors.append(UnexpectedError(self.name, partition, what))
         self.positions[partition] = error.offset if isinstance(error, LogTruncationError) else 0
         fetcher.seek(fetched, self.positions[partition])
 
 
+@dataclass(eq=False)
 class ClusterTopicChurn(ClusterWorkload):
     """Creates topics and deletes some of them again."""
 
-    def __init__(
-        self,
-        name: str,
-        open_cluster: ClusterFactory,
-        randomness: random.Random,
-        replication: int,
-        history: ClusterHistory,
-    ) -> None:
-        super().__init__(name, open_cluster, randomness)
-        self._replication = replication
-        self._history = history
-        self._created = 0
-        self._topics: list[str] = []
+    replication: int
+    history: ClusterHistory
+    _created: int = field(default=0, init=False)
+    _topics: list[str] = field(default_factory=list, init=False)
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
-        draw = self._random
+        draw = self.randomness
         is_creation = not self._topics or draw.random() < 0.6
         if is_creation:
             self._created += 1
@@ -122,10 +114,10 @@ class ClusterTopicChurn(ClusterWorkload):
         else:
             topic = self._topics.pop(draw.randrange(len(self._topics)))
         change = TopicChange(topic, is_creation)
-        self._history.topic_changes.append(change)
-        self._history.operations += 1
+        self.history.topic_changes.append(change)
+        self.history.operations += 1
         if is_creation:
-            await create_topic_once(cluster, topic, self._replication)
+            await create_topic_once(cluster, topic, self.replication)
             self._topics.append(topic)
         else:
             await Admin(cluster).delete_topic(topic)
@@ -134,64 +126,46 @@ class ClusterTopicChurn(ClusterWorkload):
         await self._pause(1.5)
 
 
+@dataclass(eq=False)
 class ReplicaMover(ClusterWorkload):
     """Reassigns partitions to other nodes or in another order, and triggers preferred leader elections."""
 
-    def __init__(
-        self,
-        name: str,
-        open_cluster: ClusterFactory,
-        randomness: random.Random,
-        partitions: Sequence[Partition],
-        nodes: int,
-        history: ClusterHistory,
-    ) -> None:
-        super().__init__(name, open_cluster, randomness)
-        self._partitions = partitions
-        self._nodes = nodes
-        self._history = history
+    partitions: Sequence[Partition]
+    nodes: int
+    history: ClusterHistory
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
-        draw = self._random
-        self._history.operations += 1
+        draw = self.randomness
+        self.history.operations += 1
         if draw.random() < 0.4:
-            replicas = draw.sample(range(1, self._nodes + 1), min(3, self._nodes))
-            await reassign(cluster, {draw.choice(self._partitions): replicas})
+            replicas = draw.sample(range(1, self.nodes + 1), min(3, self.nodes))
+            await reassign(cluster, {draw.choice(self.partitions): replicas})
         else:
-            await elect_preferred_leaders(cluster, [draw.choice(self._partitions)])
+            await elect_preferred_leaders(cluster, [draw.choice(self.partitions)])
         self.progress += 1
         await self._pause(3)
 
 
+@dataclass(eq=False)
 class RequestReplayer(ClusterWorkload):
     """Sends requests between nodes again, late, like a network that delayed them until after the sender's timeout and
     retry."""
 
     MUST_PROGRESS = False
 
-    def __init__(
-        self,
-        name: str,
-        open_cluster: ClusterFactory,
-        randomness: random.Random,
-        recorded_requests: RecordedRequests,
-        addresses: Mapping[int, tuple[str, int]],
-        controller: Callable[[], int],
-    ) -> None:
-        super().__init__(name, open_cluster, randomness)
-        self._recorded_requests = recorded_requests
-        self._addresses = addresses
-        self._controller = controller
+    recorded_requests: RecordedRequests
+    addresses: Mapping[int, tuple[str, int]]
+    controller: Callable[[], int]
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(0.3)
-        draw = self._random
-        requests = self._recorded_requests[draw.choice([ApiKey.ALTER_PARTITION, *self._recorded_requests])]
+        draw = self.randomness
+        requests = self.recorded_requests[draw.choice([ApiKey.ALTER_PARTITION, *self.recorded_requests])]
         selected = draw.sample(list(requests), min(len(requests), REPLAYED_TOGETHER_MAX))
         if not selected:
             return
         node_id = selected[0].node_id
-        address = self._addresses.get(self._controller() if node_id == TO_CONTROLLER else node_id)
+        address = self.addresses.get(self.controller() if node_id == TO_CONTROLLER else node_id)
         if address is None:
             return
         connection = await Connection.open(*address, client_id=self.name, timeout_ms=REQUEST_TIMEOUT_MS)
@@ -206,36 +180,28 @@ class RequestReplayer(ClusterWorkload):
             connection.close()
 
 
+@dataclass(eq=False)
 class VoterChurn(ClusterWorkload):
     MUST_PROGRESS = False
 
-    def __init__(
-        self,
-        name: str,
-        open_cluster: ClusterFactory,
-        randomness: random.Random,
-        addresses: Mapping[int, tuple[str, int]],
-        counts: Counter[str],
-    ) -> None:
-        super().__init__(name, open_cluster, randomness)
-        self._addresses = addresses
-        self._counts = counts
+    addresses: Mapping[int, tuple[str, int]]
+    counts: Counter[str]
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(3)
         admin = Admin(cluster)
         quorum = await admin.describe_quorum()
-        node_id = self._random.choice(sorted(self._addresses))
+        node_id = self.randomness.choice(sorted(self.addresses))
         replica = quorum.replica(node_id)
         if replica is None:
             return
         if replica not in quorum.voters:
-            endpoint = NodeEndpoint(LISTENER, *self._addresses[node_id])
+            endpoint = NodeEndpoint(LISTENER, *self.addresses[node_id])
             await admin.add_voter(node_id, replica.directory_id, endpoint)
-            self._counts["voters added"] += 1
+            self.counts["voters added"] += 1
         elif len(quorum.voters) > VOTERS_MIN:
             await admin.remove_voter(node_id, replica.directory_id)
-            self._counts["voters removed"] += 1
+            self.counts["voters removed"] += 1
 
 
 @dataclass(frozen=True, slots=True)

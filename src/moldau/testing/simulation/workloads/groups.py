@@ -6,7 +6,7 @@ All of them use a RecordingCluster, which writes the history.
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from moldau.client.consumer.consumer import Consumer
@@ -44,18 +44,18 @@ RECENT_SYNCS_MAX = 40
 """How many of the latest assignments FencedMember considers."""
 
 
+@dataclass(eq=False)
 class ClusterWorkload:
     """A client that reopens its cluster after an error. `progress` counts completed operations."""
 
     MUST_PROGRESS: ClassVar[bool] = True
     """Whether the workload always has work, so that a lack of progress is a violation."""
 
-    def __init__(self, name: str, open_cluster: ClusterFactory, randomness: random.Random) -> None:
-        self.name = name
-        self.progress = 0
-        self._open_cluster = open_cluster
-        self._random = randomness
-        self._stopping = False
+    name: str
+    open_cluster: ClusterFactory
+    randomness: random.Random
+    progress: int = field(default=0, init=False)
+    _stopping: bool = field(default=False, init=False)
 
     def stop(self) -> None:
         """Ends the workload after the current step."""
@@ -63,14 +63,14 @@ class ClusterWorkload:
 
     async def run(self) -> None:
         while not self._stopping:
-            cluster = self._open_cluster(self.name)
+            cluster = self.open_cluster(self.name)
             try:
                 await cluster.start()
                 await self._on_connect(cluster)
                 while not self._stopping:
                     await self._run_once(cluster)
             except KafkaError:
-                await asyncio.sleep(self._random.uniform(0.001, 0.3))
+                await asyncio.sleep(self.randomness.uniform(0.001, 0.3))
             finally:
                 await cluster.close()
 
@@ -81,52 +81,42 @@ class ClusterWorkload:
         raise NotImplementedError
 
     async def _pause(self, seconds_max: float) -> None:
-        await asyncio.sleep(self._random.uniform(0, seconds_max))
+        await asyncio.sleep(self.randomness.uniform(0, seconds_max))
 
 
+@dataclass(eq=False)
 class ClusterProducer(ClusterWorkload):
-    """Moldau's producer, sending single records to random partitions."""
+    """Moldau's producer, sending single records to random partitions; idempotent only with acks=all."""
 
-    def __init__(
-        self,
-        name: str,
-        open_cluster: ClusterFactory,
-        randomness: random.Random,
-        partitions: Sequence[Partition],
-        history: History,
-        acks: int = ACKS_ALL,
-    ) -> None:
-        """Idempotent only with acks=all."""
-        super().__init__(name, open_cluster, randomness)
-        self._partitions = partitions
-        self._history = history
-        self._acks = acks
-        self._incarnations = 0
-        self._sent = 0
+    partitions: Sequence[Partition]
+    history: History
+    acks: int = ACKS_ALL
+    _incarnations: int = field(default=0, init=False)
+    _sent: int = field(default=0, init=False)
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         self._incarnations += 1
         # A new producer id: requests of the previous producer may still be in flight.
         name = f"{self.name}-{self._incarnations}"
-        linger_ms = self._random.choice((0, 5, 50))
+        linger_ms = self.randomness.choice((0, 5, 50))
         async with Producer(
             cluster,
-            acks=self._acks,
-            idempotent=self._acks == ACKS_ALL,
+            acks=self.acks,
+            idempotent=self.acks == ACKS_ALL,
             linger_ms=linger_ms,
             delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
         ) as producer:
             while not self._stopping:
-                for _ in range(self._random.choice((1, 1, 3, 10))):
+                for _ in range(self.randomness.choice((1, 1, 3, 10))):
                     await self._send(producer, name)
                 await self._pause(0.6)
 
     async def _send(self, producer: Producer, name: str) -> None:
         self._sent += 1
-        topic, index = partition = self._random.choice(self._partitions)
+        topic, index = partition = self.randomness.choice(self.partitions)
         value = f"{self.name}/{self._sent}".encode()
-        send = self._history.send(
-            name, partition, [value], acks=self._acks, is_idempotent=self._acks == ACKS_ALL
+        send = self.history.send(
+            name, partition, [value], acks=self.acks, is_idempotent=self.acks == ACKS_ALL
         )
         delivered = await producer.send(topic, value, partition=index, timestamp_ms=TIMESTAMP_MS)
         delivered.add_done_callback(lambda done: self._delivered(send, done))
@@ -134,7 +124,7 @@ class ClusterProducer(ClusterWorkload):
     def _delivered(self, send: SendOperation, done: "asyncio.Future[RecordMetadata]") -> None:
         if not done.cancelled() and done.exception() is None:
             offset = done.result().offset
-            self._history.acknowledge(send, offset if offset >= 0 else None)
+            self.history.acknowledge(send, offset if offset >= 0 else None)
             self.progress += 1
 
 
@@ -153,23 +143,15 @@ class GroupMemberPlan:
     """Returns the seconds until the next poll, at times more than the poll interval allows."""
 
 
+@dataclass(eq=False)
 class GroupMember(ClusterWorkload):
     """Moldau's consumer in a group. Records that it returns count as read."""
 
-    def __init__(
-        self,
-        name: str,
-        open_cluster: ClusterFactory,
-        randomness: random.Random,
-        plan: GroupMemberPlan,
-        history: GroupHistory,
-    ) -> None:
-        super().__init__(name, open_cluster, randomness)
-        self._plan = plan
-        self._history = history
+    plan: GroupMemberPlan
+    history: GroupHistory
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
-        plan, draw = self._plan, self._random
+        plan, draw = self.plan, self.randomness
         async with Consumer(
             cluster=cluster,
             group_id=plan.group,
@@ -189,12 +171,12 @@ class GroupMember(ClusterWorkload):
                 await self._poll(consumer)
 
     async def _poll(self, consumer: Consumer) -> None:
-        plan, draw = self._plan, self._random
+        plan, draw = self.plan, self.randomness
         records = await consumer.poll(timeout_ms=draw.choice((0, 100, 500)))
         for record in records:
             partition = record.topic, record.partition
-            self._history.deliveries.append(
-                Delivery(self._history.next_event(), plan.group, partition, record.offset)
+            self.history.deliveries.append(
+                Delivery(self.history.next_event(), plan.group, partition, record.offset)
             )
             self.progress += 1
         if not plan.auto_commit and draw.random() < 0.5:
@@ -206,152 +188,122 @@ class GroupMember(ClusterWorkload):
         await asyncio.sleep(plan.pause())
 
 
+@dataclass(eq=False)
 class OffsetStoreWorkload(ClusterWorkload):
     """Commits offsets under a group id without joining the group. Several of these share the same offsets."""
 
-    def __init__(
-        self,
-        name: str,
-        open_cluster: ClusterFactory,
-        randomness: random.Random,
-        group: str,
-        partitions: Sequence[Partition],
-    ) -> None:
-        super().__init__(name, open_cluster, randomness)
-        self._group = group
-        self._partitions = partitions
+    group: str
+    partitions: Sequence[Partition]
 
     async def _on_connect(self, cluster: RecordingCluster) -> None:
-        await fetch_offsets(cluster, self._group, self._partitions)
+        await fetch_offsets(cluster, self.group, self.partitions)
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
-        draw = self._random
-        some = draw.sample(self._partitions, draw.randint(1, len(self._partitions)))
+        draw = self.randomness
+        some = draw.sample(self.partitions, draw.randint(1, len(self.partitions)))
         match draw.choices(("commit", "look", "delete offsets", "delete group"), (10, 6, 2, 1))[0]:
             case "commit":
-                no_member = RequestIdentity(self._group, NO_GENERATION, "", None)
+                no_member = RequestIdentity(self.group, NO_GENERATION, "", None)
                 offsets = {partition: draw.randrange(OFFSET_MAX) for partition in some}
                 if await commit(cluster, no_member, offsets) == ErrorCode.none:
                     self.progress += 1
             case "look":
-                await fetch_offsets(cluster, self._group, some)
+                await fetch_offsets(cluster, self.group, some)
             case "delete offsets":
-                await delete_offsets(cluster, self._group, some)
+                await delete_offsets(cluster, self.group, some)
             case _:
-                await delete_group(cluster, self._group)
+                await delete_group(cluster, self.group)
         await self._pause(0.2)
 
 
+@dataclass(eq=False)
 class FencedMember(ClusterWorkload):
     """Sends commits and heartbeats of fenced members, like a client that was paused too long or a delayed packet."""
 
     MUST_PROGRESS = False
 
-    def __init__(
-        self, name: str, open_cluster: ClusterFactory, randomness: random.Random, history: GroupHistory
-    ) -> None:
-        super().__init__(name, open_cluster, randomness)
-        self._history = history
+    history: GroupHistory
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(0.2)
-        fencing = FencingIndex(self._history)
+        fencing = FencingIndex(self.history)
         fenced_syncs = [
             sync
-            for sync in self._history.syncs[-RECENT_SYNCS_MAX:]
+            for sync in self.history.syncs[-RECENT_SYNCS_MAX:]
             if fencing.newer_generation(sync.identity) is not None
             or fencing.successor(sync.identity) is not None
         ]
         if not fenced_syncs:
             return
-        sync = self._random.choice(fenced_syncs)
-        if sync.partitions and self._random.random() < 0.7:
+        sync = self.randomness.choice(fenced_syncs)
+        if sync.partitions and self.randomness.random() < 0.7:
             await commit(cluster, sync.identity, dict.fromkeys(sync.partitions, 0))
         else:
             await heartbeat(cluster, sync.identity)
         self.progress += 1
 
 
+@dataclass(eq=False)
 class AbandonedJoin(ClusterWorkload):
     """Joins a group, possibly as its leader, and then disappears."""
 
     MUST_PROGRESS = False
 
-    def __init__(
-        self,
-        name: str,
-        open_cluster: ClusterFactory,
-        randomness: random.Random,
-        assignors: Mapping[str, Sequence[str]],
-        topics: Sequence[str],
-    ) -> None:
-        super().__init__(name, open_cluster, randomness)
-        self._assignors = assignors
-        self._topics = topics
+    assignors: Mapping[str, Sequence[str]]
+    topics: Sequence[str]
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(5)
-        group = self._random.choice(list(self._assignors))
-        timeout_ms = self._random.choice((1000, 3000))
-        await join(cluster, group, self._topics, self._assignors[group], timeout_ms)
+        group = self.randomness.choice(list(self.assignors))
+        timeout_ms = self.randomness.choice((1000, 3000))
+        await join(cluster, group, self.topics, self.assignors[group], timeout_ms)
         self.progress += 1
 
 
+@dataclass(eq=False)
 class PartitionGrower(ClusterWorkload):
     """Adds partitions to topics that groups read."""
 
     MUST_PROGRESS = False
 
-    def __init__(
-        self, name: str, open_cluster: ClusterFactory, randomness: random.Random, partitions: list[Partition]
-    ) -> None:
-        """`partitions` is extended with each new partition."""
-        super().__init__(name, open_cluster, randomness)
-        self._partitions = partitions
+    partitions: list[Partition]
+    """Extended with each new partition."""
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(10)
-        topic, _ = self._random.choice(self._partitions)
-        count = sum(each[0] == topic for each in self._partitions)
+        topic, _ = self.randomness.choice(self.partitions)
+        count = sum(each[0] == topic for each in self.partitions)
         if count < PARTITIONS_MAX and await create_partitions(cluster, topic, count + 1) == ErrorCode.none:
-            self._partitions.append((topic, count))
+            self.partitions.append((topic, count))
             self.progress += 1
 
 
+@dataclass(eq=False)
 class GroupAdminWorkload(ClusterWorkload):
     """Lists and describes groups, fetches their offsets and tries to delete them while members come and go. A deleted
     group starts over."""
 
-    def __init__(
-        self,
-        name: str,
-        open_cluster: ClusterFactory,
-        randomness: random.Random,
-        groups: Sequence[str],
-        partitions: Sequence[Partition],
-    ) -> None:
-        super().__init__(name, open_cluster, randomness)
-        self._groups = groups
-        self._partitions = partitions
+    groups: Sequence[str]
+    partitions: Sequence[Partition]
 
     async def _on_connect(self, cluster: RecordingCluster) -> None:
-        for group in self._groups:
-            await fetch_offsets(cluster, group, self._partitions)
+        for group in self.groups:
+            await fetch_offsets(cluster, group, self.partitions)
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
-        draw = self._random
-        group = draw.choice(self._groups)
+        draw = self.randomness
+        group = draw.choice(self.groups)
         match draw.choices(("look", "describe", "list", "delete offsets", "delete group"), (10, 3, 2, 1, 1))[
             0
         ]:
             case "look":
-                await fetch_offsets(cluster, group, self._partitions)
+                await fetch_offsets(cluster, group, self.partitions)
             case "describe":
                 await describe_group(cluster, group)
             case "list":
                 await list_groups(cluster)
             case "delete offsets":
-                await delete_offsets(cluster, group, [draw.choice(self._partitions)])
+                await delete_offsets(cluster, group, [draw.choice(self.partitions)])
             case _:
                 await delete_group(cluster, group)
         self.progress += 1

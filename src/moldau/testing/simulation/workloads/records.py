@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 from moldau.client.errors import KafkaError
 from moldau.records import compression
@@ -36,19 +37,17 @@ VALUE_BYTES_MAX = 3000
 COMPRESSIONS = (compression.NONE, compression.NONE, compression.GZIP, compression.LZ4, compression.ZSTD)
 
 
+@dataclass(eq=False)
 class ClientWorkload:
     """A client that reconnects after errors. `progress` counts completed operations."""
 
-    def __init__(
-        self, name: str, connect: ClientFactory, randomness: random.Random, history: History
-    ) -> None:
-        self.name = name
-        self.progress = 0
-        self._connect = connect
-        self._random = randomness
-        self._history = history
-        self._client: RawClient | None = None
-        self._stopping = False
+    name: str
+    connect: ClientFactory
+    randomness: random.Random
+    history: History
+    progress: int = field(default=0, init=False)
+    _client: RawClient | None = field(default=None, init=False)
+    _stopping: bool = field(default=False, init=False)
 
     def stop(self) -> None:
         """Ends the workload after the current step."""
@@ -60,7 +59,7 @@ class ClientWorkload:
                 await self._run_once(await self._connection())
             except KafkaError:
                 self._disconnect()
-                await asyncio.sleep(self._random.uniform(0.001, 0.3))
+                await asyncio.sleep(self.randomness.uniform(0.001, 0.3))
         self._disconnect()
 
     async def run_once(self) -> None:
@@ -72,7 +71,7 @@ class ClientWorkload:
 
     async def _connection(self) -> RawClient:
         if self._client is None:
-            self._client = await self._connect(self.name)
+            self._client = await self.connect(self.name)
         return self._client
 
     def _disconnect(self) -> None:
@@ -81,15 +80,15 @@ class ClientWorkload:
             self._client = None
 
     async def _pause(self) -> None:
-        if self._random.random() < 0.5:
-            await asyncio.sleep(self._random.expovariate(1 / 0.02))
+        if self.randomness.random() < 0.5:
+            await asyncio.sleep(self.randomness.expovariate(1 / 0.02))
 
     def _values(self, number: int) -> list[bytes]:
         """Returns unique values that depend only on their name, so that a corrupted byte shows."""
-        count = self._random.choice((1, 1, 2, 5, 20))
+        count = self.randomness.choice((1, 1, 2, 5, 20))
         return [
             f"{self.name}/{number}/{index}/".encode()
-            + b"x" * self._random.randrange(self._random.choice((10, 100, VALUE_BYTES_MAX)))
+            + b"x" * self.randomness.randrange(self.randomness.choice((10, 100, VALUE_BYTES_MAX)))
             for index in range(count)
         ]
 
@@ -98,86 +97,69 @@ class ClientWorkload:
     ) -> bytes:
         return build_batch(
             [Record(timestamp=TIMESTAMP_MS + index, value=value) for index, value in enumerate(values)],
-            compression=self._random.choice(COMPRESSIONS),
+            compression=self.randomness.choice(COMPRESSIONS),
             producer_id=producer[0],
             producer_epoch=producer[1],
             base_sequence=sequence,
         )
 
 
+@dataclass(eq=False)
 class PlainProducer(ClientWorkload):
     """Sends one request at a time, for several partitions, with any acks and without retries."""
 
-    def __init__(
-        self,
-        name: str,
-        connect: ClientFactory,
-        randomness: random.Random,
-        history: History,
-        partitions: Sequence[Partition],
-        acks: int,
-    ) -> None:
-        super().__init__(name, connect, randomness, history)
-        self._partitions = partitions
-        self._acks = acks
-        self._sent = 0
+    partitions: Sequence[Partition]
+    acks: int
+    _sent: int = field(default=0, init=False)
 
     async def _run_once(self, client: RawClient) -> None:
-        count = self._random.randint(1, min(3, len(self._partitions)))
+        count = self.randomness.randint(1, min(3, len(self.partitions)))
         sends: dict[Partition, SendOperation] = {}
         batches: dict[Partition, bytes] = {}
-        for partition in self._random.sample(self._partitions, count):
+        for partition in self.randomness.sample(self.partitions, count):
             self._sent += 1
             values = self._values(self._sent)
-            sends[partition] = self._history.send(self.name, partition, values, acks=self._acks)
+            sends[partition] = self.history.send(self.name, partition, values, acks=self.acks)
             batches[partition] = self._batch(values)
-        responses = await client.produce(batches, self._acks)
+        responses = await client.produce(batches, self.acks)
         for partition, response in responses.items():
             if response.error_code == ErrorCode.none:
-                self._history.acknowledge(sends[partition], response.base_offset)
+                self.history.acknowledge(sends[partition], response.base_offset)
                 self.progress += 1
-        if self._acks == 0:
+        if self.acks == 0:
             self.progress += 1
             # acks=0 has no backpressure, so limit the rate for the other clients' sake.
-            await asyncio.sleep(self._random.uniform(0.02, 0.2))
+            await asyncio.sleep(self.randomness.uniform(0.02, 0.2))
         await self._pause()
 
 
+@dataclass(eq=False)
 class IdempotentProducer(ClientWorkload):
     """Keeps up to five batches in flight to one partition, and resends those without an acknowledgement in order."""
 
-    def __init__(
-        self,
-        name: str,
-        connect: ClientFactory,
-        randomness: random.Random,
-        history: History,
-        partition: Partition,
-    ) -> None:
-        super().__init__(name, connect, randomness, history)
-        self._partition = partition
-        self._producer: tuple[int, int] | None = None
-        self._sequence = 0
-        self._sent = 0
-        self._window: deque[tuple[SendOperation, bytes]] = deque()
+    partition: Partition
+    _producer: tuple[int, int] | None = field(default=None, init=False)
+    _sequence: int = field(default=0, init=False)
+    _sent: int = field(default=0, init=False)
+    _window: deque[tuple[SendOperation, bytes]] = field(default_factory=deque, init=False)
 
     async def _run_once(self, client: RawClient) -> None:
         if self._producer is None:
             self._producer = await client.init_producer_id()
-            self._history.producer_ids.append(self._producer[0])
+            self.history.producer_ids.append(self._producer[0])
         responses: deque[asyncio.Future[Message]] = deque()
         for _, batch in self._window:
             responses.append(self._send(client, batch))
         while not self._stopping:
-            while len(self._window) < IN_FLIGHT_MAX and (not self._window or self._random.random() < 0.7):
+            while len(self._window) < IN_FLIGHT_MAX and (not self._window or self.randomness.random() < 0.7):
                 self._make_batch()
                 responses.append(self._send(client, self._window[-1][1]))
-            response = RawClient.produce_responses(await responses.popleft())[self._partition]
+            response = RawClient.produce_responses(await responses.popleft())[self.partition]
             self._on_response(ErrorCode(response.error_code), response.base_offset)
             await self._pause()
 
     def _send(self, client: RawClient, batch: bytes) -> "asyncio.Future[Message]":
-        return client.send_produce({self._partition: batch}, -1)
+        return client.send_produce({self.partition: batch}, -1)
 
     def _make_batch(self) -> None:
         assert self._producer is not None
@@ -185,41 +167,33 @@ class IdempotentProducer(ClientWorkload):
         values = self._values(self._sent)
         batch = self._batch(values, self._producer, self._sequence)
         self._sequence += len(values)
-        send = self._history.send(self.name, self._partition, values, acks=-1, is_idempotent=True)
+        send = self.history.send(self.name, self.partition, values, acks=-1, is_idempotent=True)
         self._window.append((send, batch))
 
     def _on_response(self, code: ErrorCode, offset: int) -> None:
         """Handles the response to the oldest batch in flight; raises if the batch must be sent again."""
         if code in (ErrorCode.none, ErrorCode.duplicate_sequence_number):
             send, _ = self._window.popleft()
-            self._history.acknowledge(send, offset if code == ErrorCode.none and offset >= 0 else None)
+            self.history.acknowledge(send, offset if code == ErrorCode.none and offset >= 0 else None)
             self.progress += 1
             return
         if code in (ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id):
             # All earlier batches were acknowledged, so the broker has lost producer state that it must keep.
-            self._history.unexpected_errors.append(
-                UnexpectedError(self.name, self._partition, f"refused: {code.name}")
+            self.history.unexpected_errors.append(
+                UnexpectedError(self.name, self.partition, f"refused: {code.name}")
             )
             self._stopping = True
         raise KafkaError(code)
 
 
+@dataclass(eq=False)
 class PartitionConsumer(ClientWorkload):
     """Reads one partition from its start, without a group."""
 
-    def __init__(
-        self,
-        name: str,
-        connect: ClientFactory,
-        randomness: random.Random,
-        history: History,
-        partition: Partition,
-    ) -> None:
-        super().__init__(name, connect, randomness, history)
-        self.partition = partition
-        self.position: int | None = None
-        self.reads_large_fetches = False
-        """Whether fetches are large; otherwise their size is random."""
+    partition: Partition
+    position: int | None = field(default=None, init=False)
+    reads_large_fetches: bool = field(default=False, init=False)
+    """Whether fetches are large; otherwise their size is random."""
 
     async def _run_once(self, client: RawClient) -> None:
         if self.position is None:
@@ -228,15 +202,15 @@ class PartitionConsumer(ClientWorkload):
             fetched = await client.fetch(
                 self.partition,
                 self.position,
-                max_wait_ms=self._random.choice((0, 10, 500)),
-                min_bytes=self._random.choice((0, 1, 10_000)),
+                max_wait_ms=self.randomness.choice((0, 10, 500)),
+                min_bytes=self.randomness.choice((0, 1, 10_000)),
                 max_bytes=READ_BYTES
                 if self.reads_large_fetches
-                else self._random.choice((1, 1000, 100_000, 10_000_000)),
+                else self.randomness.choice((1, 1000, 100_000, 10_000_000)),
             )
         except KafkaError as error:
             if error.code == ErrorCode.offset_out_of_range:
-                self._history.unexpected_errors.append(
+                self.history.unexpected_errors.append(
                     UnexpectedError(self.name, self.partition, f"refused: {error.code.name}")
                 )
                 self._stopping = True
@@ -247,7 +221,7 @@ class PartitionConsumer(ClientWorkload):
     def _record_poll(self, fetched: PartitionFetch) -> None:
         assert self.position is not None
         records = [(record.offset, record.value or b"") for record in fetched.records]
-        self._history.polls.append(
+        self.history.polls.append(
             PollOperation(self.name, self.partition, self.position, fetched.high_watermark, records)
         )
         if records:
@@ -255,29 +229,26 @@ class PartitionConsumer(ClientWorkload):
             self.progress += 1
 
 
+@dataclass(eq=False)
 class TopicChurn(ClientWorkload):
     """Creates topics and deletes some of them again."""
 
-    def __init__(
-        self, name: str, connect: ClientFactory, randomness: random.Random, history: History
-    ) -> None:
-        super().__init__(name, connect, randomness, history)
-        self._created = 0
-        self._topics: list[str] = []
+    _created: int = field(default=0, init=False)
+    _topics: list[str] = field(default_factory=list, init=False)
 
     async def _run_once(self, client: RawClient) -> None:
-        if self._topics and self._random.random() < 0.5:
-            topic = self._topics.pop(self._random.randrange(len(self._topics)))
+        if self._topics and self.randomness.random() < 0.5:
+            topic = self._topics.pop(self.randomness.randrange(len(self._topics)))
             change = TopicChange(topic, is_creation=False)
-            self._history.topic_changes.append(change)
+            self.history.topic_changes.append(change)
             await client.delete_topic(topic)
         else:
             self._created += 1
             topic = f"side-{self._created}"
             change = TopicChange(topic, is_creation=True)
-            self._history.topic_changes.append(change)
-            await client.create_topic(topic, self._random.randint(1, 3))
+            self.history.topic_changes.append(change)
+            await client.create_topic(topic, self.randomness.randint(1, 3))
             self._topics.append(topic)
         change.is_acknowledged = True
         self.progress += 1
-        await asyncio.sleep(self._random.uniform(0, 1))
+        await asyncio.sleep(self.randomness.uniform(0, 1))
