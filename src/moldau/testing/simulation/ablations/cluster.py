@@ -39,6 +39,10 @@ def _in(profile: str, **changes: Any) -> Callable[[FaultPlan], FaultPlan]:
     return lambda plan: replace(plan, profile=profile, **changes)
 
 
+def _returning(value: object) -> Callable[..., object]:
+    return lambda *_: value
+
+
 # Replication
 
 
@@ -80,11 +84,7 @@ def without_maximal_in_sync() -> AbstractContextManager[object]:
 
 def without_lease() -> AbstractContextManager[object]:
     """A leader acknowledges records after its lease has expired."""
-
-    def check_lease(partition: Partition) -> None:
-        pass
-
-    return mock.patch.object(Partition, "check_lease", check_lease)
+    return mock.patch.object(Partition, "check_lease", _returning(None))
 
 
 def without_high_watermark() -> AbstractContextManager[object]:
@@ -112,20 +112,12 @@ def without_producers_on_followers() -> AbstractContextManager[object]:
 
 def without_partition_epoch() -> AbstractContextManager[object]:
     """The controller accepts an ISR change based on an old partition epoch."""
-
-    def check(*arguments: object) -> None:
-        pass
-
-    return mock.patch.object(isr, "_check_partition_epoch", check)
+    return mock.patch.object(isr, "_check_partition_epoch", _returning(None))
 
 
 def without_broker_epoch() -> AbstractContextManager[object]:
     """The controller treats every restart of a broker as clean."""
-
-    def is_clean_restart(*arguments: object) -> bool:
-        return True
-
-    return mock.patch.object(brokers, "is_clean_restart", is_clean_restart)
+    return mock.patch.object(brokers, "is_clean_restart", _returning(True))
 
 
 def without_group_load() -> AbstractContextManager[object]:
@@ -153,20 +145,12 @@ def with_votes_saved_later() -> AbstractContextManager[object]:
 
 def without_log_check() -> AbstractContextManager[object]:
     """A vote is granted to a candidate whose log is behind."""
-
-    def is_up_to_date(state: QuorumState, last: EpochEndOffset) -> bool:
-        return True
-
-    return mock.patch.object(QuorumState, "is_up_to_date", is_up_to_date)
+    return mock.patch.object(QuorumState, "is_up_to_date", _returning(True))
 
 
 def without_pre_vote() -> AbstractContextManager[object]:
     """A node that misses its leader starts an election without a pre-vote."""
-
-    def needs_pre_vote(state: QuorumState) -> bool:
-        return False
-
-    return mock.patch.object(QuorumState, "needs_pre_vote", needs_pre_vote)
+    return mock.patch.object(QuorumState, "needs_pre_vote", _returning(False))
 
 
 def without_majority() -> AbstractContextManager[object]:

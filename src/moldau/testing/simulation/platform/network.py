@@ -410,14 +410,6 @@ class SimulatedServer(asyncio.AbstractServer):
             self._network.stop_listening(self)
             self._wake_if_closed()
 
-    def close_clients(self) -> None:
-        for transport in list(self._connections.values()):
-            transport.close()
-
-    def abort_clients(self) -> None:
-        for transport in list(self._connections.values()):
-            transport.abort()
-
     async def wait_closed(self) -> None:
         """Returns when the server is closed and its last connection has ended, as in Python 3.12 and later."""
         if not (self._closed and not self._connections):

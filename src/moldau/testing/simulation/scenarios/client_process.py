@@ -4,31 +4,27 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from moldau.testing.simulation.checkers.history_groups import GroupHistory
-from moldau.testing.simulation.platform.simulation import Host, Simulation
+from moldau.testing.simulation.platform.simulation import Host
 from moldau.testing.simulation.scenarios.outcome import ScenarioError, format_error
-from moldau.testing.simulation.workloads.groups import ClusterFactory, GroupMember, GroupMemberPlan
+from moldau.testing.simulation.scenarios.scenario import SystemUnderTest
+from moldau.testing.simulation.workloads.groups import (
+    ClusterFactory,
+    ClusterWorkload,
+    GroupMember,
+    GroupMemberPlan,
+)
 from moldau.testing.simulation.workloads.recorder import RecordingCluster
 
 REQUEST_TIMEOUT_MS = 5_000
 
 
-class ClientProgram(Protocol):
-    name: str
-
-    async def run(self) -> None:
-        """Returns some time after `stop` was called."""
-
-    def stop(self) -> None: ...
-
-
 @dataclass(eq=False)
 class ClientProcess:
     host: Host
-    create_program: Callable[[Host], ClientProgram]
-    _program: ClientProgram | None = field(default=None, init=False)
+    create_program: Callable[[Host], ClusterWorkload]
+    _program: ClusterWorkload | None = field(default=None, init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
     _is_stop_requested: bool = field(default=False, init=False)
 
@@ -70,20 +66,11 @@ class ClientProcess:
             raise ScenarioError(f"{task.get_name()} failed: {format_error(error)}") from error
 
 
-class ClientHosts(Protocol):
-    """A system under test to which client hosts can be added."""
-
-    simulation: Simulation
-    clients: list[Host]
-
-    def add_client(self, name: str) -> Host: ...
-
-
 @dataclass(eq=False)
 class GroupClients:
     """Creates the clients of a scenario, all of which record into one group history."""
 
-    system: ClientHosts
+    system: SystemUnderTest
     bootstrap: str
     history: GroupHistory
     metadata_max_age_ms: int
@@ -96,7 +83,7 @@ class GroupClients:
         """Adds a host for a group member. Each start of the process is a new client with its own random stream."""
         incarnations = itertools.count()
 
-        def create(host: Host) -> ClientProgram:
+        def create(host: Host) -> ClusterWorkload:
             label = f"{name}-{next(incarnations)}"
             randomness = self.system.simulation.random_for(label)
             return GroupMember(label, self._cluster_factory(host), randomness, plan, self.history)

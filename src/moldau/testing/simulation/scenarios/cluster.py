@@ -107,7 +107,7 @@ class ClusterScenario(Scenario):
             self.records.lossy_topics,
             self.cluster.trace_event,
         )
-        self.cluster.inspector = self.invariants
+        self.cluster.invariants = self.invariants
         self.cluster.shrinkable_topics = [
             topic.name for topic in self._topics if topic.name not in self.records.lossy_topics
         ]

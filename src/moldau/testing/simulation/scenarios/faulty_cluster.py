@@ -8,9 +8,9 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from moldau.settings.broker import BrokerSettings
+from moldau.testing.simulation.checkers.invariants import InvariantChecker
 from moldau.testing.simulation.platform.disk import DiskSettings
 from moldau.testing.simulation.platform.network import NetworkSettings
 from moldau.testing.simulation.platform.simulation import Host, Simulation
@@ -82,25 +82,6 @@ class FaultPlan:
         return self.profile == "rejoins" or (self.profile == "one at a time" and kind in NODE_DOWN_FAULTS)
 
 
-class ClusterInspector(Protocol):
-    """View into the nodes, which the fault injector uses to choose targets."""
-
-    def leaders(self) -> Sequence[int]:
-        """Returns the ids of the controller and of all partition leaders."""
-
-    def controller(self) -> int:
-        """Returns the id of the active controller, or -1."""
-
-    def is_fully_replicated(self) -> bool:
-        """Returns whether every replica is in sync."""
-
-    def isr_of(self, topic: str) -> Sequence[int]:
-        """Returns the ISR of the topic's first partition, leader first; empty without a leader."""
-
-    def is_registered(self, node_id: int) -> bool:
-        """Returns whether the node's current incarnation is registered."""
-
-
 class FaultyCluster:
     def __init__(
         self,
@@ -148,7 +129,7 @@ class FaultyCluster:
         ]
         self.clients = [self.simulation.add_host("clients")]
         """Client hosts. The first is never taken down, so that observers can run there."""
-        self.inspector: ClusterInspector
+        self.invariants: InvariantChecker
         self.shrinkable_topics: Sequence[str] = ()
         """Topics whose ISR may be shrunk to the leader."""
         self._fault_tasks: list[asyncio.Task[None]] = []
@@ -253,7 +234,7 @@ class FaultyCluster:
     def _is_healthy(self) -> bool:
         return (
             all(server.is_serving and not server.has_fault for server in self.servers)
-            and self.inspector.is_fully_replicated()
+            and self.invariants.is_fully_replicated()
         )
 
     async def _inject_fault(self, kind: str) -> None:
@@ -292,9 +273,9 @@ class FaultyCluster:
     def _choose_target(self, servers: Sequence[ServerHost]) -> ServerHost:
         if self.plan.profile == "rejoins":
             return self.random.choice(
-                [each for each in servers if each.node_id != self.inspector.controller()]
+                [each for each in servers if each.node_id != self.invariants.controller()]
             )
-        leaders = [self.server(node_id) for node_id in self.inspector.leaders()]
+        leaders = [self.server(node_id) for node_id in self.invariants.leaders()]
         candidates = [server for server in leaders if server in servers]
         if candidates and self.random.random() < 0.6:
             return self.random.choice(candidates)
@@ -390,7 +371,7 @@ class FaultyCluster:
     async def _shrink_isr_to_leader(self, topic: str) -> None:
         """Shrinks the ISR to its leader, then isolates the leader. One follower is isolated, another restarts after a
         power cut. No other node has all committed records, so none may become leader."""
-        isr = [self.server(node_id) for node_id in self.inspector.isr_of(topic)]
+        isr = [self.server(node_id) for node_id in self.invariants.isr_of(topic)]
         if len(isr) < 3:
             return
         leader, isolated, restarted = isr[:3]
@@ -398,11 +379,11 @@ class FaultyCluster:
         self.simulation.network.partition([isolated.name], names)
         try:
             restarted.has_fault = True
-            if await self._poll_until(lambda: isolated.node_id not in self.inspector.isr_of(topic), 10):
+            if await self._poll_until(lambda: isolated.node_id not in self.invariants.isr_of(topic), 10):
                 self._take_down(restarted, "power cuts")
                 await asyncio.sleep(self.random.choice((0.01, 0.5)))
                 restarted.boot()
-                await self._poll_until(lambda: self.inspector.is_registered(restarted.node_id), 10)
+                await self._poll_until(lambda: self.invariants.is_registered(restarted.node_id), 10)
                 self.simulation.network.partition([leader.name], names)
         finally:
             self.simulation.network.heal_between(

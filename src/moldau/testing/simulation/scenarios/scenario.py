@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar, Protocol
 
 from moldau.testing.simulation.platform.loop import DeadlockError, LivelockError
-from moldau.testing.simulation.platform.simulation import Simulation, SimulationTimeout, UnhandledError
+from moldau.testing.simulation.platform.simulation import Host, Simulation, SimulationTimeout, UnhandledError
 from moldau.testing.simulation.scenarios.faulty_node import FaultyNode
 from moldau.testing.simulation.scenarios.outcome import ScenarioError, SimulationOutcome, capture_log
 
@@ -19,9 +19,11 @@ class SystemUnderTest(Protocol):
 
     simulation: Simulation
     outcome: SimulationOutcome
+    clients: list[Host]
 
-    def wall_ms(self) -> int:
-        """Returns the time for log lines."""
+    def add_client(self, name: str) -> Host: ...
+
+    def wall_ms(self) -> int: ...
 
 
 class Scenario:
