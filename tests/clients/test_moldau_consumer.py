@@ -11,15 +11,15 @@ from support.broker_process import BrokerProcess
 from support.consumer_behaviours import (
     CONSUMER_BEHAVIOURS,
     ConsumerFixture,
-    a_kept_position_that_the_log_was_cut_below_is_noticed,
-    resumes_over_a_restart,
+    a_group_resumes_after_a_broker_restart,
+    a_position_beyond_a_truncation_is_detected,
 )
 
 QUICK_GROUPS = ("--group-initial-rebalance-delay-ms", "0")
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsumerFixture]:
+def fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsumerFixture]:
     external = os.environ.get("MOLDAU_TEST_BOOTSTRAP")
     if external:
         yield ConsumerFixture(external)
@@ -29,8 +29,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsumerFixture]
 
 
 @pytest.mark.parametrize("behaviour", CONSUMER_BEHAVIOURS)
-def test_a_consumer_of_ours(scene: ConsumerFixture, behaviour: str) -> None:
-    asyncio.run(CONSUMER_BEHAVIOURS[behaviour](scene))
+def test_a_consumer_of_ours(fixture: ConsumerFixture, behaviour: str) -> None:
+    asyncio.run(CONSUMER_BEHAVIOURS[behaviour](fixture))
 
 
 def test_it_resumes_over_a_restart_of_the_broker(tmp_path: Path, only_moldau: None) -> None:
@@ -40,7 +40,7 @@ def test_it_resumes_over_a_restart_of_the_broker(tmp_path: Path, only_moldau: No
             served.stop()
             served.start()
 
-        asyncio.run(resumes_over_a_restart(ConsumerFixture(served.bootstrap), restart))
+        asyncio.run(a_group_resumes_after_a_broker_restart(ConsumerFixture(served.bootstrap), restart))
 
 
 def test_it_notices_that_the_log_was_cut_below_its_position(tmp_path: Path, only_moldau: None) -> None:
@@ -50,6 +50,4 @@ def test_it_notices_that_the_log_was_cut_below_its_position(tmp_path: Path, only
             served.stop()
             served.start()
 
-        asyncio.run(
-            a_kept_position_that_the_log_was_cut_below_is_noticed(ConsumerFixture(served.bootstrap), restart)
-        )
+        asyncio.run(a_position_beyond_a_truncation_is_detected(ConsumerFixture(served.bootstrap), restart))

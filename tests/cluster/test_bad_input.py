@@ -32,8 +32,8 @@ INCONSISTENT_VOTER_SET, INCONSISTENT_CLUSTER_ID, DUPLICATE_BROKER_REGISTRATION =
 INVALID_REQUEST, UNKNOWN_TOPIC_ID, NOT_LEADER_OR_FOLLOWER, BROKER_ID_NOT_REGISTERED = 42, 100, 6, 102
 POSER = (NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, STALE_BROKER_EPOCH)
 OTHER_CLUSTER_ID = "YW5vdGhlci1jbHVzdGVyMQ"
-ENDS_WITHIN_S = 30
-STRANGER = 99
+EXIT_TIMEOUT_S = 30
+OTHER_NODE_ID = 99
 LATE_EPOCH = 1_000_000
 
 NAMED = {"client_software_name": "poser", "client_software_version": "1"}
@@ -82,74 +82,74 @@ def cluster(running: BrokerProcessCluster) -> Iterator[BrokerProcessCluster]:
     assert sorted(running.metadata().brokers) == [1, 2, 3]
 
 
-def stranger(cluster: BrokerProcessCluster, data_dir: Path, **settings: str) -> BrokerProcess:
+def foreign_node(cluster: BrokerProcessCluster, data_dir: Path, **settings: str) -> BrokerProcess:
     """Creates a node that tries to join the cluster with wrong settings."""
     voters = ",".join(f"{node_id}@{node.bootstrap}" for node_id, node in cluster.nodes.items())
-    given = {
+    settings = {
         "cluster.id": CLUSTER_ID,
         "controller.quorum.voters": voters,
         **{name.replace("_", "."): value for name, value in settings.items()},
     }
-    return BrokerProcess(data_dir, environment=as_environment(given))
+    return BrokerProcess(data_dir, environment=as_environment(settings))
 
 
-def complaint_of(node: BrokerProcess) -> str:
+def exit_message(node: BrokerProcess) -> str:
     """Returns the output of a node that exits by itself."""
     node.spawn()
     process = node.process
     assert process is not None
     try:
-        code = process.wait(ENDS_WITHIN_S)
+        code = process.wait(EXIT_TIMEOUT_S)
     finally:
         if process.poll() is None:
             node.kill()
         node.process = None
     assert code == 1, node.output()
-    said = node.output()
-    assert "Traceback" not in said
-    assert "is ready" not in said
-    return said.splitlines()[-1]
+    output = node.output()
+    assert "Traceback" not in output
+    assert "is ready" not in output
+    return output.splitlines()[-1]
 
 
 @contextmanager
 def changed(path: Path, into: bytes) -> Iterator[None]:
-    whole = path.read_bytes()
+    original = path.read_bytes()
     path.write_bytes(into)
     try:
         yield
     finally:
-        path.write_bytes(whole)
+        path.write_bytes(original)
 
 
 # Nodes
 
 
 def test_a_node_of_another_cluster_is_rejected(cluster: BrokerProcessCluster, tmp_path: Path) -> None:
-    said = complaint_of(stranger(cluster, tmp_path / "data", node_id="4", cluster_id=OTHER_CLUSTER_ID))
-    assert OTHER_CLUSTER_ID in said
-    assert "cluster.id" in said
+    output = exit_message(foreign_node(cluster, tmp_path / "data", node_id="4", cluster_id=OTHER_CLUSTER_ID))
+    assert OTHER_CLUSTER_ID in output
+    assert "cluster.id" in output
 
 
 def test_a_voter_with_a_disk_of_another_cluster_does_not_start(voter: BrokerProcess) -> None:
     voter.kill()
     path = voter.data_dir / "meta.properties"
     with changed(path, path.read_bytes().replace(CLUSTER_ID.encode(), OTHER_CLUSTER_ID.encode())):
-        said = complaint_of(voter)
-    assert f"belongs to the cluster {OTHER_CLUSTER_ID}, not {CLUSTER_ID}" in said
+        output = exit_message(voter)
+    assert f"belongs to the cluster {OTHER_CLUSTER_ID}, not {CLUSTER_ID}" in output
 
 
 def test_a_second_node_with_the_same_id_is_rejected(cluster: BrokerProcessCluster, tmp_path: Path) -> None:
     """The error is detected differently if the other node leads the quorum; nothing else differs."""
     for node_id in ("1", "2", "3"):
         hurried = {"broker_session_timeout_ms": "300", "broker_heartbeat_interval_ms": "100"}
-        said = complaint_of(stranger(cluster, tmp_path / node_id, node_id=node_id, **hurried))
-        assert f"another process runs as node {node_id} of this cluster" in said
-        assert "give this one another node.id" in said
+        output = exit_message(foreign_node(cluster, tmp_path / node_id, node_id=node_id, **hurried))
+        assert f"another process runs as node {node_id} of this cluster" in output
+        assert "give this one another node.id" in output
 
 
 def test_two_processes_do_not_share_a_data_directory(cluster: BrokerProcessCluster) -> None:
-    said = complaint_of(stranger(cluster, cluster.nodes[2].data_dir, node_id="2"))
-    assert "in use" in said
+    output = exit_message(foreign_node(cluster, cluster.nodes[2].data_dir, node_id="2"))
+    assert "in use" in output
 
 
 # Files
@@ -162,11 +162,11 @@ def test_a_torn_quorum_state_file_stops_the_node_and_the_others_continue(
     voter.kill()
     path = voter.data_dir / "__cluster_metadata-0" / "quorum-state"
     with changed(path, path.read_bytes()[:keeps]):
-        said = complaint_of(voter)
+        output = exit_message(voter)
         running.create_topic(f"meanwhile-{keeps}", replicas=2)
-    assert "quorum-state cannot be read" in said
-    assert "could vote twice" in said
-    assert "Put back an undamaged copy" in said
+    assert "quorum-state cannot be read" in output
+    assert "could vote twice" in output
+    assert "Put back an undamaged copy" in output
 
 
 def is_noted(voter: BrokerProcess) -> bool:
@@ -187,17 +187,17 @@ def test_a_flipped_bit_in_the_metadata_log_stops_the_node_and_the_others_continu
     else:
         voter.stop()
     path = voter.data_dir / "__cluster_metadata-0" / f"{0:020}.log"
-    whole = path.read_bytes()
-    middle = len(whole) // 2
-    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    original = path.read_bytes()
+    middle = len(original) // 2
+    flipped = original[:middle] + bytes([original[middle] ^ 1]) + original[middle + 1 :]
     with changed(path, flipped):
-        said = complaint_of(voter)
+        output = exit_message(voter)
         is_kept = path.read_bytes() == flipped
-        assert is_kept, f"what could still be mended is kept as it is, but: {said}"
+        assert is_kept, f"what could still be mended is kept as it is, but: {output}"
         running.create_topic(f"meanwhile-{is_killed}", replicas=2)
-    assert "__cluster_metadata-0" in said
-    assert "is damaged" in said
-    assert "empty its data directory" in said
+    assert "__cluster_metadata-0" in output
+    assert "is damaged" in output
+    assert "empty its data directory" in output
 
 
 # Clients that pose as nodes
@@ -213,14 +213,14 @@ def test_a_client_that_poses_as_a_replica_does_not_move_the_high_watermark(
         WireClient(cluster.nodes[leader].bootstrap) as poser,
     ):
         committed, known_id = end_offset(writer, "honest"), topic_id(writer, "honest")
-        answer = fetched(writer, "honest", committed, current_leader_epoch=0)
-        epoch = 0 if answer["error_code"] == 0 else -1
+        response = fetched(writer, "honest", committed, current_leader_epoch=0)
+        epoch = 0 if response["error_code"] == 0 else -1
         for node_id in others:
             cluster.pause(node_id)
         try:
             # Only the leader has it, so it must not be acknowledged.
             writer.send(0, 9, _produce("honest", b"alone"))
-            for replica_id in [*others, STRANGER]:
+            for replica_id in [*others, OTHER_NODE_ID]:
                 for known_epoch in (epoch, -1):
                     for code in _posing_fetches(poser, known_id, replica_id, committed + 1, known_epoch):
                         assert code in POSER
@@ -230,8 +230,8 @@ def test_a_client_that_poses_as_a_replica_does_not_move_the_high_watermark(
         finally:
             for node_id in others:
                 cluster.resume(node_id)
-        _, told = writer.receive(0, 9)
-        assert told["responses"][0]["partition_responses"][0]["error_code"] == 0
+        _, acknowledged = writer.receive(0, 9)
+        assert acknowledged["responses"][0]["partition_responses"][0]["error_code"] == 0
 
 
 def _produce(topic: str, value: bytes) -> Tree:
@@ -243,8 +243,8 @@ def _posing_fetches(
     wire: WireClient, known_id: UUID, replica_id: int, offset: int, known_epoch: int
 ) -> Iterator[int]:
     """Yields the error codes of fetches as this replica: without a broker epoch, and with wrong ones."""
-    asked = {"current_leader_epoch": known_epoch, "replica_id": replica_id}
-    yield wire.request(FETCH, 12, fetch_tree("honest", offset, **asked))["responses"][0]["partitions"][0][
+    fields = {"current_leader_epoch": known_epoch, "replica_id": replica_id}
+    yield wire.request(FETCH, 12, fetch_tree("honest", offset, **fields))["responses"][0]["partitions"][0][
         "error_code"
     ]
     for broker_epoch in (-1, 0, LATE_EPOCH):
@@ -284,13 +284,13 @@ def test_a_client_that_poses_as_the_quorum_leader_does_not_depose_it(
     _, epoch = quorum_of(cluster)
     for node_id, node in cluster.nodes.items():
         with WireClient(node.bootstrap) as wire:
-            api_key, version, tree = posing_as_leader(node_id, STRANGER, LATE_EPOCH)[request_]
-            answer = wire.request(api_key, version, tree)
-            code = answer["error_code"] or answer["topics"][0]["partitions"][0]["error_code"]
+            api_key, version, tree = posing_as_leader(node_id, OTHER_NODE_ID, LATE_EPOCH)[request_]
+            response = wire.request(api_key, version, tree)
+            code = response["error_code"] or response["topics"][0]["partitions"][0]["error_code"]
             assert code == INCONSISTENT_VOTER_SET
             foreign = wire.request(api_key, version, {**tree, "cluster_id": OTHER_CLUSTER_ID})
             assert foreign["error_code"] == INCONSISTENT_CLUSTER_ID
-            api_key, version, tree = posing_as_leader(node_id, STRANGER, epoch)[request_]
+            api_key, version, tree = posing_as_leader(node_id, OTHER_NODE_ID, epoch)[request_]
             assert not wire.request(api_key, version, tree)["topics"][0]["partitions"][0].get("vote_granted")
         assert "node 99 is no voter" in node.output()
 
@@ -298,8 +298,8 @@ def test_a_client_that_poses_as_the_quorum_leader_does_not_depose_it(
 def test_a_client_that_poses_as_a_voter_commits_no_metadata(cluster: BrokerProcessCluster) -> None:
     leader, epoch = quorum_of(cluster)
     with WireClient(cluster.nodes[leader].bootstrap) as wire:
-        for replica_id in (-1, STRANGER, *(each for each in cluster.nodes if each != leader)):
-            asked = {
+        for replica_id in (-1, OTHER_NODE_ID, *(each for each in cluster.nodes if each != leader)):
+            fields = {
                 "partition": 0,
                 "current_leader_epoch": epoch,
                 "fetch_offset": 1_000_000,
@@ -311,7 +311,7 @@ def test_a_client_that_poses_as_a_voter_commits_no_metadata(cluster: BrokerProce
                 "min_bytes": 1,
                 "max_bytes": 1 << 20,
                 "session_epoch": -1,
-                "topics": [{"topic_id": UUID(int=1), "partitions": [asked]}],
+                "topics": [{"topic_id": UUID(int=1), "partitions": [fields]}],
             }
             found = wire.request(FETCH, 17, tree)["responses"][0]["partitions"][0]
             assert found["error_code"] == (UNKNOWN_TOPIC_ID if replica_id < 0 else INVALID_REQUEST)
@@ -330,7 +330,7 @@ def test_a_client_that_poses_as_a_leader_does_not_change_the_isr(cluster: Broker
             "partition_epoch": 0,
         }
         topics = [{"topic_id": topic_id(wire, "honest"), "partitions": [change]}]
-        for broker_id, code in ((leader, STALE_BROKER_EPOCH), (STRANGER, BROKER_ID_NOT_REGISTERED)):
+        for broker_id, code in ((leader, STALE_BROKER_EPOCH), (OTHER_NODE_ID, BROKER_ID_NOT_REGISTERED)):
             for broker_epoch in (-1, 0, LATE_EPOCH):
                 tree = {"broker_id": broker_id, "broker_epoch": broker_epoch, "topics": topics}
                 assert wire.request(ALTER_PARTITION, 3, tree)["error_code"] == code

@@ -14,7 +14,7 @@ import pytest
 from support.broker_process import clean_environment
 
 COMMAND = [sys.executable, "-m", "moldau"]
-WITHIN_S = 40.0
+TIMEOUT_S = 40.0
 
 
 def free_ports(count: int) -> int:
@@ -35,11 +35,11 @@ def free_ports(count: int) -> int:
     raise RuntimeError("no free ports")
 
 
-class Up:
+class UpCommand:
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.directory = directory
-        self.output = directory.with_name(directory.name + ".out")
-        with self.output.open("ab") as out:
+        self.path = directory.with_name(directory.name + ".out")
+        with self.path.open("ab") as out:
             self.start = out.tell()
             self.process = subprocess.Popen(
                 [*COMMAND, "up", "--data-dir", str(directory), *arguments],
@@ -48,14 +48,14 @@ class Up:
                 env=clean_environment(),
             )
 
-    def said(self) -> str:
-        return self.output.read_bytes()[self.start :].decode()
+    def output(self) -> str:
+        return self.path.read_bytes()[self.start :].decode()
 
     def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + WITHIN_S
-        while text not in self.said():
-            assert self.process.poll() is None or text in self.said(), self.said()
-            assert time.monotonic() < deadline, self.said()
+        deadline = time.monotonic() + TIMEOUT_S
+        while text not in self.output():
+            assert self.process.poll() is None or text in self.output(), self.output()
+            assert time.monotonic() < deadline, self.output()
             time.sleep(0.02)
 
     def pid(self, node_id: int) -> int:
@@ -63,7 +63,7 @@ class Up:
 
     def end(self, by: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(by)
-        return self.process.wait(WITHIN_S)
+        return self.process.wait(TIMEOUT_S)
 
 
 def is_alive(pid: int) -> bool:
@@ -76,7 +76,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_gone(*pids: int) -> None:
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + TIMEOUT_S
     while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -94,15 +94,16 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 def test_three_nodes_start_and_survive_the_death_of_one(directory: Path) -> None:
     port = free_ports(3)
-    up = Up(directory, "--nodes", "3", "--port", str(port))
+    up = UpCommand(directory, "--nodes", "3", "--port", str(port))
     up.wait_for("The cluster is up")
     for node_id in (1, 2, 3):
         assert (
-            f"node {node_id} is up on 127.0.0.1:{port + node_id - 1}, process {up.pid(node_id)}" in up.said()
+            f"node {node_id} is up on 127.0.0.1:{port + node_id - 1}, process {up.pid(node_id)}"
+            in up.output()
         )
-    assert "write.caching" in up.said()
+    assert "write.caching" in up.output()
     bootstrap = ",".join(f"127.0.0.1:{port + number}" for number in range(3))
-    assert f"export MOLDAU_BOOTSTRAP={bootstrap}\n" in up.said()
+    assert f"export MOLDAU_BOOTSTRAP={bootstrap}\n" in up.output()
     pids = [up.pid(node_id) for node_id in (1, 2, 3)]
 
     os.kill(pids[1], signal.SIGKILL)
@@ -119,16 +120,16 @@ def test_three_nodes_start_and_survive_the_death_of_one(directory: Path) -> None
     )
     assert made.returncode == 0, made.stderr
 
-    assert up.end() == 0, up.said()
-    assert "node 1 has stopped" in up.said()
-    assert "node 3 has stopped" in up.said()
+    assert up.end() == 0, up.output()
+    assert "node 1 has stopped" in up.output()
+    assert "node 3 has stopped" in up.output()
     assert not any(is_alive(pid) for pid in pids)
     assert list(directory.glob("node-*/pid")) == []
 
-    again = Up(directory, "--nodes", "3", "--sync")
+    again = UpCommand(directory, "--nodes", "3", "--sync")
     again.wait_for("The cluster is up")
-    assert f"127.0.0.1:{port}" in again.said()
-    assert "write.caching" not in again.said()
+    assert f"127.0.0.1:{port}" in again.output()
+    assert "write.caching" not in again.output()
     listed = subprocess.run(
         [*COMMAND, "topic", "list"], env=environment, capture_output=True, text=True, timeout=60
     )
@@ -137,7 +138,7 @@ def test_three_nodes_start_and_survive_the_death_of_one(directory: Path) -> None
 
 
 def test_a_second_signal_kills_nodes_that_have_not_stopped(directory: Path) -> None:
-    up = Up(directory, "--nodes", "1", "--port", str(free_ports(1)))
+    up = UpCommand(directory, "--nodes", "1", "--port", str(free_ports(1)))
     up.wait_for("The cluster is up")
     pid = up.pid(1)
     os.kill(pid, signal.SIGSTOP)
@@ -149,38 +150,38 @@ def test_a_second_signal_kills_nodes_that_have_not_stopped(directory: Path) -> N
 
 
 def test_nodes_end_when_their_command_is_killed(directory: Path) -> None:
-    up = Up(directory, "--nodes", "1", "--port", str(free_ports(1)))
+    up = UpCommand(directory, "--nodes", "1", "--port", str(free_ports(1)))
     up.wait_for("The cluster is up")
     pid = up.pid(1)
     up.end(signal.SIGKILL)
     wait_gone(pid)
-    again = Up(directory, "--nodes", "1")
+    again = UpCommand(directory, "--nodes", "1")
     again.wait_for("The cluster is up")
-    assert "node 1 was not stopped the last time" in again.said()
+    assert "node 1 was not stopped the last time" in again.output()
     assert again.end() == 0
 
 
 def test_a_cluster_can_be_stopped_while_it_starts(directory: Path) -> None:
-    up = Up(directory, "--nodes", "3", "--port", str(free_ports(3)))
-    deadline = time.monotonic() + WITHIN_S
+    up = UpCommand(directory, "--nodes", "3", "--port", str(free_ports(3)))
+    deadline = time.monotonic() + TIMEOUT_S
     while len(list(directory.glob("node-*/pid"))) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     pids = [up.pid(node_id) for node_id in (1, 2, 3)]
-    assert up.end() == 0, up.said()
+    assert up.end() == 0, up.output()
     assert not any(is_alive(pid) for pid in pids)
 
 
 def test_a_node_that_cannot_start_stops_the_others(directory: Path) -> None:
     port = free_ports(3)
-    up = Up(directory, "--nodes", "3", "--port", str(port))
+    up = UpCommand(directory, "--nodes", "3", "--port", str(port))
     up.wait_for("The cluster is up")
     assert up.end() == 0
     (directory / "node-2" / "meta.properties").write_text("torn")
-    again = Up(directory, "--nodes", "3")
-    assert again.process.wait(WITHIN_S) == 1
-    assert "Node 2 could not be started" in again.said()
-    assert "meta.properties" in again.said()
+    again = UpCommand(directory, "--nodes", "3")
+    assert again.process.wait(TIMEOUT_S) == 1
+    assert "Node 2 could not be started" in again.output()
+    assert "meta.properties" in again.output()
     assert list(directory.glob("node-*/pid")) == []
 
 
@@ -189,14 +190,14 @@ def test_conflicting_options_are_an_error_and_nothing_is_started(directory: Path
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port + 1))
         taken.listen()
-        up = Up(directory, "--nodes", "3", "--port", str(port))
-        assert up.process.wait(WITHIN_S) == 1
-    assert f"Port {port + 1}, for node 2, is in use" in up.said()
+        up = UpCommand(directory, "--nodes", "3", "--port", str(port))
+        assert up.process.wait(TIMEOUT_S) == 1
+    assert f"Port {port + 1}, for node 2, is in use" in up.output()
     assert list(directory.glob("node-*")) == []
 
 
 def test_two_commands_do_not_share_a_directory(directory: Path) -> None:
-    up = Up(directory, "--nodes", "1", "--port", str(free_ports(1)))
+    up = UpCommand(directory, "--nodes", "1", "--port", str(free_ports(1)))
     up.wait_for("The cluster is up")
     other = subprocess.run(
         [*COMMAND, "up", "--nodes", "1", "--data-dir", str(directory)],

@@ -49,7 +49,7 @@ class Load:
         )
         value = os.urandom(500) * 2
 
-        def told(error: KafkaError | None, _: Message) -> None:
+        def report(error: KafkaError | None, _: Message) -> None:
             if error is None:
                 self.acknowledged += 1
             else:
@@ -57,12 +57,12 @@ class Load:
 
         while not self._stop.is_set():
             try:
-                producer.produce(topic, value, on_delivery=told)
+                producer.produce(topic, value, on_delivery=report)
             except BufferError:
                 producer.poll(0.05)
             producer.poll(0)
         if producer.flush(60):
-            self.failures.append("records without an answer")
+            self.failures.append("records without an acknowledgement")
 
     def _consume(self, bootstrap: str, topic: str) -> None:
         consumer = Consumer(

@@ -13,7 +13,7 @@ LAGS = 2.5
 def test_followers_of_idle_partitions_stay_in_sync_and_leaders_stay_leaders() -> None:
     settings = {"replica.lag.time.max.ms": str(LAG_MS), "replica.fetch.wait.max.ms": "100"}
 
-    async def story(cluster: Cluster) -> None:
+    async def main(cluster: Cluster) -> None:
         def seen() -> list[tuple[int, int, tuple[int, ...]]]:
             topic = cluster.nodes[1].broker.metadata.image.topics["orders"]
             return [(each.leader_epoch, each.partition_epoch, each.isr) for each in topic.partitions]
@@ -29,4 +29,4 @@ def test_followers_of_idle_partitions_stay_in_sync_and_leaders_stay_leaders() ->
             assert cluster.nodes[1].broker.quorum.epoch == epoch
 
     with Cluster(3, settings=settings) as running:
-        asyncio.run(story(running))
+        asyncio.run(main(running))

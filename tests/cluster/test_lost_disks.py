@@ -111,8 +111,8 @@ def test_a_partition_whose_last_in_sync_replica_lost_its_disk_needs_an_unclean_e
     replace_disk(cluster, last)
     cluster.start(last)
     assert (cluster.leader_of("orders"), cluster.isr("orders")) == (-1, [])
-    said = "".join(cluster.nodes[node_id].output() for node_id in (other, bystander))
-    assert "no replica is left that is known to have all records" in said
+    output = "".join(cluster.nodes[node_id].output() for node_id in (other, bystander))
+    assert "no replica is left that is known to have all records" in output
     status = moldau(cluster, "cluster", "status")
     assert "1 without a replica that is known to have all records: orders-0" in status
 

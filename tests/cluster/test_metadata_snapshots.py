@@ -14,7 +14,7 @@ SETTINGS = {"metadata.log.max.record.bytes.between.snapshots": "1500"}
 TIMEOUT_S = 60
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, what
@@ -45,7 +45,7 @@ def test_a_node_that_is_far_behind_catches_up_from_a_snapshot(tmp_path: Path, lo
         def logs_begin_later() -> bool:
             return all(node.broker.quorum._log.start_offset > end_before for node in cluster.nodes.values())
 
-        until(logs_begin_later, "snapshots shorten the logs of the others")
+        wait_until(logs_begin_later, "snapshots shorten the logs of the others")
         directory = tmp_path / f"node-{away}" / "__cluster_metadata-0"
         if loses_its_disk:
             # Everything but its vote.
@@ -53,7 +53,7 @@ def test_a_node_that_is_far_behind_catches_up_from_a_snapshot(tmp_path: Path, lo
                 if path.name != "quorum-state":
                     path.unlink()
         cluster.restart(away)
-        until(lambda: is_level(cluster), "all nodes have the same image")
+        wait_until(lambda: is_level(cluster), "all nodes have the same image")
         image = cluster.nodes[away].broker.metadata.image
         assert {"before", "topic-0", "topic-11"} <= set(image.topics)
         assert list(directory.glob("*.checkpoint"))
@@ -63,7 +63,7 @@ def test_a_node_that_is_far_behind_catches_up_from_a_snapshot(tmp_path: Path, lo
         cluster.kill(away)
         cluster.restart(away)
         create(cluster, ["after"])
-        until(lambda: is_level(cluster), "all nodes have the same image again")
+        wait_until(lambda: is_level(cluster), "all nodes have the same image again")
         assert "after" in cluster.nodes[away].broker.metadata.image.topics
 
 
@@ -72,7 +72,7 @@ def test_a_flipped_bit_in_the_newest_snapshot_loses_nothing(tmp_path: Path) -> N
         topics = [f"topic-{number}" for number in range(20)]
         create(cluster, topics, replicas=1)
         directory = tmp_path / "node-1" / "__cluster_metadata-0"
-        until(lambda: len(list(directory.glob("*.checkpoint"))) == 2, "two snapshots")
+        wait_until(lambda: len(list(directory.glob("*.checkpoint"))) == 2, "two snapshots")
         cluster.kill(1)
         before, newest = sorted(directory.glob("*.checkpoint"))
         data = bytearray(newest.read_bytes())

@@ -13,9 +13,9 @@ from support.broker_process_cluster import BrokerProcessCluster
 from support.log_reader import all_records
 
 PARTITIONS = 3
-BETWEEN = 300
+RECORDS_PER_KILL = 300
 """Records read between two kills."""
-GIVE_UP_S = 90.0
+TIMEOUT_S = 90.0
 GROUP = "readers"
 
 
@@ -27,7 +27,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcessC
             assert "Traceback" not in node.log_path.read_text()
 
 
-class Story:
+class ClientRun:
     """One producer and two group members that work until stopped; `read` has the records by partition."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
@@ -35,7 +35,7 @@ class Story:
         self.topic = topic
         self.sent = 0
         self.read: dict[int, list[bytes | None]] = {part: [] for part in range(PARTITIONS)}
-        self.news = asyncio.Event()
+        self.progress = asyncio.Event()
         self._stop = False
         self._working: list[asyncio.Task[None]] = []
 
@@ -71,16 +71,16 @@ class Story:
     def _note(self, records: list[ConsumerRecord]) -> None:
         for record in records:
             self.read[record.partition].append(record.value)
-        self.news.set()
+        self.progress.set()
 
     async def wait_for(self, count: int) -> None:
         """Waits until `count` more records are read; raises the error of a failed task."""
         wanted = self.read_count + count
         while self.read_count < wanted:
-            self.news.clear()
-            news = asyncio.create_task(self.news.wait())
-            await asyncio.wait([news, *self._working], return_when=asyncio.FIRST_COMPLETED)
-            news.cancel()
+            self.progress.clear()
+            progress = asyncio.create_task(self.progress.wait())
+            await asyncio.wait([progress, *self._working], return_when=asyncio.FIRST_COMPLETED)
+            progress.cancel()
             for each in self._working:
                 if each.done():
                     each.result()
@@ -99,37 +99,37 @@ class Story:
 
 
 def test_producer_and_group_continue_when_nodes_are_killed(cluster: BrokerProcessCluster) -> None:
-    async def victim_of(role: str, story: Story, admin: Admin) -> int:
+    async def victim_of(role: str, scenario: ClientRun, admin: Admin) -> int:
         if role == "leader":
-            return await asyncio.to_thread(cluster.leader_of, story.topic)
+            return await asyncio.to_thread(cluster.leader_of, scenario.topic)
         if role == "coordinator":
             return await admin.cluster.coordinator_of(GROUP)
         found = (await admin.describe_cluster()).controller_id
         assert found is not None
         return found
 
-    async def tell() -> Story:
-        story = Story(cluster.bootstrap, "kills")
+    async def main() -> ClientRun:
+        scenario = ClientRun(cluster.bootstrap, "kills")
         async with AsyncExitStack() as ending, Admin(cluster.bootstrap) as admin:
-            ending.push_async_callback(story.stop)
-            await story.begin()
-            await story.wait_for(BETWEEN)
+            ending.push_async_callback(scenario.stop)
+            await scenario.begin()
+            await scenario.wait_for(RECORDS_PER_KILL)
             for role in ("leader", "coordinator", "controller"):
-                victim = await victim_of(role, story, admin)
+                victim = await victim_of(role, scenario, admin)
                 await asyncio.to_thread(cluster.kill, victim)
-                await story.wait_for(BETWEEN)
+                await scenario.wait_for(RECORDS_PER_KILL)
                 await asyncio.to_thread(cluster.start, victim)
-                await asyncio.to_thread(cluster.wait_in_sync, story.topic)
+                await asyncio.to_thread(cluster.wait_in_sync, scenario.topic)
                 await asyncio.to_thread(cluster.wait_in_sync, "__consumer_offsets")
-            await story.finish()
-        return story
+            await scenario.finish()
+        return scenario
 
     cluster.create_topic("kills", PARTITIONS)
-    story = asyncio.run(asyncio.wait_for(tell(), GIVE_UP_S))
+    scenario = asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))
     for part in range(PARTITIONS):
         held = [each.value for each in all_records(cluster.bootstrap, "kills") if each.partition == part]
-        assert held == story.expected(part)
-        assert story.read[part] == story.expected(part)
+        assert held == scenario.expected(part)
+        assert scenario.read[part] == scenario.expected(part)
 
 
 def test_committed_offsets_survive_the_kill_of_their_coordinator(
@@ -139,7 +139,7 @@ def test_committed_offsets_survive_the_kill_of_their_coordinator(
     partitions = [TopicPartition(topic, part) for part in range(PARTITIONS)]
     cluster.create_topic(topic, PARTITIONS)
 
-    async def tell() -> None:
+    async def main() -> None:
         async with Consumer(cluster.bootstrap, group_id="keepers", auto_offset_reset="earliest") as consumer:
             consumer.assign(partitions)
             await consumer.commit({each: 7 + each.partition for each in partitions})
@@ -154,4 +154,4 @@ def test_committed_offsets_survive_the_kill_of_their_coordinator(
             found = await other.committed(partitions)
             assert [place.offset for place in found.values() if place is not None] == [5] * PARTITIONS
 
-    asyncio.run(asyncio.wait_for(tell(), GIVE_UP_S))
+    asyncio.run(asyncio.wait_for(main(), TIMEOUT_S))

@@ -123,10 +123,10 @@ def test_scenario_4_a_leader_partitioned_from_its_followers_accepts_no_writes(
     )
     outcome: list[KafkaError | None] = []
 
-    def told(error: KafkaError | None, _: Message) -> None:
+    def report(error: KafkaError | None, _: Message) -> None:
         outcome.append(error)
 
-    producer.produce(topic, b"alone", on_delivery=told)
+    producer.produce(topic, b"alone", on_delivery=report)
     while not outcome:
         producer.poll(0.5)
     assert outcome[0] is not None, "a write was acknowledged that only one replica has"

@@ -28,6 +28,6 @@ def test_records_are_committed_with_many_pending_produce_requests(cluster: Clust
         for _ in range(REQUESTS):
             wire.send(PRODUCE, 9, produce_tree("orders", large))
         for number in range(REQUESTS):
-            _, answer = wire.receive(PRODUCE, 9)
-            [told] = answer["responses"][0]["partition_responses"]
-            assert (told["error_code"], told["base_offset"]) == (0, number)
+            _, response = wire.receive(PRODUCE, 9)
+            [result] = response["responses"][0]["partition_responses"]
+            assert (result["error_code"], result["base_offset"]) == (0, number)

@@ -15,7 +15,7 @@ from moldau.client.record import TopicPartition
 from moldau.testing import Cluster
 
 T = TypeVar("T")
-WITHIN_S = 30.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,9 @@ def run(work: Awaitable[T]) -> T:
     return asyncio.run(within())
 
 
-async def until(what: Callable[[], bool]) -> None:
+async def wait_until(what: Callable[[], bool]) -> None:
     """Waits until the condition is true."""
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not what():
             await asyncio.sleep(0.01)
 
@@ -66,7 +66,7 @@ async def read(cluster: Cluster, topic: str, count: int) -> list[str]:
 
 @pytest.mark.parametrize("node_id", [1, 2, 3])
 def test_any_node_accepts_changes_and_shows_them_next(cluster: Cluster, node_id: int) -> None:
-    async def story() -> None:
+    async def main() -> None:
         async with Admin(cluster.address(node_id)) as admin:
             name = f"asked-of-{node_id}"
             await admin.create_topic(name, partitions=4)
@@ -78,11 +78,11 @@ def test_any_node_accepts_changes_and_shows_them_next(cluster: Cluster, node_id:
             assert result is None
             assert name not in [each.name for each in await admin.list_topics()]
 
-    run(story())
+    run(main())
 
 
 def test_a_broker_describes_its_own_settings(cluster: Cluster) -> None:
-    async def story() -> None:
+    async def main() -> None:
         async with Admin(cluster.bootstrap) as admin:
             resources = [ConfigResource(ResourceType.BROKER, str(node_id)) for node_id in (1, 2, 3)]
             change = [ConfigChange("log.cleaner.backoff.ms", "1234")]
@@ -92,35 +92,35 @@ def test_a_broker_describes_its_own_settings(cluster: Cluster) -> None:
                 assert not isinstance(entries, KafkaError)
                 assert entries["log.cleaner.backoff.ms"].value == "1234"
 
-    run(story())
+    run(main())
 
 
 @pytest.mark.parametrize("node_id", [1, 2, 3])
 def test_any_node_creates_a_topic_on_its_first_metadata_request(cluster: Cluster, node_id: int) -> None:
-    async def story() -> None:
+    async def main() -> None:
         topic = f"first-asked-{node_id}"
         async with Producer(cluster.address(node_id)) as producer:
             await (await producer.send(topic, value=b"1"))
         assert await read(cluster, topic, 1) == ["1"]
 
-    run(story())
+    run(main())
 
 
 def test_all_nodes_return_the_same_controller_and_brokers(cluster: Cluster) -> None:
-    async def story() -> None:
-        told = []
+    async def main() -> None:
+        result = []
         for node_id in (1, 2, 3):
             async with Admin(cluster.address(node_id)) as admin:
-                told.append(await admin.describe_cluster())
-        assert told[0] == told[1] == told[2]
-        assert told[0].controller_id == cluster.controller_id
-        assert [each.node_id for each in told[0].brokers] == [1, 2, 3]
+                result.append(await admin.describe_cluster())
+        assert result[0] == result[1] == result[2]
+        assert result[0].controller_id == cluster.controller_id
+        assert [each.node_id for each in result[0].brokers] == [1, 2, 3]
 
-    run(story())
+    run(main())
 
 
 def test_the_offsets_topic_has_the_configured_replication_factor(cluster: Cluster) -> None:
-    async def story() -> None:
+    async def main() -> None:
         await send(cluster, "grouped", "1")
         async with Consumer(cluster.bootstrap, group_id="readers", auto_offset_reset="earliest") as consumer:
             consumer.subscribe(["grouped"])
@@ -130,7 +130,7 @@ def test_the_offsets_topic_has_the_configured_replication_factor(cluster: Cluste
             topic = await admin.describe_topic("__consumer_offsets")
             assert {len(each.replicas) for each in topic.partitions} == {3}
 
-    run(story())
+    run(main())
 
 
 # Faults
@@ -143,7 +143,7 @@ def faulty() -> Iterator[Cluster]:
 
 
 def test_a_killed_leader_is_replaced_and_has_its_data_after_a_restart(faulty: Cluster) -> None:
-    async def story() -> None:
+    async def main() -> None:
         await send(faulty, "orders", "1", "2")
         victim = faulty.leader_of("orders")
         faulty.kill(victim)
@@ -153,9 +153,9 @@ def test_a_killed_leader_is_replaced_and_has_its_data_after_a_restart(faulty: Cl
         faulty.restart(victim)
         assert await read(faulty, "orders", 3) == ["1", "2", "3"]
         # It still has everything if all others stop.
-        await until(lambda: len(isr(faulty)) == 3)
+        await wait_until(lambda: len(isr(faulty)) == 3)
 
-    run(story())
+    run(main())
 
 
 def isr(cluster: Cluster, but: int | None = None) -> tuple[int, ...]:
@@ -168,7 +168,7 @@ def isr(cluster: Cluster, but: int | None = None) -> tuple[int, ...]:
 
 
 def test_a_killed_controller_is_replaced(faulty: Cluster) -> None:
-    async def story() -> None:
+    async def main() -> None:
         victim = faulty.controller_id
         faulty.kill(victim)
         others = [node_id for node_id in (1, 2, 3) if node_id != victim]
@@ -177,11 +177,11 @@ def test_a_killed_controller_is_replaced(faulty: Cluster) -> None:
                 await admin.create_topic(f"after-{node_id}", replication_factor=2)
         assert faulty.controller_id in others
 
-    run(story())
+    run(main())
 
 
 def test_a_paused_node_stops_responding_until_resumed(faulty: Cluster) -> None:
-    async def story() -> None:
+    async def main() -> None:
         victim = next(
             node_id
             for node_id in (1, 2, 3)
@@ -189,12 +189,12 @@ def test_a_paused_node_stops_responding_until_resumed(faulty: Cluster) -> None:
         )
         faulty.pause(victim)
         faulty.pause(victim)
-        await until(lambda: victim not in isr(faulty, but=victim))
+        await wait_until(lambda: victim not in isr(faulty, but=victim))
         await send(faulty, "orders", "1")
         faulty.resume(victim)
-        await until(lambda: victim in isr(faulty))
+        await wait_until(lambda: victim in isr(faulty))
 
-    run(story())
+    run(main())
 
 
 def test_a_paused_node_can_be_killed(faulty: Cluster) -> None:
@@ -216,60 +216,60 @@ def test_a_paused_node_can_be_stopped(faulty: Cluster) -> None:
 
 
 def test_a_partition_blocks_traffic_until_it_heals(faulty: Cluster) -> None:
-    async def story() -> None:
+    async def main() -> None:
         victim = next(
             node_id
             for node_id in (1, 2, 3)
             if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
         )
         faulty.partition(victim)
-        await until(lambda: victim not in isr(faulty, but=victim))
+        await wait_until(lambda: victim not in isr(faulty, but=victim))
         await send(faulty, "orders", "1")
         behind = faulty.nodes[victim].broker.metadata.image.offset
         assert behind < max(node.broker.metadata.image.offset for node in faulty.nodes.values())
         faulty.heal()
-        await until(lambda: victim in isr(faulty))
+        await wait_until(lambda: victim in isr(faulty))
 
-    run(story())
+    run(main())
 
 
 def test_a_one_way_partition_drops_what_the_node_sends(faulty: Cluster) -> None:
-    async def story() -> None:
+    async def main() -> None:
         victim = next(
             node_id
             for node_id in (1, 2, 3)
             if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
         )
         faulty.partition(victim, one_way=True)
-        await until(lambda: victim not in isr(faulty, but=victim))
+        await wait_until(lambda: victim not in isr(faulty, but=victim))
         faulty.heal()
-        await until(lambda: victim in isr(faulty))
+        await wait_until(lambda: victim in isr(faulty))
 
-    run(story())
+    run(main())
 
 
 def test_a_stopped_node_hands_over_leadership_first(faulty: Cluster) -> None:
-    async def story() -> None:
+    async def main() -> None:
         leader = faulty.leader_of("orders")
         faulty.stop(leader)
-        assert faulty.leader_of("orders") not in (leader, -1), "others lead before it is gone"
+        assert faulty.leader_of("orders") not in (leader, -1), "others lead before it has stopped"
         await send(faulty, "orders", "1")
         faulty.restart(leader)
         assert await read(faulty, "orders", 1) == ["1"]
 
-    run(story())
+    run(main())
 
 
 def test_the_offsets_topic_is_not_created_with_too_few_replicas() -> None:
-    async def story() -> None:
+    async def main() -> None:
         with Cluster(3) as cluster:
             cluster.kill(next(node_id for node_id in (1, 2, 3) if node_id != cluster.controller_id))
-            await until(lambda: active_brokers(cluster) == 2)
+            await wait_until(lambda: active_brokers(cluster) == 2)
             async with Admin(cluster.bootstrap, timeout_ms=1_000) as admin:
                 with pytest.raises(KafkaError, match=r"offsets\.topic\.replication\.factor"):
                     await admin.describe_group("nobody")
 
-    run(story())
+    run(main())
 
 
 def active_brokers(cluster: Cluster) -> int:
@@ -294,21 +294,21 @@ def rows(result: Result) -> dict[str, list[str]]:
 
 
 def test_status_shows_nodes_controller_and_partitions(cluster: Cluster) -> None:
-    async def story() -> None:
+    async def main() -> None:
         async with Admin(cluster.bootstrap) as admin:
             await admin.create_topic("shown", partitions=3)
 
-    run(story())
-    told = moldau(cluster, "cluster", "status")
-    shown = rows(told)
+    run(main())
+    result = moldau(cluster, "cluster", "status")
+    shown = rows(result)
     assert [shown[str(node_id)][3] for node_id in (1, 2, 3)] == ["up"] * 3
     assert shown[str(cluster.controller_id)][4] == "leader"
-    assert f"controller  node {cluster.controller_id}, epoch" in told.stdout
-    assert "all replicas are in sync" in told.stdout
+    assert f"controller  node {cluster.controller_id}, epoch" in result.stdout
+    assert "all replicas are in sync" in result.stdout
 
 
 def test_a_node_is_drained_removed_as_voter_and_unregistered() -> None:
-    async def story() -> None:
+    async def main() -> None:
         with Cluster(4, topics={"orders": 8}) as cluster:
             await send(cluster, "orders", *map(str, range(20)))
             node_id = next(each for each in (1, 2, 3, 4) if each != cluster.controller_id)
@@ -318,8 +318,8 @@ def test_a_node_is_drained_removed_as_voter_and_unregistered() -> None:
             async def ask(*arguments: str, fails: bool = False) -> Result:
                 return await loop.run_in_executor(None, lambda: moldau(cluster, *arguments, fails=fails))
 
-            told = await ask("cluster", "unregister", number, "--yes", fails=True)
-            assert "is up" in told.output
+            result = await ask("cluster", "unregister", number, "--yes", fails=True)
+            assert "is up" in result.output
             assert (
                 f"Node {number} keeps no replicas any more"
                 in (await ask("cluster", "drain", number, "--yes")).stdout
@@ -337,7 +337,7 @@ def test_a_node_is_drained_removed_as_voter_and_unregistered() -> None:
             assert number not in rows(await ask("cluster", "status"))
             assert sorted(await read(cluster, "orders", 20), key=int) == list(map(str, range(20)))
 
-    run(story())
+    run(main())
 
 
 def test_a_node_is_added_as_voter(cluster: Cluster) -> None:

@@ -31,7 +31,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(where)], check=True)
 
 
-def fill(where: Path, leave: int) -> Path:
+def fill_disk(where: Path, leave: int) -> Path:
     """Fills a disk except for `leave` bytes, as another process would."""
     ballast = where / "ballast"
     space = os.statvfs(where)
@@ -41,7 +41,7 @@ def fill(where: Path, leave: int) -> Path:
     return ballast
 
 
-def produce_until_refused(wire: WireClient, topic: str) -> tuple[int, int]:
+def produce_until_error(wire: WireClient, topic: str) -> tuple[int, int]:
     """Returns the number of acknowledged records and the error code that ended it."""
     acknowledged = 0
     while True:
@@ -53,12 +53,12 @@ def produce_until_refused(wire: WireClient, topic: str) -> tuple[int, int]:
         assert acknowledged < 10_000, "the disk never filled up"
 
 
-def check_whole(wire: WireClient, topic: str, acknowledged: int) -> None:
+def check_records(wire: WireClient, topic: str, acknowledged: int) -> None:
     assert end_offset(wire, topic) >= acknowledged
     for offset in range(acknowledged):
-        answer = fetch(wire, topic, offset, partition_max_bytes=100)
-        assert answer["error_code"] == 0
-        assert b"%06d" % offset in answer["records"]
+        response = fetch(wire, topic, offset, partition_max_bytes=100)
+        assert response["error_code"] == 0
+        assert b"%06d" % offset in response["records"]
 
 
 def test_produce_fails_on_a_full_disk_and_recovers_with_free_space(small_disk: Path) -> None:
@@ -66,14 +66,14 @@ def test_produce_fails_on_a_full_disk_and_recovers_with_free_space(small_disk: P
         topics = Topics(served.bootstrap)
         full, other = topics.create(), topics.create()
         assert produce(wire, other, batch([b"before"])) == (0, 0)
-        ballast = fill(small_disk, leave=1 << 20)
-        acknowledged, code = produce_until_refused(wire, full)
+        ballast = fill_disk(small_disk, leave=1 << 20)
+        acknowledged, code = produce_until_error(wire, full)
         assert code == STORAGE_ERROR
         assert acknowledged > 0
 
         assert wire.request(METADATA, 1, {"topics": []})["topics"] == []
         assert b"before" in fetch(wire, other, 0)["records"]
-        check_whole(wire, full, acknowledged)
+        check_records(wire, full, acknowledged)
         assert served.process is not None
         assert served.process.poll() is None
 
@@ -86,20 +86,20 @@ def test_produce_fails_on_a_full_disk_and_recovers_with_free_space(small_disk: P
         assert served.stop() == 0
         served.start()
         with WireClient(served.bootstrap) as after:
-            check_whole(after, full, acknowledged + 1)
+            check_records(after, full, acknowledged + 1)
 
 
 def test_a_node_killed_on_a_full_disk_keeps_acknowledged_records(small_disk: Path) -> None:
     with BrokerProcess(small_disk / "data") as served:
         topic = Topics(served.bootstrap).create()
-        ballast = fill(small_disk, leave=1 << 20)
+        ballast = fill_disk(small_disk, leave=1 << 20)
         with WireClient(served.bootstrap) as wire:
-            acknowledged, _ = produce_until_refused(wire, topic)
+            acknowledged, _ = produce_until_error(wire, topic)
         served.kill()
         ballast.unlink()
         served.start()
         with WireClient(served.bootstrap) as wire:
-            check_whole(wire, topic, acknowledged)
+            check_records(wire, topic, acknowledged)
             code, offset = produce(wire, topic, batch([b"more"]))
             assert code == 0
             assert offset >= acknowledged
@@ -109,7 +109,7 @@ def test_topics_are_not_half_created_on_a_full_disk(small_disk: Path) -> None:
     with BrokerProcess(small_disk / "data") as served:
         topics = Topics(served.bootstrap)
         first = topics.create()
-        ballast = fill(small_disk, leave=0)
+        ballast = fill_disk(small_disk, leave=0)
         made = []
         for _ in range(3):
             try:

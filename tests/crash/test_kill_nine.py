@@ -57,8 +57,8 @@ def test_topics_and_configs_survive_kill_nine(tmp_path: Path, only_moldau: None)
 def test_a_deleted_topic_stays_deleted_after_kill_nine(tmp_path: Path, only_moldau: None) -> None:
     with BrokerProcess(tmp_path / "data") as served:
         topics = Topics(served.bootstrap)
-        kept, gone = topics.create(), topics.create()
-        topics.admin.delete_topics([gone])[gone].result(DEADLINE_S)
+        remaining, deleted = topics.create(), topics.create()
+        topics.admin.delete_topics([deleted])[deleted].result(DEADLINE_S)
         served.kill()
         served.start()
-        assert set(Topics(served.bootstrap).admin.list_topics(timeout=DEADLINE_S).topics) == {kept}
+        assert set(Topics(served.bootstrap).admin.list_topics(timeout=DEADLINE_S).topics) == {remaining}

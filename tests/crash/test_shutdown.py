@@ -25,7 +25,9 @@ def test_a_node_shuts_down_cleanly_on_a_signal(tmp_path: Path, by: signal.Signal
         topic = Topics(served.bootstrap).create()
         with WireClient(served.bootstrap) as wire:
             assert produce(wire, topic, batch([b"a", b"b"])) == (0, 0)
-        assert not (served.data_dir / CLEAN).exists(), "the mark must be gone while the node runs"
+        assert not (served.data_dir / CLEAN).exists(), (
+            "the clean-shutdown marker must not exist while the node runs"
+        )
         assert served.stop(by) == 0
         assert (served.data_dir / CLEAN).exists()
         served.start()

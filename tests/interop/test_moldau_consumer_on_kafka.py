@@ -6,7 +6,11 @@ from collections.abc import Iterator
 import pytest
 from apache_kafka import ApacheKafka, available
 
-from support.consumer_behaviours import CONSUMER_BEHAVIOURS, ConsumerFixture, resumes_over_a_restart
+from support.consumer_behaviours import (
+    CONSUMER_BEHAVIOURS,
+    ConsumerFixture,
+    a_group_resumes_after_a_broker_restart,
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,4 +32,4 @@ def test_it_resumes_after_a_restart_of_kafka(kafka: ApacheKafka) -> None:
         kafka.stop()
         kafka.start()
 
-    asyncio.run(resumes_over_a_restart(ConsumerFixture(kafka.bootstrap), restart))
+    asyncio.run(a_group_resumes_after_a_broker_restart(ConsumerFixture(kafka.bootstrap), restart))

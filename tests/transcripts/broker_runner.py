@@ -1,6 +1,8 @@
-"""Runs the commands of a transcript on brokers and controllers in virtual time, and tells who says what and when.
+"""Runs the commands of a transcript on brokers and controllers in virtual time, and prints their messages and state
+changes.
 
-The numbers in front are milliseconds since the command was given."""
+The numbers in front are milliseconds since the command.
+"""
 
 import asyncio
 from uuid import UUID
@@ -31,7 +33,7 @@ class BrokerTranscriptRunner:
     @property
     def stage(self) -> ControllerCluster:
         if self._stage is None:
-            # Only a loop that runs has a clock.
+            # Only a running loop has a clock.
             self._stage = ControllerCluster()
             self._stage.on_append = self._appended
         return self._stage
@@ -104,7 +106,7 @@ class BrokerTranscriptRunner:
     async def _wait(self, milliseconds: str) -> None:
         await self.stage.pass_ms(int(milliseconds))
 
-    # What is told
+    # Output
 
     async def _look(self) -> None:
         await self.stage.pass_ms(1)

@@ -1,4 +1,4 @@
-"""Every `*.txt` here is a test: the commands in it are given again, and what happens must be what it says."""
+"""Every `*.txt` here is a test: its commands are executed, and the output must match."""
 
 import asyncio
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def runner_for(name: str) -> TranscriptRunner:
 
 
 async def replay(written: str, runner: TranscriptRunner) -> str:
-    """The transcript with its comments and commands as they are, and under each command what happens now."""
+    """Returns the transcript with its comments and commands, and the current output below each command."""
     lines: list[str] = []
     for line in written.splitlines():
         if line.startswith("> "):

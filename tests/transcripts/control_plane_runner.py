@@ -1,4 +1,4 @@
-"""Runs the commands of a transcript on a control plane of one node and tells what every part of it does."""
+"""Runs the commands of a transcript on a control plane of one node, and prints what each part of it does."""
 
 import asyncio
 import dataclasses
@@ -22,7 +22,7 @@ class ControlPlaneTranscriptRunner:
         self._plane = ControlPlane(log=_TracedLog(self), elections=_TracedElections(self))
 
     async def execute(self, command: str) -> list[str]:
-        """What happens, part by part, until the answer is there and all is quiet."""
+        """Runs a command until its response and all effects are complete; returns the output."""
         self.lines = []
         calls = [self._call(each.strip()) for each in command.split(" & ")]
         await asyncio.gather(*calls)
@@ -89,7 +89,7 @@ class ControlPlaneTranscriptRunner:
         block = await self._plane.controller.allocate_producer_ids(NODE, self._plane.broker_epoch)
         return f"producer ids {block.start} to {block.stop - 1}"
 
-    # What is told of the image
+    # Output of the image
 
     def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         self.emit("image", f"at offset {image.offset}, controller {image.controller_id}")
@@ -144,7 +144,7 @@ class _TracedElections(MemoryQuorumStateStore):
 
 
 def _format_record(record: Record) -> str:
-    """The record's name and those of its fields that say something."""
+    """Formats the record's type and its fields that differ from their defaults."""
     shown = [type(record).__name__]
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)

@@ -1,4 +1,5 @@
-"""Runs the commands of a transcript on a controller's decisions: what is written, and what partitions are after it."""
+"""Runs the commands of a transcript on a controller's decisions, and prints the records and the resulting
+partitions."""
 
 from collections.abc import Sequence
 
@@ -51,7 +52,7 @@ class ControllerTranscriptRunner:
     # Commands
 
     def _brokers(self, *given: str) -> None:
-        """Each as its id, or id@rack. They register and are taken in at once."""
+        """Registers and unfences brokers, each given as id or id@rack."""
         for each in given:
             broker_id, _, rack = each.partition("@")
             self._cluster.register(int(broker_id), rack=rack or None)
@@ -85,7 +86,7 @@ class ControllerTranscriptRunner:
         self._cluster.unfence(int(broker_id))
 
     def _leader_wants(self, partition: str, isr: str, *stale: str) -> list[str]:
-        """Which replicas are to be in sync; `partition-epoch=N` where the leader thinks of another state."""
+        """Proposes an ISR; `partition-epoch=N` if the leader has another state."""
         name = _name(partition)
         epochs = dict(each.split("=") for each in stale)
         result = self._cluster.alter(
@@ -122,7 +123,7 @@ class ControllerTranscriptRunner:
         self._cluster.do(balance_partition_leaders(self._cluster.state, self._cluster.settings))
 
     def _replicas_say(self, *given: str) -> list[str]:
-        """Ends of logs as broker=epoch:offset, of all leaderless partitions that may be led uncleanly."""
+        """Log ends as broker=epoch:offset, for all leaderless partitions that allow an unclean election."""
         cluster = self._cluster
         ends = {}
         for each in given:
@@ -149,7 +150,7 @@ class ControllerTranscriptRunner:
             for move in plan_drain(replicas, racks, int(broker_id))
         ]
 
-    # What is told
+    # Output
 
     def _format_record(self, record: Record) -> str:
         match record:

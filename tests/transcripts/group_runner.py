@@ -1,9 +1,9 @@
-"""Runs the commands of a transcript on one classic group, and tells what members ask, what the group becomes, what is
-written, and who is answered.
+"""Runs the commands of a transcript on one classic group, and prints requests, state changes, written records and
+responses.
 
-    A joins [static NAME] [speaking range,sticky] [session 10s] [rebalance 60s] [at-once]
-    A syncs [A=orders-0 B=orders-1,orders-2]      A heartbeats      A commits [of 3]      A leaves      A restarts
-    operator removes NAME      3s pass      coordinator restarts
+A joins [static NAME] [speaking range,sticky] [session 10s] [rebalance 60s] [at-once]
+A syncs [A=orders-0 B=orders-1,orders-2]      A heartbeats      A commits [of 3]      A leaves      A restarts
+operator removes NAME      3s pass      coordinator restarts
 """
 
 from moldau.errors import MemberIdRequiredError, MoldauError, UnknownMemberIdError
@@ -23,7 +23,7 @@ from support.classic_group import Stage, speaking
 
 
 class _Actor:
-    """One who is in the story, with what it knows of itself."""
+    """A member in the transcript, with what it knows of itself."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class GroupTranscriptRunner:
             getattr(self, f"_{words[0]}")(actor, *words[1:])
         return self._lines
 
-    # What actors do
+    # Commands of actors
 
     def _joins(self, actor: _Actor, *how: str) -> None:
         options = {"session": "10s", "rebalance": "60s"}
@@ -111,7 +111,7 @@ class GroupTranscriptRunner:
         self._ask(actor, "leave", ticket)
 
     def _restarts(self, actor: _Actor) -> None:
-        """The process is gone and back; the old one, if it still runs somewhere, is the name with a prime."""
+        """Restarts the member's process; the old process, if used again, has the name with a prime."""
         shadow = _Actor(f"{actor.name}'")
         shadow.instance, shadow.member_id = actor.instance, actor.member_id
         shadow.generation, shadow.protocols = actor.generation, actor.protocols
@@ -129,7 +129,7 @@ class GroupTranscriptRunner:
             self._emit_changes()
         self._stage.wait(until_ms - self._stage.now_ms)
 
-    # What is told
+    # Output
 
     def _ask(self, actor: _Actor | None, what: str, ticket: RequestId) -> None:
         self._asked[ticket] = (actor, what)

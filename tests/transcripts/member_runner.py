@@ -1,6 +1,6 @@
-"""Runs the commands of a transcript on the consumer's side of a group and tells what it does and where it stands.
+"""Runs the commands of a transcript on the client side of a group, and prints its effects and state.
 
-Answers go to the last request that waits for them; `poll` and `after` give the member time.
+Responses go to the last pending request; `poll` and `after` advance time.
 """
 
 from moldau.client.errors import ErrorCode
@@ -137,7 +137,7 @@ class MemberTranscriptRunner:
     def _close(self) -> list[str]:
         return [*self._step(RevokeAll(commit=True)), *self._step(Closed())]
 
-    # What is told
+    # Output
 
     def _step(self, event: Event) -> list[str]:
         return [self._format_effect(effect) for effect in self._member.step(self._now_ms, event)]

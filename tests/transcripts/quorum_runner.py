@@ -1,5 +1,5 @@
-"""Runs the commands of a transcript on several nodes of a metadata quorum, in virtual time, and tells what they say to
-each other, what they remember, and what becomes of their logs. Fetches that bring nothing are not told."""
+"""Runs the commands of a transcript on several nodes of a metadata quorum in virtual time, and prints their messages,
+persisted state and logs. Fetches without a result are omitted."""
 
 import json
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class QuorumTranscriptRunner:
         self._simulation.on_event = self._format_event
 
     def _quorum(self, count: str, *options: str) -> None:
-        """Voters that have elected the first leader; how they did is told elsewhere."""
+        """Creates voters that have already elected a leader."""
         self._voters(count, *options)
         self._start(*map(str, range(1, int(count) + 1)))
         self._until_quiet()
@@ -78,7 +78,7 @@ class QuorumTranscriptRunner:
         self._simulation.run(int(ms))
 
     def _until_quiet(self) -> None:
-        """Until all that are connected follow one leader, and have what it has."""
+        """Runs until all connected nodes follow one leader and have its log."""
         found = self._simulation.run(30_000, until=self._is_quiet)
         self._lines.append("all quiet" if found else "they do not agree")
 
@@ -108,7 +108,7 @@ class QuorumTranscriptRunner:
             self._simulation.crash(node_id)
 
     def _cut_off(self, *node_ids: str) -> None:
-        """From all others; among themselves they are connected."""
+        """Partitions these nodes from all others; they stay connected to each other."""
         away, nodes = set(map(int, node_ids)), self._simulation.disks
         self._simulation.disconnected |= {
             (one, other) for one in nodes for other in nodes if (one in away) != (other in away)
@@ -149,7 +149,7 @@ class QuorumTranscriptRunner:
             committed = f", committed below {state.high_watermark}" if state else ", down"
             self._lines.append(f"node {node_id}: {', '.join(entries) or 'nothing'}{committed}")
 
-    # What is told
+    # Output
 
     def _format_event(self, node_id: int, what: Event | Effect) -> None:
         match what:

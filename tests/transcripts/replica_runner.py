@@ -1,5 +1,5 @@
-"""Runs the commands of a transcript on the replicas of one partition: who writes, fetches, loses power, is elected; and
-tells what is then in every log. `m0@0` is record m0 of leader epoch 0."""
+"""Runs the commands of a transcript on the replicas of one partition, and prints their logs. `m0@0` is record m0 of
+leader epoch 0."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ class ReplicaTranscriptRunner:
         lines += await self._changed()
         return lines
 
-    # What happens
+    # Commands
 
     async def _are(self, _: str, count: str, *settings: str) -> str:
         """`nodes are 3 min.insync.replicas=2`."""
@@ -47,7 +47,7 @@ class ReplicaTranscriptRunner:
         return ""
 
     async def _elects(self, _: str, leader: str, *words: str) -> str:
-        """`controller elects 2 of 2,3 uncleanly`: the in-sync set after `of`. Nobody has heard of it yet."""
+        """`controller elects 2 of 2,3 uncleanly`: the ISR after `of`. No node has seen the change yet."""
         isr = None
         if "of" in words:
             isr = [int(each) for each in words[words.index("of") + 1].split(",")]
@@ -70,7 +70,7 @@ class ReplicaTranscriptRunner:
         return f"has {value} at offset {appended.base_offset}; its producer is answered"
 
     async def _fetches(self, node: str, how: str = "") -> str:
-        """`2 fetches` and takes the answer; `2 fetches in-vain`: the answer is lost."""
+        """`2 fetches` and applies the response; `2 fetches in-vain`: the response is lost."""
         follower = int(node)
         asked = self._replicas.build_fetch(follower)
         said = f"asks from {asked.offset}, after epoch {asked.last_fetched_epoch}"
@@ -113,7 +113,7 @@ class ReplicaTranscriptRunner:
         return f"proposes {members} on partition epoch {change.partition_epoch}"
 
     async def _agrees(self, _: str) -> str:
-        """The controller commits what the leader proposed, and answers it."""
+        """The controller commits what the leader proposed, and responds."""
         image = self._replicas.image
         leader = self._replicas[image.leader]
         change = leader.leader.pending_isr_change
@@ -129,7 +129,7 @@ class ReplicaTranscriptRunner:
         )
         return f"in sync are {','.join(map(str, isr))}"
 
-    # What is told of it
+    # Output
 
     def _acknowledged(self) -> list[str]:
         lines = []
@@ -142,7 +142,7 @@ class ReplicaTranscriptRunner:
         return lines
 
     async def _changed(self) -> list[str]:
-        """The logs that are not as they were shown last."""
+        """Returns the logs that changed since they were last printed."""
         lines = []
         for node, partition in sorted(self._replicas.partitions.items()):
             role = "leads" if partition.is_leader else "follows" if partition.is_follower else "waits"
