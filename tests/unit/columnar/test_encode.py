@@ -241,7 +241,7 @@ def test_what_makes_no_records_is_refused_when_it_is_given() -> None:
     one, time = np.zeros(1, np.int32), np.zeros(1, np.int64)
     with pytest.raises(ValueError, match="1 partitions but 2 values of key"):
         to_sections(one, key=pa.array([b"a", b"b"]), timestamp_ms=time, **rows)
-    with pytest.raises(ValueError, match="no partition -1"):
+    with pytest.raises(ValueError, match="-1 is not a partition"):
         to_sections(one - 1, key=None, timestamp_ms=time, **rows)
     with pytest.raises(ValueError, match="timestamp"):
         to_sections(one, key=None, timestamp_ms=time + 2**62, **rows)
