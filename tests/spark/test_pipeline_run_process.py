@@ -82,7 +82,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._master, self.slave = pty.openpty()
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.write_code_archive("HHHH", 40, 100, 0, 0))
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
         self._written = b""
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -28,7 +28,7 @@ from pyspark.sql.functions import window
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from moldau.spark.launcher.class_cache import training_options
-from moldau.spark.launcher.driver import start_driver
+from moldau.spark.launcher.driver import DriverOptions, start_driver
 from moldau.spark.launcher.java import find_java
 from moldau.spark.launcher.spark_home import find_spark
 from moldau.spark.launcher.spark_settings import resolve_settings
@@ -110,7 +110,9 @@ def _run(writing: Any, checkpoint: Path) -> None:
 def main(output: str) -> None:
     java, spark = find_java(), find_spark()
     _, settings = resolve_settings("training", "local[2]", {}, submitted={}, defaults={}, environ={})
-    gateway = start_driver(spark, settings, java=java, class_options=training_options(java, Path(output)))
+    gateway = start_driver(
+        spark, settings, DriverOptions(), java=java, class_options=training_options(java, Path(output))
+    )
 
     def give_up(*_: object) -> NoReturn:
         # Kills Java: a normal exit would write the cache of an unfinished training.

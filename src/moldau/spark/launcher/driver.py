@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from moldau.spark.launcher import gateway
@@ -16,35 +17,44 @@ from moldau.spark.launcher.spark_home import SparkHome
 TRAINING_TIMEOUT_S = 300.0
 
 
+@dataclass(frozen=True)
+class DriverOptions:
+    quiet: bool = False
+    say: Callable[[str], None] | None = None
+    """Receives messages about slow steps; None prints them unless `quiet`."""
+    log: Path | None = None
+    descriptors: Sequence[int] = ()
+    for_all_sessions: bool = False
+    """The settings apply to every session of the process, also to those that PySpark creates."""
+
+
 def start_driver(
     spark: SparkHome,
     settings: Mapping[str, str],
+    options: DriverOptions,
     *,
-    quiet: bool = False,
-    say: Callable[[str], None] | None = None,
-    log: Path | None = None,
-    descriptors: Sequence[int] = (),
-    for_all_sessions: bool = False,
     code: Path | None = None,
     java: Java | None = None,
     class_options: Sequence[str] | None = None,
 ) -> gateway.Gateway:
-    """Starts the gateway. With `for_all_sessions` the settings apply to every session of the process. `code` is a zip
-    for workers on this machine, which plan like executors. `class_options` default to those of the class cache."""
+    """Starts the gateway. `code` is a zip for workers on this machine, which plan like executors. `class_options`
+    default to those of the class cache."""
     java = java or find_java()
     if class_options is None:
-        class_options = class_cache_options(java, spark, say=say or (_ignore if quiet else write_stderr))
-    options = [*class_options, *log_options(spark, "error" if quiet else "warn")]
-    properties = settings if for_all_sessions else submit_settings(settings)
+        class_options = class_cache_options(
+            java, spark, say=options.say or (_ignore if options.quiet else write_stderr)
+        )
+    java_options = [*class_options, *log_options(spark, "error" if options.quiet else "warn")]
+    properties = settings if options.for_all_sessions else submit_settings(settings)
     environ = {**os.environ, "JAVA_HOME": str(java.home)}
     if code is not None:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")]))
     return gateway.start_gateway(
-        lambda file: gateway_command(java, spark, settings, file, options=options),
+        lambda file: gateway_command(java, spark, settings, file, options=java_options),
         properties_text(properties),
         environ,
-        log,
-        descriptors,
+        options.log,
+        options.descriptors,
     )
 
 

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moldau.spark.errors import LaunchError
-from moldau.spark.launcher import session as code_archive
 from moldau.spark.launcher.cluster_checks import (
     check_executors,
     reach_master,
     unresponsive_master_error,
     wait_for_executors,
 )
-from moldau.spark.launcher.driver import start_driver
+from moldau.spark.launcher.driver import DriverOptions, start_driver
 from moldau.spark.launcher.gateway import Gateway
 from moldau.spark.launcher.java_command import PYTHON_FILES, python_files, session_settings
 from moldau.spark.launcher.master_url import Master, MasterKind
@@ -77,7 +76,7 @@ def session(
             return _connect_session(spark_master, chosen)
         if _running_context(spark_master if master else None) is None:
             _set_worker_python(chosen)
-            _new_context(spark, spark_master, chosen, quiet, say, log, descriptors)
+            _new_context(spark, spark_master, chosen, DriverOptions(quiet, say, log, descriptors))
         _silence_query_logs()
         from pyspark.sql import SparkSession
 
@@ -92,13 +91,8 @@ def start_submitted(spark: SparkHome, spark_master: Master, settings: Mapping[st
         if spark_master.kind is MasterKind.CONNECT:
             os.environ["SPARK_REMOTE"] = spark_master.url
         else:
-            _connect_gateway(
-                spark,
-                spark_master,
-                _with_runtime_settings(spark_master, settings),
-                quiet=False,
-                for_all_sessions=True,
-            )
+            prepared = _with_runtime_settings(spark_master, settings)
+            _connect_gateway(spark, spark_master, prepared, DriverOptions(for_all_sessions=True))
 
 
 def _running_context(requested: Master | None) -> "SparkContext | None":
@@ -117,25 +111,10 @@ def _running_context(requested: Master | None) -> "SparkContext | None":
 
 
 def _new_context(
-    spark: SparkHome,
-    spark_master: Master,
-    chosen: Mapping[str, str],
-    quiet: bool,
-    say: Callable[[str], None] | None,
-    log: Path | None,
-    descriptors: Sequence[int],
+    spark: SparkHome, spark_master: Master, chosen: Mapping[str, str], options: DriverOptions
 ) -> "SparkContext":
     prepared = _with_runtime_settings(spark_master, chosen)
-    _connect_gateway(
-        spark,
-        spark_master,
-        prepared,
-        quiet=quiet,
-        say=say,
-        log=log,
-        descriptors=descriptors,
-        for_all_sessions=False,
-    )
+    _connect_gateway(spark, spark_master, prepared, options)
     from pyspark import SparkConf, SparkContext
 
     conf = SparkConf().setAll(list(session_settings(prepared).items()))
@@ -162,20 +141,12 @@ def _with_runtime_settings(spark_master: Master, chosen: Mapping[str, str]) -> d
         address = reach_master(spark_master, parse_seconds(MASTER_TIMEOUT, chosen[MASTER_TIMEOUT]))
         prepared.setdefault("spark.driver.host", address)
     if spark_master.kind is not MasterKind.LOCAL:
-        prepared[PYTHON_FILES] = ",".join([str(code_archive.build_code_archive()), *python_files(chosen)])
+        prepared[PYTHON_FILES] = ",".join([str(build_code_archive()), *python_files(chosen)])
     return prepared
 
 
 def _connect_gateway(
-    spark: SparkHome,
-    spark_master: Master,
-    settings: Mapping[str, str],
-    *,
-    quiet: bool,
-    say: Callable[[str], None] | None = None,
-    log: Path | None = None,
-    descriptors: Sequence[int] = (),
-    for_all_sessions: bool,
+    spark: SparkHome, spark_master: Master, settings: Mapping[str, str], options: DriverOptions
 ) -> None:
     """Connects to a Java process, which successive sessions with the same master share."""
     global _gateway_process, _gateway_master
@@ -191,16 +162,7 @@ def _connect_gateway(
     if _gateway_process is not None:
         _discard_gateway(_gateway_process)
     code = None if spark_master.kind is MasterKind.LOCAL else Path(python_files(settings)[0])
-    _gateway_process = start_driver(
-        spark,
-        settings,
-        quiet=quiet,
-        say=say,
-        log=log,
-        descriptors=descriptors,
-        for_all_sessions=for_all_sessions,
-        code=code,
-    )
+    _gateway_process = start_driver(spark, settings, options, code=code)
     _gateway_master = spark_master.url
     from pyspark import SparkContext
 
@@ -276,7 +238,7 @@ def _connect_session(spark_master: Master, chosen: Mapping[str, str]) -> "SparkS
     session: SparkSession = (
         SparkSession.builder.remote(spark_master.url).config(map=dict(settings)).getOrCreate()
     )
-    session.addArtifact(str(code_archive.build_code_archive()), pyfile=True)
+    session.addArtifact(str(build_code_archive()), pyfile=True)
     return session
 
 
