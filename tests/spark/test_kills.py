@@ -18,7 +18,7 @@ KILLS = int(os.environ.get("MOLDAU_SPARK_KILLS", "3"))
 SEED = int(os.environ.get("MOLDAU_SEED", "1"))
 
 
-def test_queries_that_are_killed_lose_nothing_and_write_twice_only_what_was_begun_again(
+def test_killed_queries_lose_nothing_and_duplicate_only_repeated_batches(
     tmp_path: Path, only_moldau: None
 ) -> None:
     kills = Kills(tmp_path, SEED)

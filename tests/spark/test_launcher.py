@@ -109,7 +109,7 @@ def test_a_submitted_program_gets_master_settings_and_arguments_on_any_java(
     assert done.stderr == ""
 
 
-def test_java_is_gone_when_its_driver_was_killed() -> None:
+def test_java_exits_when_its_driver_is_killed() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True, env=environment()
     ) as driver:
@@ -126,7 +126,7 @@ def test_java_is_gone_when_its_driver_was_killed() -> None:
             java.kill()
 
 
-def test_the_shell_has_a_session_and_says_what_to_try() -> None:
+def test_the_shell_has_a_session_and_shows_an_example() -> None:
     done = run(
         *["-m", "moldau", "spark", "shell", "--master", "local[1]", "--conf", "spark.driver.memory=512m"],
         input="print('rows:', spark.range(5).count(), sc.master)\n",
@@ -136,7 +136,7 @@ def test_the_shell_has_a_session_and_says_what_to_try() -> None:
     assert 'try:\n\n    spark.read.format("moldau")' in done.stderr
 
 
-def test_a_port_that_is_no_master_is_given_up_in_time_and_lost_java_is_started_anew() -> None:
+def test_a_port_without_a_master_times_out_and_a_lost_java_is_restarted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"spark://127.0.0.1:{mute.getsockname()[1]}"
         program = (
@@ -161,7 +161,7 @@ def test_a_port_that_is_no_master_is_given_up_in_time_and_lost_java_is_started_a
     assert "log level" not in done.stderr
 
 
-def test_the_session_that_runs_is_given_again(spark: SparkSession) -> None:
+def test_the_running_session_is_returned(spark: SparkSession) -> None:
     assert moldau.spark.session() is spark
     assert (
         moldau.spark.session(settings={"spark.sql.test.later": "1"}).conf.get("spark.sql.test.later") == "1"
@@ -173,7 +173,7 @@ def test_a_second_master_in_one_process_is_refused(spark: SparkSession) -> None:
         moldau.spark.session(master="local[3]")
 
 
-def test_a_session_has_our_settings_unless_they_were_given(spark: SparkSession) -> None:
+def test_a_session_has_our_defaults_unless_overridden(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()
     assert hadoop.get("fs.file.impl") == "org.apache.hadoop.fs.RawLocalFileSystem"
@@ -199,7 +199,7 @@ def test_workers_run_the_python_of_the_driver(spark: SparkSession) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("java_home", javas())
-def test_a_class_cache_is_made_and_java_takes_it(
+def test_a_class_cache_is_built_and_used_by_java(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, java_home: str
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", java_home)

@@ -119,7 +119,7 @@ def test_a_pipeline_that_would_run_has_no_findings_and_leaves_nothing_behind(
         ),
     ],
 )
-def test_what_would_go_wrong_is_found_with_its_place_and_a_fix(
+def test_problems_are_found_with_their_path_and_a_fix(
     spark: SparkSession,
     good: str,
     tmp_path: Path,
@@ -141,7 +141,7 @@ def test_what_would_go_wrong_is_found_with_its_place_and_a_fix(
     assert fix in found[0].fix
 
 
-def test_a_cluster_that_does_not_answer_is_named_and_the_rest_is_checked(
+def test_an_unreachable_cluster_is_named_and_the_rest_is_checked(
     spark: SparkSession, good: str, broker: Broker, tmp_path: Path
 ) -> None:
     text = good.replace(broker.bootstrap, "127.0.0.1:1").replace("SUM(n) AS n", "SUM(m) AS n")
@@ -152,7 +152,7 @@ def test_a_cluster_that_does_not_answer_is_named_and_the_rest_is_checked(
     assert "moldau serve" in found[0].fix
 
 
-def test_a_table_whose_columns_do_not_fit_is_found(spark: SparkSession, good: str, tmp_path: Path) -> None:
+def test_a_table_with_other_columns_is_found(spark: SparkSession, good: str, tmp_path: Path) -> None:
     import pyarrow as pa
     from deltalake import write_deltalake
 
@@ -174,14 +174,14 @@ def test_the_checkpoint_of_another_pipeline_is_found(spark: SparkSession, good: 
     assert "belongs to the query out of the pipeline other" in found.message
 
 
-def test_rows_whose_order_is_not_said_are_warned_of(spark: SparkSession, good: str, tmp_path: Path) -> None:
+def test_an_upsert_without_order_is_a_warning(spark: SparkSession, good: str, tmp_path: Path) -> None:
     text = good.replace("from: total, key: [minute, product]", "from: joined, key: [product]")
     (found,) = findings(spark, tmp_path, text)
     assert (found.severity, found.where) == ("warning", "sinks.table")
     assert "order_by" in found.fix
 
 
-def test_records_that_do_not_fit_the_schema_are_warned_of(
+def test_records_that_do_not_match_the_schema_are_a_warning(
     spark: SparkSession, good: str, written: LogWriter, tmp_path: Path
 ) -> None:
     topic = written.create("mixed")

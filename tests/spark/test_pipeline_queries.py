@@ -155,7 +155,7 @@ def test_one_stream_reaches_every_kind_of_sink_and_bad_records_the_dead_letters(
     assert [each["moldau.redriven"] for each in again] == [b"1", b"1"]
 
 
-def test_a_compacted_topic_is_a_table_whose_rows_come_and_go(
+def test_a_compacted_topic_becomes_a_table_with_deletions(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
     topic = written.create("customers")
@@ -198,7 +198,7 @@ def test_a_compacted_topic_is_a_table_whose_rows_come_and_go(
     ]
 
 
-def test_a_new_generation_has_files_of_its_own_and_those_of_another_query_are_not_written_to(
+def test_a_generation_has_its_own_files_and_does_not_write_to_those_of_others(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
     topic = written.create("lines")
@@ -217,7 +217,7 @@ def test_a_new_generation_has_files_of_its_own_and_those_of_another_query_are_no
         run(spark, path)
 
 
-def test_an_inferred_schema_is_kept_for_all_later_runs(
+def test_an_inferred_schema_is_stored_for_later_runs(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
     topic, out = written.create("things"), written.create("out")
@@ -235,7 +235,7 @@ def test_an_inferred_schema_is_kept_for_all_later_runs(
     assert values_in(broker, out) == [{"a": 1}, {"a": 2}]
 
 
-def test_a_query_starts_where_its_source_says_or_at_the_time_of_a_replay(
+def test_a_query_starts_at_its_sources_setting_or_at_the_replay_time(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
     topic, out = written.create("times"), written.create("out")
@@ -278,7 +278,7 @@ def test_a_bad_record_fails_its_query_with_one_sentence(
     )
 
 
-def test_a_bad_record_that_ended_a_run_is_in_the_dead_letters_that_were_set_then(
+def test_a_bad_record_that_failed_a_run_reaches_dead_letters_added_later(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
     topic, out, dead = written.create("late"), written.create("out"), written.create("dead")
@@ -299,7 +299,7 @@ def test_a_bad_record_that_ended_a_run_is_in_the_dead_letters_that_were_set_then
     assert [each.value for each in records_in(broker, dead)] == [b'{"n": "x"}']
 
 
-def test_a_query_whose_state_does_not_fit_any_more_says_what_to_do(
+def test_incompatible_state_is_reported_with_a_remedy(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
     topic, out = written.create("counted"), written.create("out")

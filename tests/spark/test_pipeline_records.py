@@ -81,7 +81,7 @@ def test_json_fields_become_columns_and_missing_ones_are_null(spark: SparkSessio
     assert result.dead_letters == []
 
 
-def test_what_is_no_json_object_or_does_not_fit_the_schema_is_bad_and_says_why(spark: SparkSession) -> None:
+def test_invalid_json_and_schema_mismatches_are_bad_records_with_reasons(spark: SparkSession) -> None:
     cases = {
         b"": ("malformed", "the value is not a JSON object"),
         b"  ": ("malformed", "the value is not a JSON object"),
@@ -111,7 +111,7 @@ def test_what_is_no_json_object_or_does_not_fit_the_schema_is_bad_and_says_why(s
     assert reasons(result.dead_letters) == [(value, *why) for value, why in cases.items()]
 
 
-def test_a_tombstone_is_not_bad_and_can_be_told(spark: SparkSession) -> None:
+def test_a_tombstone_is_not_bad_and_is_marked(spark: SparkSession) -> None:
     source = orders(expectations={"positive": "n > 0"})
     one = pipeline(source, sql="SELECT _key AS id, _deleted AS gone, n FROM orders")
     result = run_pipeline(one, {"orders": [("a", {"n": 1}), ("a", None)]}, spark=spark)
@@ -126,7 +126,7 @@ def test_a_schema_is_inferred_from_the_records_that_are_json(spark: SparkSession
     assert [each.value for each in result.dead_letters] == [b"garbage"]
 
 
-def test_a_topic_that_tells_nothing_needs_a_schema(spark: SparkSession) -> None:
+def test_a_topic_without_usable_records_needs_a_schema(spark: SparkSession) -> None:
     with pytest.raises(PipelineError, match="no records yet to infer one from: give schema: name TYPE"):
         run_pipeline(pipeline(orders(schema=None)), {"orders": []}, spark=spark)
     with pytest.raises(PipelineError, match="none of the first 1 records is a JSON object"):
@@ -141,7 +141,7 @@ def test_a_topic_that_tells_nothing_needs_a_schema(spark: SparkSession) -> None:
         ("id STRING, _offset INT", "has a column '_offset'"),
     ],
 )
-def test_a_schema_that_is_none_is_told(spark: SparkSession, schema: str, said: str) -> None:
+def test_an_invalid_schema_is_reported(spark: SparkSession, schema: str, said: str) -> None:
     with pytest.raises(PipelineError, match=said):
         run_pipeline(pipeline(orders(schema=schema)), {"orders": [{}]}, spark=spark)
 
@@ -210,7 +210,7 @@ def test_avro_records_become_columns_of_their_types(spark: SparkSession) -> None
     assert bad[1][2] == "the value is not in its Avro schema: 1 bytes are left over behind the record"
 
 
-def test_the_prefix_of_a_schema_registry_is_skipped_where_it_is_said(spark: SparkSession) -> None:
+def test_the_schema_registry_prefix_is_skipped_if_configured(spark: SparkSession) -> None:
     source = avro(options={"avro.wire": "confluent"})
     result = run_pipeline(pipeline(source), {"orders": [ORDER, b"\x01abc"]}, spark=spark)
     assert [row["id"] for row in result.rows["rows"]] == [1]
@@ -232,9 +232,7 @@ def test_the_prefix_of_a_schema_registry_is_skipped_where_it_is_said(spark: Spar
         ),
     ],
 )
-def test_an_avro_schema_that_spark_has_no_type_for_is_told(
-    spark: SparkSession, schema: str, said: str
-) -> None:
+def test_an_unsupported_avro_schema_is_reported(spark: SparkSession, schema: str, said: str) -> None:
     with pytest.raises(PipelineError, match=said):
         run_pipeline(pipeline(avro(schema=schema)), {"orders": []}, spark=spark)
 
@@ -242,7 +240,7 @@ def test_an_avro_schema_that_spark_has_no_type_for_is_told(
 # Metadata, expectations, bad records
 
 
-def test_metadata_is_there_for_sql_and_left_out_of_what_is_written(spark: SparkSession) -> None:
+def test_metadata_columns_are_available_in_sql_and_not_written(spark: SparkSession) -> None:
     time = datetime(2024, 5, 1, tzinfo=UTC)
     record = Record({"id": "a"}, key="k", timestamp=time, headers=[("h", b"1")], topic="other", partition=3)
     sql = "SELECT *, _key AS k, _topic AS t, _partition AS p, _offset AS o, _timestamp AS ts, _headers AS h FROM orders"
@@ -254,7 +252,7 @@ def test_metadata_is_there_for_sql_and_left_out_of_what_is_written(spark: SparkS
     ]
 
 
-def test_what_an_expectation_does_not_hold_for_is_bad_by_its_name(spark: SparkSession) -> None:
+def test_a_violated_expectation_makes_a_record_bad_with_its_name(spark: SparkSession) -> None:
     source = orders(expectations={"positive": "n > 0", "named": "id IS NOT NULL"})
     given = [{"id": "a", "n": 1}, {"id": "b", "n": 0}, {"n": None}]
     result = run_pipeline(pipeline(source), {"orders": given}, spark=spark)
@@ -265,7 +263,7 @@ def test_what_an_expectation_does_not_hold_for_is_bad_by_its_name(spark: SparkSe
     ]
 
 
-def test_a_dead_letter_is_the_record_as_it_came_with_headers_that_say_why(spark: SparkSession) -> None:
+def test_a_dead_letter_is_the_original_record_with_error_headers(spark: SparkSession) -> None:
     record = Record(
         b"bad",
         key=b"\xff",
@@ -294,7 +292,7 @@ def test_a_dead_letter_is_the_record_as_it_came_with_headers_that_say_why(spark:
     }
 
 
-def test_a_bad_record_fails_the_run_with_its_place_and_reason(spark: SparkSession) -> None:
+def test_a_bad_record_fails_the_run_with_its_offset_and_reason(spark: SparkSession) -> None:
     one = pipeline(orders(), sql="SELECT count(*) AS n FROM orders", on_bad=BadRecordPolicy.FAIL)
     with pytest.raises(PipelineError) as raised:
         run_pipeline(one, {"orders": [{"id": "a"}, b'{"n": "x"}']}, spark=spark)
@@ -307,7 +305,7 @@ def test_a_bad_record_fails_the_run_with_its_place_and_reason(spark: SparkSessio
 # Transformation
 
 
-def test_views_see_those_before_them_and_functions_get_what_they_name(spark: SparkSession) -> None:
+def test_views_see_earlier_views_and_functions_get_their_parameters(spark: SparkSession) -> None:
     python = PythonPipeline("p")
 
     @python.source(topic="orders", schema="id STRING, n INT")
@@ -349,7 +347,7 @@ def rows(words):
     assert run_pipeline(path, {"words": ["hey"]}, spark=spark).rows["rows"] == [{"word": "HEY!"}]
 
 
-def test_names_in_sql_are_gone_afterwards_and_those_of_others_are_back(spark: SparkSession) -> None:
+def test_temporary_views_are_removed_and_earlier_ones_restored(spark: SparkSession) -> None:
     spark.range(3).createOrReplaceTempView("orders")
     try:
         run_pipeline(pipeline(orders(), sql="SELECT id FROM orders"), {"orders": [{}]}, spark=spark)
@@ -375,12 +373,12 @@ def test_names_in_sql_are_gone_afterwards_and_those_of_others_are_back(spark: Sp
         ),
     ],
 )
-def test_sql_that_is_wrong_is_told_with_its_view(spark: SparkSession, sql: str, said: str) -> None:
+def test_invalid_sql_is_reported_with_its_view(spark: SparkSession, sql: str, said: str) -> None:
     with pytest.raises(PipelineError, match=said):
         run_pipeline(pipeline(orders(), sql=sql), {"orders": []}, spark=spark)
 
 
-def test_a_function_that_fails_or_gives_no_frame_is_named(spark: SparkSession) -> None:
+def test_a_function_that_fails_or_returns_no_frame_is_named(spark: SparkSession) -> None:
     def broken(orders: Any) -> Any:
         raise KeyError("oh")
 
@@ -394,7 +392,7 @@ def test_a_function_that_fails_or_gives_no_frame_is_named(spark: SparkSession) -
         )
 
 
-def test_a_watermark_needs_a_time(spark: SparkSession) -> None:
+def test_a_watermark_needs_a_timestamp(spark: SparkSession) -> None:
     for column, said in (("when", "which is no column"), ("n", "which is INT: it must be TIMESTAMP")):
         source = orders(watermark=Watermark(column, "1 minute"))
         with pytest.raises(PipelineError, match=said):
@@ -421,7 +419,7 @@ def test_rows_become_records_with_a_key(spark: SparkSession) -> None:
     assert records["gone"] == [(b"k", whole), (b"gone", None)]
 
 
-def test_texts_bytes_and_avro_are_written_and_can_be_read_again(spark: SparkSession) -> None:
+def test_text_bytes_and_avro_are_written_and_read_back(spark: SparkSession) -> None:
     schema = json.dumps(AVRO)
     sinks = (
         Sink("text", SinkKind.TOPIC, "t", view="names", format=Format.STRING, key=("id",)),
@@ -459,12 +457,12 @@ def test_texts_bytes_and_avro_are_written_and_can_be_read_again(spark: SparkSess
         ),
     ],
 )
-def test_columns_that_do_not_fit_a_sink_are_told(spark: SparkSession, sink: Sink, said: str) -> None:
+def test_columns_that_do_not_match_a_sink_are_reported(spark: SparkSession, sink: Sink, said: str) -> None:
     with pytest.raises(PipelineError, match=said):
         run_pipeline(pipeline(orders(), sink), {"orders": [{"id": "a"}]}, spark=spark)
 
 
-def test_an_upsert_shows_the_table_that_comes_of_it(spark: SparkSession) -> None:
+def test_an_upsert_returns_the_resulting_table(spark: SparkSession) -> None:
     sink = Sink("table", SinkKind.DELTA, "t", mode="upsert", key=("_key",), delete_when="_deleted")
     given = [("a", {"n": 1}), ("b", {"n": 2}), ("a", {"n": 3}), ("b", None)]
     result = run_pipeline(pipeline(orders(schema="n INT"), sink), {"orders": given}, spark=spark)
@@ -474,7 +472,7 @@ def test_an_upsert_shows_the_table_that_comes_of_it(spark: SparkSession) -> None
 # What a test can get wrong
 
 
-def test_rows_for_no_source_or_of_no_kind_are_told(spark: SparkSession) -> None:
+def test_rows_for_an_unknown_source_or_of_an_invalid_type_are_reported(spark: SparkSession) -> None:
     with pytest.raises(PipelineError, match="'order', which is no source of p; did you mean orders"):
         run_pipeline(pipeline(orders()), {"order": []}, spark=spark)
     with pytest.raises(
@@ -488,7 +486,7 @@ def test_rows_for_no_source_or_of_no_kind_are_told(spark: SparkSession) -> None:
 # At scale
 
 
-def test_a_value_is_parsed_once_and_many_bad_records_are_told_from_many_good_ones(
+def test_a_value_is_parsed_once_and_bad_records_are_separated(
     spark: SparkSession,
 ) -> None:
     from pyspark.sql import functions as F

@@ -46,7 +46,7 @@ def out(bootstrap: str, topic: str) -> list[int]:
     return sorted(row["number"] for row in read_json(bootstrap, f"{topic}.out"))
 
 
-def test_a_run_goes_on_where_the_last_one_ended_and_tells_what_it_did(
+def test_a_run_resumes_where_the_last_one_ended_and_reports_progress(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     runs = PipelineRuns(
@@ -71,7 +71,7 @@ def test_a_run_goes_on_where_the_last_one_ended_and_tells_what_it_did(
     assert (runs.state.checkpoints / "1" / "out").is_dir()
 
 
-def test_a_run_that_is_asked_to_stop_finishes_and_loses_nothing(
+def test_a_stopped_run_finishes_its_batch_and_loses_nothing(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     runs = PipelineRuns(
@@ -95,7 +95,7 @@ def test_a_run_that_is_asked_to_stop_finishes_and_loses_nothing(
     assert out(broker.bootstrap, topic) == list(range(11)), "each once: the batch was finished"
 
 
-def test_while_it_runs_it_cannot_be_run_a_second_time(
+def test_a_running_pipeline_cannot_be_started_again(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     text = pipeline(topic, f"{{out: {{topic: {topic}.out}}}}")
@@ -117,7 +117,7 @@ def test_while_it_runs_it_cannot_be_run_a_second_time(
     assert f"{topic} is already running as process" in refused[0]
 
 
-def test_when_one_query_fails_all_are_stopped_and_the_cause_is_told_in_a_sentence(
+def test_a_failed_query_stops_all_and_the_cause_is_one_sentence(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     text = pipeline(
@@ -144,7 +144,7 @@ def test_when_one_query_fails_all_are_stopped_and_the_cause_is_told_in_a_sentenc
     assert "at org.apache.spark" in known
 
 
-def test_a_pipeline_that_cannot_begin_says_why(
+def test_a_pipeline_that_cannot_start_reports_why(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     text = pipeline(topic, f"{{out: {{topic: {topic}.out}}}}", "SELECT numbr FROM numbers")
@@ -155,7 +155,7 @@ def test_a_pipeline_that_cannot_begin_says_why(
     assert "\n" not in outcome.error
 
 
-def test_a_replay_is_a_new_generation_and_the_old_one_can_be_gone_back_to(
+def test_a_replay_is_a_new_generation_and_the_old_one_can_be_resumed(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     sinks = (
@@ -209,7 +209,7 @@ def test_rows_of_a_long_stream_are_all_counted(
     assert runs.heard.batches[-1].lag == 0
 
 
-def test_a_wish_from_another_thread_ends_an_idle_run(
+def test_a_stop_request_from_another_thread_ends_an_idle_run(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     text = pipeline(topic, f"{{out: {{topic: {topic}.out}}}}", more="trigger: 1 hour")

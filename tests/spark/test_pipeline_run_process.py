@@ -110,7 +110,7 @@ def take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def test_on_a_terminal_a_table_shows_the_run_and_ctrl_c_ends_it(broker: Broker, directory: Path) -> None:
+def test_a_terminal_shows_a_table_and_ctrl_c_ends_the_run(broker: Broker, directory: Path) -> None:
     terminal = Terminal()
     on_terminal: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.slave)
     with moldau(
@@ -140,9 +140,7 @@ def test_on_a_terminal_a_table_shows_the_run_and_ctrl_c_ends_it(broker: Broker, 
     assert "stopped" in done("pipeline", "list", directory=directory).stdout
 
 
-def test_elsewhere_batches_are_lines_of_json_and_stop_waits_for_the_end(
-    broker: Broker, directory: Path
-) -> None:
+def test_without_a_terminal_batches_are_json_lines_and_stop_waits(broker: Broker, directory: Path) -> None:
     with moldau(
         "pipeline",
         "run",
@@ -167,7 +165,7 @@ def test_elsewhere_batches_are_lines_of_json_and_stop_waits_for_the_end(
     assert [row["number"] for row in read_json(broker.bootstrap, "numbers.out")][-10:] == list(range(10))
 
 
-def test_the_demo_comes_to_results_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_demo_shows_results_and_leaves_nothing_behind(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path), "MASTER": "local[2]"}
     shown = subprocess.run(
         [*COMMAND, "demo", "--seconds", "1", "--port", "0", "--rate", "20"],

@@ -80,7 +80,7 @@ def test_every_type_of_spark_is_read_back_as_it_was(spark: SparkSession, tmp_pat
     ]
 
 
-def test_partitions_are_the_tables_own_once_it_is_there(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_existing_table_keeps_its_partitioning(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "a table"
     frame = spark.range(0, 30, 1, 2).selectExpr("id", "id % 3 AS third", "IF(id < 5, NULL, 'a b/č') AS place")
     save(frame, path.as_uri(), partitionBy="third, place", appId="a", batchId="0", compression="zstd")
@@ -93,15 +93,13 @@ def test_partitions_are_the_tables_own_once_it_is_there(spark: SparkSession, tmp
     ]
 
 
-def test_no_rows_make_a_table_without_rows(spark: SparkSession, tmp_path: Path) -> None:
+def test_no_rows_create_an_empty_table(spark: SparkSession, tmp_path: Path) -> None:
     save(spark.range(0).selectExpr("id", "'x' AS s"), tmp_path / "table")
     assert [field.name for field in DeltaTable(tmp_path / "table").schema().fields] == ["id", "s"]
     assert rows(tmp_path / "table") == []
 
 
-def test_what_cannot_be_written_is_said_in_one_sentence_on_the_driver(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_invalid_rows_are_reported_in_one_sentence_on_the_driver(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "table"
     frame = spark.range(3).selectExpr("id", "'x' AS s")
     save(frame, path)
@@ -175,7 +173,7 @@ def offer(spark: SparkSession, source: Path, start: int, end: int) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"appId": "mine"}])
-def test_a_replayed_batch_of_a_stream_is_in_the_table_once(
+def test_a_replayed_micro_batch_is_in_the_table_once(
     spark: SparkSession, tmp_path: Path, options: dict[str, str]
 ) -> None:
     source, path, checkpoint = tmp_path / "source", tmp_path / "table", tmp_path / "checkpoint"
@@ -194,9 +192,7 @@ def test_a_replayed_batch_of_a_stream_is_in_the_table_once(
     assert len(data_files(path)) == len(DeltaTable(path).file_uris())
 
 
-def test_a_new_checkpoint_under_an_old_name_is_refused_and_drops_nothing(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_new_checkpoint_with_an_old_app_id_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     source, path = tmp_path / "source", tmp_path / "table"
     offer(spark, source, 0, 5)
     stream(spark, source, path, tmp_path / "first", appId="mine")
@@ -239,14 +235,14 @@ def test_the_last_row_of_a_key_counts_and_deletes_remove_it(spark: SparkSession,
     assert DeltaTable(path).transaction_version("app") == 1
 
 
-def test_columns_may_order_and_delete_without_being_in_the_table(spark: SparkSession, tmp_path: Path) -> None:
+def test_ordering_and_deleting_columns_need_not_be_stored(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "table"
     assert merge(changes(spark, (1, "a", 1), (1, "b", 2), (2, "c", 1)), 0, path, leave_out=["n"])
     assert merge(changes(spark, (1, "d", 1), (2, "x", 1), (2, None, 2)), 1, path, leave_out=["n"])
     assert rows(path) == [{"id": 1, "Name": "d"}]
 
 
-def test_an_upsert_that_comes_again_is_left_out(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_repeated_upsert_is_skipped(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "table"
     assert merge(changes(spark, (1, "a", 1)), 4, path)
     assert merge(changes(spark, (1, "b", 2)), 5, path)
@@ -257,7 +253,7 @@ def test_an_upsert_that_comes_again_is_left_out(spark: SparkSession, tmp_path: P
     assert DeltaTable(path).version() == 1
 
 
-def test_a_row_replaces_the_whole_of_the_other(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_row_replaces_the_whole_old_row(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "table"
     merge(changes(spark, (1, "a", 1), (2, "b", 1)), 0, path)
     fewer = changes(spark, (1, "c", 2), (3, "d", 2))
@@ -269,7 +265,7 @@ def test_a_row_replaces_the_whole_of_the_other(spark: SparkSession, tmp_path: Pa
     ]
 
 
-def test_an_upsert_that_was_told_as_failed_and_landed_is_there_once(
+def test_an_upsert_that_succeeded_despite_an_error_is_applied_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "table"
@@ -326,7 +322,7 @@ def test_upserts_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
     assert [(row["id"], row["batch"]) for row in rows(path)] == [(0, 0), (1, 0), (2, 1), (4, 1), (5, 1)]
 
 
-def test_an_upsert_that_loses_to_another_writer_is_tried_again(
+def test_an_upsert_that_conflicts_with_another_writer_is_retried(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one changes a row of the same file after the table was opened and before the merge."""
@@ -352,7 +348,7 @@ def test_an_upsert_that_loses_to_another_writer_is_tried_again(
     assert [(row["id"], row["Name"]) for row in rows(path)] == [(1, "this one"), (2, "the other")]
 
 
-def test_upserts_that_make_no_sense_are_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_upserts_are_named(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "table"
     for frame, more, text in (
         (changes(spark, (1, "a", 1)), {"key": []}, "an upsert needs the columns that identify a row"),

@@ -40,7 +40,7 @@ spark.stop()
 """
 
 
-def test_a_task_that_is_tried_again_loses_no_row(broker: Broker, written: LogWriter, tmp_path: Path) -> None:
+def test_a_retried_task_loses_no_row(broker: Broker, written: LogWriter, tmp_path: Path) -> None:
     topic, path = written.create(partitions=2), tmp_path / "table"
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, broker.bootstrap, topic, str(path)],

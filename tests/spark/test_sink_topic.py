@@ -59,9 +59,7 @@ def test_all_columns_arrive_in_the_log(spark: SparkSession, broker: Broker, writ
         assert record.timestamp == 1_700_000_000_000 + number
 
 
-def test_what_was_read_from_one_topic_is_written_to_another(
-    spark: SparkSession, broker: Broker, written: LogWriter
-) -> None:
+def test_a_topic_can_be_copied_to_another(spark: SparkSession, broker: Broker, written: LogWriter) -> None:
     source, target = written.create(partitions=2), written.create(partitions=2)
     written.spread(source, {0: 3, 1: 4})
     read = spark.read.format("moldau").option("kafka.bootstrap.servers", broker.bootstrap)
@@ -76,9 +74,7 @@ def test_what_was_read_from_one_topic_is_written_to_another(
     assert records[0] == records[1]
 
 
-def test_columns_that_no_record_has_are_left_out(
-    spark: SparkSession, broker: Broker, written: LogWriter
-) -> None:
+def test_other_columns_are_not_written(spark: SparkSession, broker: Broker, written: LogWriter) -> None:
     topic = written.create()
     frame = spark.range(0, 8, 1, 4).selectExpr("CAST(id AS STRING) AS value", "id", "1 AS price")
     save(frame, broker, topic=topic)
@@ -87,7 +83,7 @@ def test_columns_that_no_record_has_are_left_out(
     }
 
 
-def test_the_topic_of_the_option_goes_before_the_column_and_rows_may_go_to_many(
+def test_the_topic_option_overrides_the_column_and_rows_may_go_to_many_topics(
     spark: SparkSession, broker: Broker, written: LogWriter
 ) -> None:
     one, other, third = (written.create() for _ in range(3))
@@ -115,7 +111,7 @@ def test_the_topic_of_the_option_goes_before_the_column_and_rows_may_go_to_many(
         {"includeHeaders": "false"},
     ],
 )
-def test_settings_of_a_producer_are_taken(
+def test_producer_settings_are_applied(
     spark: SparkSession, broker: Broker, written: LogWriter, options: dict[str, str]
 ) -> None:
     topic = written.create()
@@ -178,7 +174,7 @@ def test_rows_without_a_key_are_spread_over_the_partitions(
         ),
     ],
 )
-def test_what_cannot_be_written_is_said_in_one_sentence_on_the_driver(
+def test_invalid_rows_are_reported_in_one_sentence_on_the_driver(
     spark: SparkSession,
     broker: Broker,
     written: LogWriter,
@@ -194,7 +190,7 @@ def test_what_cannot_be_written_is_said_in_one_sentence_on_the_driver(
     assert all_records(broker.bootstrap, topic) == []
 
 
-def test_a_null_topic_is_said_in_one_sentence(
+def test_a_null_topic_is_reported_in_one_sentence(
     spark: SparkSession, broker: Broker, written: LogWriter
 ) -> None:
     topic = written.create()
@@ -210,7 +206,7 @@ def test_a_topic_is_not_overwritten(spark: SparkSession, broker: Broker, written
     assert found == "records are appended to a topic and never overwritten: use .mode('append')"
 
 
-def test_no_broker_is_said_in_one_sentence(spark: SparkSession) -> None:
+def test_an_unreachable_broker_is_reported_in_one_sentence(spark: SparkSession) -> None:
     writer = spark.range(1).selectExpr("'v' AS value").write.format("moldau").mode("append")
     writer.options(
         **{"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.request.timeout.ms": "300", "topic": "t"}
@@ -242,7 +238,7 @@ def forget_last_commit(checkpoint: Path) -> int:
     return last
 
 
-def test_a_stream_writes_every_batch_and_a_replayed_one_again(
+def test_a_stream_writes_every_micro_batch_and_a_replayed_one_again(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
     source, target = written.create(), written.create(partitions=2)
@@ -275,7 +271,7 @@ def test_a_stream_that_would_overwrite_is_refused(
     assert "never overwritten: use .outputMode('append') or 'update'" in failure(run)
 
 
-def test_a_stream_of_bad_rows_ends_with_one_sentence(
+def test_a_stream_of_bad_rows_fails_with_one_sentence(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
     source = written.create()

@@ -112,7 +112,7 @@ def test_rows_have_the_columns_of_the_kafka_connector(reads: Reads, topics: dict
     )
 
 
-def test_the_time_may_be_the_brokers(reads: Reads, topics: dict[str, str]) -> None:
+def test_the_timestamp_may_be_log_append_time(reads: Reads, topics: dict[str, str]) -> None:
     (row,) = reads.frame(subscribe=topics["appended"]).collect()
     assert row.timestampType == 1
     assert row.timestamp.year > 2020
@@ -129,7 +129,7 @@ def test_include_headers(reads: Reads, topics: dict[str, str]) -> None:
     assert not rows[0, 1]
 
 
-def test_a_schema_asks_for_some_columns_in_any_order(reads: Reads, topics: dict[str, str]) -> None:
+def test_a_schema_requests_some_columns_in_any_order(reads: Reads, topics: dict[str, str]) -> None:
     rows = reads.frame(
         "offset BIGINT, value STRING, headers ARRAY<STRUCT<key: STRING, value: BINARY>>",
         subscribe=topics["payments"],
@@ -150,7 +150,7 @@ def test_a_schema_asks_for_some_columns_in_any_order(reads: Reads, topics: dict[
         ("value BINARY NOT NULL", "value NOT NULL"),
     ],
 )
-def test_a_schema_that_does_not_fit_is_refused(
+def test_an_invalid_schema_is_refused(
     reads: Reads, topics: dict[str, str], schema: str, complaint: str
 ) -> None:
     assert complaint in reads.refusal(schema, subscribe=topics["orders"])
@@ -196,7 +196,7 @@ def test_starting_and_ending_timestamp(reads: Reads, topics: dict[str, str]) -> 
     assert found == both(2, 3)
 
 
-def test_offsets_by_timestamp_go_before_offsets(reads: Reads, topics: dict[str, str]) -> None:
+def test_offsets_by_timestamp_override_offsets(reads: Reads, topics: dict[str, str]) -> None:
     orders = topics["orders"]
     found = reads.places(
         subscribe=orders,
@@ -208,7 +208,7 @@ def test_offsets_by_timestamp_go_before_offsets(reads: Reads, topics: dict[str, 
     assert found == [(0, 5), (1, 5)]
 
 
-def test_a_timestamp_for_all_goes_before_the_others(reads: Reads, topics: dict[str, str]) -> None:
+def test_a_global_timestamp_overrides_the_others(reads: Reads, topics: dict[str, str]) -> None:
     orders = topics["orders"]
     found = reads.places(
         subscribe=orders,
@@ -247,7 +247,7 @@ def test_fail_on_data_loss(reads: Reads, topics: dict[str, str]) -> None:
     assert reads.places(**gone, failOnDataLoss="false") == [(0, offset) for offset in (6, 7, 8, 9)]
 
 
-def test_options_of_streams_do_no_harm_to_a_batch(reads: Reads, topics: dict[str, str]) -> None:
+def test_stream_options_are_accepted_in_a_batch(reads: Reads, topics: dict[str, str]) -> None:
     options = {
         "maxOffsetsPerTrigger": "1",
         "minOffsetsPerTrigger": "1",
@@ -290,13 +290,13 @@ def test_settings_of_kafkas_clients(reads: Reads, topics: dict[str, str]) -> Non
         ({"subscribe": "a", "kafka.bootstrap.servers": "nowhere"}, "no answer from the cluster at nowhere"),
     ],
 )
-def test_a_wrong_option_is_told_on_the_driver_in_one_sentence(
+def test_an_invalid_option_is_reported_on_the_driver_in_one_sentence(
     reads: Reads, options: dict[str, str], complaint: str
 ) -> None:
     assert complaint in reads.refusal(**{"kafka.request.timeout.ms": "500", **options})
 
 
-def test_a_worker_tells_in_one_sentence_too(
+def test_an_error_in_a_worker_is_reported_in_one_sentence(
     reads: Reads, topics: dict[str, str], spark: SparkSession
 ) -> None:
     hide = "spark.sql.execution.pyspark.udf.hideTraceback.enabled"

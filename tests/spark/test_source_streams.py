@@ -81,7 +81,7 @@ def offsets(batches: list[list[tuple[str, int, int]]]) -> list[list[tuple[int, i
     return [[(partition, offset) for _, partition, offset in rows] for rows in batches]
 
 
-def test_available_now_reads_within_the_limit_and_goes_on_after_a_restart(
+def test_available_now_respects_the_limit_and_resumes_after_a_restart(
     query: Callable[..., Query], written: LogWriter
 ) -> None:
     topic = written.create(partitions=2)
@@ -93,7 +93,7 @@ def test_available_now_reads_within_the_limit_and_goes_on_after_a_restart(
     assert offsets(limited.run()) == [[(1, 2)]]
 
 
-def test_offsets_are_published_to_a_group_that_survives_restarts(
+def test_offsets_are_committed_to_a_group_that_survives_restarts(
     query: Callable[..., Query], written: LogWriter
 ) -> None:
     topic = written.create(partitions=2)
@@ -109,9 +109,7 @@ def test_offsets_are_published_to_a_group_that_survives_restarts(
     assert written.committed(group)[TopicPartition(topic, 0)] == 5
 
 
-def test_the_group_may_be_named_and_publishing_switched_off(
-    query: Callable[..., Query], written: LogWriter
-) -> None:
+def test_the_group_can_be_set_and_commits_disabled(query: Callable[..., Query], written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 3})
     query(subscribe=topic, kafka__group__id="named").run()
@@ -152,7 +150,7 @@ def wait_for(reader: Query, count: int) -> None:
         time.sleep(0.05)
 
 
-def test_progress_tells_how_far_behind_a_query_is(query: Callable[..., Query], written: LogWriter) -> None:
+def test_progress_reports_the_lag(query: Callable[..., Query], written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 5})
     reader = query(subscribe=topic, maxOffsetsPerTrigger="2")
@@ -163,9 +161,7 @@ def test_progress_tells_how_far_behind_a_query_is(query: Callable[..., Query], w
     assert json.loads(first.latestOffset) == {topic: {"0": 5}}
 
 
-def test_a_new_stream_begins_at_the_end_unless_told_otherwise(
-    query: Callable[..., Query], written: LogWriter
-) -> None:
+def test_a_new_stream_starts_at_the_end_by_default(query: Callable[..., Query], written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 3})
     from_the_end = query(subscribe=topic, startingOffsets="latest").run()
@@ -174,7 +170,7 @@ def test_a_new_stream_begins_at_the_end_unless_told_otherwise(
     assert offsets(by_time.run()) == [[(0, 0), (0, 1), (0, 2)]]
 
 
-def test_a_topic_that_has_gone_stops_the_query_unless_losses_are_all_right(
+def test_a_deleted_topic_stops_the_query_unless_data_loss_is_allowed(
     query: Callable[..., Query], written: LogWriter
 ) -> None:
     gone, stays = written.create("gone"), written.create("stays")
@@ -188,7 +184,7 @@ def test_a_topic_that_has_gone_stops_the_query_unless_losses_are_all_right(
     assert reader.run()[0] == [(stays, 0, 0), (stays, 0, 1)]
 
 
-def test_records_that_were_deleted_before_they_were_read_stop_the_query_unless_losses_are_all_right(
+def test_deleted_records_stop_the_query_unless_data_loss_is_allowed(
     query: Callable[..., Query], written: LogWriter
 ) -> None:
     topic = written.create()
@@ -212,7 +208,7 @@ def test_records_that_were_deleted_before_they_were_read_stop_the_query_unless_l
         ({"maxOffsetsPerTriger": "5"}, "did you mean maxOffsetsPerTrigger?"),
     ],
 )
-def test_a_wrong_option_is_told_on_the_driver(
+def test_an_invalid_option_is_reported_on_the_driver(
     query: Callable[..., Query], written: LogWriter, options: dict[str, str], complaint: str
 ) -> None:
     with pytest.raises(Exception, match=r"moldau\.spark\.errors") as failed:
@@ -220,7 +216,7 @@ def test_a_wrong_option_is_told_on_the_driver(
     assert complaint in (find_user_message(failed.value) or "")
 
 
-def test_a_query_outlives_a_restart_of_its_broker(
+def test_a_query_survives_a_broker_restart(
     spark: SparkSession, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     data = {"store": "files", "data.dir": str(tmp_path_factory.mktemp("data"))}

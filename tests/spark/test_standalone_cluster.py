@@ -119,7 +119,7 @@ def test_a_shipped_pipeline_runs_on_the_cluster_unchanged(
     assert revenue == {"tea": (2, 2.0), "coffee": (1, 1.0), "milk": (1, 2.0)}
 
 
-def test_a_python_that_executors_have_not_got_is_named(cluster: StandaloneCluster, tmp_path: Path) -> None:
+def test_a_python_missing_on_executors_is_named(cluster: StandaloneCluster, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import moldau.spark\nmoldau.spark.session()\n")
     missing = str(tmp_path / "no-python")
@@ -131,7 +131,7 @@ def test_a_python_that_executors_have_not_got_is_named(cluster: StandaloneCluste
     assert f"Executors have no program {missing}." in done.stderr.replace("\n", " ")
 
 
-def test_executors_that_nobody_can_give_are_told_after_a_bounded_time(
+def test_missing_executors_are_reported_after_a_bounded_time(
     cluster: StandaloneCluster, tmp_path: Path
 ) -> None:
     program = tmp_path / "program.py"

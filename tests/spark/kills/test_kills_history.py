@@ -24,25 +24,25 @@ def again(place: tuple[int, int], *, run: int = 0, number: int = 0, task: int | 
     )
 
 
-def test_the_offset_log_says_which_places_a_batch_has() -> None:
+def test_the_offset_log_gives_the_offsets_of_a_batch() -> None:
     assert [place for place in WRITTEN if LOG.holds(0, place)] == [(0, 0), (0, 1), (1, 0)]
     assert [place for place in WRITTEN if LOG.holds(2, place)] == [(1, 3)]
     assert not LOG.holds(3, (0, 0))
     assert not LOG.holds(0, (7, 0))
 
 
-def test_every_row_once_is_right() -> None:
+def test_every_row_once_is_valid() -> None:
     assert check_topic(WRITTEN, once(), LOG, NO_REPLAY) == []
     assert duplicated(once()) == 0
 
 
-def test_rows_of_a_batch_that_was_begun_again_may_be_there_twice() -> None:
+def test_rows_of_a_repeated_batch_may_be_duplicated() -> None:
     copies = [*once(), again((0, 2), run=1), again((1, 1), run=1)]
     assert check_topic(WRITTEN, copies, LOG, REPLAYED) == []
     assert duplicated(copies) == 2
 
 
-def test_rows_of_a_task_that_was_tried_again_may_be_there_twice() -> None:
+def test_rows_of_a_retried_task_may_be_duplicated() -> None:
     assert check_topic(WRITTEN, [*once(), again((0, 0), number=1)], LOG, NO_REPLAY) == []
 
 
@@ -72,7 +72,7 @@ def test_a_row_written_by_two_tasks_is_found() -> None:
     assert "two tasks of one batch" in wrong
 
 
-def test_a_row_written_again_by_a_run_that_had_no_reason_is_found() -> None:
+def test_a_row_repeated_without_a_restart_is_found() -> None:
     (wrong,) = check_topic(WRITTEN, [*once(), again((0, 0), run=1)], LOG, REPLAYED)
     assert "did not begin the batch again" in wrong
     (wrong,) = check_topic(WRITTEN, [*once(), again((0, 2), run=2)], LOG, REPLAYED)
@@ -84,7 +84,7 @@ def test_a_row_written_by_two_batches_is_found() -> None:
     assert "several batches: [0, 1]" in wrong
 
 
-def test_a_row_written_by_a_batch_that_was_not_to_read_it_is_found() -> None:
+def test_a_row_written_by_the_wrong_batch_is_found() -> None:
     copies = [copy for copy in once() if copy.place != (0, 0)]
     (wrong,) = check_topic(WRITTEN, [*copies, Copy((0, 0), 0, Attempt(0, 1, 0, 0))], LOG, NO_REPLAY)
     assert "batch 1, which was not to read it" in wrong
@@ -102,7 +102,7 @@ def test_a_table_with_a_row_too_many_too_few_or_changed_is_found() -> None:
     assert "never produced" in check_table(WRITTEN, [*rows, ((5, 5), 1)])[0]
 
 
-def test_an_input_that_is_not_what_was_acknowledged_is_found() -> None:
+def test_an_input_that_differs_from_the_acknowledged_records_is_found() -> None:
     found = {(0, 0): 0, (0, 1): 1, (1, 0): 2}
     assert check_input(3, {(0, 0): 0}, found) == []
     assert check_input(4, {}, found) != []

@@ -55,7 +55,7 @@ print(read, corrupt)
 """
 
 
-def test_no_byte_behind_a_section_is_read() -> None:
+def test_no_byte_after_a_section_is_read() -> None:
     fuzzing = subprocess.run([sys.executable, "-c", FUZZING], capture_output=True, text=True, check=False)
     assert fuzzing.returncode == 0, fuzzing.stderr
     read, corrupt = map(int, fuzzing.stdout.split())

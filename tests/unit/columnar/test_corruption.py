@@ -63,9 +63,7 @@ def framed(body: bytes) -> bytes:
         (b"", 1, " 1 records"),
     ],
 )
-def test_a_batch_that_contradicts_itself_is_named(
-    section: bytes, count: int, complaint: str, is_native: bool
-) -> None:
+def test_an_inconsistent_batch_is_named(section: bytes, count: int, complaint: str, is_native: bool) -> None:
     broken = batch_around(section, count=count, base_offset=500, last_offset_delta=9)
     whole = batch_around(record(0), count=1)
     with pytest.raises(CorruptRecordError, match=complaint) as raised:
@@ -89,7 +87,7 @@ def test_a_batch_that_contradicts_itself_is_named(
         write_varint(1) + write_varint(0) + b"\x80",
     ],
 )
-def test_headers_that_do_not_fit_their_record_name_their_batch(headers: bytes, is_native: bool) -> None:
+def test_malformed_headers_are_reported_with_their_batch(headers: bytes, is_native: bool) -> None:
     batch = batch_around(framed(b"\x00\x00\x00" + b"\x01\x01" + headers), count=1, base_offset=500)
     with pytest.raises(CorruptRecordError, match=r"Batch\(500\.\."):
         decoded([batch], is_native=is_native)
@@ -117,7 +115,7 @@ def test_offsets_beyond_64_bits_are_corrupt(is_native: bool) -> None:
         b"\xff" * 9 + b"\x7f",
     ],
 )
-def test_timestamps_at_the_edge_of_64_bits_are_read_alike(base_timestamp: int, delta: bytes) -> None:
+def test_both_decoders_agree_on_timestamps_at_the_edge_of_64_bits(base_timestamp: int, delta: bytes) -> None:
     section = framed(b"\x00" + delta + b"\x00\x01\x01\x00")
     assert_alike([batch_around(section, count=1, base_timestamp=base_timestamp)])
 
@@ -127,7 +125,7 @@ def test_timestamps_at_the_edge_of_64_bits_are_read_alike(base_timestamp: int, d
     [b"\xff" * 9 + b"\x7f", b"\xfe" * 9 + b"\x7f", b"\xff" * 9 + b"\x01", b"\xfe" * 9 + b"\x01", b"\x81\x00"],
 )
 @pytest.mark.parametrize("place", range(6))
-def test_numbers_of_up_to_70_bits_are_read_alike_wherever_they_stand(number: bytes, place: int) -> None:
+def test_both_decoders_agree_on_varints_of_up_to_70_bits(number: bytes, place: int) -> None:
     numbers = [b"\x00", b"\x00", b"\x01", b"\x01", b"\x02", b"\x00", b"\x01"]
     numbers[place] = number
     assert_alike([batch_around(framed(b"\x00" + b"".join(numbers)), count=1)])
@@ -136,19 +134,21 @@ def test_numbers_of_up_to_70_bits_are_read_alike_wherever_they_stand(number: byt
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.integers(-1, 30))
 @example(b"\x0c\x00\x00\x00\x01\x01\x00", 1)
-def test_garbage_is_read_alike(section: bytes, count: int) -> None:
+def test_both_decoders_agree_on_garbage(section: bytes, count: int) -> None:
     assert_alike([batch_around(section, count=count)])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(min_size=6, max_size=40), min_size=1, max_size=5))
-def test_garbage_in_frames_of_the_right_length_is_read_alike(bodies: list[bytes]) -> None:
+def test_both_decoders_agree_on_garbage_with_valid_lengths(bodies: list[bytes]) -> None:
     assert_alike([batch_around(b"".join(map(framed, bodies)), count=len(bodies))])
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(records, min_size=1, max_size=6), st.data())
-def test_records_with_changed_bytes_are_read_alike(given_records: list[Record], data: st.DataObject) -> None:
+def test_both_decoders_agree_on_records_with_changed_bytes(
+    given_records: list[Record], data: st.DataObject
+) -> None:
     section = bytearray(build_batch(given_records)[HEADER_SIZE:])
     for _ in range(data.draw(st.integers(1, 3))):
         position = data.draw(st.integers(0, len(section) - 1))
@@ -162,7 +162,7 @@ def test_records_with_changed_bytes_are_read_alike(given_records: list[Record], 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(records, min_size=1, max_size=6), st.data())
-def test_records_that_are_cut_off_or_followed_by_more_are_corrupt(
+def test_truncated_records_and_trailing_bytes_are_corrupt(
     given_records: list[Record], data: st.DataObject
 ) -> None:
     section = build_batch(given_records)[HEADER_SIZE:]
@@ -175,7 +175,7 @@ def test_records_that_are_cut_off_or_followed_by_more_are_corrupt(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(records, min_size=1, max_size=6), st.integers(1, 4), st.data())
-def test_compressed_sections_with_changed_bytes_are_read_alike(
+def test_both_decoders_agree_on_changed_compressed_sections(
     given_records: list[Record], codec_number: int, data: st.DataObject
 ) -> None:
     section = bytearray(build_batch(given_records, compression=codec_number)[HEADER_SIZE:])

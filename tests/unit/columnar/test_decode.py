@@ -35,14 +35,14 @@ def batch_of(*records: Record, base_offset: int = 0, codec_number: int = 0) -> B
     return Batch(build_batch(records, base_offset=base_offset, compression=codec_number))
 
 
-def test_the_compiled_codec_is_there() -> None:
+def test_the_compiled_codec_is_available() -> None:
     assert native.is_native()
 
 
 @both
 @settings(deadline=None)
 @given(batches=runs_of_batches(), data=st.data())
-def test_rows_are_what_the_record_decoder_reads(
+def test_rows_equal_the_output_of_the_record_decoder(
     is_native: bool, batches: list[Batch], data: st.DataObject
 ) -> None:
     offsets = [row["offset"] for row in expected_rows(batches)] or [0]
@@ -57,7 +57,7 @@ def test_rows_are_what_the_record_decoder_reads(
 
 @settings(deadline=None)
 @given(batches=runs_of_batches(), arrow_batch_bytes=st.integers(1, 5000))
-def test_parts_put_together_are_the_whole(batches: list[Batch], arrow_batch_bytes: int) -> None:
+def test_arrow_batches_together_equal_one_arrow_batch(batches: list[Batch], arrow_batch_bytes: int) -> None:
     offsets = [row["offset"] for row in expected_rows(batches)] or [0]
     start, end = offsets[len(offsets) // 3], offsets[-1]
     parts = list(
@@ -75,7 +75,7 @@ def test_parts_put_together_are_the_whole(batches: list[Batch], arrow_batch_byte
     assert [row for part in parts for row in rows(part)] == expected_rows(batches, start=start, end=end)
 
 
-def test_parts_hold_about_as_much_as_was_asked_for() -> None:
+def test_arrow_batches_have_about_the_requested_size() -> None:
     batches = [
         batch_of(*[Record(timestamp=0, value=b"v" * 1000)] * 10, base_offset=10 * index)
         for index in range(20)
@@ -88,7 +88,7 @@ def test_parts_hold_about_as_much_as_was_asked_for() -> None:
     assert [part.num_rows for part in parts] == [40] * 5
 
 
-def test_a_batch_with_more_records_than_fit_their_topic_names_comes_in_parts() -> None:
+def test_a_batch_whose_topic_names_overflow_is_split() -> None:
     batch = batch_of(*[Record(timestamp=0)] * 50, base_offset=10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moldau.columnar.decode.ARROW_BYTES_MAX", 1000)
@@ -98,7 +98,7 @@ def test_a_batch_with_more_records_than_fit_their_topic_names_comes_in_parts() -
 
 
 @both
-def test_columns_come_as_asked_and_typed_as_the_connector_has_them(is_native: bool) -> None:
+def test_columns_have_the_requested_order_and_the_connectors_types(is_native: bool) -> None:
     batch = batch_of(Record(timestamp=5, key=b"k", value=b"v", headers=(("h", b"x"),)))
     found = decoded([batch], is_native=is_native)
     assert found.schema.names == list(COLUMNS)
@@ -115,7 +115,7 @@ def test_columns_come_as_asked_and_typed_as_the_connector_has_them(is_native: bo
     assert decoded([batch], columns=["offset", "key"], is_native=is_native).schema.names == ["offset", "key"]
 
 
-def test_a_column_that_is_none_is_named() -> None:
+def test_an_unknown_column_is_named() -> None:
     with pytest.raises(ValueError, match="no column 'values'"):
         arrow_schema(["key", "values"])
 
@@ -129,7 +129,7 @@ def test_no_batches_give_no_rows(is_native: bool) -> None:
 
 
 @both
-def test_a_range_may_be_wider_than_all_offsets(is_native: bool) -> None:
+def test_a_range_may_exceed_the_offsets(is_native: bool) -> None:
     batch = batch_of(Record(timestamp=0), Record(timestamp=0))
     assert decoded([batch], start=-(2**80), end=2**80, is_native=is_native).num_rows == 2
 
@@ -158,7 +158,7 @@ def test_headers_keep_their_order_their_duplicates_and_their_nulls(is_native: bo
 
 
 @both
-def test_header_names_that_are_no_utf8_get_replacement_characters(is_native: bool) -> None:
+def test_invalid_utf8_in_header_names_is_replaced(is_native: bool) -> None:
     name = b"a\xff\xfeb".decode("utf-8", "surrogateescape")
     found = decoded(
         [batch_of(Record(timestamp=0, headers=((name, b"x"), ("é", None))))],
@@ -171,14 +171,14 @@ def test_header_names_that_are_no_utf8_get_replacement_characters(is_native: boo
 
 
 @both
-def test_a_record_without_a_timestamp_shows_as_in_sparks_connector(is_native: bool) -> None:
+def test_a_missing_timestamp_is_decoded_as_in_sparks_connector(is_native: bool) -> None:
     found = decoded([batch_of(Record(timestamp=-1))], columns=["timestamp"], is_native=is_native)
     assert str(found.column("timestamp")[0].as_py()) == "1969-12-31 23:59:59.999000+00:00"
 
 
 @both
 @pytest.mark.parametrize("timestamp_ms", [2**62, -(2**62), (2**63 - 1) // 1000 + 1])
-def test_a_timestamp_that_no_microseconds_can_say_is_null(is_native: bool, timestamp_ms: int) -> None:
+def test_a_timestamp_beyond_64_bit_microseconds_is_null(is_native: bool, timestamp_ms: int) -> None:
     batch = batch_of(Record(timestamp=7), Record(timestamp=timestamp_ms), Record(timestamp=8))
     found = decoded([batch], columns=["timestamp"], is_native=is_native)
     assert found.column("timestamp").cast(pa.int64()).to_pylist() == [7000, None, 8000]
@@ -198,7 +198,7 @@ def test_timestamp_types_follow_their_batches(is_native: bool) -> None:
 
 
 @both
-def test_a_column_that_is_not_asked_for_is_not_looked_at(is_native: bool) -> None:
+def test_columns_that_are_not_requested_are_not_decoded(is_native: bool) -> None:
     """The headers are broken, and only who wants them hears of it."""
     body = b"\x00\x00\x00" + b"\x01\x01" + write_varint(3)
     batch = batch_around(write_varint(len(body)) + body, count=1)
@@ -208,7 +208,7 @@ def test_a_column_that_is_not_asked_for_is_not_looked_at(is_native: bool) -> Non
 
 
 @both
-def test_buffers_hold_no_more_than_the_rows_need(is_native: bool) -> None:
+def test_buffers_are_trimmed_to_the_rows(is_native: bool) -> None:
     batches = [
         batch_of(*[Record(timestamp=0, key=b"kk", value=b"v" * 100)] * 1000, base_offset=1000 * index)
         for index in range(10)
@@ -219,7 +219,7 @@ def test_buffers_hold_no_more_than_the_rows_need(is_native: bool) -> None:
 
 
 @both
-def test_more_than_arrow_can_hold_is_refused(is_native: bool) -> None:
+def test_more_bytes_than_an_arrow_column_holds_are_refused(is_native: bool) -> None:
     batch = batch_of(Record(timestamp=0))
     with codec(is_native), pytest.MonkeyPatch.context() as patch:
         patch.setattr("moldau.columnar.decode.ARROW_BYTES_MAX", 5)
@@ -253,7 +253,7 @@ def test_a_batch_that_does_not_decompress_is_named(is_native: bool) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=30), st.integers(0, 4))
-def test_long_keys_and_values_come_whole(lengths: Sequence[int], codec_number: int) -> None:
+def test_long_keys_and_values_are_decoded(lengths: Sequence[int], codec_number: int) -> None:
     records = [
         Record(timestamp=0, key=bytes([length % 251]) * length, value=bytes([length % 13]) * (length * 7))
         for length in lengths
@@ -263,7 +263,7 @@ def test_long_keys_and_values_come_whole(lengths: Sequence[int], codec_number: i
 
 
 @both
-def test_sections_may_lie_in_any_kind_of_buffer(is_native: bool) -> None:
+def test_sections_may_be_any_kind_of_buffer(is_native: bool) -> None:
     data = build_batch([Record(timestamp=0, key=b"k", value=b"v")])
     kinds = [data, bytearray(data), memoryview(data), memoryview(b"xx" + data + b"xx")[2:-2]]
     for kind in kinds:
@@ -271,7 +271,7 @@ def test_sections_may_lie_in_any_kind_of_buffer(is_native: bool) -> None:
 
 
 @both
-def test_a_record_of_the_shortest_kind_is_read(is_native: bool) -> None:
+def test_the_shortest_record_is_decoded(is_native: bool) -> None:
     section = encode_record(timestamp_delta=0, offset_delta=0, key=None, value=None)
     assert len(section) == 7
     assert decoded([batch_around(section, count=1)], is_native=is_native).num_rows == 1

@@ -91,7 +91,7 @@ def content(one: Record) -> tuple[Any, ...]:
 @both
 @settings(deadline=None)
 @given(given_records=st.lists(records, min_size=1, max_size=20), codec_number=st.integers(0, 4))
-def test_a_section_is_what_a_batch_of_these_records_holds(
+def test_a_section_equals_that_of_a_built_batch(
     is_native: bool, given_records: list[Record], codec_number: int
 ) -> None:
     (found,) = encoded(given_records, is_native=is_native, codec_number=codec_number)
@@ -157,7 +157,7 @@ def test_both_encoders_write_the_same(
 
 @both
 @pytest.mark.parametrize("kind", BINARY_TYPES + TEXT_TYPES, ids=str)
-def test_all_kinds_of_bytes_and_text_are_taken_whole_or_sliced(is_native: bool, kind: pa.DataType) -> None:
+def test_all_types_of_bytes_and_text_are_encoded_whole_or_sliced(is_native: bool, kind: pa.DataType) -> None:
     texts = ["", "a", None, "é" * 100, None, "long enough not to be stored inline", "z"]
     wanted = [None if text is None else text.encode() for text in texts]
     column = pa.array(wanted if kind in BINARY_TYPES else texts, kind)
@@ -188,7 +188,7 @@ def test_headers_may_be_a_slice_of_a_larger_column(is_native: bool) -> None:
 
 
 @both
-def test_a_null_list_that_hides_headers_has_none(is_native: bool) -> None:
+def test_headers_behind_a_null_list_are_ignored(is_native: bool) -> None:
     structs = pa.array([{"key": "a", "value": b"1"}, {"key": None, "value": b"2"}], HEADER_TYPE)
     hiding = pa.ListArray.from_arrays(pa.array([0, 1, 2]), structs, mask=pa.array([False, True]))
     found = encoded([Record(timestamp=0)] * 2, is_native=is_native, headers=hiding)
@@ -206,7 +206,7 @@ def test_a_header_without_a_key_is_refused(is_native: bool, header: Any) -> None
 
 
 @both
-def test_columns_that_are_not_given_are_null(is_native: bool) -> None:
+def test_missing_columns_are_null(is_native: bool) -> None:
     (found,) = encoded([Record(timestamp=9)] * 3, is_native=is_native, key=None, value=None, headers=None)
     assert [content(one) for one in iterate_records(batch_of(found))] == [(9, None, None, ())] * 3
 
@@ -217,7 +217,7 @@ def test_a_column_of_nulls_may_have_arrows_null_type(is_native: bool) -> None:
     assert [one.key for one in iterate_records(batch_of(found))] == [None] * 3
 
 
-def test_chunks_are_put_together() -> None:
+def test_chunked_columns_are_encoded() -> None:
     column = pa.chunked_array([[b"a"], [], [b"b", None]], pa.binary())
     (found,) = encoded([Record(timestamp=9)] * 3, key=column, value=column, headers=None)
     assert [one.key for one in iterate_records(batch_of(found))] == [b"a", b"b", None]
@@ -236,7 +236,7 @@ def test_partitions_beyond_16_bits_keep_their_rows_in_order(is_native: bool) -> 
     assert read == [(0, [5]), (1, [1, 3]), (70_000, [0, 2]), (70_001, [4])]
 
 
-def test_what_makes_no_records_is_refused_when_it_is_given() -> None:
+def test_invalid_columns_are_refused_at_the_call() -> None:
     rows: dict[str, Any] = {"headers": None, "compression": 0, "value": None, "batch_bytes_max": 100}
     one, time = np.zeros(1, np.int32), np.zeros(1, np.int64)
     with pytest.raises(ValueError, match="1 partitions but 2 values of key"):
@@ -256,7 +256,7 @@ def test_what_makes_no_records_is_refused_when_it_is_given() -> None:
 
 
 @both
-def test_a_record_that_no_batch_can_hold_is_refused(is_native: bool) -> None:
+def test_a_record_larger_than_any_batch_is_refused(is_native: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moldau.columnar.encode.SECTION_BYTES_MAX", 50)
         with pytest.raises(RecordTooLargeError, match="partition 7"):
@@ -264,7 +264,7 @@ def test_a_record_that_no_batch_can_hold_is_refused(is_native: bool) -> None:
 
 
 @both
-def test_what_was_written_reads_back_as_the_same_columns(is_native: bool) -> None:
+def test_encoded_columns_are_decoded_unchanged(is_native: bool) -> None:
     given_records = [
         Record(timestamp=index, key=b"k%d" % index, value=b"v" * index, headers=(("h", b"%d" % index),))
         for index in range(300)

@@ -19,7 +19,7 @@ both = pytest.mark.parametrize("is_native", [True, False], ids=["native", "plain
     count=st.integers(1, 2**31 - 1),
     no_key_partition=st.integers(-1, 100),
 )
-def test_keys_go_where_the_clients_partitioner_sends_them(
+def test_keys_are_partitioned_as_by_the_client(
     is_native: bool, keys: list[bytes | None], count: int, no_key_partition: int
 ) -> None:
     with codec(is_native):
@@ -31,7 +31,7 @@ def test_keys_go_where_the_clients_partitioner_sends_them(
 
 
 @both
-def test_text_is_hashed_as_utf8_and_slices_from_where_they_start(is_native: bool) -> None:
+def test_text_is_hashed_as_utf8_also_in_slices(is_native: bool) -> None:
     keys = ["a", "né", None, "key-4"]
     for kind in (pa.string(), pa.large_string(), pa.string_view()):
         with codec(is_native):

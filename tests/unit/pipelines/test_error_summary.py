@@ -40,22 +40,22 @@ JAVA = (
         ("", "RuntimeError"),
     ],
 )
-def test_the_cause_is_told_in_a_line(text: str, sentence: str) -> None:
+def test_the_cause_is_summarized_in_one_line(text: str, sentence: str) -> None:
     assert summarize_error(RuntimeError(text)) == sentence
 
 
-def test_a_pipeline_error_is_a_sentence_already() -> None:
+def test_a_pipeline_error_is_unchanged() -> None:
     assert (
         summarize_error(PipelineError("sinks.table: no key; add key: [id]"))
         == "sinks.table: no key; add key: [id]"
     )
 
 
-def test_what_is_too_long_for_a_line_is_cut() -> None:
+def test_a_long_message_is_truncated() -> None:
     assert len(summarize_error(RuntimeError("x" * 10_000))) == 600
 
 
-def test_what_spark_tells_of_the_query_behind_our_words_is_left_out() -> None:
+def test_sparks_description_of_the_query_is_removed() -> None:
     text = (
         "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: SparkSourceError: no answer from the "
         "cluster at 127.0.0.1:9092. Check that a broker is running there?\n=== Streaming Query ===\n"
@@ -77,12 +77,12 @@ def test_what_spark_tells_of_the_query_behind_our_words_is_left_out() -> None:
         ),
     ],
 )
-def test_what_is_not_installed_is_named_with_the_way_to_install_it(error: Exception) -> None:
+def test_a_missing_module_is_named_with_the_install_command(error: Exception) -> None:
     assert summarize_error(error) == (
         "Pipelines run on Spark, but deltalake is not installed: pip install 'moldau[spark]'"
     )
 
 
-def test_a_module_that_is_not_ours_to_install_is_told_as_it_is() -> None:
+def test_other_missing_modules_are_reported_unchanged() -> None:
     assert "mine" in summarize_error(ModuleNotFoundError("No module named 'mine'", name="mine"))
     assert "pip install" not in summarize_error(ModuleNotFoundError("No module named 'mine'", name="mine"))

@@ -46,7 +46,7 @@ def pipeline(*views: View, name: str = "p") -> PipelineDefinition:
         ("$${HOST} $5 $HOST", "${HOST} $5 $HOST"),
     ],
 )
-def test_variables_are_put_in(text: str, expected: str) -> None:
+def test_variables_are_substituted(text: str, expected: str) -> None:
     assert substitute_variables(text, {"HOST": "here", "EMPTY": ""}) == expected
 
 
@@ -60,7 +60,7 @@ def test_a_variable_that_is_not_set_is_named() -> None:
 @pytest.mark.parametrize(
     "key", ["sasl.password", "ssl.keystore.password", "sasl.jaas.config", "client_secret"]
 )
-def test_settings_that_must_not_be_shown_are_known(key: str) -> None:
+def test_secret_settings_are_recognised(key: str) -> None:
     assert is_secret(key)
     assert not is_secret("security.protocol")
 
@@ -68,7 +68,7 @@ def test_settings_that_must_not_be_shown_are_known(key: str) -> None:
 # Texts
 
 
-def test_durations_are_as_spark_takes_them() -> None:
+def test_durations_become_spark_intervals() -> None:
     assert [parse_interval(each) for each in ("1 second", "500ms", "10 MINUTES", "2h")] == [
         "1 second",
         "500 milliseconds",
@@ -81,7 +81,7 @@ def test_durations_are_as_spark_takes_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "_a", "-a", "a b", "a/b", "ä", "x" * 129])
-def test_what_cannot_name_a_pipeline_is_known_before_a_file_is_written(name: str) -> None:
+def test_an_invalid_pipeline_name_is_refused_before_a_file_is_written(name: str) -> None:
     from moldau.pipelines.runtime.state_directory import StateDirectory
 
     assert not is_slug(name)
@@ -103,7 +103,7 @@ def test_a_time_without_a_zone_is_in_utc() -> None:
 # What needs what
 
 
-def test_a_view_needs_what_its_sql_names_and_what_that_needs() -> None:
+def test_dependencies_of_a_view_are_transitive() -> None:
     large = View("large", "SELECT * FROM Orders WHERE n > 1")
     other = View("other", "SELECT * FROM customers")
     total = View("total", "SELECT sum(n) AS orders FROM large")
@@ -113,12 +113,12 @@ def test_a_view_needs_what_its_sql_names_and_what_that_needs() -> None:
     assert [each.name for each in dependencies_of(one, "orders")] == ["orders"]
 
 
-def test_a_view_does_not_need_what_comes_after_it() -> None:
+def test_a_view_does_not_depend_on_later_views() -> None:
     one = pipeline(View("a", "SELECT b FROM orders"), View("b", "SELECT * FROM a"))
     assert [each.name for each in dependencies_of(one, "a")] == ["orders", "a"]
 
 
-def test_the_parameters_of_a_function_name_what_it_needs() -> None:
+def test_parameters_of_a_function_are_its_dependencies() -> None:
     def joined(customers: object, orders: object, limit: int = 3) -> object:
         return customers, orders, limit
 
@@ -140,7 +140,7 @@ class Files(dict[str, str]):
         self[path] = text
 
 
-def test_a_checkpoint_keeps_its_id_for_as_long_as_it_is_there() -> None:
+def test_a_checkpoint_keeps_its_id() -> None:
     files = Files()
     wanted = identity_of(pipeline(), "out", [ORDERS], "topic t")
     first = claim_checkpoint(files, "ck", wanted)
@@ -157,7 +157,7 @@ def test_the_checkpoint_of_another_pipeline_is_refused() -> None:
         claim_checkpoint(files, "ck", identity_of(pipeline(name="b"), "out", [ORDERS], "topic t"))
 
 
-def test_a_query_that_reads_or_writes_something_else_now_is_refused() -> None:
+def test_a_query_with_other_sources_or_sink_is_refused() -> None:
     files = Files()
     claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
     with pytest.raises(PipelineError, match=r"reads orders \(orders\), now customers.*replay"):
@@ -166,7 +166,7 @@ def test_a_query_that_reads_or_writes_something_else_now_is_refused() -> None:
         claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic u"))
 
 
-def test_a_checkpoint_that_spark_made_for_something_else_is_refused() -> None:
+def test_a_checkpoint_of_another_program_is_refused() -> None:
     files = Files({"ck/metadata": "{}"})
     with pytest.raises(PipelineError, match="was not created by a Moldau pipeline"):
         claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t"))
@@ -182,7 +182,7 @@ def test_a_damaged_identity_is_named_and_not_overwritten() -> None:
     assert json.loads(good[f"ck/{IDENTITY_FILE}"])["sources"] == {"orders": "orders"}
 
 
-def test_the_sql_of_a_query_is_remembered_and_may_change() -> None:
+def test_the_sql_hash_is_stored_and_may_change() -> None:
     files = Files()
     view = View("v", "SELECT *\n  FROM orders")
     one = sql_hash([ORDERS, view])
@@ -233,7 +233,7 @@ def letter(*headers: tuple[str, bytes | None]) -> ConsumerRecord:
     return ConsumerRecord("dead", 0, 7, 99, False, b"k", b"v", headers)
 
 
-def test_a_dead_letter_is_again_what_it_was() -> None:
+def test_the_original_record_is_restored_from_a_dead_letter() -> None:
     back = original_record(
         letter(
             ("mine", b"1"),
@@ -255,7 +255,7 @@ def test_how_often_a_dead_letter_was_sent_back_is_counted() -> None:
     assert back.partition is None
 
 
-def test_a_record_that_does_not_say_where_it_came_from_is_nobodys_dead_letter() -> None:
+def test_a_record_without_error_headers_is_not_a_dead_letter() -> None:
     assert original_record(letter(("a", b"b"))) is None
     assert original_record(letter(("moldau.error.topic", b""))) is None
 
@@ -263,7 +263,7 @@ def test_a_record_that_does_not_say_where_it_came_from_is_nobodys_dead_letter() 
 # What Spark says
 
 
-def test_a_state_that_does_not_fit_is_told_with_what_to_do_and_not_with_what_spark_advises() -> None:
+def test_incompatible_state_is_reported_with_our_advice_not_sparks() -> None:
     text = (
         "[STREAM_FAILED] Query [id = 1] terminated with exception: [STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided "
         "key schema does not match existing state key schema. If you want to force running the query without schema "
@@ -274,7 +274,7 @@ def test_a_state_that_does_not_fit_is_told_with_what_to_do_and_not_with_what_spa
     assert "stateSchemaCheck" not in told
 
 
-def test_columns_that_stay_inside_are_not_offered() -> None:
+def test_internal_columns_are_not_suggested() -> None:
     text = (
         "[UNRESOLVED_COLUMN] `m` cannot be resolved. Did you mean one of the following? [{}]. SQLSTATE: 42703"
     )

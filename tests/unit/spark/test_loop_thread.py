@@ -11,7 +11,7 @@ from moldau.spark.sink.task_writer import write_rows
 from moldau.testing import Broker
 
 
-def test_what_lives_on_a_cluster_is_ended_before_it() -> None:
+def test_close_callbacks_run_before_clusters_are_closed() -> None:
     ended: list[str] = []
     with Broker() as broker:
         gate = event_loop_thread()
@@ -31,7 +31,7 @@ def test_what_lives_on_a_cluster_is_ended_before_it() -> None:
         gate.close()
 
 
-def test_no_producer_outlives_the_portal() -> None:
+def test_producers_are_closed_with_the_event_loop_thread() -> None:
     with Broker(topics=["t"]) as broker:
         options = parse_topic_options({"kafka.bootstrap.servers": broker.bootstrap, "topic": "t"})
         rows = pa.record_batch({"value": [b"a"]})

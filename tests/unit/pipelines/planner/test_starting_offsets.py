@@ -33,14 +33,14 @@ class Kept(dict[str, str]):
         self[path] = text
 
 
-def test_kept_offsets_hold_unless_the_log_has_changed_under_them() -> None:
+def test_stored_offsets_are_used_unless_the_log_has_changed() -> None:
     same, shortened, anew, new, gone = (TopicPartition("t", index) for index in range(5))
     kept = {same: 5, shortened: 5, anew: 5, gone: 5}
     first, last = {same: 0, shortened: 7, anew: 0, new: 0}, {same: 9, shortened: 9, anew: 3, new: 4}
     assert clamp_offsets(kept, first, last) == {same: 5, shortened: 7, anew: 0, new: 0}
 
 
-def test_where_a_generation_begins_is_read_as_it_was_written() -> None:
+def test_starting_offsets_are_read_back() -> None:
     offsets = {TopicPartition("t", 0): 5, TopicPartition("t", 11): 0, TopicPartition("u", 0): 1}
     assert read_starting_offsets(Kept({"f": offsets_json(offsets)}), "f") == offsets
     assert read_starting_offsets(Kept({"f": offsets_json({})}), "f") == {}
@@ -49,7 +49,7 @@ def test_where_a_generation_begins_is_read_as_it_was_written() -> None:
         read_starting_offsets(Kept({"f": "{"}), "f")
 
 
-def test_all_queries_of_a_generation_begin_at_the_same_records() -> None:
+def test_all_queries_of_a_generation_start_at_the_same_offsets() -> None:
     with Broker(topics={"t": 2}) as broker:
         written = LogWriter(broker.bootstrap)
         source = Source("s", ("t",), starting="latest")
@@ -71,7 +71,7 @@ def test_all_queries_of_a_generation_begin_at_the_same_records() -> None:
         assert begin(StartPosition("earliest"), has_begun=True) == {"startingOffsets": "earliest"}
 
 
-def test_a_topic_that_is_to_come_begins_with_its_first_record() -> None:
+def test_a_topic_created_later_starts_at_its_first_record() -> None:
     with Broker(topics={}) as broker:
         source = Source("s", pattern="t.*", starting="latest")
         pipeline = PipelineDefinition(
@@ -87,7 +87,7 @@ def test_a_topic_that_is_to_come_begins_with_its_first_record() -> None:
         assert found == {"startingOffsets": '{"t1": {"0": 0}}'}
 
 
-def test_of_equal_rows_the_one_that_was_read_last_counts() -> None:
+def test_equal_rows_are_ordered_by_offset() -> None:
     sink = Sink("t", SinkKind.DELTA, "d", mode="upsert", key=("id",), order_by=("at",))
     assert upsert_order(sink, ["id", "at", "_offset"]) == ("at", "_offset")
     assert upsert_order(sink, ["id", "at"]) == ("at",)

@@ -62,7 +62,7 @@ async def records(broker: Broker, topic: str, partitions: int) -> list[ConsumerR
         return found
 
 
-def test_dead_letters_are_where_they_were_with_key_value_time_and_headers() -> None:
+def test_dead_letters_are_sent_back_with_key_value_timestamp_and_headers() -> None:
     async def run() -> None:
         async with Broker(topics={"orders": 3, DEAD: 2}) as broker:
             await bury(broker, 2)
@@ -77,7 +77,7 @@ def test_dead_letters_are_where_they_were_with_key_value_time_and_headers() -> N
     asyncio.run(run())
 
 
-def test_what_was_sent_back_is_not_sent_again() -> None:
+def test_dead_letters_are_sent_back_once() -> None:
     async def run() -> None:
         async with Broker(topics={"orders": 2, DEAD: 1}) as broker:
             await bury(broker, 3)
@@ -91,7 +91,7 @@ def test_what_was_sent_back_is_not_sent_again() -> None:
     asyncio.run(run())
 
 
-def test_a_dry_run_sends_and_remembers_nothing() -> None:
+def test_a_dry_run_sends_and_commits_nothing() -> None:
     async def run() -> None:
         async with Broker(topics={"orders": 2, DEAD: 1}) as broker:
             await bury(broker, 3)
@@ -103,7 +103,7 @@ def test_a_dry_run_sends_and_remembers_nothing() -> None:
     asyncio.run(run())
 
 
-def test_records_that_are_no_dead_letters_are_passed_over_and_counted() -> None:
+def test_other_records_are_skipped_and_counted() -> None:
     async def run() -> None:
         async with Broker(topics={"orders": 2, DEAD: 1}) as broker:
             async with Producer(broker.bootstrap) as producer:
@@ -128,7 +128,7 @@ def test_pipelines_that_share_a_topic_send_back_their_own_dead_letters_only() ->
     asyncio.run(run())
 
 
-def test_a_partition_that_is_gone_leaves_the_choice_to_the_key() -> None:
+def test_without_its_partition_a_record_is_partitioned_by_key() -> None:
     async def run() -> None:
         async with Broker(topics={"orders": 1, DEAD: 1}) as broker:
             await bury(broker, 1)

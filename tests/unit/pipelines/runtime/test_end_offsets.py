@@ -34,7 +34,7 @@ def looked(ends: EndOffsetTracker, wanted: EndOffsets) -> EndOffsets | None:
     return known
 
 
-def test_the_ends_are_those_of_now_and_not_known_when_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_offsets_are_current_and_unknown_without_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_ends, "FETCH_INTERVAL_S", 0.05)
     with Broker(topics={"numbers": 2}) as broker:
         ends = EndOffsetTracker(PipelineDefinition("p", (), (), (), bootstrap=broker.bootstrap))
@@ -51,7 +51,7 @@ def test_the_ends_are_those_of_now_and_not_known_when_nobody_answers(monkeypatch
     ends.close()
 
 
-def test_who_reads_what_is_committed_is_told_of_no_more() -> None:
+def test_read_committed_counts_committed_records_only() -> None:
     def level(kafka: dict[str, str], **options: str) -> bool:
         source: Any = SimpleNamespace(options=options)
         return log_ends._reads_committed(PipelineDefinition("p", (source,), (), (), kafka=kafka))

@@ -42,7 +42,7 @@ TOLD = {
 }
 
 
-def test_a_batch_is_told_in_a_few_numbers() -> None:
+def test_progress_is_parsed_from_sparks_report() -> None:
     assert parse_progress("table", TOLD) == Progress(
         query="table",
         at="2026-01-31T12:00:00.000Z",
@@ -88,13 +88,11 @@ def test_a_batch_without_rows_has_a_lag_and_no_rates() -> None:
         ([source("17", "not json")], None),
     ],
 )
-def test_lag_is_what_is_in_the_topics_behind_what_was_read(
-    sources: list[dict[str, Any]], lag: int | None
-) -> None:
+def test_lag_counts_records_after_the_batch(sources: list[dict[str, Any]], lag: int | None) -> None:
     assert lag_of(sources) == lag
 
 
-def test_what_is_behind_now_is_counted_from_where_reading_has_come_to() -> None:
+def test_current_lag_is_counted_from_the_read_offsets() -> None:
     batch = parse_progress("table", TOLD)
     assert batch.lag_to({("orders", "0"): 110, ("orders", "1"): 25, ("others", "0"): 7}) == 105
     assert batch.lag_to({("orders", "0"): 4, ("orders", "1"): 20}) == 0
@@ -112,7 +110,7 @@ def test_a_query_counts_the_rows_of_its_batches() -> None:
     assert (state.rows, state.late) == (60, 8)
 
 
-def test_progress_is_read_back_and_other_lines_are_left_out() -> None:
+def test_progress_is_read_back_and_other_lines_are_skipped() -> None:
     first, second = parse_progress("a", TOLD), parse_progress("b", {**TOLD, "batchId": 9})
     lines = [
         json.dumps({"event": "started"}),
@@ -127,7 +125,7 @@ def test_progress_is_read_back_and_other_lines_are_left_out() -> None:
     assert from_json(lines[0]) is None
 
 
-def test_batches_of_one_generation_can_be_told_from_those_of_others() -> None:
+def test_progress_can_be_limited_to_one_generation() -> None:
     first, second = parse_progress("a", TOLD), parse_progress("a", {**TOLD, "batchId": 1})
     begun = [json.dumps({"event": "started", "generation": number}) for number in (1, 2)]
     lines = [begun[0], to_json(first), begun[1], to_json(second)]
@@ -136,7 +134,7 @@ def test_batches_of_one_generation_can_be_told_from_those_of_others() -> None:
     assert latest_progress(lines[:3], 2) == {}
 
 
-def test_a_full_file_begins_anew_and_the_one_before_is_kept(tmp_path: Path) -> None:
+def test_a_full_progress_file_is_rotated(tmp_path: Path) -> None:
     path = tmp_path / "state" / "progress.jsonl"
     with ProgressFile(path, bytes_max=40) as file:
         for number in range(10):
@@ -150,5 +148,5 @@ def test_a_full_file_begins_anew_and_the_one_before_is_kept(tmp_path: Path) -> N
     assert kept == [*sorted(kept[:-1]), "the last"]
 
 
-def test_where_there_is_no_file_there_are_no_lines(tmp_path: Path) -> None:
+def test_a_missing_progress_file_has_no_lines(tmp_path: Path) -> None:
     assert list(read_lines(tmp_path / "progress.jsonl")) == []

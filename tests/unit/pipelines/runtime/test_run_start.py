@@ -44,7 +44,7 @@ def sink_for_generation(state: StateDirectory, spark: Any = SPARK) -> RunOutcome
     return run(pipeline, state, RunOptions(replay_from="earliest"), StopRequest(), Nobody(), spark=spark)
 
 
-def test_a_replay_without_spark_is_no_generation(
+def test_a_replay_without_spark_creates_no_generation(
     state: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
@@ -55,7 +55,7 @@ def test_a_replay_without_spark_is_no_generation(
     assert state.generations("later") == FIRST
 
 
-def test_a_replay_that_cannot_be_planned_is_not_the_one_in_use(
+def test_a_replay_that_cannot_be_planned_does_not_become_current(
     state: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plan(*_: object, **__: object) -> list[object]:
@@ -75,7 +75,7 @@ def test_a_replay_that_cannot_be_planned_is_not_the_one_in_use(
         (RuntimeError("the disk is full"), "out: the disk is full"),
     ],
 )
-def test_a_replay_whose_queries_do_not_start_is_not_the_one_in_use(
+def test_a_replay_whose_queries_do_not_start_does_not_become_current(
     state: StateDirectory, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
 ) -> None:
     current: list[int] = []

@@ -96,7 +96,7 @@ time.sleep(60)
 """
 
 
-def test_the_lock_stays_until_the_java_of_a_killed_run_is_gone(
+def test_the_lock_is_held_until_the_java_of_a_killed_run_exits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = StateDirectory.of(tmp_path, "revenue")
@@ -118,7 +118,7 @@ def test_the_lock_stays_until_the_java_of_a_killed_run_is_gone(
         """It is waited for."""
 
 
-def test_a_run_that_has_ended_holds_no_lock_though_its_java_stays(tmp_path: Path) -> None:
+def test_an_ended_run_releases_its_lock_although_java_lives_on(tmp_path: Path) -> None:
     state = StateDirectory.of(tmp_path, "revenue")
     command = [sys.executable, "-c", DRIVER, str(state.path), "ended"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as driver:
@@ -133,7 +133,7 @@ def test_a_run_that_has_ended_holds_no_lock_though_its_java_stays(tmp_path: Path
 
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
-def test_two_runs_with_one_checkpoint_are_refused_whatever_their_state_directories(
+def test_two_runs_with_one_checkpoint_are_refused_in_any_state_directories(
     tmp_path: Path, scheme: str
 ) -> None:
     checkpoint = f"{scheme}{tmp_path / 'checkpoints'}"
@@ -163,12 +163,12 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a b", "-x", ".hidden", "ä", "a" * 129])
-def test_a_name_that_is_no_directory_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_invalid_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(PipelineError, match="cannot name a directory"):
         StateDirectory.of(tmp_path, name)
 
 
-def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_run_record_is_read_back(tmp_path: Path) -> None:
     state = StateDirectory.of(tmp_path, "revenue")
     assert state.read_run() is None
     state.write_run(record())
@@ -191,7 +191,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         state.generations(NOW)
 
 
-def test_a_process_is_known_by_its_start_not_by_its_number_alone() -> None:
+def test_a_process_is_identified_by_pid_and_start_time() -> None:
     assert record(pid=os.getpid(), start=own_process_start()).is_process_alive()
     assert not record(pid=os.getpid(), start="12").is_process_alive()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
@@ -203,7 +203,7 @@ def test_a_process_is_known_by_its_start_not_by_its_number_alone() -> None:
         assert not record(pid=process.pid, start=start).is_process_alive()
 
 
-def test_a_replay_begins_a_generation_and_the_old_one_can_be_gone_back_to(tmp_path: Path) -> None:
+def test_a_replay_starts_a_generation_and_the_old_one_can_be_selected_again(tmp_path: Path) -> None:
     state = StateDirectory.of(tmp_path, "revenue")
     first = state.generations(NOW)
     assert first == Generations(1, (Generation(1, NOW),))
@@ -217,7 +217,9 @@ def test_a_replay_begins_a_generation_and_the_old_one_can_be_gone_back_to(tmp_pa
         kept.with_current(4)
 
 
-def test_the_state_is_where_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_root_follows_argument_environment_and_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert state_root(environment={}) == tmp_path / "moldau-pipelines"
     (tmp_path / "a").mkdir()

@@ -15,7 +15,7 @@ def signalled(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_a_wish_and_a_second_one_does_not_wait(number: signal.Signals) -> None:
+def test_a_signal_requests_a_stop_and_a_second_one_interrupts(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
     with stop_on_signals() as stop_request:
         stop_request.defer_signals()
@@ -29,7 +29,7 @@ def test_a_signal_is_a_wish_and_a_second_one_does_not_wait(number: signal.Signal
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
-def test_before_there_is_anything_to_finish_a_signal_ends_at_once() -> None:
+def test_a_signal_before_spark_starts_raises_at_once() -> None:
     with stop_on_signals() as stop_request:
         with pytest.raises(KeyboardInterrupt):
             signalled(signal.SIGINT)
@@ -40,7 +40,7 @@ def test_before_there_is_anything_to_finish_a_signal_ends_at_once() -> None:
         assert not stop_request.is_requested, "whoever catches it may go on"
 
 
-def test_a_run_that_shall_outlive_its_terminal_does() -> None:
+def test_sighup_stays_ignored_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_on_signals() as stop_request:
@@ -52,7 +52,7 @@ def test_a_run_that_shall_outlive_its_terminal_does() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_handler_that_spark_sets_for_ctrl_c_is_replaced() -> None:
+def test_sparks_sigint_handler_is_replaced() -> None:
     with stop_on_signals() as stop_request:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         stop_request.defer_signals()
@@ -60,7 +60,7 @@ def test_the_handler_that_spark_sets_for_ctrl_c_is_replaced() -> None:
         assert stop_request.wait(5)
 
 
-def test_a_wish_can_be_made_without_a_signal() -> None:
+def test_a_stop_can_be_requested_without_a_signal() -> None:
     stop_request = StopRequest()
     stop_request.request()
     assert stop_request.wait(0)

@@ -25,7 +25,7 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
         ("2026-01-31T10:00:00+02:00", "2026-01-31T08:00:00.000Z"),
     ],
 )
-def test_a_time_is_understood(given: str, meant: str) -> None:
+def test_a_start_time_is_parsed(given: str, meant: str) -> None:
     assert parse_start_time(given, NOW) == meant
 
 
@@ -40,7 +40,7 @@ def test_a_time_is_understood(given: str, meant: str) -> None:
         ("9999999999 weeks ago", "is too long ago"),
     ],
 )
-def test_what_is_no_time_says_why(given: str, why: str) -> None:
+def test_an_invalid_start_time_is_explained(given: str, why: str) -> None:
     with pytest.raises(PipelineError, match=why):
         parse_start_time(given, NOW)
 
@@ -55,5 +55,5 @@ def test_what_is_no_time_says_why(given: str, why: str) -> None:
         ("2026-01-31T12:00:03Z", "0 s"),
     ],
 )
-def test_how_long_ago_is_told_shortly(time: str, told: str) -> None:
+def test_elapsed_time_is_shown_briefly(time: str, told: str) -> None:
     assert elapsed_text(time, NOW) == told

@@ -54,7 +54,7 @@ def failure(path: Path, **settings: object) -> str:
     return str(raised.value)
 
 
-def test_a_yaml_file_says_all_that_a_pipeline_is(tmp_path: Path) -> None:
+def test_a_yaml_file_is_parsed_completely(tmp_path: Path) -> None:
     pipeline = load(written(tmp_path, WHOLE))
     (orders,) = pipeline.sources
     assert (pipeline.name, pipeline.bootstrap) == ("revenue", "127.0.0.1:9092")
@@ -77,23 +77,21 @@ def test_a_yaml_file_says_all_that_a_pipeline_is(tmp_path: Path) -> None:
     assert pipeline.spark == {"spark.sql.shuffle.partitions": "2"}
 
 
-def test_the_example_that_shows_all_settings_is_a_pipeline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_example_with_all_settings_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASSWORD", "x")
     text = loading.__doc__ or ""
     example = text[text.index("    name:") : text.index("Relative paths")]
     assert len(load(written(tmp_path, example)).sinks) == 4
 
 
-def test_relative_paths_are_relative_to_the_file_and_addresses_stay(tmp_path: Path) -> None:
+def test_relative_paths_are_resolved_and_urls_are_unchanged(tmp_path: Path) -> None:
     pipeline = load(written(tmp_path, WHOLE))
     assert pipeline.checkpoint == str(tmp_path / "here")
     assert pipeline.sinks[1].target == str(tmp_path / "tables/revenue")
     assert pipeline.sinks[2].target == "s3a://lake/orders"
 
 
-def test_a_single_select_is_the_view_that_sinks_show(tmp_path: Path) -> None:
+def test_a_single_select_is_the_default_view_of_sinks(tmp_path: Path) -> None:
     text = """
     sources: {orders: {topic: orders}}
     transform: SELECT 1 AS one FROM orders
@@ -104,7 +102,7 @@ def test_a_single_select_is_the_view_that_sinks_show(tmp_path: Path) -> None:
     assert pipeline.sinks[0].view == "transform"
 
 
-def test_without_a_transformation_the_only_source_is_shown(tmp_path: Path) -> None:
+def test_without_a_transformation_sinks_write_the_only_source(tmp_path: Path) -> None:
     path = written(tmp_path, "sources: {orders: {topic: orders}}\nsinks: {screen: {console: true}}")
     assert load(path).sinks[0].view == "orders"
 
@@ -174,9 +172,7 @@ def test_without_a_transformation_the_only_source_is_shown(tmp_path: Path) -> No
         (("  large: SELECT", "  orders: SELECT"), "two are named 'orders'"),
     ],
 )
-def test_a_mistake_is_told_with_its_place_and_what_is_near(
-    tmp_path: Path, change: tuple[str, str], said: str
-) -> None:
+def test_an_error_has_the_line_and_a_suggestion(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     assert change[0] in WHOLE
     path = written(tmp_path, WHOLE.replace(*change, 1))
     told = failure(path)
@@ -192,7 +188,7 @@ sinks:
 """
 
 
-def test_a_sink_may_write_for_another_source_but_not_in_a_circle(tmp_path: Path) -> None:
+def test_a_sink_may_feed_another_source_but_not_in_a_cycle(tmp_path: Path) -> None:
     assert len(load(written(tmp_path, CHAIN.format(target="c", options=""))).sinks) == 2
     circle = written(tmp_path, CHAIN.format(target="a", options=""))
     assert "b1 is read by the source b ('b.*' matches it), which feeds this sink" in failure(circle)
@@ -201,7 +197,7 @@ def test_a_sink_may_write_for_another_source_but_not_in_a_circle(tmp_path: Path)
     assert len(load(written(tmp_path, CHAIN.format(target="a", options=elsewhere))).sinks) == 2
 
 
-def test_a_directory_has_one_name_however_it_is_written(tmp_path: Path) -> None:
+def test_directories_are_normalised(tmp_path: Path) -> None:
     text = WHOLE.replace("tables/revenue", "other/../tables//revenue/").replace(
         "checkpoint: here", "checkpoint: ./here/"
     )
@@ -210,7 +206,7 @@ def test_a_directory_has_one_name_however_it_is_written(tmp_path: Path) -> None:
     assert pipeline.checkpoint == str(tmp_path / "here")
 
 
-def test_what_is_not_yaml_is_told_with_its_line(tmp_path: Path) -> None:
+def test_invalid_yaml_is_reported_with_its_line(tmp_path: Path) -> None:
     assert ":2: this is not YAML" in failure(written(tmp_path, "name: x\nsources: [a, {"))
     assert "the file is empty" in failure(written(tmp_path, "# nothing\n"))
     assert "must be a mapping of settings" in failure(written(tmp_path, "- a\n- b\n"))
@@ -221,7 +217,7 @@ def test_a_missing_file_and_one_of_another_kind_are_named(tmp_path: Path) -> Non
     assert "a .yaml or a .py file" in failure(written(tmp_path, "x", "pipeline.toml"))
 
 
-def test_the_environment_is_put_in_and_secrets_are_never_told(
+def test_environment_variables_are_substituted_and_secrets_never_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVERS", "kafka:9092")
@@ -236,7 +232,7 @@ def test_the_environment_is_put_in_and_secrets_are_never_told(
     assert "hunter2" not in told
 
 
-def test_an_avro_schema_comes_from_its_file(tmp_path: Path) -> None:
+def test_an_avro_schema_is_read_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "order.avsc").write_text('{"type": "record", "name": "Order", "fields": []}')
     text = """
     sources: {orders: {topic: orders, format: avro, schema_file: order.avsc}}
@@ -247,7 +243,7 @@ def test_an_avro_schema_comes_from_its_file(tmp_path: Path) -> None:
     assert "it needs schema_file" in failure(written(tmp_path, text.replace(", schema_file: order.avsc", "")))
 
 
-def test_overrides_go_over_what_the_file_says(tmp_path: Path) -> None:
+def test_overrides_replace_settings_of_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, WHOLE)
     changed = load(
         path, overrides={"bootstrap": "b:1", "rate_limit": "5", "kafka.sasl.mechanism": "X", "spark.a": "b"}

@@ -54,7 +54,7 @@ def failure(path: Path) -> str:
     return str(raised.value)
 
 
-def test_a_file_declares_what_it_reads_makes_and_writes(tmp_path: Path) -> None:
+def test_a_python_file_declares_sources_views_and_sinks(tmp_path: Path) -> None:
     pipeline = load(written(tmp_path, FILE))
     orders, customers = pipeline.sources
     assert (pipeline.name, pipeline.bootstrap, pipeline.dead_letter_topic) == ("revenue", "b:9092", "dead")
@@ -108,14 +108,14 @@ def test_modules_beside_the_file_can_be_imported(tmp_path: Path) -> None:
         (('mode="update"', 'mode="upsert"'), "a topic sink has no mode 'upsert'"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+def test_an_error_has_the_line(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     assert change[0] in FILE
     told = failure(written(tmp_path, FILE.replace(*change, 1)))
     assert told.startswith(str(tmp_path / "revenue.py"))
     assert said in told
 
 
-def test_a_file_makes_exactly_one_pipeline(tmp_path: Path) -> None:
+def test_a_file_must_define_exactly_one_pipeline(tmp_path: Path) -> None:
     assert "this has none" in failure(written(tmp_path, "x = 1\n"))
     two = "from moldau.pipelines import Pipeline\na = Pipeline('a')\nb = Pipeline('b')\n"
     assert "this has 2 (a, b)" in failure(written(tmp_path, two))

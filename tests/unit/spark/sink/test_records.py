@@ -44,7 +44,7 @@ def test_rows_are_split_by_topic_and_keep_their_order() -> None:
     assert split == {"a": ["1", "3"], "b": ["2", "4"]}
 
 
-def test_the_option_takes_all_rows_as_they_are() -> None:
+def test_the_topic_option_keeps_all_rows_together() -> None:
     table = pa.table({"value": ["1", "2"]})
     assert list(split_by_topic(table, SinkColumns(0), "t")) == [("t", table)]
 
@@ -57,13 +57,13 @@ def test_rows_without_a_topic_are_counted() -> None:
         list(split_by_topic(table, SinkColumns(1, topic=0), None))
 
 
-def test_a_topic_that_is_no_name_is_shown() -> None:
+def test_an_invalid_topic_name_is_shown() -> None:
     table = pa.table({"topic": ["a b"], "value": ["1"]})
     with pytest.raises(SparkSourceError, match=r"the column `topic`: 'a b' is not a topic name"):
         list(split_by_topic(table, SinkColumns(1, topic=0), None))
 
 
-def test_few_rows_wait_for_more_and_none_is_lost_or_out_of_order() -> None:
+def test_small_batches_are_merged_in_order_without_loss() -> None:
     batches = [pa.record_batch({"value": [f"{number}{each}" for each in range(3)]}) for number in range(7)]
     empty = batches[0].slice(0, 0)
     tables = list(merge_batches([empty, *batches, empty], batches[0].nbytes * 3))
@@ -72,19 +72,19 @@ def test_few_rows_wait_for_more_and_none_is_lost_or_out_of_order() -> None:
     assert values == [value for batch in batches for value in batch["value"].to_pylist()]
 
 
-def test_the_key_decides_as_in_every_client_of_kafka() -> None:
+def test_the_key_decides_as_in_kafka_clients() -> None:
     keys = ["a", "b", "", "žluťoučký", "1" * 50]
     expected = [partition_of_key(key.encode(), 4) for key in keys]
     assert place(rows({"key": keys, "value": keys})) == expected
 
 
-def test_the_column_partition_goes_before_the_key_where_it_is_not_null() -> None:
+def test_the_column_partition_overrides_the_key_unless_null() -> None:
     given = rows({"key": ["a", "a"], "value": ["1", "2"], "partition": pa.array([3, None], pa.int32())})
     assert place(given) == [3, partition_of_key(b"a", 4)]
 
 
 @pytest.mark.parametrize("wrong", [-1, 4, -(2**31)])
-def test_a_partition_that_is_not_there_is_named(wrong: int) -> None:
+def test_a_missing_partition_is_named(wrong: int) -> None:
     given = rows({"value": ["1", "2"], "partition": pa.array([0, wrong], pa.int32())})
     with pytest.raises(SparkSourceError, match=rf"is {wrong}, but 't' has the partitions 0 to 3: correct it"):
         place(given)
@@ -98,7 +98,7 @@ def test_rows_without_a_key_fill_a_batch_and_move_on_to_the_next_partition() -> 
     )
 
 
-def test_the_next_rows_without_a_key_begin_with_another_partition() -> None:
+def test_the_next_rows_without_a_key_start_with_another_partition() -> None:
     placing, given = RowPartitioner(0), rows({"value": ["x"] * 3})
     several = [placing.partitions(given, "t", 4, range(4), 1000).tolist() for _ in range(5)]
     assert several == [[each] * 3 for each in (0, 1, 2, 3, 0)]
@@ -111,13 +111,13 @@ def test_rows_without_a_key_avoid_partitions_without_a_leader() -> None:
     assert set(RowPartitioner(0).partitions(given, "t", 4, [], 100).tolist()) == {0, 1, 2, 3}
 
 
-def test_rows_with_and_without_a_key_go_their_ways() -> None:
+def test_rows_with_and_without_a_key_are_partitioned_independently() -> None:
     placed = place(rows({"key": ["a", None, "a", None], "value": ["1"] * 4}), turn=2)
     home = partition_of_key(b"a", 4)
     assert placed == [home, 2, home, 2]
 
 
-def test_a_time_is_kept_to_the_millisecond_and_a_missing_one_is_now() -> None:
+def test_a_timestamp_has_milliseconds_and_defaults_to_now() -> None:
     times = [datetime(2024, 1, 1, 0, 0, 0, 123_999, UTC), None, datetime(1970, 1, 1, tzinfo=UTC)]
     found = rows({"value": ["a"] * 3, "timestamp": pa.array(times, pa.timestamp("us", tz="Europe/Prague"))})
     assert found.timestamp_ms.tolist() == [1_704_067_200_123, NOW_MS, 0]
@@ -161,7 +161,7 @@ def test_a_row_that_is_too_large_is_named_by_its_key() -> None:
     check_sizes(rows({"value": pa.array([None], pa.binary())}), "t", 100)
 
 
-def test_a_column_of_nulls_only_is_as_if_it_were_not_there() -> None:
+def test_a_column_of_nulls_equals_a_missing_column() -> None:
     given = rows(
         {
             "key": pa.array([None, None], pa.string()),

@@ -47,7 +47,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
     return pa.record_batch(columns)
 
 
-def test_records_are_there_when_the_task_is_done(broker: Broker) -> None:
+def test_records_are_readable_when_the_task_ends(broker: Broker) -> None:
     headers = pa.array([[{"key": "h", "value": b"1"}], []], HEADERS)
     rows = batch(key=["k1", None], value=[b"v1", None], headers=headers, topic=["other", "other"])
     columns = SinkColumns(1, key=0, headers=2, topic=3)
@@ -74,11 +74,11 @@ def test_order_is_kept_within_a_partition_over_many_small_batches(broker: Broker
     assert values == [value for each in rows for value in each["value"].to_pylist()]
 
 
-def test_rows_are_written_without_rows_too(broker: Broker) -> None:
+def test_a_task_without_rows_writes_nothing(broker: Broker) -> None:
     assert write_rows(iter([]), options(broker, topic="one"), SinkColumns(0)) == {}
 
 
-def test_a_producer_is_kept_for_the_next_task(broker: Broker) -> None:
+def test_a_producer_is_reused_by_the_next_task(broker: Broker) -> None:
     given = options(broker, topic="one")
     for _ in range(2):
         write_rows(iter([batch(value=["x"])]), given, SinkColumns(0))
@@ -90,7 +90,7 @@ def test_a_producer_is_kept_for_the_next_task(broker: Broker) -> None:
     )
 
 
-def test_what_is_under_way_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sections_in_flight_are_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     most = 0
     send = SectionSender.send
 
@@ -128,7 +128,7 @@ def test_rows_are_encoded_while_others_are_sent(broker: Broker, monkeypatch: pyt
     assert all(was_asked_first)
 
 
-def test_a_topic_that_is_not_there_is_named(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_topic_is_named(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending_module, "TOPIC_WAIT_MS", 300)
     with pytest.raises(
         SparkSourceError, match=r"the topic 'missing' does not exist, and the broker at .*: create it"
@@ -136,19 +136,19 @@ def test_a_topic_that_is_not_there_is_named(broker: Broker, monkeypatch: pytest.
         write_rows(iter([batch(value=["x"])]), options(broker, topic="missing"), SinkColumns(0))
 
 
-def test_a_broker_that_creates_topics_may_do_so() -> None:
+def test_a_topic_may_be_created_automatically() -> None:
     with Broker(settings={"auto.create.topics.enable": "true", "num.partitions": "2"}) as broker:
         write_rows(iter([batch(value=["x"])]), options(broker, topic="fresh"), SinkColumns(0))
         assert [each.value for each in all_records(broker.bootstrap, "fresh")] == [b"x"]
 
 
-def test_batches_are_as_small_as_the_topic_wants_them(broker: Broker) -> None:
+def test_batches_respect_max_message_bytes(broker: Broker) -> None:
     topic = LogWriter(broker.bootstrap).create(max_message_bytes="1000")
     write_rows(iter([batch(value=[b"x" * 100] * 100)]), options(broker, topic=topic), SinkColumns(0))
     assert len(all_records(broker.bootstrap, topic)) == 100
 
 
-def test_a_record_that_the_topic_refuses_says_what_to_change(broker: Broker) -> None:
+def test_a_record_above_max_message_bytes_is_reported_with_a_fix(broker: Broker) -> None:
     topic = LogWriter(broker.bootstrap).create(max_message_bytes="1000")
     with pytest.raises(
         SparkSourceError, match=r"raise the topic's max\.message\.bytes or shorten the values"
@@ -156,7 +156,7 @@ def test_a_record_that_the_topic_refuses_says_what_to_change(broker: Broker) -> 
         write_rows(iter([batch(value=[b"x" * 1000])]), options(broker, topic=topic), SinkColumns(0))
 
 
-def test_a_broker_that_tells_no_limit_is_written_to_all_the_same(
+def test_a_broker_without_a_known_limit_is_written_to(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(self: Admin, resources: list[ConfigResource]) -> dict[ConfigResource, KafkaError]:
@@ -171,7 +171,7 @@ def test_a_broker_that_tells_no_limit_is_written_to_all_the_same(
     assert len(all_records(broker.bootstrap, topic)) == 100
 
 
-def test_a_topic_made_anew_with_fewer_partitions_is_seen_by_the_next_task(broker: Broker) -> None:
+def test_the_next_task_sees_a_topic_recreated_with_fewer_partitions(broker: Broker) -> None:
     writer = LogWriter(broker.bootstrap)
     topic = writer.create(partitions=4)
     given = options(broker, topic=topic, delivery_timeout_ms="3000", request_timeout_ms="3000")
@@ -184,7 +184,7 @@ def test_a_topic_made_anew_with_fewer_partitions_is_seen_by_the_next_task(broker
     assert len(all_records(broker.bootstrap, topic)) == 50
 
 
-def test_a_partition_that_is_gone_while_a_task_writes_is_named(broker: Broker) -> None:
+def test_a_partition_deleted_during_a_write_is_named(broker: Broker) -> None:
     writer = LogWriter(broker.bootstrap)
     topic = writer.create(partitions=3)
     given = options(broker, topic=topic, delivery_timeout_ms="500", request_timeout_ms="500")
@@ -207,7 +207,7 @@ def test_a_partition_that_is_gone_while_a_task_writes_is_named(broker: Broker) -
     sending.abort()
 
 
-def test_no_broker_is_said_in_one_sentence() -> None:
+def test_an_unreachable_broker_is_reported_in_one_sentence() -> None:
     given = parse_topic_options(
         {
             "kafka.bootstrap.servers": "127.0.0.1:1",
@@ -221,7 +221,7 @@ def test_no_broker_is_said_in_one_sentence() -> None:
         write_rows(iter([batch(value=["x"])]), given, SinkColumns(0))
 
 
-def test_a_broker_that_is_gone_after_it_was_reached_is_said_in_one_sentence() -> None:
+def test_a_broker_lost_during_a_write_is_reported_in_one_sentence() -> None:
     with Broker({"t": 1}) as broker:
         given = options(broker, topic="t", delivery_timeout_ms="500", request_timeout_ms="300")
         sending = SectionSender(event_loop_thread(), given)
@@ -236,7 +236,7 @@ def test_a_broker_that_is_gone_after_it_was_reached_is_said_in_one_sentence() ->
         write_rows(rows(), given, SinkColumns(0))
 
 
-def test_after_a_failure_the_next_task_begins_afresh(broker: Broker) -> None:
+def test_after_a_failure_the_next_task_uses_a_new_producer(broker: Broker) -> None:
     given = options(broker, topic="small")
     before = SectionSender(event_loop_thread(), given)._producer
 
@@ -251,7 +251,7 @@ def test_after_a_failure_the_next_task_begins_afresh(broker: Broker) -> None:
     assert [each.value for each in all_records(broker.bootstrap, "small")][-1] == b"after"
 
 
-def test_the_loop_of_another_process_finds_no_producer_of_this_one(broker: Broker) -> None:
+def test_a_forked_process_does_not_use_the_parents_producers(broker: Broker) -> None:
     given = options(broker, topic="one")
     here, elsewhere = (
         SectionSender(event_loop_thread(), given),

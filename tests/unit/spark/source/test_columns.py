@@ -21,17 +21,17 @@ def asked(name: str, type_: object, *, nullable: bool = True) -> StructType:
     return StructType([StructField(name, type_, nullable)])  # type: ignore[arg-type]
 
 
-def test_columns_are_those_that_records_are_decoded_to() -> None:
+def test_columns_are_those_of_the_decoder() -> None:
     assert tuple(TYPES) == COLUMNS
     assert to_arrow_schema(schema(include_headers=True), timezone="UTC").equals(arrow_schema(COLUMNS))
 
 
-def test_headers_come_where_they_are_asked_for() -> None:
+def test_headers_are_included_on_request() -> None:
     assert schema(include_headers=False).names == list(COLUMNS[:-1])
     assert schema(include_headers=True).names == list(COLUMNS)
 
 
-def test_any_columns_in_any_order() -> None:
+def test_any_columns_may_be_requested_in_any_order() -> None:
     wanted = StructType([StructField("value", BinaryType()), StructField("offset", LongType(), False)])
     assert requested_columns(wanted) == [SourceColumn("value", False), SourceColumn("offset", False)]
 
@@ -54,7 +54,7 @@ def test_keys_and_values_may_be_text() -> None:
         (asked("timestamp", TYPES["timestamp"], nullable=False), "timestamp NOT NULL"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_would(wanted: StructType, complaint: str) -> None:
+def test_a_wrong_column_type_is_refused_with_the_expected_one(wanted: StructType, complaint: str) -> None:
     with pytest.raises(SparkSourceError) as refused:
         requested_columns(wanted)
     assert complaint in str(refused.value)

@@ -70,14 +70,14 @@ def at(topic: str, offsets: dict[int, int]) -> str:
 # Batches
 
 
-def test_a_batch_is_all_that_every_partition_has(written: LogWriter) -> None:
+def test_a_batch_reads_all_partitions_to_their_end(written: LogWriter) -> None:
     topic = written.create(partitions=3)
     written.spread(topic, {0: 5, 2: 2})
     written.delete_records(topic, 3)
     assert sizes(planned(written, subscribe=topic)) == {0: (3, 5), 1: (0, 0), 2: (0, 2)}
 
 
-def test_a_batch_of_several_topics_and_of_some_partitions(written: LogWriter) -> None:
+def test_a_batch_reads_several_topics_or_assigned_partitions(written: LogWriter) -> None:
     one, other = written.create("one", partitions=2), written.create("other")
     written.spread(one, {0: 1, 1: 2})
     written.spread(other, {0: 3})
@@ -89,7 +89,7 @@ def test_a_batch_of_several_topics_and_of_some_partitions(written: LogWriter) ->
     assert [str(each) for each in planned(written, assign=json.dumps({one: [1]}))] == [f"{one}-1 from 0 to 2"]
 
 
-def test_a_pattern_fits_whole_names_and_no_internal_topics(written: LogWriter) -> None:
+def test_a_pattern_matches_whole_names_and_no_internal_topics(written: LogWriter) -> None:
     name = written.create("fits")
     written.create("fits-not-quite")
     assert {each.topic for each in planned(written, subscribePattern=r"fits-\d+")} == {name}
@@ -97,7 +97,7 @@ def test_a_pattern_fits_whole_names_and_no_internal_topics(written: LogWriter) -
     assert not any(each.topic.startswith("__") for each in planned(written, subscribePattern=".*"))
 
 
-def test_a_missing_topic_is_named_with_the_nearest(written: LogWriter) -> None:
+def test_a_missing_topic_is_named_with_a_suggestion(written: LogWriter) -> None:
     topic = written.create("invoices")
     with pytest.raises(SparkSourceError, match=f"there is no topic 'invoces-.*'.*did you mean {topic}"):
         planned(written, subscribe=topic.replace("invoices", "invoces"))
@@ -149,7 +149,7 @@ def test_a_batch_between_times(written: LogWriter) -> None:
     ) == {0: (2, 3), 1: (3, 10)}
 
 
-def test_a_time_without_a_record_fails_or_means_the_end(written: LogWriter) -> None:
+def test_a_time_without_a_later_record_fails_or_resolves_to_the_end(written: LogWriter) -> None:
     topic = written.create(retention_ms="-1")
     written.send(topic, [ProducedRecord(b"", timestamp_ms=1000)])
     with pytest.raises(OptionError, match='set startingOffsetsByTimestampStrategy to "latest"'):
@@ -160,14 +160,14 @@ def test_a_time_without_a_record_fails_or_means_the_end(written: LogWriter) -> N
     assert sizes(late) == {0: (1, 1)}
 
 
-def test_times_the_wrong_way_round_read_nothing(written: LogWriter) -> None:
+def test_times_in_reverse_order_read_nothing(written: LogWriter) -> None:
     topic = written.create(retention_ms="-1")
     written.send(topic, [ProducedRecord(b"", timestamp_ms=1000 * each) for each in range(5)])
     (only,) = planned(written, subscribe=topic, startingTimestamp="3000", endingTimestamp="1000")
     assert only.size == 0
 
 
-def test_offsets_that_are_not_in_the_log_are_a_loss(written: LogWriter) -> None:
+def test_offsets_outside_the_log_are_data_loss(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 10})
     written.delete_records(topic, 4)
@@ -179,7 +179,7 @@ def test_offsets_that_are_not_in_the_log_are_a_loss(written: LogWriter) -> None:
         planned(written, subscribe=topic, endingOffsets=at(topic, {0: 50}))
 
 
-def test_offsets_that_are_not_in_the_log_may_be_left_out(
+def test_offsets_outside_the_log_are_skipped_if_data_loss_is_allowed(
     written: LogWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = written.create()
@@ -196,14 +196,14 @@ def test_offsets_that_are_not_in_the_log_may_be_left_out(
     assert "its log starts at 4" in caplog.text
 
 
-def test_an_explicit_start_behind_the_end_is_no_range(written: LogWriter) -> None:
+def test_an_explicit_start_after_the_end_is_refused(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 3})
     with pytest.raises(OptionError, match="the end is before the start"):
         planned(written, subscribe=topic, startingOffsets=at(topic, {0: 8}))
 
 
-def test_no_broker_is_said_with_its_address(unused_port: int) -> None:
+def test_an_unreachable_broker_is_reported_with_its_address(unused_port: int) -> None:
     nowhere = LogWriter(f"127.0.0.1:{unused_port}")
     with pytest.raises(
         SparkSourceError, match=f"127.0.0.1:{unused_port}.*Check that a broker is running there"
@@ -220,7 +220,7 @@ def unused_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_an_address_that_is_none_is_refused(written: LogWriter) -> None:
+def test_an_invalid_address_is_refused(written: LogWriter) -> None:
     with pytest.raises(OptionError, match="a bootstrap server is host:port, not 'host:port'"):
         planned(written, subscribe="t", **{"kafka.bootstrap.servers": "host:port"})
 
@@ -258,7 +258,7 @@ class Followed:
         return event_loop_thread().run(look())
 
 
-def test_a_new_stream_begins_at_the_end_or_where_it_is_told_to(written: LogWriter) -> None:
+def test_a_new_stream_starts_at_the_end_or_at_the_given_offsets(written: LogWriter) -> None:
     topic = written.create(partitions=2)
     written.spread(topic, {0: 5, 1: 3})
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -274,7 +274,7 @@ def test_a_new_stream_begins_at_the_end_or_where_it_is_told_to(written: LogWrite
     }
 
 
-def test_a_new_stream_has_a_group_of_its_own_unless_one_is_named(written: LogWriter) -> None:
+def test_a_new_stream_gets_a_generated_group_unless_one_is_set(written: LogWriter) -> None:
     topic = written.create()
     made_up = [
         Followed(written, subscribe=topic, groupIdPrefix="team").initial_position().group or ""
@@ -285,7 +285,7 @@ def test_a_new_stream_has_a_group_of_its_own_unless_one_is_named(written: LogWri
     assert Followed(written, subscribe=topic, **{"kafka.group.id": "named"}).initial_position().group is None
 
 
-def test_a_stream_cannot_begin_beside_the_log_unless_losses_are_all_right(written: LogWriter) -> None:
+def test_a_stream_cannot_start_outside_the_log_unless_data_loss_is_allowed(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 5})
     beyond = at(topic, {0: 9})
@@ -295,7 +295,7 @@ def test_a_stream_cannot_begin_beside_the_log_unless_losses_are_all_right(writte
     assert lenient.initial_position().offsets == {TopicPartition(topic, 0): 0}
 
 
-def test_a_batch_goes_to_the_end_or_as_far_as_the_limit(written: LogWriter) -> None:
+def test_a_micro_batch_ends_at_the_log_end_or_at_the_limit(written: LogWriter) -> None:
     topic = written.create(partitions=2)
     query = Followed(written, subscribe=topic)
     start = query.initial_position()
@@ -308,7 +308,7 @@ def test_a_batch_goes_to_the_end_or_as_far_as_the_limit(written: LogWriter) -> N
     assert query.ranges(start, StreamPosition({zero: 15, one: 5})) == {0: (0, 15), 1: (0, 5)}
 
 
-def test_a_batch_waits_for_enough_records_but_for_the_first(written: LogWriter) -> None:
+def test_a_micro_batch_waits_for_the_minimum_except_the_first(written: LogWriter) -> None:
     topic = written.create()
     limits = TriggerLimits(offsets_min=5)
     query = Followed(written, subscribe=topic)
@@ -322,7 +322,7 @@ def test_a_batch_waits_for_enough_records_but_for_the_first(written: LogWriter) 
     assert list(query.next_position(first, limits).offsets.values()) == [7]
 
 
-def test_a_batch_that_waited_long_enough_goes_with_what_there_is(written: LogWriter) -> None:
+def test_a_micro_batch_starts_after_the_maximum_delay(written: LogWriter) -> None:
     topic = written.create()
     query = Followed(written, subscribe=topic)
     start = query.next_position(query.initial_position(), TriggerLimits(offsets_min=5))
@@ -332,7 +332,7 @@ def test_a_batch_that_waited_long_enough_goes_with_what_there_is(written: LogWri
     ) == [1]
 
 
-def test_available_now_ends_where_the_logs_ended(written: LogWriter) -> None:
+def test_available_now_ends_at_the_initial_log_ends(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 4})
     query = Followed(written, subscribe=topic, startingOffsets="earliest")
@@ -376,7 +376,7 @@ def test_a_limit_counts_new_partitions_from_their_beginning(written: LogWriter) 
     assert query.next_position(start, TriggerLimits(offsets_max=4)).offsets[TopicPartition(topic, 1)] == 4
 
 
-def test_a_new_partition_that_lost_records_already_is_a_loss(written: LogWriter) -> None:
+def test_a_new_partition_without_its_first_records_is_data_loss(written: LogWriter) -> None:
     topic = written.create()
     query = Followed(written, subscribe=topic)
     start = query.initial_position()
@@ -388,7 +388,7 @@ def test_a_new_partition_that_lost_records_already_is_a_loss(written: LogWriter)
         query.ranges(start, end)
 
 
-def test_a_topic_that_has_gone_is_a_loss(written: LogWriter, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deleted_topic_is_data_loss(written: LogWriter, caplog: pytest.LogCaptureFixture) -> None:
     gone, stays = written.create("gone"), written.create("stays")
     query = Followed(written, subscribe=f"{gone},{stays}")
     lenient = Followed(written, subscribe=f"{gone},{stays}", failOnDataLoss="false")
@@ -402,7 +402,7 @@ def test_a_topic_that_has_gone_is_a_loss(written: LogWriter, caplog: pytest.LogC
     assert f"{gone}-0" in caplog.text
 
 
-def test_a_topic_that_was_made_anew_is_a_loss_or_read_from_its_beginning(written: LogWriter) -> None:
+def test_a_recreated_topic_is_data_loss_or_read_from_its_beginning(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 3})
     query = Followed(written, subscribe=topic)
@@ -424,7 +424,7 @@ def test_a_topic_that_was_made_anew_is_a_loss_or_read_from_its_beginning(written
     assert lenient.next_position(end) == end
 
 
-def test_a_log_that_is_shorter_than_what_was_read_is_a_loss_or_goes_on_at_its_end(
+def test_a_truncated_log_is_data_loss_or_continues_at_its_end(
     written: LogWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = written.create()
@@ -446,7 +446,7 @@ def test_a_log_that_is_shorter_than_what_was_read_is_a_loss_or_goes_on_at_its_en
     assert lenient.ranges(end, lenient.next_position(end)) == {0: (20, 22)}
 
 
-def test_after_a_loss_no_batch_waits_for_more(written: LogWriter) -> None:
+def test_no_micro_batch_is_delayed_after_data_loss(written: LogWriter) -> None:
     """Else what comes until then would lie below the position, and never be read."""
     topic = written.create(partitions=2)
     written.spread(topic, {0: 2, 1: 2})
@@ -459,7 +459,7 @@ def test_after_a_loss_no_batch_waits_for_more(written: LogWriter) -> None:
     assert end.offsets == {zero: 2, one: 2}
 
 
-def test_a_shorter_log_that_may_be_another_one_is_read_from_its_beginning_as_fast_as_allowed(
+def test_a_shorter_log_without_topic_ids_is_read_from_its_beginning_within_the_limit(
     written: LogWriter, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = written.create(partitions=2)
@@ -476,7 +476,7 @@ def test_a_shorter_log_that_may_be_another_one_is_read_from_its_beginning_as_fas
     assert "is new and already begins" not in caplog.text
 
 
-def test_a_batch_that_is_repeated_is_not_read_from_a_topic_that_was_made_anew(written: LogWriter) -> None:
+def test_a_repeated_micro_batch_skips_a_recreated_topic(written: LogWriter) -> None:
     topic, other = written.create(), written.create()
     written.spread(topic, {0: 3})
     written.spread(other, {0: 1})
@@ -499,7 +499,7 @@ def test_a_batch_that_is_repeated_is_not_read_from_a_topic_that_was_made_anew(wr
     )
 
 
-def test_a_topic_that_is_not_asked_for_any_more_is_told_as_such(written: LogWriter) -> None:
+def test_an_unsubscribed_topic_is_reported(written: LogWriter) -> None:
     dropped, stays = written.create("dropped"), written.create("stays")
     start = Followed(written, subscribe=f"{dropped},{stays}").initial_position()
     with pytest.raises(DataLossError, match=f"{dropped}-0 was read before, but subscribe no longer names it"):
@@ -530,7 +530,7 @@ def slow_offsets(monkeypatch: pytest.MonkeyPatch, needs_ms: int) -> list[int]:
     return given
 
 
-def test_a_broker_that_is_slow_to_tell_offsets_is_given_more_time(
+def test_list_offsets_is_retried_with_a_longer_timeout(
     written: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog, "_FIRST_ATTEMPT_MS", 40)
@@ -540,7 +540,7 @@ def test_a_broker_that_is_slow_to_tell_offsets_is_given_more_time(
     assert sizes(planned(written, subscribe=topic)) == {0: (0, 3)}
 
 
-def test_offsets_that_do_not_come_are_told_with_the_time_they_were_waited_for(
+def test_a_list_offsets_timeout_is_reported_with_its_duration(
     written: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog, "_FIRST_ATTEMPT_MS", 100)
@@ -554,7 +554,7 @@ def test_offsets_that_do_not_come_are_told_with_the_time_they_were_waited_for(
 
 
 @pytest.mark.parametrize("how", ["subscribe", "subscribePattern"])
-def test_topics_are_not_looked_after_when_the_query_is_over(written: LogWriter, how: str) -> None:
+def test_topics_are_untracked_when_the_query_ends(written: LogWriter, how: str) -> None:
     topic = written.create()
     options = {how: topic, "kafka.client.id": f"{how}-{topic}"}
     query = Followed(written, **options)
@@ -567,7 +567,7 @@ def test_topics_are_not_looked_after_when_the_query_is_over(written: LogWriter, 
     assert (list(cluster._tracked), cluster._track_all_count) == ([], 0)
 
 
-def test_a_broker_that_starts_again_is_waited_for(tmp_path: Path) -> None:
+def test_metadata_refresh_waits_for_a_restarting_broker(tmp_path: Path) -> None:
     data = {"store": "files", "data.dir": str(tmp_path)}
     with Broker(topics=["t"], settings=data) as before:
         written = LogWriter(before.bootstrap)
@@ -585,7 +585,7 @@ def test_a_broker_that_starts_again_is_waited_for(tmp_path: Path) -> None:
 # The group
 
 
-def test_where_a_batch_begins_is_published_to_the_group(written: LogWriter) -> None:
+def test_the_start_of_a_micro_batch_is_committed_to_the_group(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 4})
     query = Followed(written, subscribe=topic, **{"kafka.group.id": f"lag-of-{topic}"})
@@ -595,7 +595,7 @@ def test_where_a_batch_begins_is_published_to_the_group(written: LogWriter) -> N
     assert written.committed(f"lag-of-{topic}") == {partition: 3}
 
 
-def test_the_last_batch_of_available_now_is_published_before_the_query_ends(written: LogWriter) -> None:
+def test_the_last_batch_of_available_now_is_committed_before_the_query_ends(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 4})
     query = Followed(written, subscribe=topic, **{"kafka.group.id": f"lag-of-{topic}"})
@@ -627,9 +627,7 @@ def test_a_group_with_members_is_a_warning(written: LogWriter, caplog: pytest.Lo
     assert group in caplog.text
 
 
-def test_what_is_newer_takes_the_place_of_what_waits(
-    written: LogWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newer_offsets_replace_pending_ones(written: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = written.create()
     partition = TopicPartition(topic, 0)
     commits: list[Any] = []

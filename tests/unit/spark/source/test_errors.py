@@ -17,7 +17,7 @@ from moldau.spark.errors import (
 
 
 @pytest.mark.parametrize("error", [ConnectionLostError("refused"), RequestTimedOutError("late")])
-def test_no_answer_is_said_with_the_address_and_what_to_check(error: KafkaError) -> None:
+def test_a_missing_response_is_reported_with_the_address_and_a_hint(error: KafkaError) -> None:
     with (
         pytest.raises(SparkSourceError, match=r"cluster at host:1 .*Check that a broker is running there"),
         user_facing_errors("host:1"),
@@ -25,7 +25,7 @@ def test_no_answer_is_said_with_the_address_and_what_to_check(error: KafkaError)
         raise error
 
 
-def test_other_errors_of_a_cluster_are_said_with_its_address() -> None:
+def test_cluster_errors_are_reported_with_the_address() -> None:
     denied = KafkaError(ErrorCode.topic_authorization_failed, "the topic 'orders'")
     with (
         pytest.raises(SparkSourceError, match="host:1 returned an error: TOPIC_AUTHORIZATION_FAILED"),
@@ -34,14 +34,14 @@ def test_other_errors_of_a_cluster_are_said_with_its_address() -> None:
         raise denied
 
 
-def test_what_is_told_already_stays_and_bugs_are_not_hidden() -> None:
+def test_user_errors_are_unchanged_and_bugs_are_not_hidden() -> None:
     with pytest.raises(OptionError, match="as it was"), user_facing_errors("host:1"):
         raise OptionError("as it was")
     with pytest.raises(ZeroDivisionError), user_facing_errors("host:1"):
         _ = 1 / 0
 
 
-def test_tracebacks_are_hidden_in_workers_of_spark_and_for_our_errors_alone(
+def test_tracebacks_are_hidden_only_in_spark_workers_and_for_user_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
@@ -68,15 +68,15 @@ def test_tracebacks_are_hidden_in_workers_of_spark_and_for_our_errors_alone(
         "moldau.spark.errors.SparkSourceError: what it says",
     ],
 )
-def test_what_was_said_is_found_in_what_spark_made_of_it(text: str) -> None:
+def test_a_user_message_is_found_in_sparks_error(text: str) -> None:
     assert find_user_message(RuntimeError(text)) == "what it says"
 
 
-def test_another_error_tells_nothing() -> None:
+def test_other_errors_have_no_user_message() -> None:
     assert find_user_message(ValueError("no such column")) is None
 
 
-def test_a_process_has_one_portal_until_it_is_closed_or_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_has_one_event_loop_thread_until_closed_or_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     first = portals.event_loop_thread()
     assert portals.event_loop_thread() is first
     assert first.run(asyncio.sleep(0, "done")) == "done"
@@ -90,7 +90,7 @@ def test_a_process_has_one_portal_until_it_is_closed_or_forked(monkeypatch: pyte
     third.close()
 
 
-def test_what_is_raised_in_the_loop_comes_out_in_the_thread() -> None:
+def test_exceptions_in_the_loop_are_raised_in_the_calling_thread() -> None:
     async def fails() -> None:
         raise KafkaError(ErrorCode.corrupt_message, "x")
 

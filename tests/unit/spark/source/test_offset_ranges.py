@@ -15,11 +15,11 @@ def test_without_limits_a_partition_is_a_task() -> None:
     assert split_ranges([offsets(1, 5, 9), offsets(0, 0, 100)]) == [offsets(0, 0, 100), offsets(1, 5, 9)]
 
 
-def test_nothing_to_read_is_no_task() -> None:
+def test_empty_ranges_have_no_task() -> None:
     assert split_ranges([offsets(0, 5, 5), offsets(1, 7, 3)], partitions_min=4) == []
 
 
-def test_a_partition_with_too_many_records_is_cut_evenly() -> None:
+def test_a_large_partition_is_divided_evenly() -> None:
     assert split_ranges([offsets(0, 10, 20)], records_max=4) == [
         offsets(0, 10, 13),
         offsets(0, 13, 16),
@@ -28,29 +28,29 @@ def test_a_partition_with_too_many_records_is_cut_evenly() -> None:
     assert split_ranges([offsets(0, 10, 20)], records_max=10) == [offsets(0, 10, 20)]
 
 
-def test_enough_partitions_are_not_cut() -> None:
+def test_enough_partitions_are_not_divided() -> None:
     ranges = [offsets(0, 0, 1000), offsets(1, 0, 1)]
     assert split_ranges(ranges, partitions_min=2) == ranges
 
 
-def test_large_partitions_are_cut_until_there_are_enough() -> None:
+def test_large_partitions_are_divided_until_there_are_enough() -> None:
     assert split_ranges([offsets(0, 0, 100)], partitions_min=4) == [
         offsets(0, at, at + 25) for at in (0, 25, 50, 75)
     ]
 
 
-def test_small_partitions_do_not_keep_large_ones_from_being_cut() -> None:
+def test_small_partitions_do_not_limit_the_division_of_large_ones() -> None:
     tasks = split_ranges([offsets(0, 0, 1000), offsets(1, 0, 1), offsets(2, 0, 1)], partitions_min=6)
     assert len(tasks) == 6
     assert [each.size for each in tasks if each.partition == 0] == [250] * 4
 
 
-def test_both_limits_together_give_at_least_what_either_asks_for() -> None:
+def test_both_limits_together_satisfy_each() -> None:
     assert len(split_ranges([offsets(0, 0, 100)], partitions_min=3, records_max=10)) == 10
     assert len(split_ranges([offsets(0, 0, 100)], partitions_min=20, records_max=50)) == 20
 
 
-def test_a_range_is_never_cut_into_less_than_one_offset() -> None:
+def test_a_range_is_never_divided_below_one_offset() -> None:
     assert split_ranges([offsets(0, 0, 2)], partitions_min=8) == [offsets(0, 0, 1), offsets(0, 1, 2)]
 
 
@@ -74,5 +74,5 @@ def test_tasks_cover_every_offset_once(
 
 
 @pytest.mark.parametrize(("start", "end", "text"), [(3, 9, "t-0 from 3 to 9")])
-def test_a_range_names_itself(start: int, end: int, text: str) -> None:
+def test_a_range_is_shown_with_partition_and_offsets(start: int, end: int, text: str) -> None:
     assert str(offsets(0, start, end)) == text

@@ -24,7 +24,7 @@ ORDERS_0, ORDERS_1, ORDERS_10 = (TopicPartition("orders", index) for index in (0
 PAYMENTS = TopicPartition("payments", 0)
 
 
-def test_the_same_position_is_the_same_text_whatever_its_order() -> None:
+def test_equal_positions_have_equal_json() -> None:
     one = StreamPosition(
         {ORDERS_10: 3, PAYMENTS: 4, ORDERS_0: 1, ORDERS_1: 2}, {"payments": "b", "orders": "a"}
     )
@@ -37,16 +37,16 @@ def test_the_same_position_is_the_same_text_whatever_its_order() -> None:
     )
 
 
-def test_a_position_comes_back_from_a_checkpoint() -> None:
+def test_a_position_is_restored_from_a_checkpoint() -> None:
     position = StreamPosition({ORDERS_0: 7, PAYMENTS: 0}, {"orders": "a"}, "spark-1")
     assert StreamPosition.from_json(json.loads(json.dumps(position.to_json()))) == position
 
 
-def test_offsets_that_the_kafka_connector_wrote_are_a_position() -> None:
+def test_offsets_of_the_kafka_connector_are_a_position() -> None:
     assert StreamPosition.from_json({"orders": {"0": 23}}) == StreamPosition({ORDERS_0: 23})
 
 
-def test_offsets_of_a_topic_that_was_made_anew_mean_nothing() -> None:
+def test_offsets_of_a_recreated_topic_are_ignored() -> None:
     before = StreamPosition({ORDERS_0: 7, PAYMENTS: 3}, {"orders": "a", "payments": "b"})
     assert before.recreated_topics(StreamPosition({}, {"orders": "c", "payments": "b"})) == ["orders"]
     assert before.without_recreated(StreamPosition({}, {"orders": "c"})) == {PAYMENTS: 3}
@@ -55,7 +55,7 @@ def test_offsets_of_a_topic_that_was_made_anew_mean_nothing() -> None:
     }
 
 
-def test_a_log_that_ends_before_the_offset_goes_on_at_its_end_only_if_it_is_known_to_be_the_same() -> None:
+def test_a_truncated_log_is_resumed_at_its_end_only_if_the_topic_id_matches() -> None:
     before = StreamPosition({ORDERS_0: 7, PAYMENTS: 3}, {"orders": "a"})
     now = StreamPosition({ORDERS_0: 5, PAYMENTS: 2}, {"orders": "a", "payments": "b"})
     assert before.resume_offsets(now) == {ORDERS_0: 5}
@@ -65,11 +65,11 @@ def test_a_log_that_ends_before_the_offset_goes_on_at_its_end_only_if_it_is_know
 
 
 @pytest.mark.parametrize(("text", "offset"), [("earliest", EARLIEST), (" Latest ", LATEST)])
-def test_a_place_may_be_a_word(text: str, offset: int) -> None:
+def test_a_limit_may_be_earliest_or_latest(text: str, offset: int) -> None:
     assert parse_offset_limit("startingOffsets", text) == EarliestOrLatest(offset)
 
 
-def test_a_place_may_be_offsets_with_the_special_two_among_them() -> None:
+def test_a_limit_may_be_offsets_including_minus_1_and_minus_2() -> None:
     place = parse_offset_limit("startingOffsets", '{"orders": {"0": 23, "1": -2}, "payments": {"0": -1}}')
     assert place == SpecificOffsets({ORDERS_0: 23, ORDERS_1: -2, PAYMENTS: -1})
 
@@ -90,13 +90,13 @@ def test_a_place_may_be_offsets_with_the_special_two_among_them() -> None:
         ('{"orders": {"0": 1, "0": 2}}', "'0' is duplicated"),
     ],
 )
-def test_what_is_no_place_is_refused_with_an_example(text: str, complaint: str) -> None:
+def test_an_invalid_limit_is_refused_with_an_example(text: str, complaint: str) -> None:
     with pytest.raises(OptionError) as refused:
         parse_offset_limit("startingOffsets", text)
     assert complaint in str(refused.value)
 
 
-def test_a_batch_cannot_begin_at_the_end_or_end_at_the_beginning() -> None:
+def test_a_batch_cannot_start_at_latest_or_end_at_earliest() -> None:
     with pytest.raises(OptionError, match="startingOffsets cannot be latest"):
         parse_offset_limit("startingOffsets", "latest", illegal=LATEST)
     with pytest.raises(OptionError, match="startingOffsets of orders-1 cannot be latest"):
@@ -118,14 +118,14 @@ def test_times_are_milliseconds_since_1970() -> None:
         parse_times("startingOffsetsByTimestamp", '{"orders": {"0": -1}}')
 
 
-def test_an_assignment_is_sorted_and_has_nothing_twice() -> None:
+def test_an_assignment_is_sorted_without_duplicates() -> None:
     assert parse_assignment('{"payments": [0], "orders": [1, 0, 1]}') == [ORDERS_0, ORDERS_1, PAYMENTS]
 
 
 @pytest.mark.parametrize(
     "text", ["orders", "{}", '{"orders": 0}', '{"orders": [-1]}', '{"orders": ["0"]}', '{"a": []}']
 )
-def test_what_is_no_assignment_is_refused(text: str) -> None:
+def test_an_invalid_assignment_is_refused(text: str) -> None:
     with pytest.raises(OptionError, match="assign is JSON like"):
         parse_assignment(text)
 
@@ -135,7 +135,7 @@ def test_both_ends_must_name_the_same_partitions() -> None:
         check_order(SpecificOffsets({ORDERS_0: 0, ORDERS_1: 0}), SpecificOffsets({ORDERS_0: 5}))
 
 
-def test_an_end_before_its_start_is_refused_unless_it_is_a_special_one() -> None:
+def test_an_end_before_its_start_is_refused_unless_it_is_latest() -> None:
     with pytest.raises(OptionError, match="orders-0 would be read from 9 to 5"):
         check_order(SpecificOffsets({ORDERS_0: 9}), SpecificOffsets({ORDERS_0: 5}))
     with pytest.raises(OptionError, match="orders-0 would be read from 9 to 5"):
@@ -145,7 +145,7 @@ def test_an_end_before_its_start_is_refused_unless_it_is_a_special_one() -> None
     check_order(SpecificOffsets({ORDERS_0: 9}), SpecificOffsets({ORDERS_0: 9}))
 
 
-def test_explicit_offsets_are_of_exactly_the_partitions_there_are() -> None:
+def test_explicit_offsets_must_match_the_existing_partitions() -> None:
     check_complete("startingOffsets", {ORDERS_0: 1, ORDERS_1: 2}, [ORDERS_0, ORDERS_1])
     with pytest.raises(OptionError, match=r"orders-1 is missing \(-2 is the earliest, -1 the latest\)"):
         check_complete("startingOffsets", {ORDERS_0: 1}, [ORDERS_0, ORDERS_1])
@@ -155,7 +155,7 @@ def test_explicit_offsets_are_of_exactly_the_partitions_there_are() -> None:
         check_complete("startingOffsets", {ORDERS_0: 1, PAYMENTS: 2}, [ORDERS_0])
 
 
-def test_a_long_list_of_partitions_is_cut() -> None:
+def test_a_long_list_of_partitions_is_abbreviated() -> None:
     assert (
         format_partitions([TopicPartition("t", index) for index in range(7)])
         == "t-0, t-1, t-2, t-3, t-4 and 2 more"

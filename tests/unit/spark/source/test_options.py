@@ -51,15 +51,15 @@ def test_bootstrap_servers_are_needed() -> None:
     )
 
 
-def test_something_must_say_what_to_read() -> None:
+def test_a_subscription_is_required() -> None:
     assert "set subscribe, subscribePattern or assign" in refusal({"kafka.bootstrap.servers": "b:1"})
 
 
-def test_only_one_thing_may_say_what_to_read() -> None:
+def test_only_one_subscription_is_allowed() -> None:
     assert "not subscribe and assign" in refusal({**BASE, "assign": '{"a": [0]}'})
 
 
-def test_topics_are_listed_with_commas() -> None:
+def test_topics_are_comma_separated() -> None:
     assert batch(subscribe=" b, a ,,a").subscription == Subscription(topics=("a", "b"))
     assert "subscribe must be a comma-separated list of topics" in refusal({**BASE, "subscribe": " , "})
 
@@ -110,7 +110,7 @@ def test_names_are_case_insensitive() -> None:
         ("zzz", "there is no option 'zzz'"),
     ],
 )
-def test_an_unknown_option_is_refused_with_the_nearest_one(option: str, hint: str) -> None:
+def test_an_unknown_option_is_refused_with_a_suggestion(option: str, hint: str) -> None:
     assert hint in refusal({**BASE, option: "1"})
 
 
@@ -132,19 +132,19 @@ def test_settings_that_the_connector_refuses_are_refused_with_the_reason(name: s
     "name",
     ["session.timeout.ms", "max.poll.records", "fetch.min.bytes", "partition.assignment.strategy", "acks"],
 )
-def test_settings_of_kafkas_own_clients_that_mean_nothing_here_do_no_harm(name: str) -> None:
+def test_settings_of_kafka_clients_without_effect_are_accepted(name: str) -> None:
     assert parse_source_options({**BASE, f"kafka.{name}": "1"}, is_stream=True) == stream()
 
 
 # Values
 
 
-def test_a_batch_reads_all_there_is_and_a_stream_what_is_to_come() -> None:
+def test_a_batch_starts_at_earliest_and_a_stream_at_latest() -> None:
     assert (batch().starting, batch().ending) == (EarliestOrLatest(EARLIEST), EarliestOrLatest(LATEST))
     assert stream().starting == EarliestOrLatest(LATEST)
 
 
-def test_a_time_for_all_goes_before_times_and_those_before_offsets() -> None:
+def test_a_global_time_overrides_times_and_times_override_offsets() -> None:
     times, offsets = '{"orders": {"0": 7}}', '{"orders": {"0": 9}}'
     partition = TopicPartition("orders", 0)
     assert stream(startingOffsets=offsets).starting == SpecificOffsets({partition: 9})
@@ -177,7 +177,7 @@ def test_both_ends_of_a_batch_are_compared() -> None:
     )
 
 
-def test_what_to_do_without_a_record_of_that_time_may_be_chosen() -> None:
+def test_the_strategy_without_a_matching_record_can_be_chosen() -> None:
     assert not stream().starts_at_latest_without_match
     assert stream(startingOffsetsByTimestampStrategy="Latest").starts_at_latest_without_match
     assert "must be error or latest, not 'first'" in refusal(
@@ -216,7 +216,7 @@ def test_what_to_do_without_a_record_of_that_time_may_be_chosen() -> None:
         ("kafka.max.partition.fetch.bytes", "big", "kafka.max.partition.fetch.bytes must be an integer"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused(name: str, value: str, complaint: str) -> None:
+def test_an_invalid_value_is_refused(name: str, value: str, complaint: str) -> None:
     assert complaint in refusal({**BASE, name: value})
 
 
@@ -254,7 +254,7 @@ def test_tasks_and_groups() -> None:
     )
 
 
-def test_how_tasks_fetch() -> None:
+def test_fetch_options_of_tasks() -> None:
     fetching = batch(
         kafka__isolation__level="READ_COMMITTED",
         kafka__max__partition__fetch__bytes="1000",
@@ -265,7 +265,7 @@ def test_how_tasks_fetch() -> None:
     assert fetching.timeout_ms == 700
 
 
-def test_options_reach_tasks_as_they_are() -> None:
+def test_options_can_be_pickled() -> None:
     parsed = stream(startingOffsets='{"orders": {"0": 5}}', kafka__client__id="me")
     assert pickle.loads(pickle.dumps(parsed)) == parsed
 
@@ -307,7 +307,7 @@ def test_a_connection_may_be_secured_and_stays_hashable() -> None:
     assert "engine" not in repr(secured)
 
 
-def test_wrong_security_says_that_it_is_the_security() -> None:
+def test_an_invalid_security_setting_is_reported_as_such() -> None:
     with pytest.raises(OptionError, match="security"):
         connection(kafka__security__protocol="SASL_TELEPATHY")
 
@@ -315,7 +315,7 @@ def test_wrong_security_says_that_it_is_the_security() -> None:
 # What is known early
 
 
-def test_a_read_is_told_from_a_write_by_what_it_reads() -> None:
+def test_reads_and_writes_are_distinguished_by_the_subscription() -> None:
     assert is_read_query({"Subscribe": "a"})
     assert not is_read_query({"topic": "a", "kafka.bootstrap.servers": "b:1"})
 
@@ -327,6 +327,6 @@ def test_a_read_is_checked_before_it_is_known_whether_it_is_a_stream() -> None:
         check_read_options({**BASE, "minPartitions": "none"})
 
 
-def test_headers_are_asked_for_in_any_case() -> None:
+def test_the_headers_option_is_case_insensitive() -> None:
     assert includes_headers({"INCLUDEHEADERS": "true"})
     assert not includes_headers({})

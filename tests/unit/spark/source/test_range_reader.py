@@ -82,14 +82,14 @@ def offsets(*args: Any, **options: str) -> list[int]:
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_a_range_is_read_whatever_compressed_it(written: LogWriter, compression: str) -> None:
+def test_a_range_is_read_with_any_compression(written: LogWriter, compression: str) -> None:
     topic = written.create()
     written.send(topic, range(100), compression=compression, batch_size=300)
     found = rows(written.bootstrap, topic, 13, 77, "value as text, offset")
     assert found == [{"value": str(number), "offset": number} for number in range(13, 77)]
 
 
-def test_columns_come_in_the_order_asked_for_with_the_types_that_spark_wants(written: LogWriter) -> None:
+def test_columns_have_the_requested_order_and_sparks_types(written: LogWriter) -> None:
     topic = written.create()
     written.send(
         topic,
@@ -104,7 +104,7 @@ def test_columns_come_in_the_order_asked_for_with_the_types_that_spark_wants(wri
     assert (row["value"], row["key"], row["partition"], row["topic"]) == (None, b"k", 0, topic)
 
 
-def test_without_numba_the_same_is_read(written: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_decoder_reads_the_same(written: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = written.create()
     records = [ProducedRecord(b"v%d" % number, key=b"k", headers=(("h", b"x"),)) for number in range(50)]
     written.send(topic, records, compression="lz4")
@@ -115,7 +115,7 @@ def test_without_numba_the_same_is_read(written: LogWriter, monkeypatch: pytest.
     assert len(natively) == 41
 
 
-def test_text_that_is_none_is_refused(written: LogWriter) -> None:
+def test_invalid_utf8_is_refused_as_text(written: LogWriter) -> None:
     topic = written.create()
     written.send(topic, [b"fine", b"\xff\xfe"])
     with pytest.raises(
@@ -125,7 +125,9 @@ def test_text_that_is_none_is_refused(written: LogWriter) -> None:
     assert rows(written.bootstrap, topic, 0, 1, "value as text") == [{"value": "fine"}]
 
 
-def test_much_is_handed_over_in_parts(written: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_records_become_several_arrow_batches(
+    written: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fetching, "ARROW_BYTES", 2_000)
     topic = written.create()
     written.send(topic, [b"x" * 100 for _ in range(200)], batch_size=1_000)
@@ -141,7 +143,7 @@ def test_small_fetches_read_everything_too(written: LogWriter) -> None:
     assert read == list(range(300))
 
 
-def test_a_read_that_is_given_up_does_not_disturb_the_next(written: LogWriter) -> None:
+def test_an_abandoned_read_does_not_affect_the_next(written: LogWriter) -> None:
     topic = written.create()
     written.send(topic, range(300), batch_size=200)
     for _ in range(3):
@@ -151,7 +153,7 @@ def test_a_read_that_is_given_up_does_not_disturb_the_next(written: LogWriter) -
     assert offsets(written.bootstrap, topic, 290, 300) == list(range(290, 300))
 
 
-def test_two_reads_of_one_worker_that_take_turns_both_have_everything(written: LogWriter) -> None:
+def test_interleaved_reads_of_one_worker_are_complete(written: LogWriter) -> None:
     topic = written.create()
     written.send(topic, range(300), batch_size=200)
     small = {"kafka__max__partition__fetch__bytes": "1"}
@@ -163,7 +165,7 @@ def test_two_reads_of_one_worker_that_take_turns_both_have_everything(written: L
     assert read == list(range(300))
 
 
-def test_a_read_that_is_given_up_does_not_end_one_that_runs(written: LogWriter) -> None:
+def test_an_abandoned_read_does_not_end_a_running_one(written: LogWriter) -> None:
     topic = written.create()
     written.send(topic, range(300), batch_size=200)
     small = {"kafka__max__partition__fetch__bytes": "1"}
@@ -177,7 +179,7 @@ def test_a_read_that_is_given_up_does_not_end_one_that_runs(written: LogWriter) 
     assert read == list(range(300))
 
 
-def test_the_time_that_spark_takes_is_not_counted_against_the_broker(scripted: Any) -> None:
+def test_time_spent_by_spark_does_not_count_as_idle(scripted: Any) -> None:
     """The broker hangs up once, just when the time would be over if it had run since the last records came."""
     log = Log((0, 0, batch(0, "a")), (1, 1, batch(1, "b")), end=2)
     count = 0
@@ -206,7 +208,7 @@ def test_the_time_that_spark_takes_is_not_counted_against_the_broker(scripted: A
 # Gaps
 
 
-def test_gaps_of_compaction_are_no_loss(broker: Broker, written: LogWriter) -> None:
+def test_compaction_gaps_are_not_data_loss(broker: Broker, written: LogWriter) -> None:
     topic = written.create(cleanup_policy="compact", min_cleanable_dirty_ratio="0")
     written.send(
         topic,
@@ -286,7 +288,7 @@ def scripted() -> Iterator[Callable[[Callable[[Asked], Any]], ScriptedBroker]]:
         event_loop_thread().run(broker.__aexit__(None, None, None))
 
 
-def test_aborted_transactions_and_markers_are_left_out_where_that_is_asked_for(scripted: Any) -> None:
+def test_read_committed_skips_aborted_transactions_and_markers(scripted: Any) -> None:
     log = Log(
         (0, 1, transactional(0, "aborted", "aborted", producer_id=1)),
         (2, 2, batch(2, "plain")),
@@ -301,7 +303,7 @@ def test_aborted_transactions_and_markers_are_left_out_where_that_is_asked_for(s
     assert offsets(broker.bootstrap, "t", 0, 7) == [0, 1, 2, 4, 5]
 
 
-def test_a_range_may_end_with_a_marker_or_hold_nothing_else(scripted: Any) -> None:
+def test_a_range_may_end_with_or_consist_of_control_batches(scripted: Any) -> None:
     log = Log(
         (0, 0, transactional(0, "kept", producer_id=2)),
         (1, 1, marker(1, producer_id=2, is_commit=True)),
@@ -319,7 +321,7 @@ def test_reads_of_one_worker_share_their_connections(scripted: Any) -> None:
     assert broker.connections == 2
 
 
-def test_a_damaged_batch_is_told_with_its_place(scripted: Any) -> None:
+def test_a_damaged_batch_is_reported_with_its_offset(scripted: Any) -> None:
     damaged = bytearray(batch(0, "a", "b"))
     damaged[-1] ^= 0xFF
     broker = scripted(Log((0, 1, bytes(damaged)), end=2).fetch)
@@ -327,7 +329,7 @@ def test_a_damaged_batch_is_told_with_its_place(scripted: Any) -> None:
         rows(broker.bootstrap, "t", 0, 2)
 
 
-def test_what_comes_before_the_damage_is_read(scripted: Any) -> None:
+def test_records_before_a_damaged_batch_are_read(scripted: Any) -> None:
     damaged = bytearray(batch(2, "c"))
     damaged[-1] ^= 0xFF
     broker = scripted(Log((0, 1, batch(0, "a", "b")), (2, 2, bytes(damaged)), end=3).fetch)
@@ -338,7 +340,7 @@ def test_what_comes_before_the_damage_is_read(scripted: Any) -> None:
 
 
 @pytest.mark.parametrize("codec", [5, 7])
-def test_a_batch_of_an_unknown_codec_is_told_with_its_place(scripted: Any, codec: int) -> None:
+def test_a_batch_with_an_unknown_codec_is_reported_with_its_offset(scripted: Any, codec: int) -> None:
     strange = bytearray(batch(0, "a", "b"))
     strange[22] |= codec
     strange[17:21] = crc32c.crc32c(bytes(strange[21:])).to_bytes(4, "big")
@@ -361,7 +363,7 @@ def test_a_transaction_whose_end_cannot_be_read_is_an_error_and_no_rows(scripted
         rows(broker.bootstrap, "t", 0, 2, kafka__isolation__level="read_committed")
 
 
-def test_an_answer_without_records_is_not_believed(scripted: Any) -> None:
+def test_an_empty_response_is_retried(scripted: Any) -> None:
     """As of a leader that did not get its records from remote storage in time."""
     log = Log((0, 0, batch(0, "a")), (1, 1, batch(1, "b")), end=2)
     count = 0
@@ -374,7 +376,7 @@ def test_an_answer_without_records_is_not_believed(scripted: Any) -> None:
     assert offsets(scripted(fetch).bootstrap, "t", 0, 2) == [0, 1]
 
 
-def test_offsets_without_records_are_told(
+def test_offsets_without_records_are_logged(
     scripted: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partition_reading, "EMPTY_DURATION_MIN_S", 0)
@@ -386,7 +388,7 @@ def test_offsets_without_records_are_told(
 # Losses
 
 
-def test_records_below_the_start_of_the_log_are_a_loss(written: LogWriter) -> None:
+def test_records_before_the_log_start_are_data_loss(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 10})
     written.delete_records(topic, 6)
@@ -398,7 +400,7 @@ def test_records_below_the_start_of_the_log_are_a_loss(written: LogWriter) -> No
     )
 
 
-def test_a_read_may_go_on_where_the_log_begins(written: LogWriter, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_read_may_continue_at_the_log_start(written: LogWriter, caplog: pytest.LogCaptureFixture) -> None:
     topic = written.create()
     written.spread(topic, {0: 10})
     written.delete_records(topic, 6)
@@ -407,7 +409,7 @@ def test_a_read_may_go_on_where_the_log_begins(written: LogWriter, caplog: pytes
     assert offsets(written.bootstrap, topic, 2, 5, failOnDataLoss="false") == []
 
 
-def test_a_range_beyond_the_log_is_a_loss(written: LogWriter) -> None:
+def test_a_range_beyond_the_log_is_data_loss(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 3})
     with pytest.raises(DataLossError, match="from offset 7 to 9, but its log was truncated and ends at 3"):
@@ -415,7 +417,7 @@ def test_a_range_beyond_the_log_is_a_loss(written: LogWriter) -> None:
     assert offsets(written.bootstrap, topic, 7, 9, failOnDataLoss="false") == []
 
 
-def test_a_log_that_stays_shorter_than_the_range_is_a_loss(written: LogWriter) -> None:
+def test_a_log_shorter_than_the_range_is_data_loss(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 3})
     with pytest.raises(DataLossError, match="from offset 3 to 9, but its log ends at 3"):
@@ -424,7 +426,7 @@ def test_a_log_that_stays_shorter_than_the_range_is_a_loss(written: LogWriter) -
     assert offsets(written.bootstrap, topic, 0, 9, **lenient) == [0, 1, 2]
 
 
-def test_a_topic_that_is_deleted_under_a_read_is_a_loss(written: LogWriter) -> None:
+def test_a_topic_deleted_during_a_read_is_data_loss(written: LogWriter) -> None:
     topic = written.create()
     written.send(topic, range(300), batch_size=200)
     read = reading(written.bootstrap, topic, 0, 300, kafka__max__partition__fetch__bytes="1")
@@ -434,7 +436,7 @@ def test_a_topic_that_is_deleted_under_a_read_is_a_loss(written: LogWriter) -> N
         list(read)
 
 
-def test_a_topic_that_was_deleted_before_it_is_read_is_a_loss(written: LogWriter) -> None:
+def test_a_topic_deleted_before_a_read_is_data_loss(written: LogWriter) -> None:
     with pytest.raises(DataLossError, match=r"gone-0 .* it no longer exists"):
         rows(written.bootstrap, "gone", 0, 3)
     assert offsets(written.bootstrap, "gone", 0, 3, failOnDataLoss="false") == []
@@ -443,7 +445,7 @@ def test_a_topic_that_was_deleted_before_it_is_read_is_a_loss(written: LogWriter
 # Brokers that go away
 
 
-def test_a_broker_that_dies_under_a_read_is_named() -> None:
+def test_a_broker_that_dies_during_a_read_is_named() -> None:
     with Broker(topics=["t"]) as broker:
         bootstrap = broker.bootstrap
         LogWriter(bootstrap).send("t", range(300), batch_size=200)
@@ -463,7 +465,7 @@ def test_a_broker_that_dies_under_a_read_is_named() -> None:
     assert "Check that the broker is up" in str(told.value)
 
 
-def test_a_broker_that_hangs_up_is_asked_again(scripted: Any) -> None:
+def test_a_closed_connection_is_retried(scripted: Any) -> None:
     log = Log((0, 1, batch(0, "a", "b")), (2, 2, batch(2, "c")), end=3)
     count = 0
 
@@ -479,7 +481,7 @@ def test_a_broker_that_hangs_up_is_asked_again(scripted: Any) -> None:
 # The end of the process's portal
 
 
-def test_nothing_is_kept_of_a_portal_that_was_closed() -> None:
+def test_fetchers_are_closed_with_the_event_loop_thread() -> None:
     with Broker(topics=["t"]) as broker:
         LogWriter(broker.bootstrap).send("t", range(3))
         assert offsets(broker.bootstrap, "t", 0, 3) == [0, 1, 2]

@@ -10,11 +10,11 @@ A, B, C = (TopicPartition("t", index) for index in range(3))
 MINUTE_MS = 60_000
 
 
-def test_what_waits_is_counted_over_partitions_that_are_known() -> None:
+def test_pending_offsets_are_counted_for_known_partitions() -> None:
     assert pending_offsets({A: 10, B: 0}, {A: 15, B: 3, C: 100}) == 8
 
 
-def test_a_partition_that_became_shorter_counts_for_nothing() -> None:
+def test_a_truncated_partition_has_no_pending_offsets() -> None:
     assert pending_offsets({A: 10, B: 0}, {A: 4, B: 3}) == 3
 
 
@@ -44,7 +44,7 @@ def test_shares_of_offsets_that_no_float_holds_are_exact() -> None:
     st.lists(st.tuples(st.integers(0, 2**60), st.integers(0, 2**40)), min_size=1, max_size=20),
     st.integers(1, 2**45),
 )
-def test_a_capped_batch_moves_on_stays_within_its_ends_and_keeps_the_limit(
+def test_a_capped_batch_advances_within_its_ends_and_the_limit(
     partitions: list[tuple[int, int]], limit: int
 ) -> None:
     start = {TopicPartition("t", index): begin for index, (begin, _) in enumerate(partitions)}
@@ -57,7 +57,7 @@ def test_a_capped_batch_moves_on_stays_within_its_ends_and_keeps_the_limit(
     assert pending_offsets(start, batch) <= limit + len(partitions)
 
 
-def test_a_batch_waits_for_the_least_that_is_asked_for() -> None:
+def test_a_batch_waits_for_the_minimum() -> None:
     limits = TriggerLimits(offsets_min=100, delay_max_ms=MINUTE_MS)
     assert is_delayed(limits, 99, since_last_ms=10)
     assert not is_delayed(limits, 100, since_last_ms=10)
@@ -74,5 +74,5 @@ def test_the_first_batch_and_those_without_a_limit_never_wait() -> None:
     assert not is_delayed(TriggerLimits(), 1, since_last_ms=10)
 
 
-def test_batches_wait_15_minutes_at_most_unless_told_otherwise() -> None:
+def test_the_default_maximum_delay_is_15_minutes() -> None:
     assert TriggerLimits().delay_max_ms == 15 * MINUTE_MS
