@@ -148,7 +148,7 @@ def test_an_unreachable_cluster_is_named_and_the_rest_is_checked(
     text += "kafka: {request.timeout.ms: 300}\n"
     found = findings(spark, tmp_path, text)
     assert [each.where for each in found] == ["bootstrap", "transform.total"]
-    assert "no answer from the cluster at 127.0.0.1:1" in found[0].message
+    assert "no response from the cluster at 127.0.0.1:1" in found[0].message
     assert "moldau serve" in found[0].fix
 
 
@@ -194,4 +194,4 @@ def test_records_that_do_not_match_the_schema_are_a_warning(
     )
     assert "left out" in found.fix
     (found,) = findings(spark, tmp_path, re.sub(r"topic: things-\d+", "pattern: nothing-.*", good))
-    assert "no topic fits" in found.message
+    assert "no topic matches" in found.message

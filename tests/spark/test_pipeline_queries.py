@@ -213,7 +213,7 @@ def test_a_generation_has_its_own_files_and_does_not_write_to_those_of_others(
     (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
     (found,) = check(spark, load(path), CheckpointLocation(str(tmp_path / "checkpoints"), 1))
     assert (found.severity, found.where) == ("error", "sinks.files.parquet")
-    with pytest.raises(PipelineError, match=r"files begins anew, and .* has the rows of another query"):
+    with pytest.raises(PipelineError, match=r"files has no checkpoint yet, but .* has rows of another query"):
         run(spark, path)
 
 

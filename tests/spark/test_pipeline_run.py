@@ -192,7 +192,7 @@ def test_a_replay_is_a_new_generation_and_the_old_one_can_be_resumed(
         "files": [1, 2, 3, 4],
         "files.2": [1, 2, 3, 4],
     }
-    with pytest.raises(PipelineError, match="no generation 7"):
+    with pytest.raises(PipelineError, match="generation 7 of checkpoints does not exist"):
         runs.run(generation=7)
 
 

@@ -145,7 +145,7 @@ def test_a_schema_requests_some_columns_in_any_order(reads: Reads, topics: dict[
     ("schema", "complaint"),
     [
         ("offset INT", "the column offset as INT, but it is BIGINT"),
-        ("value DOUBLE", "the column value as DOUBLE, and it is BINARY or STRING"),
+        ("value DOUBLE", "the column value as DOUBLE, but it is BINARY or STRING"),
         ("ofset BIGINT", "a column 'ofset'; did you mean offset?"),
         ("value BINARY NOT NULL", "value NOT NULL"),
     ],
@@ -242,7 +242,7 @@ def test_fail_on_data_loss(reads: Reads, topics: dict[str, str]) -> None:
     cut = topics["cut"]
     gone = {"subscribe": cut, "startingOffsets": at(cut, {0: 2}), "endingOffsets": at(cut, {0: 20})}
     text = reads.refusal(**gone)
-    assert f"{cut}-0 at {reads.bootstrap} should be read from offset 2, and its log starts at 6" in text
+    assert f"{cut}-0 at {reads.bootstrap} should be read from offset 2, but its log starts at 6" in text
     assert "With failOnDataLoss set to false the query begins at 6" in text
     assert reads.places(**gone, failOnDataLoss="false") == [(0, offset) for offset in (6, 7, 8, 9)]
 
@@ -287,7 +287,7 @@ def test_settings_of_kafkas_clients(reads: Reads, topics: dict[str, str]) -> Non
         ({"subscribe": "a", "startingOffset": "earliest"}, "did you mean startingOffsets?"),
         ({"subscribe": "a", "startingOffsets": "latest"}, "startingOffsets cannot be latest"),
         ({"subscribe": "a", "kafka.auto.offset.reset": "earliest"}, "kafka.auto.offset.reset cannot be set"),
-        ({"subscribe": "a", "kafka.bootstrap.servers": "nowhere"}, "no answer from the cluster at nowhere"),
+        ({"subscribe": "a", "kafka.bootstrap.servers": "nowhere"}, "no response from the cluster at nowhere"),
     ],
 )
 def test_an_invalid_option_is_reported_on_the_driver_in_one_sentence(

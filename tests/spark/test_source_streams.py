@@ -193,7 +193,7 @@ def test_deleted_records_stop_the_query_unless_data_loss_is_allowed(
     reader.run()
     written.spread(topic, {0: 5})
     written.delete_records(topic, 4)
-    assert f"{topic}-0 at {written.bootstrap} should be read from offset 2 to 7, and its log starts at 4" in (
+    assert f"{topic}-0 at {written.bootstrap} should be read from offset 2 to 7, but its log starts at 4" in (
         reader.refusal()
     )
     reader.options["failOnDataLoss"] = "false"

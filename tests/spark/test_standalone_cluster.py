@@ -142,4 +142,4 @@ def test_missing_executors_are_reported_after_a_bounded_time(
         environ={"PYSPARK_PYTHON": sys.executable},
     )
     assert done.returncode == 1
-    assert f"The master {cluster.url} gave no executor within 5 s" in done.stderr.replace("\n", " ")
+    assert f"The master {cluster.url} provided no executor within 5 s" in done.stderr.replace("\n", " ")

@@ -62,7 +62,7 @@ def test_sparks_description_of_the_query_is_removed() -> None:
         "Identifier: revenue: out [id = 1, runId = 2]\nCurrent Committed Offsets: {}"
     )
     assert summarize_error(RuntimeError(text)) == (
-        "no answer from the cluster at 127.0.0.1:9092. Check that a broker is running there?"
+        "no response from the cluster at 127.0.0.1:9092. Check that a broker is running there?"
     )
 
 

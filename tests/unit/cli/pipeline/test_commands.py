@@ -259,10 +259,10 @@ def test_findings_are_shown_as_they_are_and_the_log_of_a_check_does_not_stay(
             logs.extend((in_directory / "temporary").iterdir())
 
     monkeypatch.setattr("moldau.spark.session", lambda *_, **__: Session())
-    found = [Finding("error", "sources.orders", "no topic fits zz-[abc]x", "[/b]")]
+    found = [Finding("error", "sources.orders", "no topic matches zz-[abc]x", "[/b]")]
     monkeypatch.setattr("moldau.pipelines.planner.checks.check", lambda *_: found)
     said = fails("pipeline", "check", "revenue.yaml")
-    assert "no topic fits zz-[abc]x" in said
+    assert "no topic matches zz-[abc]x" in said
     assert "[/b]" in said
     (log,) = logs
     assert str(os.getpid()) not in log.name
