@@ -195,7 +195,7 @@ PROOFS_ALL = [
         "power-cuts",
         "Power cuts at every step of a scripted sequence of appends, rolls, truncation, deletion and compaction: no "
         "durable record is lost.",
-        ("-m", "pytest", "tests/unit/logs/files/test_faults.py", "-k", "power_cuts"),
+        ("-m", "pytest", "tests/unit/logs/files/test_disk_faults.py", "-k", "power_failure"),
         sample="2 of 10 parts",
     ),
     Proof(

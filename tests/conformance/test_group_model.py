@@ -1,7 +1,6 @@
-"""A classic group under everything that members, time, crashes and a failing log can do to it in any order.
+"""A model test of classic groups: members, time, crashes and log failures in any order.
 
-What must hold is said in the words of those who rely on it: members that were given their parts, and whoever waits
-for an answer.
+The invariants are what members rely on: their assignments, and responses to their requests.
 """
 
 from typing import Any
@@ -40,11 +39,11 @@ protocols = st.sampled_from(PROTOCOLS)
 session_ms = st.sampled_from([6_000, 10_000, 45_000])
 rebalance_ms = st.sampled_from([1_000, 10_000, 60_000])
 anybody = st.integers(0, 7)
-"""One of the last few clients, living or not: those who are long replaced do not know it."""
+"""One of the latest clients, alive or not: a replaced client does not know that it was replaced."""
 
 
 class Client:
-    """What one process that wants to be a member knows; it may be slow, restarted or long replaced."""
+    """The state of a client process; it may be slow, restarted or replaced."""
 
     def __init__(self, name: str, instance: str | None) -> None:
         self.name = name
@@ -58,7 +57,7 @@ class Client:
 
     @property
     def identity(self) -> str:
-        """Who it is for the leader: a static member is the same whatever its member id."""
+        """The identity that the leader sees: that of a static member does not depend on its member id."""
         return self.instance or self.name
 
 
@@ -67,18 +66,18 @@ class GroupModel(RuleBasedStateMachine):
         super().__init__()
         self.stage: Stage
         self.asked: dict[RequestId, Client] = {}
-        """Who waits, or has waited, for each answer."""
+        """The client of each request."""
         self.seen: set[RequestId] = set()
-        self.given_up: set[RequestId] = set()
-        """Requests that a crash has taken with it."""
+        self.lost_requests: set[RequestId] = set()
+        """Requests lost in a crash."""
         self.identities: dict[str, str] = {}
         """By member id."""
         self.told: dict[int, tuple[str, str]] = {}
-        """Protocol and leader of each generation that this incarnation of the coordinator has begun."""
+        """Protocol and leader of each generation started by this coordinator."""
         self.parts: dict[int, dict[str, bytes]] = {}
-        """What each member was given, by generation: that is for ever."""
+        """The assignment of each member by generation, which never changes."""
         self.fenced: set[str] = set()
-        """Member ids that others with the same instance id have been told to replace."""
+        """Member ids replaced by another client with the same instance id."""
         self.assigned = 0
         self.records_seen = 0
         self.generation_written = 0
@@ -95,9 +94,9 @@ class GroupModel(RuleBasedStateMachine):
     ) -> None:
         self.stage = Stage(GroupCoordinatorConfig(size_max=size_max, initial_rebalance_delay_ms=delay_ms))
         for instance, protocols in first:
-            self.join_anew(instance, protocols=protocols)
+            self.join_new_client(instance, protocols=protocols)
 
-    # What clients do
+    # Actions of clients
 
     @rule(
         instance=instances,
@@ -107,19 +106,19 @@ class GroupModel(RuleBasedStateMachine):
         asks_for_id=st.booleans(),
         skips_assignment=st.booleans(),
     )
-    def join_anew(self, instance: str | None, **how: Any) -> None:
+    def join_new_client(self, instance: str | None, **how: Any) -> None:
         client = Client(f"member-{len(self.identities)}", instance)
         self.clients.append(client)
         self.living.append(client)
         self.join(client, **how)
 
     @rule(who=anybody, protocols=protocols, session_ms=session_ms, rebalance_ms=rebalance_ms)
-    def join_again(self, who: int, **how: Any) -> None:
+    def rejoin(self, who: int, **how: Any) -> None:
         self.join(self.client(who), **how)
 
     @rule(rounds=st.integers(1, 4))
-    def all_go_on(self, rounds: int) -> None:
-        """Those who live do what clients do, for a while: they join, sync and send heartbeats."""
+    def run_clients(self, rounds: int) -> None:
+        """Lets all live clients join, sync and send heartbeats for some rounds."""
         for _ in range(rounds):
             for client in list(self.living):
                 if client.waits_for is not None:
@@ -127,15 +126,15 @@ class GroupModel(RuleBasedStateMachine):
                 if client.generation < 0:
                     self.join(client, protocols=client.protocols)
                 elif not client.has_part:
-                    self.ask_for_part(client)
+                    self.send_sync(client)
                 else:
                     self.send_heartbeat(client)
             if self.stage.metadata.state is GroupState.PREPARING_REBALANCE and rounds > 2:
-                self.wait_for_what_is_next()
+                self.advance_to_next_deadline()
 
     @rule(who=anybody)
     def sync(self, who: int) -> None:
-        self.ask_for_part(self.client(who))
+        self.send_sync(self.client(who))
 
     @rule(who=anybody)
     def heartbeat(self, who: int) -> None:
@@ -158,52 +157,52 @@ class GroupModel(RuleBasedStateMachine):
         self.expect(client, self.stage.leave(LeavingMember(client.member_id, client.instance)))
 
     @rule(who=anybody)
-    def fall_silent(self, who: int) -> None:
+    def stop_client(self, who: int) -> None:
         self.lose(self.client(who))
 
     @rule(who=anybody)
     def restart(self, who: int) -> None:
-        """It comes back without its memory, as itself only if it is a static member. The old one lingers on."""
+        """Restarts a client without its state; only a static member keeps its identity. The old one stays alive."""
         gone = self.client(who)
         self.lose(gone)
-        self.join_anew(gone.instance, protocols=gone.protocols)
+        self.join_new_client(gone.instance, protocols=gone.protocols)
 
     @rule(instance=st.sampled_from(["one", "two", "strange"]))
     def remove_static_member(self, instance: str) -> None:
         self.stage.leave(LeavingMember(UNKNOWN_MEMBER_ID, instance))
-        self.hear()
+        self.check_responses()
 
-    # What the world does
+    # Time, log failures and crashes
 
     @rule(delay_ms=st.sampled_from([1, 500, 3_000, 3_000, 6_000, 70_000]))
     def wait(self, delay_ms: int) -> None:
         self.stage.wait(delay_ms)
-        self.hear()
+        self.check_responses()
 
     @rule()
-    def wait_for_what_is_next(self) -> None:
+    def advance_to_next_deadline(self) -> None:
         due_ms = self.stage.group.next_deadline_ms
         if due_ms is not None:
             self.stage.wait(max(0, due_ms - self.stage.now_ms))
-            self.hear()
+            self.check_responses()
 
     @rule(rounds=st.integers(1, 3))
-    def log_fails_for_a_while(self, rounds: int) -> None:
+    def fail_log(self, rounds: int) -> None:
         self.stage.log_fails = True
-        self.all_go_on(rounds)
+        self.run_clients(rounds)
         self.stage.log_fails = False
 
     @rule()
     def crash(self) -> None:
-        self.given_up |= set(self.asked) - self.seen
+        self.lost_requests |= set(self.asked) - self.seen
         for client in self.living:
             client.waits_for = None
         self.told.clear()
         self.fenced.clear()
         self.stage.crash()
-        self.hear()
+        self.check_responses()
 
-    # How it is done
+    # Helpers
 
     def client(self, who: int) -> Client:
         return self.clients[-1 - who % len(self.clients)]
@@ -220,7 +219,7 @@ class GroupModel(RuleBasedStateMachine):
             client, self.stage.join(client.member_id, instance=client.instance, fresh_id=fresh_id, **how)
         )
 
-    def ask_for_part(self, client: Client) -> None:
+    def send_sync(self, client: Client) -> None:
         assignments = {}
         if client.leads:
             self.assigned += 1
@@ -244,15 +243,15 @@ class GroupModel(RuleBasedStateMachine):
             self.is_a_member(client)
         self.expect(client, request_id)
 
-    # What is seen of it
+    # Responses
 
     def expect(self, client: Client, request_id: RequestId) -> None:
         self.asked[request_id] = client
         client.waits_for = request_id
-        self.hear()
+        self.check_responses()
 
-    def hear(self) -> None:
-        """Looks at every answer that has come since the last time."""
+    def check_responses(self) -> None:
+        """Checks every response since the last call."""
         self.read_log()
         for request_id in [each for each in self.asked if each not in self.seen and each in self.stage.lost]:
             self.seen.add(request_id)
@@ -260,22 +259,24 @@ class GroupModel(RuleBasedStateMachine):
         for request_id in [
             each for each in self.asked if each not in self.seen and each in self.stage.answers
         ]:
-            assert request_id not in self.given_up, "nobody answers for a coordinator that is gone"
+            assert request_id not in self.lost_requests, "a crashed coordinator cannot respond"
             self.seen.add(request_id)
             client, answer = self.asked[request_id], self.stage.answers[request_id]
             if client.waits_for == request_id:
                 client.waits_for = None
             if isinstance(answer, JoinResponse):
-                self.hear_join(client, answer)
+                self.check_join_response(client, answer)
             elif isinstance(answer, SyncResponse):
-                self.hear_sync(client, answer)
+                self.check_sync_response(client, answer)
             elif isinstance(answer, MoldauError):
-                self.hear_error(client, answer)
+                self.check_error(client, answer)
 
-    def hear_join(self, client: Client, reply: JoinResponse) -> None:
+    def check_join_response(self, client: Client, reply: JoinResponse) -> None:
         leader = self.identities[reply.leader]
         expected = self.told.setdefault(reply.generation, (reply.protocol_name, leader))
-        assert expected == (reply.protocol_name, leader), "one generation, one story"
+        assert expected == (reply.protocol_name, leader), (
+            "all members of a generation get the same protocol and leader"
+        )
         client.member_id, client.generation, client.has_part = reply.member_id, reply.generation, False
         client.leads = bool(reply.members) and not reply.skip_assignment
         if reply.members:
@@ -286,7 +287,7 @@ class GroupModel(RuleBasedStateMachine):
             self.fenced |= set(same) - {reply.member_id}
             self.fenced.discard(reply.member_id)
 
-    def hear_sync(self, client: Client, reply: SyncResponse) -> None:
+    def check_sync_response(self, client: Client, reply: SyncResponse) -> None:
         assert client.member_id not in self.fenced or client.member_id not in self.stage.members
         parts = self.parts.setdefault(self.generation_written, {})
         assert parts.setdefault(client.identity, reply.assignment) == reply.assignment
@@ -298,7 +299,7 @@ class GroupModel(RuleBasedStateMachine):
 
         client.has_part = True
 
-    def hear_error(self, client: Client, error: MoldauError) -> None:
+    def check_error(self, client: Client, error: MoldauError) -> None:
         client.generation = -1
         if isinstance(error, MemberIdRequiredError):
             client.member_id = error.member_id
@@ -316,17 +317,19 @@ class GroupModel(RuleBasedStateMachine):
         for record in self.stage.log[self.records_seen :]:
             assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
-            assert record.metadata.generation >= self.generation_written, "what was synced is not taken back"
+            assert record.metadata.generation >= self.generation_written, (
+                "a committed generation is not reverted"
+            )
             self.generation_written = record.metadata.generation
             assert len({each.instance_id for each in record.metadata.members if each.instance_id}) == len(
                 [each for each in record.metadata.members if each.instance_id]
             )
         self.records_seen = len(self.stage.log)
 
-    # What holds at any time
+    # Invariants
 
     @invariant()
-    def is_in_order(self) -> None:
+    def members_are_consistent(self) -> None:
         group = self.stage.group
         members, state = group.metadata.members.by_id, group.metadata.state
         assert (state is GroupState.EMPTY) == (not members) or state is GroupState.PREPARING_REBALANCE
@@ -343,11 +346,11 @@ class GroupModel(RuleBasedStateMachine):
             assert group._sync.deadline_ms is not None
         due_ms = group.next_deadline_ms
         if group._join.parked or group._sync.parked:
-            assert due_ms is not None, "who waits is not forgotten"
+            assert due_ms is not None, "a pending request has a deadline"
 
     @invariant()
-    def is_watched(self) -> None:
-        """Every member either waits for an answer or has to show signs of life."""
+    def every_member_has_a_deadline(self) -> None:
+        """Every member has a pending request or a heartbeat deadline."""
         group = self.stage.group
         watched = group._session_deadlines._deadlines
         for member_id, member in group.metadata.members.by_id.items():
@@ -356,7 +359,7 @@ class GroupModel(RuleBasedStateMachine):
         assert all(member_id in watched for member_id in group._join.pending_members)
 
     @invariant()
-    def is_not_too_big(self) -> None:
+    def size_is_limited(self) -> None:
         group = self.stage.group
         assert len(group._join.parked) <= self.stage.config.size_max
         if group.metadata.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
@@ -364,7 +367,7 @@ class GroupModel(RuleBasedStateMachine):
             assert len(dynamic) <= self.stage.config.size_max
 
     @invariant()
-    def is_what_the_log_says_when_stable(self) -> None:
+    def matches_the_log_when_stable(self) -> None:
         group = self.stage.group
         if group.metadata.state is GroupState.STABLE:
             record = self.stage.log[-1]
@@ -379,12 +382,12 @@ class GroupModel(RuleBasedStateMachine):
             ]
 
     def teardown(self) -> None:
-        """When time goes on and nobody does anything, everybody is answered and the group is empty in the end."""
+        """Without further requests, every pending request gets a response and the group becomes empty."""
         if not hasattr(self, "stage"):
             return
         self.stage.wait(A_DAY_MS)
-        self.hear()
-        assert set(self.asked) - self.seen == self.given_up - self.seen
+        self.check_responses()
+        assert set(self.asked) - self.seen == self.lost_requests - self.seen
         assert (self.stage.metadata.state, self.stage.group.next_deadline_ms) == (
             GroupState.EMPTY,
             None,
@@ -395,7 +398,7 @@ class GroupModel(RuleBasedStateMachine):
         for record in self.stage.log[-1:]:
             assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
-            assert not record.metadata.members, "and the log says so"
+            assert not record.metadata.members, "also in the log"
 
 
 TestGroupModel = GroupModel.TestCase

@@ -1,6 +1,6 @@
-"""A log against a plain Python model of one, through appends, reads, truncation, retention, compaction and crashes.
+"""A model test of logs: appends, reads, truncation, retention, compaction and crashes.
 
-The files store runs on a simulated disk that loses and tears what was not synced.
+The file log store runs on a simulated disk that loses and tears unsynced writes.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class ModelBatch:
 
 
 class LogModel(RuleBasedStateMachine):
-    """The model is the list of all batches; what compaction may have taken is known by offset."""
+    """The model is a list of all batches and the offsets that compaction may have removed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class LogModel(RuleBasedStateMachine):
         self.start = 0
         self.end = 0
         self.compacted = 0
-        """Truncation stays above this, as it stays above the high watermark in life."""
+        """Truncation stays above this offset, as it stays above the high watermark in a cluster."""
         self.taken: set[int] = set()
         """Offsets that compaction may have removed."""
         self.now_ms = 10_000
@@ -77,7 +77,7 @@ class LogModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.runner.close()
 
-    # What is done to the log
+    # Operations
 
     @rule(contents=st.lists(records, min_size=1, max_size=3), later_ms=st.integers(0, 800))
     def append(self, contents: list[list[tuple[bytes, bytes | None]]], later_ms: int) -> None:
@@ -128,7 +128,7 @@ class LogModel(RuleBasedStateMachine):
         if offset < self.end:
             self._truncate_model(offset)
             if self.taken:
-                # Where compaction took the last records before it, the log ends earlier still.
+                # The log ends earlier if compaction removed the last records before the offset.
                 assert self.start <= self.log.end_offset <= self.end
                 self.end = self.log.end_offset
             assert self.log.durable_offset == self.end
@@ -137,7 +137,7 @@ class LogModel(RuleBasedStateMachine):
         for batch in self.batches:
             if batch.base_offset < offset < batch.next_offset:
                 offset = batch.base_offset
-        # Only the start of the log can lie inside a batch that is cut off.
+        # Only the start offset can be inside a truncated batch.
         self.end = max(offset, self.start)
         self.batches = [batch for batch in self.batches if batch.next_offset <= offset]
         self.next_sequence = [
@@ -149,7 +149,7 @@ class LogModel(RuleBasedStateMachine):
         ]
 
     @rule(offset=st.integers(0, 150))
-    def begin_anew(self, offset: int) -> None:
+    def reset_log(self, offset: int) -> None:
         self.run(self.log.truncate_fully_and_start_at(offset))
         self.batches = []
         self.taken = set()
@@ -188,7 +188,7 @@ class LogModel(RuleBasedStateMachine):
                 if newest[record.key] != record.offset or record.value is None:
                     self.taken.add(record.offset)
 
-    # What must hold
+    # Invariants
 
     @invariant()
     def offsets_are_right(self) -> None:
@@ -240,7 +240,7 @@ class LogModel(RuleBasedStateMachine):
             assert self.log.epochs.epoch_for_offset(batch.last_offset) == batch.leader_epoch
 
     @rule(offset=st.integers(0, 200), bytes_max=st.integers(0, 3_000), bound=st.integers(0, 200))
-    def read_somewhere(self, offset: int, bytes_max: int, bound: int) -> None:
+    def read_any_range(self, offset: int, bytes_max: int, bound: int) -> None:
         offset, below = max(offset, self.start), min(bound, self.end)
         slices = self.run(self.log.read(offset, bytes_max, below, min_one_batch=False))
         data = slices.read()
@@ -277,12 +277,12 @@ class FilesModel(LogModel):
         self._open()
 
     def _open(self) -> None:
-        async def open_again() -> None:
+        async def reopen() -> None:
             self.store = FileLogStore(self.disk, "data", SystemClock())
             await self.store.start()
             self.log = await self.store.open(NAME, TOPIC_ID, SETTINGS)
 
-        self.run(open_again())
+        self.run(reopen())
 
     @rule()
     def restart(self) -> None:

@@ -1,4 +1,4 @@
-"""What every log store must do. One test body each, run on every store."""
+"""The behaviour of every log store: each test runs on every implementation."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -78,7 +78,7 @@ def test_a_new_log_is_empty(make_store: MakeStore) -> None:
     asyncio.run(body())
 
 
-def test_reads_give_back_the_bytes_that_were_appended(make_store: MakeStore) -> None:
+def test_reads_return_the_appended_bytes(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store) as log:
             first = batch_at(0, [b"a", b"b"], leader_epoch=3)
@@ -97,7 +97,7 @@ def test_reads_give_back_the_bytes_that_were_appended(make_store: MakeStore) -> 
     asyncio.run(body())
 
 
-def test_an_appended_batch_may_lie_in_a_buffer_that_is_used_again(make_store: MakeStore) -> None:
+def test_the_buffer_of_an_appended_batch_can_be_reused(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store) as log:
             buffer = bytearray(batch_at(0, [b"keep me"]).to_bytes())
@@ -108,7 +108,7 @@ def test_an_appended_batch_may_lie_in_a_buffer_that_is_used_again(make_store: Ma
     asyncio.run(body())
 
 
-def test_a_read_begins_with_the_batch_that_holds_the_offset(make_store: MakeStore) -> None:
+def test_a_read_starts_with_the_batch_that_contains_the_offset(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store) as log:
             await append(log, b"a", b"b", b"c")
@@ -119,7 +119,7 @@ def test_a_read_begins_with_the_batch_that_holds_the_offset(make_store: MakeStor
     asyncio.run(body())
 
 
-def test_a_read_in_a_gap_begins_with_the_next_batch(make_store: MakeStore) -> None:
+def test_a_read_in_a_gap_starts_with_the_next_batch(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store) as log:
             await append(log, b"a")
@@ -145,7 +145,7 @@ def test_nothing_at_or_above_the_bound_is_read(make_store: MakeStore) -> None:
     asyncio.run(body())
 
 
-def test_reads_keep_to_the_byte_limit_but_may_give_the_first_batch_whole(make_store: MakeStore) -> None:
+def test_reads_respect_the_byte_limit_except_for_min_one_batch(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store) as log:
             batches = [await append(log, b"x" * 200) for _ in range(5)]
@@ -163,7 +163,7 @@ def test_reads_keep_to_the_byte_limit_but_may_give_the_first_batch_whole(make_st
     asyncio.run(body())
 
 
-def test_a_consumer_gets_everything_across_segments(make_store: MakeStore) -> None:
+def test_a_consumer_reads_across_segments(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, TopicSettings(segment_bytes=1024, index_interval_bytes=100)) as log:
             values = [b"%03d" % number * 20 for number in range(200)]
@@ -177,7 +177,7 @@ def test_a_consumer_gets_everything_across_segments(make_store: MakeStore) -> No
     asyncio.run(body())
 
 
-def test_durable_follows_the_end_when_asked(make_store: MakeStore) -> None:
+def test_flush_moves_the_durable_offset_to_the_end(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
             for letter in (b"a", b"b", b"c"):
@@ -189,7 +189,7 @@ def test_durable_follows_the_end_when_asked(make_store: MakeStore) -> None:
     asyncio.run(body())
 
 
-def test_appends_go_on_while_a_sync_runs(make_store: MakeStore) -> None:
+def test_appends_continue_during_a_flush(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
 
@@ -207,10 +207,10 @@ def test_appends_go_on_while_a_sync_runs(make_store: MakeStore) -> None:
     asyncio.run(body())
 
 
-def test_records_are_found_by_time(make_store: MakeStore) -> None:
+def test_records_are_found_by_timestamp(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, TopicSettings(segment_bytes=1024, index_interval_bytes=0)) as log:
-            # Each batch has the times t, t+1, t+2; one comes out of order.
+            # Each batch has the timestamps t, t+1, t+2; one is out of order.
             for timestamp_ms in (100, 200, 150, 300, 400, 500, 600, 700, 800):
                 await append(log, *[b"v" * 100] * 3, timestamp_ms=timestamp_ms, leader_epoch=7)
             end = log.end_offset
@@ -230,7 +230,7 @@ def test_records_are_found_by_time(make_store: MakeStore) -> None:
     asyncio.run(body())
 
 
-def test_time_queries_never_answer_below_the_start(make_store: MakeStore) -> None:
+def test_timestamp_lookups_never_return_offsets_below_the_start(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store) as log:
             await append(log, b"a", b"b", b"c", timestamp_ms=900)
@@ -254,7 +254,7 @@ def test_append_time_and_missing_timestamps(make_store: MakeStore) -> None:
     asyncio.run(body())
 
 
-def test_truncation_drops_records_epochs_and_producers(make_store: MakeStore) -> None:
+def test_truncation_removes_records_epochs_and_producers(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, TopicSettings(segment_bytes=1024, index_interval_bytes=0)) as log:
             producer = {"producer_id": 9, "producer_epoch": 0}
@@ -286,7 +286,7 @@ def test_truncation_drops_records_epochs_and_producers(make_store: MakeStore) ->
     asyncio.run(body())
 
 
-def test_truncation_inside_a_batch_takes_all_of_it(make_store: MakeStore) -> None:
+def test_truncation_inside_a_batch_removes_the_whole_batch(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store) as log:
             await append(log, b"a", b"b")
@@ -302,7 +302,7 @@ def test_truncation_inside_a_batch_takes_all_of_it(make_store: MakeStore) -> Non
     asyncio.run(body())
 
 
-def test_truncation_below_the_start_begins_anew_there(make_store: MakeStore) -> None:
+def test_truncation_below_the_start_offset_resets_the_log(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
             for letter in (b"a", b"b", b"c", b"d"):
@@ -316,7 +316,7 @@ def test_truncation_below_the_start_begins_anew_there(make_store: MakeStore) -> 
     asyncio.run(body())
 
 
-def test_truncation_into_the_batch_the_log_begins_in_keeps_what_producers_wrote_before(
+def test_truncation_into_the_batch_of_the_start_offset_keeps_earlier_producer_state(
     make_store: MakeStore,
 ) -> None:
     async def body() -> None:
@@ -338,7 +338,7 @@ def test_truncation_into_the_batch_the_log_begins_in_keeps_what_producers_wrote_
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, 3, 4, 5, 1_000_000, 2**40])
-def test_a_log_begins_anew_anywhere(make_store: MakeStore, offset: int) -> None:
+def test_a_log_can_be_reset_to_any_offset(make_store: MakeStore, offset: int) -> None:
     async def body() -> None:
         async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
             for number, letter in enumerate((b"a", b"b", b"c", b"d")):
@@ -370,7 +370,7 @@ def test_a_log_begins_anew_anywhere(make_store: MakeStore, offset: int) -> None:
     asyncio.run(body())
 
 
-def test_a_read_goes_on_while_the_log_begins_anew(make_store: MakeStore) -> None:
+def test_a_read_continues_during_a_reset(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store) as log:
             await append(log, b"a", b"b")
@@ -384,7 +384,7 @@ def test_a_read_goes_on_while_the_log_begins_anew(make_store: MakeStore) -> None
     asyncio.run(body())
 
 
-def test_the_start_moves_and_what_lies_below_is_dropped(make_store: MakeStore) -> None:
+def test_advancing_the_start_offset_deletes_what_is_below(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
             for number, letter in enumerate((b"a", b"b", b"c", b"d")):
@@ -446,7 +446,7 @@ def test_retention_by_size(make_store: MakeStore) -> None:
     asyncio.run(body())
 
 
-def test_retention_leaves_compacted_topics_alone(make_store: MakeStore) -> None:
+def test_retention_does_not_apply_to_compacted_topics(make_store: MakeStore) -> None:
     async def body() -> None:
         settings = TopicSettings(cleanup_policy=("compact",), segment_bytes=1024, retention_ms=1)
         async with opened(make_store, settings) as log:
@@ -458,7 +458,7 @@ def test_retention_leaves_compacted_topics_alone(make_store: MakeStore) -> None:
     asyncio.run(body())
 
 
-def test_idle_producers_are_forgotten_by_retention(make_store: MakeStore) -> None:
+def test_retention_expires_idle_producers(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, TopicSettings(retention_ms=-1)) as log:
             await append(log, b"a", producer_id=1, producer_epoch=0, base_sequence=0)
@@ -481,13 +481,13 @@ COMPACTED = TopicSettings(
 
 
 async def filler(log: Log) -> None:
-    """Closes the segment in which everything so far lies, in stores that have segments."""
+    """Rolls the active segment, in stores with segments."""
     await append(log, big(b"_"), keys=[b"filler%d" % log.end_offset])
     await append(log, big(b"_"), keys=[b"filler%d" % log.end_offset])
     await flush_and_finalize(log)
 
 
-def test_compaction_keeps_the_newest_record_of_each_key(make_store: MakeStore) -> None:
+def test_compaction_keeps_the_latest_record_of_each_key(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, COMPACTED) as log:
             for number in range(20):
@@ -520,7 +520,7 @@ def test_compaction_stays_below_the_bound(make_store: MakeStore) -> None:
     asyncio.run(body())
 
 
-def test_tombstones_outlive_the_first_cleaning_by_delete_retention_ms(make_store: MakeStore) -> None:
+def test_tombstones_are_kept_for_delete_retention_ms_after_the_first_cleaning(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, COMPACTED) as log:
             await append(log, b"value", keys=[b"gone"])
@@ -538,7 +538,7 @@ def test_tombstones_outlive_the_first_cleaning_by_delete_retention_ms(make_store
     asyncio.run(body())
 
 
-def test_compaction_keeps_what_producer_state_is_made_of(make_store: MakeStore) -> None:
+def test_compaction_keeps_the_last_batch_of_each_producer(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, COMPACTED) as log:
             for sequence in range(3):
@@ -578,7 +578,7 @@ def test_compaction_waits_for_min_compaction_lag(make_store: MakeStore) -> None:
     asyncio.run(body())
 
 
-def test_the_dirty_ratio_decides_when_compaction_is_worth_it(make_store: MakeStore) -> None:
+def test_compaction_starts_at_the_dirty_ratio(make_store: MakeStore) -> None:
     async def body() -> None:
         settings = TopicSettings(
             cleanup_policy=("compact",), segment_bytes=1024, min_cleanable_dirty_ratio=0.5
@@ -596,7 +596,7 @@ def test_the_dirty_ratio_decides_when_compaction_is_worth_it(make_store: MakeSto
     asyncio.run(body())
 
 
-def test_appends_and_reads_go_on_during_compaction(make_store: MakeStore) -> None:
+def test_appends_and_reads_continue_during_compaction(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, COMPACTED) as log:
             for number in range(200):
@@ -619,7 +619,7 @@ def test_appends_and_reads_go_on_during_compaction(make_store: MakeStore) -> Non
     asyncio.run(body())
 
 
-def test_a_removed_log_is_gone_and_its_name_can_be_used_again(make_store: MakeStore) -> None:
+def test_a_removed_log_is_deleted_and_its_name_can_be_reused(make_store: MakeStore) -> None:
     async def body() -> None:
         store = make_store()
         await store.start()
@@ -652,7 +652,7 @@ def test_a_log_of_another_topic_id_is_replaced(make_store: MakeStore) -> None:
     asyncio.run(body())
 
 
-def test_logs_of_one_store_do_not_mix(make_store: MakeStore) -> None:
+def test_logs_of_one_store_are_independent(make_store: MakeStore) -> None:
     async def body() -> None:
         store = make_store()
         await store.start()

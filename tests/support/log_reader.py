@@ -1,4 +1,4 @@
-"""Reads topics to their end, for tests that look at what was written."""
+"""Reads topics to their end."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from moldau.client.record import ConsumerRecord, TopicPartition
 
 
 def all_records(bootstrap: str, topic: str, timeout_s: float | None = None) -> list[ConsumerRecord]:
-    """By partition and offset; none where there is no such topic."""
+    """Returns all records by partition and offset; none if the topic does not exist."""
     return asyncio.run(asyncio.wait_for(_all_records(bootstrap, topic), timeout_s))
 
 

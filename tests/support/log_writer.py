@@ -1,4 +1,4 @@
-"""Makes topics and writes records that a test can count on: which partition, which time, which offset."""
+"""Creates topics and produces records with known partitions, timestamps and offsets."""
 
 import asyncio
 import itertools
@@ -25,7 +25,7 @@ class LogWriter:
         self.bootstrap = bootstrap
 
     def create(self, name: str = "topic", *, partitions: int = 1, **configs: str) -> str:
-        """A topic of a name of its own; configs with underscores for dots."""
+        """Creates a topic with a unique name; configs have underscores instead of dots."""
         full = f"{name}-{next(_numbers)}"
         self.create_named(full, partitions=partitions, **configs)
         return full
@@ -53,7 +53,8 @@ class LogWriter:
         return {partition: each.offset for partition, each in offsets.items()}
 
     def send(self, topic: str, records: Iterable[ProducedRecord | bytes | int], **settings: Any) -> None:
-        """Acknowledged when this returns. A number is sent as its digits; to partition 0 unless it is said."""
+        """Produces records and waits for their acknowledgement. A number is sent as its digits, by default to
+        partition 0."""
         given = [_to_produced_record(each) for each in records]
 
         async def work() -> None:
@@ -72,7 +73,7 @@ class LogWriter:
         asyncio.run(work())
 
     def spread(self, topic: str, counts: Mapping[int, int]) -> None:
-        """So many records in each partition; a value is `partition/number`."""
+        """Produces this many records to each partition; a value is `partition/number`."""
         self.send(
             topic,
             [

@@ -1,4 +1,4 @@
-"""For tests of log stores: batches to append, what a log holds, and a store whose every call really awaits."""
+"""Helpers for tests of log stores: batches, the content of a log, and a store whose every call suspends."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def batch_at(
     leader_epoch: int = 0,
     **more: Any,
 ) -> Batch:
-    """A batch of these values whose timestamps go up by one, stamped for `offset`."""
+    """Returns a batch of these values at `offset`, with consecutive timestamps."""
     records = [
         Record(
             timestamp=timestamp_ms + number,
@@ -39,21 +39,21 @@ def batch_at(
 
 
 async def flush_and_finalize(log: Log) -> None:
-    """Synced, and with everything written that a partition would have written beside the syncs."""
+    """Flushes the log and finalizes its closed segments, as a partition does."""
     await log.flush()
     if log.has_unfinalized_segments:
         await log.finalize_segments()
 
 
 async def append(log: Log, *values: bytes | None, **more: Any) -> Batch:
-    """Appends one batch at the log's end."""
+    """Appends one batch."""
     batch = batch_at(log.end_offset, values, **more)
     await log.append([batch])
     return batch
 
 
 async def batches_of(log: Log, offset: int | None = None, below: int = FOREVER) -> list[Batch]:
-    """All batches from an offset (the log's start) on, read as a consumer would, whole batches at a time."""
+    """Returns all batches from an offset (by default the start offset) on."""
     found: list[Batch] = []
     offset = log.start_offset if offset is None else offset
     while (slices := await log.read(offset, 1, min(below, log.end_offset))).size:
@@ -64,7 +64,7 @@ async def batches_of(log: Log, offset: int | None = None, below: int = FOREVER) 
 
 
 async def records_of(log: Log) -> list[Record]:
-    """All records that a consumer would see."""
+    """Returns all records from the start offset on."""
     records = [record for batch in await batches_of(log) for record in iterate_records(batch)]
     return [record for record in records if record.offset >= log.start_offset]
 
@@ -74,7 +74,7 @@ async def values_of(log: Log) -> list[bytes | None]:
 
 
 class YieldingLog(Log):
-    """Another log, but every call gives others their turn before and after it."""
+    """A log whose calls yield to the event loop before and after the inner log's."""
 
     def __init__(self, inner: Log) -> None:
         self.inner = inner
@@ -171,7 +171,7 @@ class YieldingLog(Log):
 
 
 class YieldingLogStore(LogStore):
-    """Another store, but nothing in it returns at once."""
+    """A store whose calls yield to the event loop."""
 
     def __init__(self, inner: LogStore) -> None:
         self.inner = inner

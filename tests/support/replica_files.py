@@ -1,4 +1,4 @@
-"""What the replicas of a partition hold on disk, read from their files: batches by offset, without the broker."""
+"""Reads the batches of a replica from its segment files, without a broker."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from moldau.records.batch import LOG_OVERHEAD, Batch
 
 
 def batches(data_dir: Path, topic: str, partition: int) -> dict[int, bytes]:
-    """Whole batches by base offset, byte for byte."""
+    """Returns the bytes of whole batches by base offset."""
     found: dict[int, bytes] = {}
     for segment in sorted((data_dir / f"{topic}-{partition}").glob("*.log")):
         data = segment.read_bytes()

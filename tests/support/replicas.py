@@ -1,5 +1,7 @@
-"""Replicas of one partition on several nodes, wired together by hand: a test says who fetches when, who loses power and
-who leads. The logs keep what is written and what is synced apart, as disks do."""
+"""Replicas of one partition on several brokers without a network: a test decides who fetches, leads or loses power.
+
+The logs distinguish appended and flushed records, as disks do.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -46,7 +48,7 @@ class TestLease:
 
 
 class PageCacheLog(MemoryLog):
-    """Written is not synced: what a sync has not reached is gone after a power cut."""
+    """A log that loses unflushed records in a power failure."""
 
     def __init__(self, settings: TopicSettings) -> None:
         super().__init__(NAME, TOPIC_ID, settings, PRODUCER_EXPIRATION_MS_DEFAULT)
@@ -65,7 +67,7 @@ class PageCacheLog(MemoryLog):
         self.released.set()
 
     async def after_power_cut(self) -> "PageCacheLog":
-        """What a restart finds."""
+        """Returns the log after a restart."""
         found = PageCacheLog(self.settings)
         batches = [Batch(data) for data in self._batches]
         await found.append([batch for batch in batches if batch.next_offset <= self.durable_offset])
@@ -93,7 +95,7 @@ def batch(*values: bytes, producer_id: int = -1, sequence: int = -1) -> Batch:
 
 
 class Replicas:
-    """One partition. `image` is what the controller has committed; nodes take it when told to."""
+    """The replicas of one partition. `image` is the committed metadata; `publish_image` applies it."""
 
     def __init__(self, nodes: Sequence[int] = (1, 2, 3), **settings: object) -> None:
         self.clock = TestClock()
@@ -117,7 +119,7 @@ class Replicas:
         assert isinstance(log, PageCacheLog)
         return log
 
-    # What the controller does
+    # The controller
 
     def elect(self, leader: int, isr: Sequence[int] | None = None, *, recovering: bool = False) -> None:
         self.image = PartitionRegistration(
@@ -140,7 +142,7 @@ class Replicas:
         self.elect(leader, isr or self.nodes)
         await self.publish_image()
 
-    # What nodes do
+    # The brokers
 
     async def produce(
         self, node: int, *values: bytes, acks_all: bool = True, producer_id: int = -1, sequence: int = -1
@@ -153,7 +155,7 @@ class Replicas:
 
     def build_fetch(self, follower: int) -> FollowerFetch:
         position = self[follower].follower.fetch_position()
-        assert position is not None, "it has nobody to fetch from, or something that is not safe"
+        assert position is not None, "it has no leader, or unflushed records"
         return FollowerFetch(
             follower,
             self.brokers[follower].epoch,
@@ -164,7 +166,7 @@ class Replicas:
         )
 
     async def send_fetch(self, follower: int, *, bytes_max: int = BYTES_MAX) -> LogReadInfo:
-        """A fetch, answered; the answer is not yet taken."""
+        """Sends a fetch and returns the response without applying it."""
         return await self[self[follower].leader_id].read_for_follower(self.build_fetch(follower), bytes_max)
 
     async def apply_fetch(self, follower: int, fetched: LogReadInfo, leader_epoch: int | None = None) -> None:
@@ -176,7 +178,7 @@ class Replicas:
         )
 
     async def fetch(self, follower: int) -> LogReadInfo | EpochEndOffset:
-        """A fetch, and what the follower does with its answer; where it has to cut, the end it was told."""
+        """Sends a fetch and applies the response. Returns the diverging epoch if the follower had to truncate."""
         epoch = self[follower].leader_epoch
         try:
             fetched = await self.send_fetch(follower)
@@ -194,7 +196,7 @@ class Replicas:
                     pass
 
     async def lose_power(self, node: int) -> None:
-        """The node is gone, and what it had not synced."""
+        """Stops a broker, which loses its unflushed records."""
         partition = self.partitions.pop(node)
         log = partition.log
         assert isinstance(log, PageCacheLog)
@@ -205,10 +207,10 @@ class Replicas:
     def restart(self, node: int) -> None:
         self.open(node, self._kept.pop(node))
 
-    # What is there
+    # The logs
 
     async def values(self, node: int) -> list[str]:
-        """Every record with its epoch: `m0@0`."""
+        """Returns every record with its epoch, such as `m0@0`."""
         log = self.partitions[node].log
         found = await log.read(log.start_offset, BYTES_MAX, log.end_offset)
         shown = []
@@ -224,7 +226,7 @@ class Replicas:
         return shown
 
     async def seen(self, node: int, offset: int = 0, *, from_follower: bool = False) -> list[str]:
-        """What a consumer gets from this node."""
+        """Returns what a consumer reads from this broker."""
         fetched = await self[node].read(offset, BYTES_MAX, from_follower=from_follower)
         data = fetched.records.read()
         return [(r.value or b"").decode() for r in _records(data)]

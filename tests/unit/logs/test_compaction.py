@@ -1,4 +1,4 @@
-"""Compaction: what survives, what a batch looks like afterwards, and when tombstones go."""
+"""Compaction: retained records, the resulting batches, and the removal of tombstones."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ DAY_MS = 86_400_000
 
 
 def batch_of(*pairs: tuple[bytes | None, bytes | None], base_offset: int = 0, **fields: object) -> Batch:
-    """Records of these keys and values, a second apart."""
+    """Returns a batch of these keys and values, a second apart."""
     records = [
         Record(timestamp=1000 * (base_offset + delta), key=key, value=value, headers=(("h", b"x"),))
         for delta, (key, value) in enumerate(pairs)
@@ -43,7 +43,7 @@ def left(batch: Batch | None) -> Batch:
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_only_the_last_record_of_each_key_is_left(codec: int) -> None:
+def test_only_the_last_record_of_each_key_is_retained(codec: int) -> None:
     first = batch_of((b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", b"1"), compression=codec)
     second = batch_of((b"b", b"2"), (b"d", b"1"), base_offset=4, compression=codec)
     offsets = map_of(first, second)
@@ -70,24 +70,24 @@ def test_the_batch_keeps_its_range_and_its_producer() -> None:
     assert (cleaned.producer_id, cleaned.producer_epoch) == (7, 2)
     assert (cleaned.base_sequence, cleaned.last_sequence) == (5, 7)
     assert cleaned.leader_epoch == 3
-    assert cleaned.max_timestamp == 11_000, "of the records that are left"
+    assert cleaned.max_timestamp == 11_000, "of the retained records"
     assert cleaned.size < first.size
 
 
-def test_log_append_time_stays() -> None:
+def test_log_append_time_is_retained() -> None:
     first = batch_of((b"a", b"1"), (b"b", b"1"), append_time_ms=77)
     cleaned = left(clean(first, map_of(first, batch_of((b"a", b"2"), base_offset=2))))
     assert cleaned.is_log_append_time
     assert [record.timestamp for record in iterate_records(cleaned)] == [77]
 
 
-def test_a_batch_of_which_nothing_is_left_goes() -> None:
+def test_a_batch_without_retained_records_is_removed() -> None:
     first = batch_of((b"a", b"1"), (b"a", b"2"))
     assert clean(first, map_of(first, batch_of((b"a", b"3"), base_offset=2))) is None
 
 
 @pytest.mark.parametrize("codec", [0, 4])
-def test_the_last_batch_of_a_producer_stays_without_records(codec: int) -> None:
+def test_the_last_batch_of_a_producer_is_retained_without_records(codec: int) -> None:
     first = batch_of(
         *[(b"a", b"1"), (b"a", b"2")], producer_id=7, producer_epoch=1, base_sequence=40, compression=codec
     )
@@ -99,23 +99,23 @@ def test_the_last_batch_of_a_producer_stays_without_records(codec: int) -> None:
     assert (emptied.base_offset, emptied.last_offset) == (0, 1)
     assert (emptied.producer_id, emptied.base_sequence, emptied.last_sequence) == (7, 40, 41)
     assert clean(emptied, offsets, empty=True) is emptied
-    assert clean(emptied, offsets) is None, "once the producer has moved on"
+    assert clean(emptied, offsets) is None, "after a later batch of the producer"
 
 
-def test_records_without_a_key_go() -> None:
+def test_records_without_a_key_are_removed() -> None:
     first = batch_of((None, b"1"), (b"b", b"1"))
     cleaned = left(clean(first, map_of(first)))
     assert [record.key for record in iterate_records(cleaned)] == [b"b"]
 
 
-def test_records_beyond_the_map_stay() -> None:
+def test_records_beyond_the_offset_map_are_retained() -> None:
     first, second = batch_of((b"a", b"1")), batch_of((b"a", b"2"), (None, b"x"), base_offset=1)
     offsets = map_of(first)
     assert clean(first, offsets) is first
     assert clean(second, offsets) is second
 
 
-def test_a_full_map_stops_inside_a_batch_and_what_follows_is_kept() -> None:
+def test_a_full_map_ends_inside_a_batch_and_later_records_are_retained() -> None:
     offsets = OffsetMap(2 * ENTRY_BYTES)
     first = batch_of((b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"c", b"1"), (b"a", b"3"))
     assert not offsets.add(first)
@@ -125,29 +125,29 @@ def test_a_full_map_stops_inside_a_batch_and_what_follows_is_kept() -> None:
     assert [record.offset for record in iterate_records(cleaned)] == [1, 2, 3, 4]
 
 
-def test_the_smallest_map_gets_on_by_one_key() -> None:
+def test_the_smallest_map_advances_by_one_key() -> None:
     offsets = OffsetMap(0)
     assert not offsets.add(batch_of((b"a", b"1"), (b"a", b"2"), (b"b", b"1")))
     assert offsets.end_offset == 2
 
 
-def test_the_next_round_goes_on_inside_the_batch_where_the_last_one_stopped() -> None:
+def test_the_next_round_continues_inside_the_batch_where_the_last_one_ended() -> None:
     batch = batch_of((b"a", b"1"), (b"b", b"1"), (b"b", b"2"))
     offsets = OffsetMap(ENTRY_BYTES)
     assert not offsets.add(batch)
-    again = OffsetMap(ENTRY_BYTES, offsets.end_offset)
-    assert again.add(batch)
-    assert [record.offset for record in iterate_records(left(clean(batch, again)))] == [0, 2]
+    reopened = OffsetMap(ENTRY_BYTES, offsets.end_offset)
+    assert reopened.add(batch)
+    assert [record.offset for record in iterate_records(left(clean(batch, reopened)))] == [0, 2]
 
 
-def test_tombstones_go_even_when_nothing_new_was_written() -> None:
+def test_tombstones_are_removed_even_without_new_records() -> None:
     batch = batch_of((b"a", None), (b"b", b"1"))
     once = left(clean(batch, map_of(batch), now_ms=0, retention_ms=10))
-    again = left(clean(once, OffsetMap(ROOMY, 2), now_ms=10))
-    assert [record.key for record in iterate_records(again)] == [b"b"]
+    reopened = left(clean(once, OffsetMap(ROOMY, 2), now_ms=10))
+    assert [record.key for record in iterate_records(reopened)] == [b"b"]
 
 
-def test_long_keys_are_told_apart() -> None:
+def test_long_keys_are_distinguished() -> None:
     long_one, long_two = b"x" * 1000 + b"1", b"x" * 1000 + b"2"
     first = batch_of((long_one, b"1"), (long_two, b"1"))
     second = batch_of((long_one, b"2"), base_offset=2)
@@ -163,7 +163,7 @@ def test_the_map_ends_where_the_last_batch_ends() -> None:
     assert map_of(cleaned).end_offset == 3
 
 
-def test_a_tombstone_outlives_delete_retention_from_its_first_cleaning() -> None:
+def test_a_tombstone_is_retained_for_delete_retention_ms_after_its_first_cleaning() -> None:
     batch = batch_of((b"a", b"1"), (b"a", None), (b"b", b"1"))
     offsets = map_of(batch)
     once = left(clean(batch, offsets, now_ms=50_000, retention_ms=1000))
@@ -175,36 +175,36 @@ def test_a_tombstone_outlives_delete_retention_from_its_first_cleaning() -> None
     assert once.max_timestamp == 2000
 
     assert clean(once, offsets, now_ms=50_999, retention_ms=1000) is once
-    assert clean(once, offsets, now_ms=50_999, retention_ms=0) is once, "the horizon stands"
-    gone = left(clean(once, offsets, now_ms=51_000, retention_ms=1000))
-    assert list(iterate_records(gone)) == list(iterate_records(batch))[2:]
-    assert gone.delete_horizon_ms == 51_000
-    assert clean(gone, offsets, now_ms=99_000) is gone
+    assert clean(once, offsets, now_ms=50_999, retention_ms=0) is once, "the horizon does not change"
+    removed = left(clean(once, offsets, now_ms=51_000, retention_ms=1000))
+    assert list(iterate_records(removed)) == list(iterate_records(batch))[2:]
+    assert removed.delete_horizon_ms == 51_000
+    assert clean(removed, offsets, now_ms=99_000) is removed
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_a_horizon_changes_no_timestamp(codec: int) -> None:
+def test_a_delete_horizon_changes_no_timestamp(codec: int) -> None:
     batch = batch_of((b"a", None), (b"b", b"1"), (b"c", None), base_offset=5, compression=codec)
     cleaned = left(clean(batch, map_of(batch), now_ms=1_700_000_000_000))
     assert list(iterate_records(cleaned)) == list(iterate_records(batch))
     assert cleaned.compression == codec
 
 
-def test_a_horizon_that_would_not_fit_its_field_is_far_away() -> None:
+def test_a_delete_horizon_is_limited_to_its_field() -> None:
     batch = batch_of((b"a", None))
     cleaned = left(clean(batch, map_of(batch), now_ms=1_700_000_000_000, retention_ms=2**63 - 1))
     assert list(iterate_records(cleaned)) == list(iterate_records(batch))
     assert clean(cleaned, map_of(batch), now_ms=2**60) is cleaned
 
 
-def test_a_tombstone_that_a_newer_record_replaced_goes_at_once() -> None:
+def test_a_tombstone_with_a_later_record_is_removed_at_once() -> None:
     batch = batch_of((b"a", None), (b"b", b"1"))
     cleaned = left(clean(batch, map_of(batch, batch_of((b"a", b"2"), base_offset=2))))
     assert [record.key for record in iterate_records(cleaned)] == [b"b"]
     assert cleaned.delete_horizon_ms is None
 
 
-def test_control_batches_stay() -> None:
+def test_control_batches_are_retained() -> None:
     marker = Batch(
         control_batch(EndTransaction(True, 0), timestamp=0, base_offset=1, producer_id=1, producer_epoch=0)
     )
@@ -213,7 +213,7 @@ def test_control_batches_stay() -> None:
     assert clean(marker, offsets, now_ms=2**60) is marker
 
 
-def test_a_batch_that_cannot_be_decoded_stays_and_hides_nothing() -> None:
+def test_an_undecodable_batch_is_retained_and_removes_nothing() -> None:
     first = batch_of((b"a", b"1"), (b"a", b"2"))
     broken = Batch(
         encode_batch(
@@ -245,7 +245,7 @@ logs = st.lists(st.tuples(st.lists(record_pairs, min_size=1, max_size=6), st.int
 
 
 @given(log=logs, entries=st.integers(1, 5), rounds=st.integers(1, 4))
-def test_a_reader_of_the_compacted_log_ends_with_the_same_values(
+def test_a_compacted_log_has_the_same_latest_values(
     log: list[tuple[list[tuple[bytes, bytes | None]], int]], entries: int, rounds: int
 ) -> None:
     batches: list[Batch] = []
@@ -264,7 +264,7 @@ def test_a_reader_of_the_compacted_log_ends_with_the_same_values(
         now_ms = number * DAY_MS // 2
         cleaned = [clean(batch, offsets, now_ms=now_ms) for batch in batches]
         batches = [batch for batch in cleaned if batch is not None]
-        assert offsets.end_offset > clean_end or clean_end == len(before), "every round gets on"
+        assert offsets.end_offset > clean_end or clean_end == len(before), "every round makes progress"
         clean_end = offsets.end_offset
 
         after = [record for batch in batches for record in iterate_records(batch)]

@@ -1,4 +1,4 @@
-"""Logs that part from their leader's are cut by epoch, and nothing committed goes."""
+"""Truncation of logs that diverge from the leader's, without loss of committed records."""
 
 import itertools
 
@@ -11,11 +11,11 @@ from moldau.raft.messages import EpochEndOffset
 from support.replicas import PageCacheLog, Replicas
 from support.replication_stories import run
 
-# The histories in which cutting at the high watermark is wrong
+# Histories in which truncation to the high watermark is wrong
 
 
-def test_a_follower_that_restarts_behind_the_high_watermark_keeps_what_is_committed() -> None:
-    """m1 is committed; the follower has it and does not know that it is. It restarts, the leader dies, it leads."""
+def test_a_restarted_follower_below_the_high_watermark_keeps_committed_records() -> None:
+    """m1 is committed, and the follower has it below no high watermark. It restarts, the leader dies, and it leads."""
 
     async def main() -> None:
         both = Replicas((1, 2))
@@ -26,7 +26,7 @@ def test_a_follower_that_restarts_behind_the_high_watermark_keeps_what_is_commit
         await both.fetch(2)
         assert both[2].high_watermark == 1
         await both.send_fetch(2)
-        assert both[1].high_watermark == 2, "the follower has asked past m1"
+        assert both[1].high_watermark == 2, "the follower has fetched past m1"
         await both.lose_power(2)
         both.restart(2)
         await both.publish_image(2)
@@ -40,8 +40,8 @@ def test_a_follower_that_restarts_behind_the_high_watermark_keeps_what_is_commit
     run(main())
 
 
-def test_a_leader_that_comes_back_after_an_unclean_election_gives_its_tail_up() -> None:
-    """m1 is on the old leader alone. The follower lost it, leads uncleanly and writes m2 in its place."""
+def test_a_previous_leader_truncates_its_tail_after_an_unclean_election() -> None:
+    """Only the old leader has m1. The follower lost it, is elected uncleanly and appends m2 at its offset."""
 
     async def main() -> None:
         both = Replicas((1, 2), write_caching=True)
@@ -72,13 +72,13 @@ def test_a_leader_that_comes_back_after_an_unclean_election_gives_its_tail_up() 
     run(main())
 
 
-def test_logs_that_forked_more_than_once_become_the_same_again() -> None:
+def test_logs_that_diverged_more_than_once_converge() -> None:
     async def main() -> None:
         three = Replicas((1, 2, 3))
         await three.begin(leader=1)
         await three.produce(1, b"a")
         await three.replicate(2, 3)
-        # Each leads for a while and nobody hears what it writes.
+        # Each leads for a while and its records are not replicated.
         for leader, value in itertools.islice(zip(itertools.cycle((1, 2)), (b"b", b"c", b"d", b"e")), 4):
             three.elect(leader, [leader])
             await three.publish_image(leader)
@@ -93,7 +93,7 @@ def test_logs_that_forked_more_than_once_become_the_same_again() -> None:
     run(main())
 
 
-def test_an_epoch_without_records_does_not_keep_a_follower_asking_for_ever() -> None:
+def test_an_epoch_without_records_does_not_make_a_follower_truncate_forever() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin(leader=1)
@@ -113,10 +113,12 @@ def test_an_epoch_without_records_does_not_keep_a_follower_asking_for_ever() -> 
     run(main())
 
 
-# Leaders that lack what is committed
+# Leaders without committed records
 
 
-async def with_a_leader_that_lost_its_disk(*, recovering: bool = False, **settings: object) -> Replicas:
+async def replicas_with_a_leader_that_lost_its_disk(
+    *, recovering: bool = False, **settings: object
+) -> Replicas:
     three = Replicas((1, 2, 3), **settings)
     await three.begin(leader=1)
     await three.produce(1, b"a", b"b")
@@ -129,9 +131,9 @@ async def with_a_leader_that_lost_its_disk(*, recovering: bool = False, **settin
     return three
 
 
-def test_what_is_committed_is_not_cut_off_for_a_leader_that_lost_it() -> None:
+def test_a_follower_goes_offline_instead_of_truncating_committed_records_its_leader_lost() -> None:
     async def main() -> None:
-        three = await with_a_leader_that_lost_its_disk()
+        three = await replicas_with_a_leader_that_lost_its_disk()
         for node in (2, 3):
             with pytest.raises(StorageError, match="lacks the committed records from offset 0 to 1"):
                 await three.fetch(node)
@@ -142,12 +144,12 @@ def test_what_is_committed_is_not_cut_off_for_a_leader_that_lost_it() -> None:
     run(main())
 
 
-def test_what_is_committed_is_cut_off_after_an_unclean_election_also_by_who_comes_late() -> None:
+def test_after_an_unclean_election_even_a_late_follower_truncates_committed_records() -> None:
     async def main() -> None:
-        three = await with_a_leader_that_lost_its_disk(recovering=True)
+        three = await replicas_with_a_leader_that_lost_its_disk(recovering=True)
         await three.replicate(2)
         assert await three.values(2) == ["new@1"]
-        # Another leads cleanly since, and nothing is said of recovering any more.
+        # A clean election since then has ended the recovery.
         three.elect(2, [2, 1])
         await three.publish_image()
         assert not three.image.is_recovering
@@ -157,9 +159,9 @@ def test_what_is_committed_is_cut_off_after_an_unclean_election_also_by_who_come
     run(main())
 
 
-def test_what_was_committed_since_an_unclean_election_is_not_cut_off() -> None:
+def test_records_committed_after_an_unclean_election_are_not_truncated() -> None:
     async def main() -> None:
-        three = await with_a_leader_that_lost_its_disk(recovering=True)
+        three = await replicas_with_a_leader_that_lost_its_disk(recovering=True)
         three.elect(1, [1, 2, 3])
         await three.publish_image()
         await three.replicate(2, 3, times=4)
@@ -174,16 +176,16 @@ def test_what_was_committed_since_an_unclean_election_is_not_cut_off() -> None:
     run(main())
 
 
-def test_who_does_without_syncing_does_without_what_its_leader_lost() -> None:
+def test_with_write_caching_a_follower_truncates_what_its_leader_lost() -> None:
     async def main() -> None:
-        three = await with_a_leader_that_lost_its_disk(write_caching=True)
+        three = await replicas_with_a_leader_that_lost_its_disk(write_caching=True)
         await three.replicate(2)
         assert await three.values(2) == ["new@1"]
 
     run(main())
 
 
-def test_a_leader_that_lacks_an_epoch_but_not_its_offsets_has_lost_nothing() -> None:
+def test_a_leader_that_lacks_an_epoch_but_has_its_offsets_has_lost_nothing() -> None:
     async def main() -> None:
         three = Replicas((1, 2, 3))
         await three.begin(leader=1)
@@ -194,7 +196,7 @@ def test_a_leader_that_lacks_an_epoch_but_not_its_offsets_has_lost_nothing() -> 
         await three.produce(1, b"b")
         await three.replicate(2, 3, times=2)
         assert three[3].high_watermark == 2
-        # As on a replica that copied a compacted log: what epoch 1 had written was not there any more.
+        # As on a replica that copied a compacted log without records of epoch 1.
         epochs = three.log(2).epochs
         epochs.truncate_from_end(1)
         three.elect(2, [2])

@@ -1,4 +1,4 @@
-"""The follower's decisions: what it counts as committed, and where it cuts its log: by epoch, not by high watermark."""
+"""The follower's high watermark and truncation offset."""
 
 import pytest
 
@@ -19,17 +19,17 @@ def epochs(*began: tuple[int, int]) -> LeaderEpochCache:
     return history
 
 
-def test_what_is_committed_is_what_the_leader_says_as_far_as_it_is_here() -> None:
+def test_the_high_watermark_is_the_leaders_limited_by_the_end_of_the_log() -> None:
     state = follower()
     assert state.on_leader_high_watermark(10, end_offset=4)
     assert (state.high_watermark, state.leader_high_watermark) == (4, 10)
     assert state.on_leader_high_watermark(10, end_offset=12)
     assert state.high_watermark == 10
-    assert not state.on_leader_high_watermark(8, end_offset=12), "a new leader may know less for a while"
+    assert not state.on_leader_high_watermark(8, end_offset=12), "a new leader may lag for a while"
     assert state.high_watermark == 10
 
 
-def test_a_cut_that_takes_committed_records_is_noticed() -> None:
+def test_truncation_of_committed_records_is_reported() -> None:
     state = follower(5)
     assert not state.on_truncated(5)
     assert state.on_truncated(3)
@@ -37,25 +37,25 @@ def test_a_cut_that_takes_committed_records_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("began", "end", "diverging", "cut"),
+    ("began", "end", "diverging", "truncated_to"),
     [
-        # The same epoch, which ended earlier at the leader: what is behind that end was never committed.
+        # The epoch ended earlier on the leader: later records were never committed.
         ([(0, 0)], 10, EpochEndOffset(0, 7), 7),
-        # The same epoch, which goes on at the leader: nothing of it is cut, only what came after it here.
+        # The epoch is longer on the leader: only later epochs are truncated.
         ([(0, 0), (1, 5)], 9, EpochEndOffset(0, 8), 5),
-        # The leader knows nothing of epoch 1, which ended epoch 0 here at 5; there it ended at 3 already.
+        # The leader lacks epoch 1. Epoch 0 ends at 5 here and at 3 on the leader.
         ([(0, 0), (1, 5)], 9, EpochEndOffset(0, 3), 3),
-        # An epoch that is not here: first behind the one before, then the next fetch tells more.
+        # An epoch that this log lacks: truncate to the end of the previous one, then the next fetch checks again.
         ([(0, 0), (3, 5)], 9, EpochEndOffset(2, 7), 5),
-        # A leader of an epoch in which it wrote nothing: it ends where it began.
+        # An epoch without records ends where it starts.
         ([(0, 0), (4, 6)], 6, EpochEndOffset(0, 6), 6),
-        # All of this log is newer than anything that the leader has.
+        # Every epoch of this log is newer than the leader's.
         ([(3, 4)], 9, EpochEndOffset(1, 2), 2),
-        # No epochs at all: the leader's end is all there is to go by.
+        # No epochs: only the leader's end offset counts.
         ([], 9, EpochEndOffset(0, 4), 4),
     ],
 )
-def test_a_log_is_cut_where_epochs_say_that_it_parts_from_its_leaders(
-    began: list[tuple[int, int]], end: int, diverging: EpochEndOffset, cut: int
+def test_the_truncation_offset_depends_on_epochs(
+    began: list[tuple[int, int]], end: int, diverging: EpochEndOffset, truncated_to: int
 ) -> None:
-    assert truncation_offset(epochs(*began), end, diverging) == cut
+    assert truncation_offset(epochs(*began), end, diverging) == truncated_to

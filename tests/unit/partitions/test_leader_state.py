@@ -1,4 +1,4 @@
-"""The leader's decisions: the high watermark over the maximal in-sync set, who joins and leaves it, who is believed."""
+"""The leader's high watermark over the maximal ISR, changes of the ISR, and fencing of followers."""
 
 from dataclasses import replace
 from typing import Any
@@ -70,7 +70,7 @@ def result(isr: tuple[int, ...], partition_epoch: int, **more: object) -> IsrCha
 # The high watermark
 
 
-def test_the_high_watermark_is_the_least_durable_offset_of_the_in_sync_set() -> None:
+def test_the_high_watermark_is_the_lowest_durable_offset_of_the_isr() -> None:
     state = grown(leader(), 10)
     assert not state.on_fetch(fetch(2, 5), 0)
     assert state.on_fetch(fetch(3, 7), 0)
@@ -79,7 +79,7 @@ def test_the_high_watermark_is_the_least_durable_offset_of_the_in_sync_set() -> 
     assert state.high_watermark == 7
 
 
-def test_the_leaders_own_disk_counts_like_any_other() -> None:
+def test_the_leaders_own_durable_offset_counts() -> None:
     state = leader()
     state.on_append(10, 0)
     state.on_fetch(fetch(2, 10), 0)
@@ -89,16 +89,16 @@ def test_the_leaders_own_disk_counts_like_any_other() -> None:
     assert state.high_watermark == 6
 
 
-def test_it_never_falls() -> None:
+def test_the_high_watermark_never_falls() -> None:
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(2, 10), 0)
     assert state.high_watermark == 10
-    assert not state.on_fetch(fetch(2, 3), 1), "a follower that started anew"
-    assert not state.on_image(image((1, 2, 3), 8), BROKERS, 1), "a member that lags"
+    assert not state.on_fetch(fetch(2, 3), 1), "a restarted follower"
+    assert not state.on_image(image((1, 2, 3), 8), BROKERS, 1), "a lagging member"
     assert state.high_watermark == 10
 
 
-def test_a_new_leader_keeps_what_it_knew_until_all_have_fetched_in_its_epoch() -> None:
+def test_a_new_leader_keeps_its_high_watermark_until_all_have_fetched_in_its_epoch() -> None:
     state = leader(end_offset=10, high_watermark=6)
     assert state.high_watermark == 6
     assert not state.on_fetch(fetch(2, 10), 0)
@@ -106,7 +106,7 @@ def test_a_new_leader_keeps_what_it_knew_until_all_have_fetched_in_its_epoch() -
     assert state.high_watermark == 9
 
 
-def test_it_waits_for_a_member_that_is_asked_to_leave_until_the_metadata_shows_that_it_has_left() -> None:
+def test_the_high_watermark_waits_for_a_departing_member_until_the_metadata_removes_it() -> None:
     state = grown(leader((1, 2, 3)), 10)
     state.on_fetch(fetch(2, 10), 0)
     state.on_fetch(fetch(2, 10), LAG_MS)
@@ -114,7 +114,7 @@ def test_it_waits_for_a_member_that_is_asked_to_leave_until_the_metadata_shows_t
     assert wanted == (1, 2)
     state.propose(wanted)
     state.on_fetch(fetch(2, 10), LAG_MS + 1)
-    assert state.high_watermark == 0, "whoever is in the committed set may be elected"
+    assert state.high_watermark == 0, "every member of the committed ISR may be elected"
     assert not state.on_alter_partition_response(result((1, 2), 8)), (
         "it may be eligible, which the answer does not say"
     )
@@ -123,18 +123,18 @@ def test_it_waits_for_a_member_that_is_asked_to_leave_until_the_metadata_shows_t
     assert state.high_watermark == 10
 
 
-def test_a_member_that_has_become_eligible_by_leaving_has_all_that_is_committed() -> None:
+def test_a_member_that_moved_to_the_elr_has_all_committed_records() -> None:
     state = grown(leader((1, 2), min_isr=1), 10)
     state.on_fetch(fetch(2, 10), 0)
     grown(state, 20)
     state.followers[2].is_keeping_up = False
-    # min.insync.replicas is 2 at the controller by now: a change that is on its way, or another setting there.
+    # min.insync.replicas is 2 on the controller: it changed, or is configured differently.
     state.propose((1,))
     assert not state.on_alter_partition_response(result((1,), 8))
     state.propose((1, 3))
     state.on_fetch(fetch(3, 20), 1)
-    assert not state.on_alter_partition_response(result((1, 3), 9)), "nor after another change on top of it"
-    assert not state.on_min_isr(1), "settings say nothing of who is eligible"
+    assert not state.on_alter_partition_response(result((1, 3), 9)), "nor after another change"
+    assert not state.on_min_isr(1), "settings do not change the ELR"
     assert not state.on_image(replace(image((1, 3), 9), elr=(2,)), BROKERS, 1)
     assert state.high_watermark == 10
     with pytest.raises(NotEnoughReplicasError):
@@ -143,15 +143,15 @@ def test_a_member_that_has_become_eligible_by_leaving_has_all_that_is_committed(
     assert state.high_watermark == 20
 
 
-def test_nothing_is_committed_by_fewer_than_this_leader_needs_though_the_controller_needs_fewer() -> None:
+def test_nothing_is_committed_below_the_leaders_own_min_isr() -> None:
     state = grown(leader((1, 2), min_isr=2), 10)
     state.propose((1,))
     state.on_alter_partition_response(result((1,), 8))
-    assert not state.on_image(image((1,), 8), BROKERS, 2), "the controller has named nobody eligible"
+    assert not state.on_image(image((1,), 8), BROKERS, 2), "the ELR is empty"
     assert state.high_watermark == 0
 
 
-def test_a_member_that_joins_counts_as_soon_as_the_controller_has_answered() -> None:
+def test_a_joining_member_counts_as_soon_as_the_controller_has_responded() -> None:
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(2, 10), 0)
     state.propose((1, 2, 3))
@@ -160,7 +160,7 @@ def test_a_member_that_joins_counts_as_soon_as_the_controller_has_answered() -> 
     assert (state.isr, state.departing_replicas) == ((1, 2, 3), ())
 
 
-def test_an_answer_that_comes_after_its_metadata_does_not_settle_the_next_proposal() -> None:
+def test_a_response_older_than_the_metadata_does_not_complete_the_next_proposal() -> None:
     state = grown(leader((1, 2)), 10)
     state.propose((1, 2, 3))
     state.on_image(image((1, 2, 3), 8), BROKERS, 1)
@@ -169,7 +169,7 @@ def test_an_answer_that_comes_after_its_metadata_does_not_settle_the_next_propos
     assert state.proposal is not None
 
 
-def test_it_waits_for_a_member_that_is_asked_to_join_from_that_moment_on() -> None:
+def test_the_high_watermark_waits_for_a_proposed_member_at_once() -> None:
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(2, 10), 0)
     state.on_fetch(fetch(3, 10), 0)
@@ -179,12 +179,12 @@ def test_it_waits_for_a_member_that_is_asked_to_join_from_that_moment_on() -> No
     grown(state, 12)
     state.followers[3].is_keeping_up = False
     assert not state.on_fetch(fetch(2, 12), 1)
-    assert state.high_watermark == 10, "the controller may have made it a member already"
+    assert state.high_watermark == 10, "the controller may have added it already"
     assert state.on_fetch(fetch(3, 12), 2)
     assert state.high_watermark == 12
 
 
-def test_it_waits_for_who_keeps_up_so_that_it_can_join_under_steady_writing() -> None:
+def test_the_high_watermark_waits_for_a_follower_that_keeps_up_so_that_it_can_join() -> None:
     state = grown(leader((1,)), 10)
     state.on_fetch(fetch(3, 10), 0)
     grown(state, 11, 1)
@@ -193,7 +193,7 @@ def test_it_waits_for_who_keeps_up_so_that_it_can_join_under_steady_writing() ->
     assert state.wanted_isr(2, LAG_MS) == (1, 3)
 
 
-def test_it_does_not_wait_for_who_kept_up_once_and_has_stopped() -> None:
+def test_the_high_watermark_does_not_wait_for_a_follower_that_stopped_fetching() -> None:
     state = grown(leader((1,)), 10)
     state.on_fetch(fetch(3, 10), 0)
     grown(state, 20, 1)
@@ -203,7 +203,7 @@ def test_it_does_not_wait_for_who_kept_up_once_and_has_stopped() -> None:
     assert state.high_watermark == 20
 
 
-def test_it_does_not_wait_for_who_keeps_up_and_may_not_join() -> None:
+def test_the_high_watermark_does_not_wait_for_a_follower_that_cannot_join() -> None:
     state = grown(leader((1,)), 10)
     state.on_fetch(fetch(3, 10), 0)
     state.on_brokers({**BROKERS, 3: broker_image(3, fenced=True)})
@@ -211,14 +211,14 @@ def test_it_does_not_wait_for_who_keeps_up_and_may_not_join() -> None:
     assert state.high_watermark == 20
 
 
-def test_below_min_in_sync_nothing_is_committed_so_that_who_left_last_stays_eligible() -> None:
+def test_nothing_is_committed_below_min_isr() -> None:
     state = grown(leader((1,), min_isr=2), 10)
     assert state.high_watermark == 0
     assert state.on_image(image((1,), 8), BROKERS, 1)
     assert state.high_watermark == 10
 
 
-def test_nothing_is_committed_while_there_are_eligible_replicas() -> None:
+def test_nothing_is_committed_while_the_elr_is_not_empty() -> None:
     state = grown(leader((1, 2), elr=(3,)), 10)
     state.on_fetch(fetch(2, 10), 0)
     assert state.high_watermark == 0
@@ -226,10 +226,10 @@ def test_nothing_is_committed_while_there_are_eligible_replicas() -> None:
     assert state.high_watermark == 10
 
 
-# The in-sync set
+# The ISR
 
 
-def test_a_follower_that_has_not_caught_up_for_the_lag_time_leaves() -> None:
+def test_a_follower_that_has_not_caught_up_for_the_lag_time_leaves_the_isr() -> None:
     state = grown(leader(), 10)
     for each in (2, 3):
         state.on_fetch(fetch(each, 10), 0)
@@ -239,7 +239,7 @@ def test_a_follower_that_has_not_caught_up_for_the_lag_time_leaves() -> None:
     assert state.wanted_isr(101 + LAG_MS, LAG_MS) == (1, 2)
 
 
-def test_a_follower_that_keeps_the_pace_stays_though_it_never_has_all() -> None:
+def test_a_follower_as_fast_as_the_leader_stays_in_the_isr() -> None:
     state = leader((1, 2))
     for second in range(1, 10):
         grown(state, second * 10, second * LAG_MS)
@@ -247,23 +247,23 @@ def test_a_follower_that_keeps_the_pace_stays_though_it_never_has_all() -> None:
         assert state.wanted_isr(second * LAG_MS, LAG_MS) is None
 
 
-def test_a_follower_at_the_end_of_an_idle_log_stays_as_long_as_it_asks() -> None:
+def test_a_follower_at_the_end_of_an_idle_log_stays_as_long_as_it_fetches() -> None:
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(2, 10), 0)
     state.on_fetch(fetch(2, 10), 999 * LAG_MS)
     assert state.wanted_isr(1_000 * LAG_MS, LAG_MS) is None
     grown(state, 11, 1_000 * LAG_MS)
-    assert state.wanted_isr(1_001 * LAG_MS, LAG_MS) is None, "it had all until the append"
+    assert state.wanted_isr(1_001 * LAG_MS, LAG_MS) is None, "it had everything until the append"
     assert state.wanted_isr(1_001 * LAG_MS + 1, LAG_MS) == (1,)
 
 
-def test_who_was_in_sync_when_the_epoch_began_has_the_lag_time_to_show_up() -> None:
+def test_isr_members_have_the_lag_time_for_their_first_fetch_in_an_epoch() -> None:
     state = leader(end_offset=10, now_ms=50)
     assert state.wanted_isr(50 + LAG_MS, LAG_MS) is None
     assert state.wanted_isr(51 + LAG_MS, LAG_MS) == (1,)
 
 
-def test_a_follower_joins_when_it_has_all_that_is_committed() -> None:
+def test_a_follower_joins_when_it_has_all_committed_records() -> None:
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(2, 8), 0)
     state.on_fetch(fetch(3, 7), 0)
@@ -273,10 +273,10 @@ def test_a_follower_joins_when_it_has_all_that_is_committed() -> None:
     assert state.wanted_isr(1, LAG_MS) == (1, 2, 3)
 
 
-def test_a_follower_joins_only_with_all_that_the_leader_began_with() -> None:
+def test_a_follower_joins_only_with_everything_before_the_epoch_start() -> None:
     state = leader((1, 2), end_offset=10, high_watermark=4)
     state.on_fetch(fetch(3, 6), 0)
-    assert state.wanted_isr(0, LAG_MS) is None, "what is committed between 4 and 10 is not known yet"
+    assert state.wanted_isr(0, LAG_MS) is None, "the high watermark may be anywhere between 4 and 10"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_follower_joins_only_with_all_that_the_leader_began_with() -> None:
     ],
     ids=["fenced", "started anew", "shutting down"],
 )
-def test_a_follower_does_not_join_whose_broker_is(broker: object) -> None:
+def test_a_follower_cannot_join_whose_broker_is(broker: object) -> None:
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(3, 10), 0)
     state.on_brokers({**BROKERS, 3: broker})  # type: ignore[dict-item]
@@ -296,7 +296,7 @@ def test_a_follower_does_not_join_whose_broker_is(broker: object) -> None:
     assert state.wanted_isr(0, LAG_MS) is None
 
 
-def test_a_proposal_names_the_life_in_which_a_member_caught_up_though_it_starts_anew_later() -> None:
+def test_a_proposal_has_the_broker_epoch_in_which_a_member_caught_up() -> None:
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(2, 10), 0)
     state.on_fetch(fetch(3, 10), 0)
@@ -307,26 +307,26 @@ def test_a_proposal_names_the_life_in_which_a_member_caught_up_though_it_starts_
     assert proposal.broker_epochs == (100, 200, 300)
 
 
-def test_a_member_that_asks_no_more_leaves_though_it_has_all_there_is() -> None:
+def test_a_member_that_stops_fetching_leaves_even_with_all_records() -> None:
     state = grown(leader((1, 2, 3)), 10)
     state.on_fetch(fetch(2, 10), 0)
     state.on_fetch(fetch(3, 10), 0)
     assert state.wanted_isr(LAG_MS, LAG_MS) is None
     state.on_fetch(fetch(2, 10), LAG_MS)
-    assert state.wanted_isr(LAG_MS + 1, LAG_MS) == (1, 2), "its disk may have failed: it could take no more"
+    assert state.wanted_isr(LAG_MS + 1, LAG_MS) == (1, 2), "its disk may have failed"
 
 
-def test_a_member_that_asks_for_the_same_again_stays() -> None:
+def test_a_member_that_repeats_its_fetch_stays() -> None:
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(2, 10), 0)
     assert state.on_repeated_fetch(2, 200, LAG_MS)
     assert state.wanted_isr(2 * LAG_MS, LAG_MS) is None
-    assert not state.on_repeated_fetch(2, 201, 2 * LAG_MS), "in another life"
-    assert not state.on_repeated_fetch(3, 300, 2 * LAG_MS), "not in sync, so what it has matters"
+    assert not state.on_repeated_fetch(2, 201, 2 * LAG_MS), "in another incarnation"
+    assert not state.on_repeated_fetch(3, 300, 2 * LAG_MS), "not in sync, so its offset matters"
     assert state.wanted_isr(2 * LAG_MS + 1, LAG_MS) == (1,)
 
 
-def test_a_member_that_was_put_out_has_to_fetch_before_it_is_in_sync_again() -> None:
+def test_a_removed_member_has_to_fetch_before_it_can_rejoin() -> None:
     state = grown(leader((1, 2, 3)), 10)
     state.on_fetch(fetch(2, 10), 0)
     state.on_fetch(fetch(3, 10), 0)
@@ -334,27 +334,29 @@ def test_a_member_that_was_put_out_has_to_fetch_before_it_is_in_sync_again() -> 
     assert state.wanted_isr(1, LAG_MS) is None
     assert not state.can_join_isr(3)
     grown(state, 11)
-    assert state.on_fetch(fetch(2, 11), 2), "nor is it waited for"
+    assert state.on_fetch(fetch(2, 11), 2), "the high watermark does not wait for it"
     state.on_fetch(fetch(3, 11), 3)
     assert state.wanted_isr(3, LAG_MS) == (1, 2, 3)
 
 
-def test_one_proposal_at_a_time() -> None:
+def test_only_one_proposal_is_pending_at_a_time() -> None:
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(3, 10), 0)
     state.propose((1, 2, 3))
     assert state.wanted_isr(100 * LAG_MS, LAG_MS) is None
 
 
-def test_a_refused_proposal_may_have_been_made_by_another_copy_of_it() -> None:
+def test_a_failed_proposal_stays_pending_because_a_duplicate_may_have_been_committed() -> None:
     state = grown(leader((1, 2)), 10)
     state.propose((1, 2, 3))
     state.on_alter_partition_response(result((), -1, error=InvalidUpdateVersionError("it is 9 now")))
     assert state.maximal_isr() == (1, 2, 3)
-    assert state.wanted_isr(0, LAG_MS) is None, "the metadata will tell"
+    assert state.wanted_isr(0, LAG_MS) is None, "only the metadata shows the outcome"
 
 
-def test_a_member_that_was_refused_is_waited_for_until_a_late_copy_of_the_proposal_can_do_nothing() -> None:
+def test_the_high_watermark_waits_for_a_rejected_member_until_duplicates_of_the_proposal_are_invalid() -> (
+    None
+):
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(2, 10), 0)
     state.propose((1, 2, 3))
@@ -364,7 +366,7 @@ def test_a_member_that_was_refused_is_waited_for_until_a_late_copy_of_the_propos
     state.on_fetch(fetch(2, 12), 1)
     assert state.high_watermark == 10
     wanted = state.wanted_isr(1, LAG_MS)
-    assert wanted == (1, 2), "the same set in a new partition epoch"
+    assert wanted == (1, 2), "the same ISR in a new partition epoch"
     state.propose(wanted)
     assert state.on_alter_partition_response(result((1, 2), 8))
     assert state.maximal_isr() == (1, 2)
@@ -372,37 +374,37 @@ def test_a_member_that_was_refused_is_waited_for_until_a_late_copy_of_the_propos
     assert state.wanted_isr(1, LAG_MS) is None
 
 
-def test_the_metadata_settles_a_proposal_when_it_shows_a_later_state() -> None:
+def test_newer_metadata_completes_a_proposal() -> None:
     state = grown(leader((1, 2)), 10)
     state.propose((1, 2, 3))
     state.on_image(image((1, 2), 7), BROKERS, 1)
-    assert state.maximal_isr() == (1, 2, 3), "the state it was thought up on says nothing of it"
+    assert state.maximal_isr() == (1, 2, 3), "the state on which it is based does not show its outcome"
     state.on_image(image((1, 2), 8), BROKERS, 1)
     assert state.maximal_isr() == (1, 2)
 
 
-def test_an_answer_older_than_the_metadata_changes_nothing() -> None:
+def test_a_response_older_than_the_metadata_changes_nothing() -> None:
     state = leader((1, 2))
     state.on_image(image((1,), 9), BROKERS, 1)
     state.on_alter_partition_response(result((1, 2, 3), 8))
     assert state.isr == (1,)
 
 
-def test_a_leader_that_was_elected_uncleanly_says_that_its_log_is_in_order() -> None:
+def test_a_leader_elected_uncleanly_proposes_to_end_the_recovery() -> None:
     assert leader((1,), is_recovering=True).wanted_isr(0, LAG_MS) == (1,)
 
 
-# Who may ask
+# Checks of callers
 
 
-def test_writes_need_min_in_sync() -> None:
+def test_appends_with_acks_all_need_min_isr() -> None:
     leader((1, 2), min_isr=2).check_min_isr()
     with pytest.raises(NotEnoughReplicasError):
         leader((1,), min_isr=2).check_min_isr()
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected_error"),
+    ("follower_fetch", "expected_error"),
     [
         (fetch(2, 0, epoch=3), FencedLeaderEpochError),
         (fetch(2, 0, epoch=5), UnknownLeaderEpochError),
@@ -422,15 +424,17 @@ def test_writes_need_min_in_sync() -> None:
         "unknown life",
     ],
 )
-def test_a_follower_is_refused_that_is_none(asked: FollowerFetch, expected_error: type[Exception]) -> None:
+def test_an_invalid_follower_fetch_is_rejected(
+    follower_fetch: FollowerFetch, expected_error: type[Exception]
+) -> None:
     with pytest.raises(expected_error):
-        leader().check_follower_fetch(asked)
+        leader().check_follower_fetch(follower_fetch)
     leader().check_follower_fetch(fetch(2, 0))
 
 
-def test_the_low_watermark_is_the_lowest_start_of_the_living() -> None:
+def test_the_low_watermark_is_the_lowest_start_offset_of_live_replicas() -> None:
     state = grown(leader(), 10)
-    assert state.low_watermark(4) == -1, "nobody has said where its log begins"
+    assert state.low_watermark(4) == -1, "no follower has fetched yet"
     state.on_fetch(fetch(2, 10, start=4), 0)
     state.on_fetch(fetch(3, 10, start=2), 0)
     assert state.low_watermark(4) == 2

@@ -1,5 +1,4 @@
-"""A partition: its high watermark, who may read what, who is woken when, and what a failing disk does to
-it."""
+"""Appends, flushes, waiters and disk failures of a partition."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -51,8 +50,8 @@ async def opened(settings: TopicSettings | None = None) -> Partition:
     return partition
 
 
-class Held:
-    """Lets a test decide when a sync ends."""
+class HeldFlush:
+    """Lets a test decide when a flush ends."""
 
     def __init__(self, log: Log) -> None:
         self.syncs = 0
@@ -60,30 +59,30 @@ class Held:
         self.release = asyncio.Event()
         self.error: Exception | None = None
         self.is_for_good = True
-        log.flush = self._make_durable  # type: ignore[method-assign]
+        log.flush = self._flush  # type: ignore[method-assign]
 
         self._log = log
         self._append = log.append
-        log.append = self._not_yet_durable  # type: ignore[method-assign]
+        log.append = self._append_without_flush  # type: ignore[method-assign]
 
-    async def _not_yet_durable(self, batches: Any) -> None:
+    async def _append_without_flush(self, batches: Any) -> None:
         durable = self._log.durable_offset
         await self._append(batches)
         self._log.durable_offset = durable
 
-    async def _make_durable(self) -> None:
+    async def _flush(self) -> None:
         self.syncs += 1
         end_offset = self._log.end_offset
         await self.release.wait()
         if self.error is not None:
             if self.is_for_good:
-                offline = {"failure": property(lambda _: "the disk is gone")}
+                offline = {"failure": property(lambda _: "the disk has failed")}
                 self._log.__class__ = type("OfflineLog", (type(self._log),), offline)
             raise self.error
         self._log.durable_offset = end_offset
 
 
-def test_offsets_count_on_and_are_committed_when_durable() -> None:
+def test_offsets_are_consecutive_and_committed_when_durable() -> None:
     async def main() -> None:
         partition = await opened()
         first = await partition.append([batch(3)])
@@ -97,20 +96,20 @@ def test_offsets_count_on_and_are_committed_when_durable() -> None:
     with_partition(main())
 
 
-def test_nothing_is_read_before_it_is_durable_and_many_appends_share_a_sync() -> None:
+def test_nothing_is_readable_before_it_is_durable_and_appends_share_a_flush() -> None:
     async def main() -> None:
         partition = await opened()
-        held = Held(partition.log)
+        held_flush = HeldFlush(partition.log)
         waiting = []
         for _ in range(10):
             appended = await partition.append([batch()])
             waiting.append(partition.commit_future(appended.next_offset, appended.leader_epoch))
         assert partition.high_watermark == 0
         assert (await partition.read(0, 1000)).records.size == 0
-        held.release.set()
+        held_flush.release.set()
         await asyncio.gather(*(each for each in waiting if each is not None))
         assert partition.high_watermark == 10
-        assert held.syncs == 2, "one for the first append, one shared by the other nine"
+        assert held_flush.syncs == 2, "one for the first append, one shared by the other nine"
 
     with_partition(main())
 
@@ -118,28 +117,28 @@ def test_nothing_is_read_before_it_is_durable_and_many_appends_share_a_sync() ->
 def test_write_caching_commits_from_the_page_cache() -> None:
     async def main() -> None:
         partition = await opened(TopicSettings(write_caching=True))
-        held = Held(partition.log)
+        held_flush = HeldFlush(partition.log)
         await partition.append([batch()])
         assert partition.high_watermark == 1
-        assert held.syncs == 0
+        assert held_flush.syncs == 0
 
     with_partition(main())
 
 
-def test_a_failed_sync_takes_the_partition_offline_and_tells_who_waits() -> None:
+def test_a_failed_flush_takes_the_partition_offline_and_fails_waiters() -> None:
     async def main() -> None:
         partition = await opened()
-        held = Held(partition.log)
-        held.error = StorageError("the disk is gone")
+        held_flush = HeldFlush(partition.log)
+        held_flush.error = StorageError("the disk has failed")
         appended = await partition.append([batch()])
         commit_future = partition.commit_future(appended.next_offset, appended.leader_epoch)
-        told: list[str] = []
-        partition.delayed.high_watermark_listeners.add(lambda: told.append("fetch"))
-        held.release.set()
+        notified: list[str] = []
+        partition.delayed.high_watermark_listeners.add(lambda: notified.append("fetch"))
+        held_flush.release.set()
         assert commit_future is not None
         with pytest.raises(StorageError):
             await commit_future
-        assert told == ["fetch"]
+        assert notified == ["fetch"]
         with pytest.raises(StorageError):
             await partition.append([batch()])
         with pytest.raises(StorageError):
@@ -148,25 +147,25 @@ def test_a_failed_sync_takes_the_partition_offline_and_tells_who_waits() -> None
     with_partition(main())
 
 
-def test_a_sync_that_fails_for_the_moment_is_tried_again_though_nobody_appends(
+def test_a_flush_with_a_transient_error_is_retried_without_an_append(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("moldau.partitions.log_flusher.FLUSH_RETRY_S_MIN", 0.001)
 
     async def main() -> None:
         partition = await opened()
-        held = Held(partition.log)
-        held.error, held.is_for_good = StorageError("no descriptors"), False
+        held_flush = HeldFlush(partition.log)
+        held_flush.error, held_flush.is_for_good = StorageError("no descriptors"), False
         await partition.append([batch()])
-        held.release.set()
-        while held.syncs < 4:
+        held_flush.release.set()
+        while held_flush.syncs < 4:
             await asyncio.sleep(0.001)
         assert partition.high_watermark == 0
         assert partition.failure is None
-        held.error = None
+        held_flush.error = None
         commit_future = partition.commit_future(1, partition.leader_epoch)
         while commit_future is not None:
-            # A sync that was under way may have failed once more.
+            # A running flush may have failed once more.
             await asyncio.gather(commit_future, return_exceptions=True)
             commit_future = partition.commit_future(1, partition.leader_epoch)
         assert partition.high_watermark == 1
@@ -174,37 +173,37 @@ def test_a_sync_that_fails_for_the_moment_is_tried_again_though_nobody_appends(
     with_partition(main())
 
 
-def test_a_partition_that_is_closed_syncs_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_partition_does_not_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moldau.partitions.log_flusher.FLUSH_RETRY_S_MIN", 0.001)
 
     async def main() -> None:
         partition = await opened()
-        held = Held(partition.log)
-        held.error, held.is_for_good = StorageError("no descriptors"), False
-        held.release.set()
+        held_flush = HeldFlush(partition.log)
+        held_flush.error, held_flush.is_for_good = StorageError("no descriptors"), False
+        held_flush.release.set()
         await partition.append([batch()])
         await partition.close()
         assert partition._flusher._retry_timer is None
-        syncs = held.syncs
+        syncs = held_flush.syncs
         await asyncio.sleep(0.01)
-        assert held.syncs == syncs
+        assert held_flush.syncs == syncs
 
     with_partition(main())
 
 
-def test_a_sync_that_fails_for_the_moment_is_tried_again_with_the_next_append() -> None:
+def test_a_flush_with_a_transient_error_is_retried_by_the_next_append() -> None:
     async def main() -> None:
         partition = await opened()
-        held = Held(partition.log)
-        held.error, held.is_for_good = StorageError("no descriptors"), False
+        held_flush = HeldFlush(partition.log)
+        held_flush.error, held_flush.is_for_good = StorageError("no descriptors"), False
         appended = await partition.append([batch()])
         commit_future = partition.commit_future(appended.next_offset, appended.leader_epoch)
-        held.release.set()
+        held_flush.release.set()
         assert commit_future is not None
         with pytest.raises(StorageError):
             await commit_future
         assert partition.failure is None
-        held.error = None
+        held_flush.error = None
         appended = await partition.append([batch()])
         commit_future = partition.commit_future(appended.next_offset, appended.leader_epoch)
         if commit_future is not None:
@@ -214,13 +213,13 @@ def test_a_sync_that_fails_for_the_moment_is_tried_again_with_the_next_append() 
     with_partition(main())
 
 
-def test_a_repeated_batch_gets_the_offset_it_had() -> None:
+def test_a_duplicate_batch_gets_its_first_offset() -> None:
     async def main() -> None:
         partition = await opened()
         await partition.append([batch(2)])
         first = await partition.append([batch(2, producer_id=4, producer_epoch=0, base_sequence=0)])
-        again = await partition.append([batch(2, producer_id=4, producer_epoch=0, base_sequence=0)])
-        assert again[:2] == first[:2] == (2, 4)
+        reopened = await partition.append([batch(2, producer_id=4, producer_epoch=0, base_sequence=0)])
+        assert reopened[:2] == first[:2] == (2, 4)
         assert partition.log.end_offset == 4
         with pytest.raises(OutOfOrderSequenceError):
             await partition.append([batch(producer_id=4, producer_epoch=0, base_sequence=9)])
@@ -247,7 +246,7 @@ def test_offsets_outside_the_log_are_out_of_range() -> None:
     with_partition(main())
 
 
-def test_a_caller_with_another_epoch_is_refused() -> None:
+def test_a_caller_in_another_epoch_is_fenced() -> None:
     async def main() -> None:
         partition = await opened()
         with pytest.raises(FencedLeaderEpochError):
@@ -259,10 +258,10 @@ def test_a_caller_with_another_epoch_is_refused() -> None:
     with_partition(main())
 
 
-def test_a_partition_that_is_led_elsewhere_refuses_and_tells_who_waits() -> None:
+def test_a_partition_that_loses_leadership_fails_requests_and_waiters() -> None:
     async def main() -> None:
         partition = await opened()
-        Held(partition.log)
+        HeldFlush(partition.log)
         appended = await partition.append([batch()])
         commit_future = partition.commit_future(appended.next_offset, appended.leader_epoch)
         await partition.apply_image(image(leader=2, epoch=4))
@@ -275,7 +274,7 @@ def test_a_partition_that_is_led_elsewhere_refuses_and_tells_who_waits() -> None
     with_partition(main())
 
 
-def test_a_new_epoch_keeps_the_high_watermark_and_stamps_batches() -> None:
+def test_a_new_epoch_keeps_the_high_watermark_and_is_written_into_batches() -> None:
     async def main() -> None:
         partition = await opened()
         await partition.append([batch()])

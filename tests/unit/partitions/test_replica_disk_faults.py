@@ -1,5 +1,4 @@
-"""A replica whose disk refuses one step of several, for the moment or for good: it is left neither stuck nor half done,
-and what may pass takes nothing offline."""
+"""A replica whose disk fails in the middle of an operation, with transient and permanent errors."""
 
 import asyncio
 import errno
@@ -46,7 +45,7 @@ async def opened(disk: SimulatedDisk) -> Partition:
 
 
 class Follower:
-    """With two records of each of these epochs, all of them committed up to `committed`."""
+    """A follower with two records of each of these epochs."""
 
     def __init__(self, *epochs: int, committed: int = 0) -> None:
         self.disk = SimulatedDisk(random.Random(1), settings=QUICK)
@@ -68,17 +67,17 @@ class Follower:
         await partition.follower.append_as_follower(data, epoch, committed, start)
 
 
-def test_what_is_appended_is_synced_though_the_start_cannot_be_moved() -> None:
+def test_appended_records_are_flushed_even_if_the_start_offset_cannot_advance() -> None:
     async def body() -> None:
         follower = Follower(0, committed=2)
         partition = await follower.start()
-        told: list[int] = []
-        partition.delayed.high_watermark_listeners.add(lambda: told.append(partition.high_watermark))
+        notified: list[int] = []
+        partition.delayed.high_watermark_listeners.add(lambda: notified.append(partition.high_watermark))
         await until(lambda: not partition._flusher.is_running)
         follower.disk.inject("append", "*log-start-offset*", error=errno.ENOSPC)
         with pytest.raises(StorageError):
             await follower.apply_fetch(partition, 0, 3, start=1)
-        assert told == [3]
+        assert notified == [3]
         await until(lambda: partition.follower.fetch_position() is not None)
         await follower.apply_fetch(partition, 0, 4, start=1)
         assert (partition.log.start_offset, partition.log.durable_offset) == (1, 4)
@@ -94,7 +93,7 @@ def test_what_is_appended_is_synced_though_the_start_cannot_be_moved() -> None:
         ("sync_directory", f"*{NAME}"),
     ],
 )
-def test_a_cut_that_the_disk_has_no_room_for_is_made_later(operation: str, path: str) -> None:
+def test_a_truncation_on_a_full_disk_succeeds_later(operation: str, path: str) -> None:
     async def body() -> None:
         follower = Follower(0, 1, 2, committed=2)
         partition = await follower.start()
@@ -107,16 +106,16 @@ def test_a_cut_that_the_disk_has_no_room_for_is_made_later(operation: str, path:
         assert partition.failure is None
         assert (partition.log.end_offset, list(partition.log.epochs)) == (6, epochs)
         await partition.log.finalize_segments()
-        again = await opened(follower.disk.kill())
-        assert (again.log.end_offset, list(again.log.epochs)) == (6, epochs)
-        await again.apply_image(image(LEADER, 3))
-        await again.follower.truncate_to_divergence(EpochEndOffset(0, 2), 3)
-        assert (again.log.end_offset, list(again.log.epochs)) == (2, [(0, 0)])
+        reopened = await opened(follower.disk.kill())
+        assert (reopened.log.end_offset, list(reopened.log.epochs)) == (6, epochs)
+        await reopened.apply_image(image(LEADER, 3))
+        await reopened.follower.truncate_to_divergence(EpochEndOffset(0, 2), 3)
+        assert (reopened.log.end_offset, list(reopened.log.epochs)) == (2, [(0, 0)])
 
     run(body)
 
 
-def test_a_cut_whose_names_are_not_safe_yet_is_made() -> None:
+def test_a_truncation_whose_directory_sync_fails_is_done() -> None:
     async def body() -> None:
         follower = Follower(0, 1, committed=4)
         partition = await follower.start()
@@ -124,7 +123,7 @@ def test_a_cut_whose_names_are_not_safe_yet_is_made() -> None:
         await partition.apply_image(
             PartitionRegistration(0, (LEADER, SELF), (LEADER,), LEADER, 2, 2, unclean_epoch=2)
         )
-        # The first sync of the directory is for the epochs, the second for the segments that are gone.
+        # The first directory sync is for the epochs, the second for the deleted segments.
         fault = follower.disk.inject("sync_directory", f"*{NAME}", error=errno.EMFILE, after=1, times=2)
         await partition.follower.truncate_to_divergence(EpochEndOffset(0, 2), 2)
         assert fault.times == 1
@@ -136,13 +135,13 @@ def test_a_cut_whose_names_are_not_safe_yet_is_made() -> None:
         )
         await follower.apply_fetch(partition, 2, committed=3)
         assert (partition.high_watermark, partition.log.durable_offset) == (3, 3)
-        again = await opened(follower.disk.crash())
-        assert (again.log.end_offset, list(again.log.epochs)) == (3, [(0, 0), (2, 2)])
+        reopened = await opened(follower.disk.crash())
+        assert (reopened.log.end_offset, list(reopened.log.epochs)) == (3, [(0, 0), (2, 2)])
 
     run(body)
 
 
-def test_a_clean_shutdown_writes_the_epochs_that_a_cut_which_failed_has_left_out() -> None:
+def test_a_clean_shutdown_rewrites_the_epochs_after_a_failed_truncation() -> None:
     async def body() -> None:
         follower = Follower(0, 1)
         partition = await follower.start()
@@ -157,7 +156,7 @@ def test_a_clean_shutdown_writes_the_epochs_that_a_cut_which_failed_has_left_out
         fault = follower.disk.inject("sync_directory", f"*{NAME}", error=errno.ENOSPC)
         with pytest.raises(StorageError):
             await log.truncate_to(2)
-        assert fault.times == 0, "it was the directory with the epochs"
+        assert fault.times == 0, "the directory sync of the epochs"
         assert log.failure is None
         await store.close()
         await store.start()
@@ -167,7 +166,7 @@ def test_a_clean_shutdown_writes_the_epochs_that_a_cut_which_failed_has_left_out
     run(body)
 
 
-def test_a_log_that_cannot_begin_anew_for_want_of_room_goes_on_as_it_is() -> None:
+def test_a_reset_on_a_full_disk_leaves_the_log_unchanged() -> None:
     async def body() -> None:
         follower = Follower(0, committed=2)
         partition = await follower.start()
@@ -176,13 +175,13 @@ def test_a_log_that_cannot_begin_anew_for_want_of_room_goes_on_as_it_is() -> Non
             await partition.follower.reset_to(10, 0)
         assert (partition.failure, partition.high_watermark, partition.log.end_offset) == (None, 2, 2)
         await follower.apply_fetch(partition, 0)
-        again = await opened(follower.disk.kill())
-        assert len(await values_of(again.log)) == 3
+        reopened = await opened(follower.disk.kill())
+        assert len(await values_of(reopened.log)) == 3
 
     run(body)
 
 
-def test_a_log_of_which_the_next_start_would_begin_anew_is_offline() -> None:
+def test_a_log_with_a_committed_reset_marker_goes_offline_on_an_error() -> None:
     async def body() -> None:
         follower = Follower(0, committed=2)
         partition = await follower.start()
@@ -190,25 +189,25 @@ def test_a_log_of_which_the_next_start_would_begin_anew_is_offline() -> None:
         with pytest.raises(StorageError):
             await partition.follower.reset_to(10, 0)
         assert partition.failure is not None
-        again = await opened(follower.disk.kill())
-        assert (again.log.start_offset, again.log.end_offset) == (10, 10)
+        reopened = await opened(follower.disk.kill())
+        assert (reopened.log.start_offset, reopened.log.end_offset) == (10, 10)
 
     run(body)
 
 
-def test_damage_found_in_the_middle_of_a_cut_takes_the_log_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_found_during_a_truncation_takes_the_log_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         follower = Follower(0, 1)
         partition = await follower.start()
         await partition.apply_image(image(LEADER, 2))
         truncate_to_position = LogSegment.truncate_to_position
 
-        def damaged_cut(segment: LogSegment, position: int) -> None:
+        def fail_as_damaged(segment: LogSegment, position: int) -> None:
             reading = segment.file.read
             monkeypatch.setattr(segment.file, "read", lambda at, size: b"\0" * len(reading(at, size)))
             truncate_to_position(segment, position)
 
-        monkeypatch.setattr(LogSegment, "truncate_to_position", damaged_cut)
+        monkeypatch.setattr(LogSegment, "truncate_to_position", fail_as_damaged)
         with pytest.raises(StorageError):
             await partition.follower.truncate_to_divergence(EpochEndOffset(0, 2), 2)
         assert partition.failure is not None
@@ -216,11 +215,11 @@ def test_damage_found_in_the_middle_of_a_cut_takes_the_log_offline(monkeypatch: 
     run(body)
 
 
-def test_no_high_watermark_above_the_cut_is_saved_while_a_log_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_high_watermark_is_lowered_before_a_truncation(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         follower = Follower(0, 1, committed=4)
         partition = await follower.start()
-        # After an unclean election what was committed may be cut.
+        # After an unclean election committed records may be truncated.
         unclean = PartitionRegistration(0, (LEADER, SELF), (LEADER,), LEADER, 2, 2, unclean_epoch=2)
         await partition.apply_image(unclean)
         truncating, seen = partition.log.truncate_to, []
@@ -234,29 +233,29 @@ def test_no_high_watermark_above_the_cut_is_saved_while_a_log_is_cut(monkeypatch
         with pytest.raises(StorageError):
             await partition.follower.truncate_to_divergence(EpochEndOffset(0, 2), 2)
         follower.disk.faults.clear()
-        assert (seen, partition.high_watermark) == ([2], 4), "nothing was cut"
+        assert (seen, partition.high_watermark) == ([2], 4), "nothing was truncated"
         await partition.follower.truncate_to_divergence(EpochEndOffset(0, 2), 2)
         assert (seen, partition.high_watermark) == ([2, 2], 2)
 
     run(body)
 
 
-def test_a_log_with_records_of_an_epoch_that_never_was_is_offline_and_says_why() -> None:
+def test_a_log_with_records_of_an_unknown_epoch_is_offline() -> None:
     async def body() -> None:
         partition = await opened(SimulatedDisk(random.Random(1), settings=QUICK))
         await append(partition.log, b"x", leader_epoch=3)
         await append(partition.log, b"y", leader_epoch=3 + (1 << 20))
         await flush_and_finalize(partition.log)
-        told: list[str] = []
-        partition.guarded_log.on_error_changed = lambda: told.append(str(partition.failure))
+        notified: list[str] = []
+        partition.guarded_log.on_error_changed = lambda: notified.append(str(partition.failure))
         await partition.apply_image(image(SELF, 4))
         assert not partition.is_leader
-        assert "epoch 1048579" in told[0]
+        assert "epoch 1048579" in notified[0]
 
     run(body)
 
 
-def test_who_comes_between_a_failure_and_the_end_of_a_sync_does_not_wait_for_ever() -> None:
+def test_a_waiter_added_between_a_failure_and_the_end_of_a_flush_fails() -> None:
     async def body() -> None:
         disk = SimulatedDisk(random.Random(1), settings=DiskSettings(sync_ms_min=5, sync_ms_max=5))
         partition = await opened(disk)
@@ -273,7 +272,7 @@ def test_who_comes_between_a_failure_and_the_end_of_a_sync_does_not_wait_for_eve
     run(body)
 
 
-def test_a_follower_that_closes_tells_who_waits_for_a_sync_that_fails() -> None:
+def test_a_closing_follower_fails_waiters_of_a_failed_flush() -> None:
     async def body() -> None:
         follower = Follower()
         partition = await opened(follower.disk)
@@ -281,7 +280,7 @@ def test_a_follower_that_closes_tells_who_waits_for_a_sync_that_fails() -> None:
         await follower.apply_fetch(partition, 0, committed=1)
         moving = asyncio.ensure_future(follower.apply_fetch(partition, 0, committed=1, start=1))
         await asyncio.sleep(0)
-        assert partition._lock.locked(), "its start is being moved"
+        assert partition._lock.locked(), "its start offset is being advanced"
         closing = asyncio.ensure_future(partition.close())
         follower.disk.inject("sync", "*.log", error=errno.EIO)
         with pytest.raises(StorageError):
@@ -291,7 +290,7 @@ def test_a_follower_that_closes_tells_who_waits_for_a_sync_that_fails() -> None:
     run(body)
 
 
-def test_an_offline_partition_does_not_hold_on_to_who_has_asked() -> None:
+def test_an_offline_partition_keeps_no_tracebacks() -> None:
     async def body() -> None:
         partition = await opened(SimulatedDisk(random.Random(1), settings=QUICK))
         await partition.apply_image(image(LEADER, 0))
@@ -299,9 +298,9 @@ def test_an_offline_partition_does_not_hold_on_to_who_has_asked() -> None:
         for ask in (partition.latest_epoch_and_end_offset, partition.require_leader):
             lengths = []
             for _ in range(3):
-                with pytest.raises(StorageError, match="EIO") as told:
+                with pytest.raises(StorageError, match="EIO") as notified:
                     ask()
-                lengths.append(len(told.traceback))
+                lengths.append(len(notified.traceback))
             assert len(set(lengths)) == 1
 
     run(body)

@@ -1,4 +1,4 @@
-"""What a leader counts of its followers, and the roles that a replica takes."""
+"""What a leader counts as replicated, and role changes of a replica."""
 
 import asyncio
 
@@ -15,10 +15,10 @@ from moldau.raft.messages import EpochEndOffset
 from support.replicas import Replicas, broker_image
 from support.replication_stories import run
 
-# What a leader counts
+# Acknowledgement by fetches
 
 
-def test_what_was_sent_counts_only_when_the_follower_asks_past_it() -> None:
+def test_fetched_records_count_when_the_next_fetch_is_past_them() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -34,20 +34,20 @@ def test_what_was_sent_counts_only_when_the_follower_asks_past_it() -> None:
     run(main())
 
 
-def test_a_request_that_is_looked_at_again_does_not_count_again() -> None:
+def test_a_retried_delayed_fetch_does_not_count_again() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
-        asked = both.build_fetch(2)
-        await both[1].read_for_follower(asked, 1000)
+        fetch_request = both.build_fetch(2)
+        await both[1].read_for_follower(fetch_request, 1000)
         both.clock.now_ms += 5_000
-        await both[1].read_for_follower(asked, 1000, is_new_request=False)
+        await both[1].read_for_follower(fetch_request, 1000, is_new_request=False)
         assert both[1].require_leader().followers[2].fetched_ms == 1_000
 
     run(main())
 
 
-def test_a_follower_vouches_only_for_what_it_has_synced() -> None:
+def test_a_follower_acknowledges_only_flushed_records() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -69,7 +69,7 @@ def test_a_follower_vouches_only_for_what_it_has_synced() -> None:
     run(main())
 
 
-def test_with_write_caching_a_follower_does_not_wait_for_its_disk() -> None:
+def test_with_write_caching_a_follower_does_not_wait_for_a_flush() -> None:
     async def main() -> None:
         both = Replicas((1, 2), write_caching=True)
         await both.begin()
@@ -82,7 +82,7 @@ def test_with_write_caching_a_follower_does_not_wait_for_its_disk() -> None:
     run(main())
 
 
-def test_a_former_leader_asks_when_its_own_last_records_are_safe() -> None:
+def test_a_previous_leader_fetches_only_when_its_records_are_flushed() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -99,39 +99,39 @@ def test_a_former_leader_asks_when_its_own_last_records_are_safe() -> None:
     run(main())
 
 
-def test_a_follower_of_a_former_life_or_epoch_does_not_count() -> None:
+def test_a_follower_of_a_previous_incarnation_or_epoch_does_not_count() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
         await both.produce(1, b"a")
-        asked = both.build_fetch(2)._replace(offset=1)
+        fetch_request = both.build_fetch(2)._replace(offset=1)
         both.brokers = {**both.brokers, 2: broker_image(2, epoch=999)}
         both[1].leader.on_brokers(both.brokers)
         with pytest.raises(StaleBrokerEpochError):
-            await both[1].read_for_follower(asked, 1000)
+            await both[1].read_for_follower(fetch_request, 1000)
         with pytest.raises(FencedLeaderEpochError):
-            await both[1].read_for_follower(asked._replace(current_leader_epoch=-1), 1000)
+            await both[1].read_for_follower(fetch_request._replace(current_leader_epoch=-1), 1000)
         assert both[1].high_watermark == 0
 
     run(main())
 
 
-def test_a_follower_that_has_more_than_its_leader_does_not_count_before_it_has_cut() -> None:
+def test_a_follower_ahead_of_its_leader_counts_only_after_truncation() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
-        asked = both.build_fetch(2)._replace(offset=5, last_fetched_epoch=0)
+        fetch_request = both.build_fetch(2)._replace(offset=5, last_fetched_epoch=0)
         with pytest.raises(DivergingEpochError):
-            await both[1].read_for_follower(asked, 1000)
+            await both[1].read_for_follower(fetch_request, 1000)
         with pytest.raises(OffsetOutOfRangeError):
-            await both[1].read_for_follower(asked._replace(last_fetched_epoch=-1), 1000)
+            await both[1].read_for_follower(fetch_request._replace(last_fetched_epoch=-1), 1000)
         assert both[1].require_leader().followers[2].durable_offset == -1
 
     run(main())
 
 
-def test_a_follower_whose_last_batch_claims_an_epoch_to_come_cuts_it_and_goes_on() -> None:
-    """The epoch stands outside of a batch's checksum: a bit of it was flipped on the follower's disk."""
+def test_a_follower_truncates_a_batch_of_a_future_epoch() -> None:
+    """The checksum does not cover the epoch: a bit of it was flipped on the follower's disk."""
 
     async def main() -> None:
         both = Replicas((1, 2))
@@ -148,7 +148,7 @@ def test_a_follower_whose_last_batch_claims_an_epoch_to_come_cuts_it_and_goes_on
     run(main())
 
 
-def test_a_batch_of_an_epoch_to_come_is_not_taken_from_a_leader() -> None:
+def test_a_fetched_batch_of_a_future_epoch_is_rejected() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -164,7 +164,7 @@ def test_a_batch_of_an_epoch_to_come_is_not_taken_from_a_leader() -> None:
 # Roles
 
 
-def test_a_stale_role_is_ignored() -> None:
+def test_a_stale_image_is_ignored() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin(leader=1)
@@ -179,7 +179,7 @@ def test_a_stale_role_is_ignored() -> None:
     run(main())
 
 
-def test_a_node_whose_metadata_is_behind_its_own_log_does_not_lead() -> None:
+def test_a_broker_whose_metadata_is_older_than_its_log_does_not_lead() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin(leader=1)
@@ -197,7 +197,7 @@ def test_a_node_whose_metadata_is_behind_its_own_log_does_not_lead() -> None:
     run(main())
 
 
-def test_a_partition_without_a_leader_is_followed_by_nobody_and_keeps_what_it_knows() -> None:
+def test_a_partition_without_a_leader_keeps_its_high_watermark() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()

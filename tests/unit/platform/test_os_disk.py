@@ -1,4 +1,4 @@
-"""The operating system's disk: bytes in order, syncs shared, failures that stick."""
+"""The disk of the operating system: order of writes, shared syncs, permanent failures."""
 
 import asyncio
 import errno
@@ -48,7 +48,7 @@ def test_dropping_the_cache_loses_nothing_that_was_written(tmp_path: Path) -> No
     assert file.read(0, 200_000) == b"x" * 100_000
 
 
-def test_more_parts_than_one_call_takes_are_all_written(tmp_path: Path) -> None:
+def test_more_parts_than_writev_takes_are_all_written(tmp_path: Path) -> None:
     file = OsDisk().open(str(tmp_path / "a"))
     parts = [bytes([index % 251]) * (index % 7) for index in range(5000)]
     file.append(parts)
@@ -71,7 +71,7 @@ def test_short_writes_are_continued_where_they_stopped(
     assert file.size == 16
 
 
-def test_a_full_disk_leaves_a_size_that_tells_what_was_written(
+def test_after_a_failed_append_the_size_is_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.writev
@@ -98,13 +98,13 @@ def test_a_full_disk_leaves_a_size_that_tells_what_was_written(
 def test_a_reopened_file_continues_at_its_end(tmp_path: Path) -> None:
     disk = OsDisk()
     disk.open(str(tmp_path / "a")).append([b"first"])
-    again = disk.open(str(tmp_path / "a"))
-    assert again.size == 5
-    assert again.append([b"second"]) == 5
+    reopened = disk.open(str(tmp_path / "a"))
+    assert reopened.size == 5
+    assert reopened.append([b"second"]) == 5
 
 
 class Gate:
-    """Stands in for fdatasync: counts the runs and holds each until it is let go."""
+    """Replaces fdatasync: counts the calls and blocks each until it is released."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -130,7 +130,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_callers_that_arrive_while_a_sync_runs_share_the_next_one(tmp_path: Path, gate: Gate) -> None:
+def test_callers_during_a_sync_share_the_next_one(tmp_path: Path, gate: Gate) -> None:
     async def main() -> None:
         file = OsDisk().open(str(tmp_path / "a"))
         file.append([b"1"])
@@ -149,7 +149,7 @@ def test_callers_that_arrive_while_a_sync_runs_share_the_next_one(tmp_path: Path
     asyncio.run(main())
 
 
-def test_a_caller_with_nothing_new_is_content_with_the_running_sync(tmp_path: Path, gate: Gate) -> None:
+def test_a_caller_without_changes_waits_for_the_running_sync(tmp_path: Path, gate: Gate) -> None:
     async def main() -> None:
         file = OsDisk().open(str(tmp_path / "a"))
         file.append([b"1"])
@@ -163,7 +163,7 @@ def test_a_caller_with_nothing_new_is_content_with_the_running_sync(tmp_path: Pa
     asyncio.run(main())
 
 
-def test_a_cancelled_caller_does_not_take_the_others_along(tmp_path: Path, gate: Gate) -> None:
+def test_a_cancelled_caller_does_not_cancel_the_others(tmp_path: Path, gate: Gate) -> None:
     async def main() -> None:
         file = OsDisk().open(str(tmp_path / "a"))
         file.append([b"1"])
@@ -200,7 +200,7 @@ def test_after_a_failed_sync_every_later_one_fails(tmp_path: Path, gate: Gate) -
     asyncio.run(main())
 
 
-def test_files_sync_side_by_side(tmp_path: Path, gate: Gate) -> None:
+def test_files_sync_concurrently(tmp_path: Path, gate: Gate) -> None:
     async def main() -> None:
         disk = OsDisk()
         files = [disk.open(str(tmp_path / str(index))) for index in range(8)]
@@ -212,7 +212,7 @@ def test_files_sync_side_by_side(tmp_path: Path, gate: Gate) -> None:
     asyncio.run(main())
 
 
-def test_a_sync_really_reaches_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sync_calls_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     real = os.fdatasync
     monkeypatch.setattr(os, "fdatasync", lambda descriptor: (synced.append(descriptor), real(descriptor))[1])
@@ -226,7 +226,7 @@ def test_a_sync_really_reaches_the_system(tmp_path: Path, monkeypatch: pytest.Mo
     asyncio.run(main())
 
 
-def test_a_closed_or_removed_file_stays_readable_while_somebody_holds_it(tmp_path: Path) -> None:
+def test_a_closed_or_removed_file_stays_readable_while_referenced(tmp_path: Path) -> None:
     disk = OsDisk()
     gc.collect()
     before = descriptors()
@@ -248,7 +248,7 @@ def test_a_closed_or_removed_file_stays_readable_while_somebody_holds_it(tmp_pat
         gc.enable()
 
 
-def test_a_synced_file_lets_go_of_its_descriptor_without_the_garbage_collector(tmp_path: Path) -> None:
+def test_a_synced_file_closes_its_descriptor_without_the_garbage_collector(tmp_path: Path) -> None:
     async def main() -> None:
         disk = OsDisk()
         before = descriptors()
@@ -265,7 +265,7 @@ def test_a_synced_file_lets_go_of_its_descriptor_without_the_garbage_collector(t
         gc.enable()
 
 
-def test_replace_leaves_the_new_content_and_no_other_name(tmp_path: Path) -> None:
+def test_replace_leaves_no_temporary_file(tmp_path: Path) -> None:
     async def main() -> None:
         disk = OsDisk()
         path = str(tmp_path / "state")
@@ -337,7 +337,7 @@ def test_names_and_directories(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_threads_of_a_disk_end_with_it(tmp_path: Path) -> None:
+def test_the_threads_of_a_disk_end_with_the_disk(tmp_path: Path) -> None:
     async def main() -> None:
         before = set(threading.enumerate())
         disk = OsDisk()
@@ -357,7 +357,7 @@ def refuse_threads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(threading.Thread, "start", start)
 
 
-def test_without_any_thread_syncs_fail_and_are_made_when_there_is_one(
+def test_syncs_fail_without_threads_and_succeed_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -374,7 +374,7 @@ def test_without_any_thread_syncs_fail_and_are_made_when_there_is_one(
                 await disk.replace(str(tmp_path / "b"), b"first")
         monkeypatch.setattr(os_disk, "_sync_data", synced.append)
         await file.sync()
-        assert synced == [file.descriptor], "the sync that failed has covered nothing"
+        assert synced == [file.descriptor], "the failed sync has covered nothing"
         await disk.sync_directory(str(tmp_path))
         await disk.replace(str(tmp_path / "b"), b"second")
         assert (tmp_path / "b").read_bytes() == b"second"
@@ -382,7 +382,7 @@ def test_without_any_thread_syncs_fail_and_are_made_when_there_is_one(
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_one_thread_does_the_work_where_there_is_no_second(
+def test_one_thread_does_all_syncs_if_no_other_can_start(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -398,7 +398,7 @@ def test_one_thread_does_the_work_where_there_is_no_second(
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_thread_outlives_whatever_its_work_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_survives_any_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise MemoryError("no memory")
 
@@ -413,6 +413,6 @@ def test_a_thread_outlives_whatever_its_work_raises(tmp_path: Path, monkeypatch:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_seeded_world_repeats_its_random_choices() -> None:
+def test_a_seeded_platform_repeats_its_random_choices() -> None:
     assert system_platform(7).random.random() == system_platform(7).random.random()
     assert system_platform().random.random() != system_platform().random.random()

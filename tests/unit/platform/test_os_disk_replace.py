@@ -1,4 +1,4 @@
-"""Replacing a file on a disk that is full leaves nothing behind."""
+"""`replace` on a full disk."""
 
 import asyncio
 import errno
@@ -11,7 +11,7 @@ from moldau.platform.os_disk import OsDisk
 
 
 @pytest.mark.parametrize("failing", ["write", "rename"])
-def test_a_file_that_cannot_be_replaced_stays_as_it_was_and_nothing_beside_it(
+def test_a_failed_replace_on_a_full_disk_leaves_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     def fail(*_: object) -> int:
@@ -31,6 +31,6 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was_and_nothing_beside_it(
     asyncio.run(story())
 
 
-def test_an_error_that_nothing_could_be_written_for_is_the_one_that_is_told(tmp_path: Path) -> None:
+def test_a_failed_replace_raises_the_original_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         asyncio.run(OsDisk().replace(str(tmp_path / "missing" / "a"), b"data"))

@@ -1,4 +1,4 @@
-"""The codecs: round trips, the framings of other writers, garbage, and bombs that must not take memory."""
+"""The codecs: round trips, other framings, garbage, and decompression bombs."""
 
 import gzip
 import json
@@ -31,14 +31,14 @@ LIMIT = 1_000_000
 
 
 @given(data=st.binary(max_size=2000), times=st.integers(1, 100), codec=st.sampled_from(CODECS))
-def test_what_is_compressed_comes_back(data: bytes, times: int, codec: int) -> None:
+def test_compression_round_trips(data: bytes, times: int, codec: int) -> None:
     whole = data * times
     assert decompress(codec, compress(codec, whole), LIMIT) == whole
     assert decompress(codec, memoryview(compress(codec, memoryview(whole))), LIMIT) == whole
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_the_limit_is_exact(codec: int) -> None:
+def test_the_decompression_limit_is_exact(codec: int) -> None:
     data = b"0123456789" * 20_000
     compressed = compress(codec, data)
     assert decompress(codec, compressed, len(data)) == data
@@ -56,13 +56,13 @@ def test_garbage_is_corrupt(codec: int, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("codec", REAL_CODECS)
-def test_plain_text_is_no_compressed_stream(codec: int) -> None:
+def test_plain_text_is_not_a_compressed_stream(codec: int) -> None:
     with pytest.raises(MoldauError):
         decompress(codec, b"\xff" + b"just some text, not compressed at all" * 5, LIMIT)
 
 
 @pytest.mark.parametrize("codec", REAL_CODECS)
-def test_a_stream_cut_off_anywhere_is_corrupt(codec: int) -> None:
+def test_a_truncated_stream_is_corrupt(codec: int) -> None:
     compressed = compress(codec, bytes(range(256)) * 8)
     whole_headers = {len(compressed), 16} if codec == SNAPPY else {len(compressed)}
     for size in range(1, len(compressed)):
@@ -72,7 +72,7 @@ def test_a_stream_cut_off_anywhere_is_corrupt(codec: int) -> None:
 
 
 @pytest.mark.parametrize("codec", [-1, 5, 6, 7])
-def test_unknown_codecs_are_refused(codec: int) -> None:
+def test_unknown_codecs_are_rejected(codec: int) -> None:
     with pytest.raises(UnsupportedCompressionError):
         compress(codec, b"x")
     with pytest.raises(UnsupportedCompressionError):
@@ -89,11 +89,11 @@ def test_bare_snappy_is_read() -> None:
     assert decompress(SNAPPY, bytes(cramjam.snappy.compress_raw(data)), LIMIT) == data
 
 
-def test_snappy_streams_one_after_the_other_are_read() -> None:
+def test_consecutive_snappy_streams_are_read() -> None:
     assert decompress(SNAPPY, compress(SNAPPY, b"one ") + compress(SNAPPY, b"two"), LIMIT) == b"one two"
 
 
-def test_gzip_members_one_after_the_other_are_read() -> None:
+def test_consecutive_gzip_members_are_read() -> None:
     assert decompress(GZIP, gzip.compress(b"one ") + gzip.compress(b"two"), LIMIT) == b"one two"
 
 
@@ -107,15 +107,15 @@ def test_an_empty_chunk_of_snappy_is_corrupt() -> None:
         decompress(SNAPPY, compress(SNAPPY, b"x") + bytes(4), LIMIT)
 
 
-def test_bytes_behind_a_gzip_stream_are_corrupt() -> None:
+def test_bytes_after_a_gzip_stream_are_corrupt() -> None:
     with pytest.raises(CorruptRecordError):
         decompress(GZIP, gzip.compress(b"one") + b"rest", LIMIT)
 
 
-def test_lz4_blocks_do_not_depend_on_each_other() -> None:
+def test_lz4_blocks_are_independent() -> None:
     frame = compress(LZ4, b"block " * 100_000)
     assert frame[:4] == b"\x04\x22\x4d\x18"
-    assert frame[4] & 0x20, "Java's reader refuses frames of linked blocks"
+    assert frame[4] & 0x20, "Java consumers reject frames of linked blocks"
 
 
 def test_levels_change_the_result() -> None:
@@ -125,8 +125,8 @@ def test_levels_change_the_result() -> None:
     assert len(compress(ZSTD, data, 19)) < len(compress(ZSTD, data, 1))
 
 
-# In a process of its own, so that the peak is this bomb's alone. VmHWM, because ru_maxrss survives exec and
-# would show the peak of the process that started it.
+# In a separate process, so that the peak is that of this bomb. VmHWM, because ru_maxrss survives exec and
+# would show the peak of the parent process.
 BOMB_RUN = """
 import json, sys
 from moldau.errors import RecordTooLargeError
@@ -163,7 +163,7 @@ def bomb_of(codec: int, size: int) -> bytes:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 @pytest.mark.parametrize("codec", REAL_CODECS, ids=[NAMES[codec] for codec in REAL_CODECS])
-def test_a_bomb_takes_no_more_memory_than_the_limit_allows(codec: int) -> None:
+def test_a_decompression_bomb_respects_the_memory_limit(codec: int) -> None:
     bomb = bomb_of(codec, 128 << 20)
     limit = 8 << 20
     run = subprocess.run(
@@ -174,7 +174,7 @@ def test_a_bomb_takes_no_more_memory_than_the_limit_allows(codec: int) -> None:
     assert result["grown_kb"] < 3 * limit / 1024, result
 
 
-def test_a_snappy_length_that_lies_is_refused_before_anything_is_allocated() -> None:
+def test_a_wrong_snappy_length_is_rejected_before_allocation() -> None:
     claims_4_gb = b"\xff\xff\xff\xff\x0f" + b"\x00" * 20
     with pytest.raises(RecordTooLargeError):
         decompress(SNAPPY, claims_4_gb, LIMIT)

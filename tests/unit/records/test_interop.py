@@ -1,4 +1,4 @@
-"""Our batches against those of other projects' clients: each reads what the other wrote, in every codec."""
+"""Batches against those of other clients: each reads what the other wrote, in every codec."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ RECORDS = [
 
 
 def readable_codecs(library: str) -> Sequence[int]:
-    """The codecs that the installed client can use; some need libraries of their own."""
+    """Returns the codecs that the installed client supports; some need additional libraries."""
     if library == "kafka":
         import kafka.codec as codec
     else:

@@ -1,4 +1,4 @@
-"""Records inside batches: round trips, and every way a batch can contradict itself."""
+"""Records in batches: round trips and inconsistent batches."""
 
 import struct
 
@@ -46,7 +46,7 @@ def record(offset_delta: int = 0, **fields: object) -> bytes:
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_varints_come_back(number: int) -> None:
+def test_varints_round_trip(number: int) -> None:
     encoded = write_varint(number)
     assert read_varint(encoded, 0) == (number, len(encoded))
     assert len(encoded) <= 10
@@ -60,7 +60,7 @@ def test_varints_are_zigzag(number: int, encoded: str) -> None:
 
 
 @given(given_records=st.lists(records, min_size=1, max_size=20), codec=st.integers(0, 4))
-def test_records_come_back_from_a_batch(given_records: list[Record], codec: int) -> None:
+def test_records_round_trip_through_a_batch(given_records: list[Record], codec: int) -> None:
     batch = Batch(build_batch(given_records, base_offset=100, compression=codec))
     assert batch.has_valid_checksum()
     assert list(iterate_records(batch)) == [
@@ -69,7 +69,7 @@ def test_records_come_back_from_a_batch(given_records: list[Record], codec: int)
     assert list(keys(batch)) == [(100 + delta, one.key) for delta, one in enumerate(given_records)]
 
 
-def test_header_names_that_are_no_utf8_keep_their_bytes() -> None:
+def test_header_names_that_are_not_utf8_keep_their_bytes() -> None:
     name = b"\xff\xfe".decode("utf-8", "surrogateescape")
     batch = Batch(build_batch([Record(timestamp=0, headers=((name, b"x"),))]))
     (read,) = iterate_records(batch)
@@ -77,7 +77,7 @@ def test_header_names_that_are_no_utf8_keep_their_bytes() -> None:
     assert b"\xff\xfe" in batch.data
 
 
-def test_records_of_a_log_append_time_batch_carry_the_append_time() -> None:
+def test_records_of_a_log_append_time_batch_have_the_append_time() -> None:
     batch = Batch(build_batch([Record(timestamp=5), Record(timestamp=7)], append_time_ms=1000))
     assert [one.timestamp for one in iterate_records(batch)] == [1000, 1000]
 
@@ -88,7 +88,7 @@ def test_offsets_may_have_gaps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "count", "complaint"),
+    ("section", "count", "message"),
     [
         (record(0), 2, "claims 2 records"),
         (record(0) + record(1), 1, "left after"),
@@ -105,8 +105,8 @@ def test_offsets_may_have_gaps() -> None:
         (record(0, timestamp_delta=2**63 - 1) + b"", 1, "timestamp"),
     ],
 )
-def test_a_batch_that_contradicts_itself_is_corrupt(section: bytes, count: int, complaint: str) -> None:
-    with pytest.raises(CorruptRecordError, match=complaint):
+def test_an_inconsistent_batch_is_corrupt(section: bytes, count: int, message: str) -> None:
+    with pytest.raises(CorruptRecordError, match=message):
         list(iterate_records(batch_around(section, count=count)))
 
 
@@ -129,7 +129,7 @@ def test_headers_that_do_not_fit_their_record_are_corrupt(headers: bytes) -> Non
 
 
 @given(st.binary(max_size=200), st.integers(0, 30))
-def test_garbage_is_never_more_than_corrupt(section: bytes, count: int) -> None:
+def test_garbage_raises_only_corrupt_record_errors(section: bytes, count: int) -> None:
     try:
         for one in iterate_records(batch_around(section, count=count, last_offset_delta=2**31 - 1)):
             assert isinstance(one, Record)
@@ -138,7 +138,7 @@ def test_garbage_is_never_more_than_corrupt(section: bytes, count: int) -> None:
 
 
 @given(st.data())
-def test_a_damaged_batch_is_never_more_than_an_error(data: st.DataObject) -> None:
+def test_a_damaged_batch_raises_only_known_errors(data: st.DataObject) -> None:
     batch = bytearray(
         build_batch([Record(timestamp=1, key=b"k", value=b"v" * 50, headers=(("h", b"x"),))] * 3)
     )
@@ -150,7 +150,7 @@ def test_a_damaged_batch_is_never_more_than_an_error(data: st.DataObject) -> Non
         pass
 
 
-def test_a_batch_that_becomes_too_large_is_refused() -> None:
+def test_a_batch_that_decompresses_too_large_is_rejected() -> None:
     batch = Batch(build_batch([Record(timestamp=0, value=bytes(100_000))], compression=4))
     with pytest.raises(RecordTooLargeError):
         list(iterate_records(batch, limit=1000))

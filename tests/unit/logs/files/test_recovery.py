@@ -1,4 +1,4 @@
-"""Opening a log in files again: after clean shutdowns, crashes, and damage to any of its files."""
+"""Opening a log in files after clean shutdowns, crashes, and damage to any of its files."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ SMALL = TopicSettings(segment_bytes=1024, index_interval_bytes=100)
 
 
 class Data:
-    """A data directory with one log in it."""
+    """A data directory with one log."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +63,7 @@ def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def fill(log: FileLog, count: int = 30) -> list[bytes]:
-    """Several segments; batches of an idempotent producer, three to a leader epoch."""
+    """Appends batches of an idempotent producer to several segments, three per leader epoch."""
     values = [b"%02d" % number * 50 for number in range(count)]
     for number, value in enumerate(values):
         await append(
@@ -82,8 +82,8 @@ async def fill(log: FileLog, count: int = 30) -> list[bytes]:
 def knows_last_five(log: FileLog) -> bool:
     end = log.end_offset
     for number in range(end - 5, end):
-        again = batch_at(0, [b""], producer_id=4, producer_epoch=0, base_sequence=number)
-        repeated = log.producers.check(again)
+        reopened = batch_at(0, [b""], producer_id=4, producer_epoch=0, base_sequence=number)
+        repeated = log.producers.check(reopened)
         if repeated is None or repeated.base_offset != number:
             return False
     return True
@@ -95,7 +95,7 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_clean_shutdown_leaves_kafkas_files(data: Data) -> None:
+def test_a_clean_shutdown_writes_kafkas_files(data: Data) -> None:
     async def body() -> None:
         log = await data.open()
         await fill(log)
@@ -146,11 +146,11 @@ def test_index_files_are_in_kafkas_format(data: Data) -> None:
         assert last_entry == (timestamp, max(positions.values()) - base)
 
 
-def test_everything_is_there_after_a_clean_shutdown_and_no_batch_is_read_again(data: Data) -> None:
+def test_a_clean_shutdown_preserves_everything_without_reading_batches_again(data: Data) -> None:
     async def body() -> None:
         values = await fill(await data.open())
         await data.store.close()
-        # Damage that reading would find.
+        # Damage that a read of the batches would find.
         flip(data.segment(0), 70)
         log = await data.open()
         assert data.store.had_clean_shutdown
@@ -180,7 +180,7 @@ def test_a_second_clean_shutdown_without_changes_is_clean_too(data: Data) -> Non
     run(body)
 
 
-def test_the_broker_epoch_of_a_clean_shutdown_is_told_once(data: Data) -> None:
+def test_the_broker_epoch_of_a_clean_shutdown_is_returned_once(data: Data) -> None:
     marker = data.path / ".kafka_cleanshutdown"
 
     async def body() -> None:
@@ -190,7 +190,7 @@ def test_the_broker_epoch_of_a_clean_shutdown_is_told_once(data: Data) -> None:
         assert json.loads(marker.read_text()) == {"version": 0, "brokerEpoch": 41}
         await data.open()
         assert data.store.previous_broker_epoch == 41
-        # A crash: nobody closed it.
+        # A crash: the log was not closed.
         await data.open()
         assert data.store.previous_broker_epoch == -1
         assert not data.store.had_clean_shutdown
@@ -199,7 +199,7 @@ def test_the_broker_epoch_of_a_clean_shutdown_is_told_once(data: Data) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "torn", "[]", '{"version": 0}', '{"brokerEpoch": "x"}'])
-def test_a_marker_without_an_epoch_is_a_clean_shutdown_in_an_unknown_life(data: Data, content: str) -> None:
+def test_an_empty_clean_shutdown_file_has_no_broker_epoch(data: Data, content: str) -> None:
     async def body() -> None:
         await data.open()
         await data.store.close(41)
@@ -211,7 +211,7 @@ def test_a_marker_without_an_epoch_is_a_clean_shutdown_in_an_unknown_life(data: 
     run(body)
 
 
-def test_a_log_that_nobody_opened_after_a_crash_is_still_recovered_later(data: Data) -> None:
+def test_a_log_not_opened_after_a_crash_is_recovered_later(data: Data) -> None:
     async def body() -> None:
         await fill(await data.open())
         with data.segment(-1).open("ab") as file:
@@ -226,7 +226,7 @@ def test_a_log_that_nobody_opened_after_a_crash_is_still_recovered_later(data: D
     run(body)
 
 
-def test_a_torn_last_batch_is_cut_off_wherever_it_tore(data: Data, tmp_path: Path) -> None:
+def test_a_torn_last_batch_is_truncated(data: Data, tmp_path: Path) -> None:
     async def body() -> None:
         log = await data.open()
         values = await fill(log)
@@ -255,7 +255,7 @@ def test_a_torn_last_batch_is_cut_off_wherever_it_tore(data: Data, tmp_path: Pat
     [b"\0", b"\0" * 61, b"\0" * 5000, random.Random(1).randbytes(7), random.Random(2).randbytes(3000)],
     ids=["a zero", "zeros as long as a header", "many zeros", "little garbage", "much garbage"],
 )
-def test_garbage_behind_the_last_batch_is_cut_off(data: Data, tail: bytes) -> None:
+def test_garbage_after_the_last_batch_is_truncated(data: Data, tail: bytes) -> None:
     async def body() -> None:
         values = await fill(await data.open())
         size = data.segment(-1).stat().st_size
@@ -269,7 +269,7 @@ def test_garbage_behind_the_last_batch_is_cut_off(data: Data, tail: bytes) -> No
     run(body)
 
 
-def test_a_batch_that_repeats_old_offsets_is_cut_off(data: Data) -> None:
+def test_a_batch_with_repeated_offsets_is_truncated(data: Data) -> None:
     async def body() -> None:
         await fill(await data.open())
         with data.segment(-1).open("ab") as file:
@@ -279,7 +279,7 @@ def test_a_batch_that_repeats_old_offsets_is_cut_off(data: Data) -> None:
     run(body)
 
 
-def test_a_batch_whose_epoch_falls_is_cut_off(data: Data) -> None:
+def test_a_batch_with_a_lower_epoch_is_truncated(data: Data) -> None:
     async def body() -> None:
         await fill(await data.open())
         with data.segment(-1).open("ab") as file:
@@ -291,7 +291,7 @@ def test_a_batch_whose_epoch_falls_is_cut_off(data: Data) -> None:
     run(body)
 
 
-def test_segments_behind_a_torn_one_go_too(data: Data) -> None:
+def test_segments_after_a_torn_one_are_deleted(data: Data) -> None:
     async def body() -> None:
         values = await fill(await data.open())
         (data.path / "recovery-point-offset-checkpoint").unlink()
@@ -306,7 +306,7 @@ def test_segments_behind_a_torn_one_go_too(data: Data) -> None:
     run(body)
 
 
-def test_a_segment_that_lost_whole_batches_is_noticed(data: Data) -> None:
+def test_a_segment_without_its_last_batches_is_detected(data: Data) -> None:
     async def body() -> None:
         values = await fill(await data.open())
         (data.path / "recovery-point-offset-checkpoint").unlink()
@@ -322,7 +322,7 @@ def test_a_segment_that_lost_whole_batches_is_noticed(data: Data) -> None:
 
 
 @pytest.mark.parametrize("position", range(HEADER_SIZE + 5))
-def test_damage_below_the_recovery_point_is_refused_and_not_cut(data: Data, position: int) -> None:
+def test_damage_below_the_recovery_point_is_an_error_and_not_truncated(data: Data, position: int) -> None:
     async def body() -> None:
         log = await data.open()
         await fill(log)
@@ -334,14 +334,14 @@ def test_damage_below_the_recovery_point_is_refused_and_not_cut(data: Data, posi
         with pytest.raises(StorageError, match="moldau log verify"):
             await data.open()
         assert damaged.read_bytes() == before
-        # Other logs are not harmed.
+        # Other logs are not affected.
         other = await data.store.open(NAME._replace(partition=1), TOPIC_ID, SMALL)
         await append(other, b"fine")
 
     run(body)
 
 
-def test_records_missing_below_the_recovery_point_are_refused(data: Data) -> None:
+def test_missing_records_below_the_recovery_point_are_an_error(data: Data) -> None:
     async def body() -> None:
         await fill(await data.open())
         await data.store.close()
@@ -373,8 +373,10 @@ def test_closed_segments_below_the_recovery_point_are_not_read(data: Data) -> No
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "crashed"])
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".snapshot", "leader-epoch-checkpoint"])
-@pytest.mark.parametrize("harm", ["missing", "empty", "cut short", "garbage", "bit flips"])
-def test_files_beside_the_segments_can_be_damaged(data: Data, clean: bool, suffix: str, harm: str) -> None:
+@pytest.mark.parametrize("harm", ["missing", "empty", "truncated", "garbage", "bit flips"])
+def test_damaged_indexes_snapshots_and_epochs_are_rebuilt(
+    data: Data, clean: bool, suffix: str, harm: str
+) -> None:
     async def body() -> None:
         values = await fill(await data.open())
         if clean:
@@ -387,7 +389,7 @@ def test_files_beside_the_segments_can_be_damaged(data: Data, clean: bool, suffi
                     path.unlink()
                 case "empty":
                     path.write_bytes(b"")
-                case "cut short":
+                case "truncated":
                     path.write_bytes(content[: len(content) // 2 + 1])
                 case "garbage":
                     path.write_bytes(randomness.randbytes(len(content)))
@@ -415,7 +417,7 @@ def test_files_beside_the_segments_can_be_damaged(data: Data, clean: bool, suffi
     run(body)
 
 
-def test_without_any_snapshot_producers_are_read_from_the_log(data: Data) -> None:
+def test_without_snapshots_producer_state_is_rebuilt_from_the_log(data: Data) -> None:
     async def body() -> None:
         await fill(await data.open())
         await data.store.close()
@@ -426,7 +428,7 @@ def test_without_any_snapshot_producers_are_read_from_the_log(data: Data) -> Non
     run(body)
 
 
-def test_what_deletions_and_compactions_leave_behind_is_removed(data: Data) -> None:
+def test_leftovers_of_deletions_and_compactions_are_removed(data: Data) -> None:
     async def body() -> None:
         values = await fill(await data.open())
         leftovers = [
@@ -454,7 +456,7 @@ def test_what_deletions_and_compactions_leave_behind_is_removed(data: Data) -> N
 
 
 @pytest.mark.parametrize("content", [None, b"", b"version: 0\ntopic_id: !!", b"\xff\xfe"])
-def test_records_that_do_not_tell_whose_they_are_are_neither_served_nor_put_away(
+def test_a_log_with_records_and_no_topic_id_is_neither_served_nor_made_stray(
     data: Data, content: bytes | None
 ) -> None:
     async def body() -> None:
@@ -475,7 +477,7 @@ def test_records_that_do_not_tell_whose_they_are_are_neither_served_nor_put_away
     run(body)
 
 
-def test_a_log_without_records_is_taken_for_what_is_asked_for(data: Data) -> None:
+def test_a_log_without_records_and_topic_id_is_reused(data: Data) -> None:
     async def body() -> None:
         await data.open()
         await data.store.close()
@@ -488,7 +490,7 @@ def test_a_log_without_records_is_taken_for_what_is_asked_for(data: Data) -> Non
     run(body)
 
 
-def test_an_emptied_log_keeps_its_offsets(data: Data) -> None:
+def test_a_log_emptied_by_retention_keeps_its_offsets(data: Data) -> None:
     async def body() -> None:
         log = await data.open()
         await fill(log)
@@ -506,7 +508,7 @@ def test_an_emptied_log_keeps_its_offsets(data: Data) -> None:
     run(body)
 
 
-def test_a_start_inside_a_segment_survives(data: Data) -> None:
+def test_a_start_offset_inside_a_segment_survives_a_restart(data: Data) -> None:
     async def body() -> None:
         log = await data.open()
         values = await fill(log)
@@ -518,7 +520,7 @@ def test_a_start_inside_a_segment_survives(data: Data) -> None:
     run(body)
 
 
-def test_a_name_used_again_begins_at_zero_whatever_the_checkpoints_said(data: Data) -> None:
+def test_a_log_with_a_reused_name_starts_at_zero(data: Data) -> None:
     async def body() -> None:
         log = await data.open()
         await fill(log)
@@ -535,7 +537,7 @@ def test_a_name_used_again_begins_at_zero_whatever_the_checkpoints_said(data: Da
     run(body)
 
 
-def test_a_log_can_be_closed_and_opened_again_within_one_run(data: Data) -> None:
+def test_a_log_can_be_closed_and_reopened(data: Data) -> None:
     async def body() -> None:
         log = await data.open()
         values = await fill(log)
@@ -574,7 +576,7 @@ def test_segments_roll_by_size_time_and_index(data: Data) -> None:
     run(body)
 
 
-def test_an_idle_segment_is_closed_by_retention_when_it_is_old(data: Data) -> None:
+def test_retention_rolls_an_idle_segment_by_segment_ms(data: Data) -> None:
     async def body() -> None:
         log = await data.open(TopicSettings(segment_ms=1_000, retention_ms=-1))
         await append(log, b"v", timestamp_ms=5_000)

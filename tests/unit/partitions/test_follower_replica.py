@@ -1,4 +1,4 @@
-"""What a follower takes from its leader, and what it leaves."""
+"""How a follower applies the fetch responses of its leader."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from support.replicas import Replicas, batch
 from support.replication_stories import run
 
 
-def test_an_answer_of_another_epoch_is_not_taken() -> None:
+def test_a_fetch_response_of_another_epoch_is_rejected() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -36,7 +36,7 @@ def test_an_answer_of_another_epoch_is_not_taken() -> None:
     run(main())
 
 
-def test_an_answer_that_comes_twice_is_taken_once() -> None:
+def test_a_duplicate_fetch_response_is_appended_once() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -50,7 +50,7 @@ def test_an_answer_that_comes_twice_is_taken_once() -> None:
     run(main())
 
 
-def test_a_batch_that_was_damaged_on_its_way_is_not_taken_and_one_that_is_cut_off_is_left() -> None:
+def test_a_damaged_batch_is_rejected_and_a_truncated_one_ignored() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -67,7 +67,7 @@ def test_a_batch_that_was_damaged_on_its_way_is_not_taken_and_one_that_is_cut_of
     run(main())
 
 
-def test_a_follower_takes_gaps_that_compaction_left() -> None:
+def test_a_follower_accepts_gaps_left_by_compaction() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -79,7 +79,7 @@ def test_a_follower_takes_gaps_that_compaction_left() -> None:
     run(main())
 
 
-def test_a_follower_begins_where_its_leader_begins() -> None:
+def test_the_start_offset_of_a_follower_follows_the_leader() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -97,18 +97,18 @@ def test_a_follower_begins_where_its_leader_begins() -> None:
     run(main())
 
 
-def test_a_follower_whose_leader_has_deleted_all_that_it_has_begins_anew() -> None:
+def test_a_follower_resets_its_log_when_its_leader_has_deleted_all_its_records() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin(isr=[1])
         await both.produce(1, b"a", b"b", b"c")
         await both.produce(1, b"d")
         await both[1].delete_records(2)
-        with pytest.raises(OffsetOutOfRangeError) as refused:
+        with pytest.raises(OffsetOutOfRangeError) as raised:
             await both.send_fetch(2)
-        start_offset = refused.value.start_offset  # type: ignore[attr-defined]
+        start_offset = raised.value.start_offset  # type: ignore[attr-defined]
         await both[2].follower.reset_to(start_offset, 0)
-        # The log begins inside of a batch, which comes whole.
+        # The log starts inside a batch, which is appended whole.
         await both.replicate(2)
         assert (both.log(2).start_offset, both.log(2).end_offset) == (2, 4)
         assert await both.seen(2, 2, from_follower=True) == ["a", "b", "c", "d"], (
@@ -118,7 +118,7 @@ def test_a_follower_whose_leader_has_deleted_all_that_it_has_begins_anew() -> No
     run(main())
 
 
-def test_producers_are_known_to_the_next_leader() -> None:
+def test_the_next_leader_knows_the_producer_state() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -127,14 +127,14 @@ def test_producers_are_known_to_the_next_leader() -> None:
         await both.replicate(2)
         both.elect(2)
         await both.publish_image()
-        again = await both.produce(2, b"a", producer_id=7, sequence=0)
-        assert again.base_offset == first.base_offset
+        reopened = await both.produce(2, b"a", producer_id=7, sequence=0)
+        assert reopened.base_offset == first.base_offset
         assert (await both.produce(2, b"c", producer_id=7, sequence=2)).base_offset == 2
 
     run(main())
 
 
-def test_producers_forget_what_is_cut() -> None:
+def test_truncation_truncates_producer_state() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()

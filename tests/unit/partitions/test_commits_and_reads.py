@@ -1,4 +1,4 @@
-"""What a leader promises and shows: writes, reads, and the set of those in sync."""
+"""When records are committed, what consumers and followers can read, and ISR proposals."""
 
 import pytest
 
@@ -14,10 +14,10 @@ from moldau.partitions.partition import DivergingEpochError, LogReadInfo
 from support.replicas import TOPIC_ID, Replicas
 from support.replication_stories import run
 
-# What readers see
+# Reads
 
 
-def test_consumers_see_what_is_committed_and_followers_see_all() -> None:
+def test_consumers_read_committed_records_and_followers_read_everything() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -26,9 +26,9 @@ def test_consumers_see_what_is_committed_and_followers_see_all() -> None:
         await both.fetch(2)
         assert await both.values(2) == ["a@0"]
         assert await both.seen(2, from_follower=True) == []
-        with pytest.raises(NotLeaderOrFollowerError) as refused:
+        with pytest.raises(NotLeaderOrFollowerError) as raised:
             await both.seen(2)
-        assert (refused.value.leader_id, refused.value.leader_epoch) == (1, 0)
+        assert (raised.value.leader_id, raised.value.leader_epoch) == (1, 0)
         await both.fetch(2)
         assert await both.seen(1) == ["a"]
         assert await both.seen(2, from_follower=True) == ["a"]
@@ -36,28 +36,28 @@ def test_consumers_see_what_is_committed_and_followers_see_all() -> None:
     run(main())
 
 
-def test_followers_are_woken_by_appends_and_consumers_by_commits() -> None:
+def test_appends_wake_followers_and_commits_wake_consumers() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
-        told: list[str] = []
-        both[1].delayed.append_listeners.add(lambda: told.append("follower"))
-        both[1].delayed.high_watermark_listeners.add(lambda: told.append("consumer"))
+        notified: list[str] = []
+        both[1].delayed.append_listeners.add(lambda: notified.append("follower"))
+        both[1].delayed.high_watermark_listeners.add(lambda: notified.append("consumer"))
         await both.produce(1, b"a")
-        assert told == ["follower"]
+        assert notified == ["follower"]
         await both.fetch(2)
         await both.send_fetch(2)
-        assert told == ["follower", "consumer"]
+        assert notified == ["follower", "consumer"]
         both.elect(2)
         await both.publish_image()
-        assert told == ["follower", "consumer", "consumer", "follower"], (
-            "both are told that it no longer leads"
+        assert notified == ["follower", "consumer", "consumer", "follower"], (
+            "both are notified that it no longer leads"
         )
 
     run(main())
 
 
-def test_a_new_leader_does_not_say_where_its_log_ends_before_it_knows() -> None:
+def test_a_new_leader_has_no_latest_offset_before_it_knows_the_high_watermark() -> None:
     async def main() -> None:
         three = Replicas((1, 2, 3))
         await three.begin()
@@ -73,10 +73,10 @@ def test_a_new_leader_does_not_say_where_its_log_ends_before_it_knows() -> None:
     run(main())
 
 
-# What a leader promises
+# Commits
 
 
-def test_a_write_waits_for_all_in_sync_and_fails_when_too_few_are_left() -> None:
+def test_acks_all_waits_for_the_isr_and_fails_below_min_isr() -> None:
     async def main() -> None:
         three = Replicas((1, 2, 3), min_insync_replicas=2)
         await three.begin()
@@ -89,7 +89,7 @@ def test_a_write_waits_for_all_in_sync_and_fails_when_too_few_are_left() -> None
         three[1].leader.on_alter_partition_response(answer)
         with pytest.raises(NotEnoughReplicasAfterAppendError):
             await acknowledged
-        assert not committed.done(), "the records may still be committed, and who loads groups waits for that"
+        assert not committed.done(), "the records may still be committed, and group loading waits for that"
         with pytest.raises(NotEnoughReplicasError):
             await three.produce(1, b"b")
         with pytest.raises(NotEnoughReplicasAfterAppendError):
@@ -98,7 +98,7 @@ def test_a_write_waits_for_all_in_sync_and_fails_when_too_few_are_left() -> None
     run(main())
 
 
-def test_who_waits_is_told_of_the_new_leader() -> None:
+def test_pending_commits_fail_with_the_new_leader() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -107,14 +107,14 @@ def test_who_waits_is_told_of_the_new_leader() -> None:
         assert waiting is not None
         both.elect(2)
         await both.publish_image()
-        with pytest.raises(NotLeaderOrFollowerError) as refused:
+        with pytest.raises(NotLeaderOrFollowerError) as raised:
             await waiting
-        assert (refused.value.leader_id, refused.value.leader_epoch) == (2, 1)
+        assert (raised.value.leader_id, raised.value.leader_epoch) == (2, 1)
 
     run(main())
 
 
-def test_without_a_lease_a_leader_promises_nothing_and_shows_what_is_committed() -> None:
+def test_without_a_lease_a_leader_commits_nothing_but_serves_reads() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -126,13 +126,14 @@ def test_without_a_lease_a_leader_promises_nothing_and_shows_what_is_committed()
         with pytest.raises(NotLeaderOrFollowerError):
             both[1].check_lease()
         assert await both.seen(1) == ["a"]
-        assert isinstance(await both.send_fetch(2), LogReadInfo), "followers are served as well"
+        assert isinstance(await both.send_fetch(2), LogReadInfo), "followers are served too"
 
     run(main())
 
 
-def test_without_a_lease_a_leader_takes_nothing_that_it_has_not_for_lost() -> None:
-    """A consumer that has come further with a newer leader, and asks the former one, would begin anew."""
+def test_without_a_lease_a_missing_offset_is_not_out_of_range() -> None:
+    """A consumer that read further from a newer leader and fetches from the previous one must not reset its
+    position."""
 
     async def main() -> None:
         both = Replicas((1, 2))
@@ -163,7 +164,7 @@ def test_without_a_lease_a_leader_takes_nothing_that_it_has_not_for_lost() -> No
     run(main())
 
 
-def test_without_a_lease_a_leader_tells_what_is_committed_of_former_epochs() -> None:
+def test_without_a_lease_a_leader_returns_committed_epoch_end_offsets() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -178,10 +179,10 @@ def test_without_a_lease_a_leader_tells_what_is_committed_of_former_epochs() -> 
     run(main())
 
 
-# The in-sync set
+# The ISR
 
 
-def test_a_proposal_is_the_same_until_it_is_answered() -> None:
+def test_a_pending_isr_change_is_the_same_until_its_response() -> None:
     async def main() -> None:
         three = Replicas((1, 2, 3))
         await three.begin(isr=[1, 2])
@@ -204,7 +205,7 @@ def test_a_proposal_is_the_same_until_it_is_answered() -> None:
     run(main())
 
 
-def test_records_of_a_former_epoch_are_not_acknowledged_though_their_offsets_are_committed() -> None:
+def test_records_of_a_previous_epoch_are_not_acknowledged_even_if_their_offsets_are_committed() -> None:
     async def main() -> None:
         three = Replicas((1, 2, 3))
         await three.begin()
@@ -224,7 +225,7 @@ def test_records_of_a_former_epoch_are_not_acknowledged_though_their_offsets_are
     run(main())
 
 
-def test_a_repeated_batch_is_acknowledged_in_the_epoch_in_which_it_is_repeated() -> None:
+def test_a_duplicate_batch_is_acknowledged_in_its_own_epoch() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()
@@ -240,7 +241,7 @@ def test_a_repeated_batch_is_acknowledged_in_the_epoch_in_which_it_is_repeated()
     run(main())
 
 
-def test_a_follower_that_lags_does_not_send_consumers_back_to_the_beginning() -> None:
+def test_a_lagging_follower_does_not_make_consumers_reset_their_offsets() -> None:
     async def main() -> None:
         both = Replicas((1, 2))
         await both.begin()

@@ -1,5 +1,4 @@
-"""The table of partitions: which logs it opens, keeps, deletes and sets aside as the metadata changes, and what it
-believes of metadata that is behind."""
+"""The replica manager: opens, deletes and renames logs as the metadata changes, and ignores old metadata."""
 
 import asyncio
 import errno
@@ -40,10 +39,10 @@ def topic(
     return TopicImage(name, topic_id, partitions)
 
 
-def image(*topics: TopicImage, life: UUID | None = None) -> MetadataImage:
+def image(*topics: TopicImage, incarnation: UUID | None = None) -> MetadataImage:
     brokers = {node: broker_image(node) for node in (1, 2, 3)}
-    if life is not None:
-        brokers[NODE] = replace(brokers[NODE], incarnation_id=life)
+    if incarnation is not None:
+        brokers[NODE] = replace(brokers[NODE], incarnation_id=incarnation)
     return MetadataImage(brokers=brokers, topics={each.name: each for each in topics})
 
 
@@ -63,15 +62,15 @@ def delta(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
 
 
 class Table:
-    def __init__(self, store: LogStore, life: UUID | None = None) -> None:
+    def __init__(self, store: LogStore, incarnation: UUID | None = None) -> None:
         self.store = store
         self.image = MetadataImage()
         settings = EffectiveSettings(BrokerSettings())
         self.table = ReplicaManager(NODE, store, settings, SystemClock(), internal_logs=(LogName("ours", 0),))
-        self.table.incarnation_id = life
+        self.table.incarnation_id = incarnation
 
-    async def publish(self, *topics: TopicImage, life: UUID | None = None) -> None:
-        before, self.image = self.image, image(*topics, life=life)
+    async def publish(self, *topics: TopicImage, incarnation: UUID | None = None) -> None:
+        before, self.image = self.image, image(*topics, incarnation=incarnation)
         await self.table.publish(delta(before, self.image), self.image)
 
     async def write(self, name: str, *values: bytes, index: int = 0) -> None:
@@ -106,31 +105,31 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_partitions_are_opened_that_have_a_replica_here() -> None:
+def test_partitions_with_a_replica_on_this_broker_are_opened() -> None:
     async def test() -> None:
         table = Table(MemoryLogStore())
-        told: list[str] = []
+        notified: list[str] = []
         table.table.on_roles_changed.append(
-            lambda changed: told.extend(f"{each.name} {each.leader_id}" for each in changed)
+            lambda changed: notified.extend(f"{each.name} {each.leader_id}" for each in changed)
         )
         await table.publish(
             topic("orders", ORDERS, (1, 2), (2, 3), (2, 1)), topic("payments", PAYMENTS, (2, 1), leader=2)
         )
         assert [str(each.name) for each in table.table] == ["orders-0", "orders-2", "payments-0"]
         assert [str(each.name) for each in table.table.leader_partitions()] == ["orders-0", "orders-2"]
-        assert told == ["orders-0 1", "orders-2 1", "payments-0 2"]
-        told.clear()
+        assert notified == ["orders-0 1", "orders-2 1", "payments-0 2"]
+        notified.clear()
         changed = topic("payments", PAYMENTS, (2, 1), leader=1, epoch=1)
         await table.publish(table.image.topics["orders"], changed)
-        assert told == ["payments-0 1"], "and of no others, of which there may be thousands"
-        told.clear()
+        assert notified == ["payments-0 1"], "only the changed one"
+        notified.clear()
         await table.publish(table.image.topics["orders"])
-        assert told == ["payments-0 -1"]
+        assert notified == ["payments-0 -1"]
 
     run(test)
 
 
-def test_a_replica_that_is_moved_away_is_deleted(tmp_path: Path) -> None:
+def test_a_reassigned_replica_is_deleted(tmp_path: Path) -> None:
     async def test() -> None:
         table = Table(await files(tmp_path))
         await table.publish(topic("orders", ORDERS, (1, 2)))
@@ -145,13 +144,13 @@ def test_a_replica_that_is_moved_away_is_deleted(tmp_path: Path) -> None:
         assert waiting.done()
         waiting.exception()
         await table.publish(topic("orders", ORDERS, (1, 2, 3), leader=2, epoch=2))
-        assert table.end_of("orders") == 0, "it begins anew when it comes back"
+        assert table.end_of("orders") == 0, "a new replica starts empty"
         await table.close()
 
     run(test)
 
 
-def test_a_deleted_topic_is_deleted_and_made_anew(tmp_path: Path) -> None:
+def test_a_topic_can_be_deleted_and_created_again(tmp_path: Path) -> None:
     async def test() -> None:
         table = Table(await files(tmp_path))
         await table.publish(topic("orders", ORDERS))
@@ -164,7 +163,7 @@ def test_a_deleted_topic_is_deleted_and_made_anew(tmp_path: Path) -> None:
     run(test)
 
 
-def test_logs_that_nobody_knows_are_set_aside_and_kept(tmp_path: Path) -> None:
+def test_stray_logs_are_renamed_and_kept(tmp_path: Path) -> None:
     async def test() -> None:
         store = await files(tmp_path)
         before = Table(store)
@@ -176,7 +175,7 @@ def test_logs_that_nobody_knows_are_set_aside_and_kept(tmp_path: Path) -> None:
         await table.publish(
             topic("orders", ORDERS_ANEW, (1,)),
             topic("payments", PAYMENTS, (1,), (2,), epoch=1),
-            life=THIS_LIFE,
+            incarnation=THIS_LIFE,
         )
         assert table.end_of("orders") == 0
         assert table.end_of("payments") == 1
@@ -190,14 +189,14 @@ def test_logs_that_nobody_knows_are_set_aside_and_kept(tmp_path: Path) -> None:
         aside = tmp_path / f"orders-0.{ORDERS.hex}-stray" / "00000000000000000000.log"
         assert b"deleted meanwhile" in aside.read_bytes()
         await table.close()
-        again = await files(tmp_path)
-        assert sorted(str(name) for name, _ in again.list_logs()) == ["orders-0", "payments-0"]
-        await again.close()
+        reopened = await files(tmp_path)
+        assert sorted(str(name) for name, _ in reopened.list_logs()) == ["orders-0", "payments-0"]
+        await reopened.close()
 
     run(test)
 
 
-def test_a_log_is_set_aside_beside_one_that_was_before(tmp_path: Path) -> None:
+def test_a_second_stray_log_of_the_same_name_is_kept_too(tmp_path: Path) -> None:
     async def test() -> None:
         for _ in range(2):
             store = await files(tmp_path)
@@ -211,8 +210,8 @@ def test_a_log_is_set_aside_beside_one_that_was_before(tmp_path: Path) -> None:
     run(test)
 
 
-def test_metadata_of_the_past_deletes_and_opens_nothing(tmp_path: Path) -> None:
-    """A node that starts is shown replicas that left and came back, and topics with former ids."""
+def test_old_metadata_neither_deletes_nor_opens_logs(tmp_path: Path) -> None:
+    """A starting broker replays replicas that were moved away and back, and topics with earlier ids."""
 
     async def test() -> None:
         before = Table(await files(tmp_path))
@@ -220,12 +219,12 @@ def test_metadata_of_the_past_deletes_and_opens_nothing(tmp_path: Path) -> None:
         await before.write("orders", b"a")
         await before.close()
         table = Table(await files(tmp_path), THIS_LIFE)
-        await table.publish(topic("orders", ORDERS, (1, 2)), life=FORMER_LIFE)
-        await table.publish(topic("orders", ORDERS_ANEW, (1, 2), epoch=1), life=FORMER_LIFE)
-        await table.publish(topic("orders", ORDERS_ANEW, (2, 3), leader=2, epoch=2), life=FORMER_LIFE)
+        await table.publish(topic("orders", ORDERS, (1, 2)), incarnation=FORMER_LIFE)
+        await table.publish(topic("orders", ORDERS_ANEW, (1, 2), epoch=1), incarnation=FORMER_LIFE)
+        await table.publish(topic("orders", ORDERS_ANEW, (2, 3), leader=2, epoch=2), incarnation=FORMER_LIFE)
         assert len(table.table) == 0
         assert names(tmp_path) == ["orders-0"]
-        await table.publish(topic("orders", ORDERS_ANEW, (1, 2), leader=2, epoch=6), life=THIS_LIFE)
+        await table.publish(topic("orders", ORDERS_ANEW, (1, 2), leader=2, epoch=6), incarnation=THIS_LIFE)
         assert table.end_of("orders") == 1
         assert names(tmp_path) == ["orders-0"]
         await table.close()
@@ -233,13 +232,13 @@ def test_metadata_of_the_past_deletes_and_opens_nothing(tmp_path: Path) -> None:
     run(test)
 
 
-def test_what_was_committed_is_known_after_a_restart(tmp_path: Path) -> None:
+def test_the_high_watermark_survives_a_restart(tmp_path: Path) -> None:
     async def test() -> None:
         before = Table(await files(tmp_path))
         await before.publish(topic("orders", ORDERS, (1,)))
         await before.write("orders", b"a", b"b")
         await before.table.checkpoint_high_watermarks()
-        # No clean end: nothing is closed.
+        # A crash: nothing is closed.
         after = Table(await files(tmp_path))
         await after.publish(topic("orders", ORDERS, (1, 2), leader=2, epoch=1))
         partition = after.table.get("orders", 0)
@@ -251,7 +250,7 @@ def test_what_was_committed_is_known_after_a_restart(tmp_path: Path) -> None:
     run(test)
 
 
-def test_what_was_committed_is_no_more_than_what_is_there() -> None:
+def test_the_restored_high_watermark_is_limited_by_the_end_of_the_log() -> None:
     async def test() -> None:
         store = MemoryLogStore()
         log = await store.open(
@@ -267,7 +266,7 @@ def test_what_was_committed_is_no_more_than_what_is_there() -> None:
     run(test)
 
 
-def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(
+def test_a_log_that_cannot_be_opened_is_reported_and_the_others_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
@@ -292,25 +291,27 @@ def test_a_log_that_cannot_be_opened_is_told_and_the_others_are_served(
     run(test)
 
 
-def test_a_log_that_fails_later_is_told_at_once() -> None:
+def test_a_log_that_fails_later_is_reported_at_once() -> None:
     async def test() -> None:
         table = Table(MemoryLogStore())
         await table.publish(topic("orders", ORDERS, (1,), (1,)))
-        told: list[str] = []
+        notified: list[str] = []
         table.table.on_offline_replicas_changed.append(
-            lambda: told.extend(f"{each.partition}: {each.reason}" for each in table.table.offline_replicas())
+            lambda: notified.extend(
+                f"{each.partition}: {each.reason}" for each in table.table.offline_replicas()
+            )
         )
         partition = table.table.get("orders", 1)
         assert partition is not None
         partition.guarded_log.mark_offline(StorageError("EIO"))
-        assert told == ["1: EIO"]
+        assert notified == ["1: EIO"]
         await table.publish()
         assert table.table.offline_replicas() == ()
 
     run(test)
 
 
-def test_a_log_that_can_be_opened_again_gets_its_role_and_everybody_is_told(
+def test_a_log_opened_by_a_retry_gets_its_role_and_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
@@ -364,9 +365,9 @@ def test_a_log_that_cannot_be_opened_keeps_no_files_open(
                 await table.publish(topic("orders", ORDERS, (1,)))
                 assert open_paths().count(log_path) == 0
                 for _ in range(3):
-                    with pytest.raises(StorageError, match="too many open files") as told:
+                    with pytest.raises(StorageError, match="too many open files") as notified:
                         table.table.get("orders", 0)
-                    assert len(told.traceback) == 2, "nor does it keep who has asked"
+                    assert len(notified.traceback) == 2, "and the error keeps no frames of earlier callers"
         finally:
             gc.enable()
         await table.table.retry_offline_logs(transient_only=True)
@@ -380,7 +381,7 @@ def open_paths() -> list[str]:
     return [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
 
 
-def test_partitions_that_can_be_written_again_are_told_of_together() -> None:
+def test_partitions_that_become_writable_are_reported_once() -> None:
     async def test() -> None:
         table = Table(MemoryLogStore())
         names = [f"topic-{number}" for number in range(20)]
@@ -400,7 +401,7 @@ def test_partitions_that_can_be_written_again_are_told_of_together() -> None:
     run(test)
 
 
-def test_a_topic_that_is_deleted_while_its_logs_are_opened_again_stays_deleted(
+def test_a_topic_deleted_during_a_retry_of_its_logs_stays_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
@@ -420,12 +421,12 @@ def test_a_topic_that_is_deleted_while_its_logs_are_opened_again_stays_deleted(
         monkeypatch.setattr(store, "open", open_log)
         table = Table(store)
         await table.publish(topic("orders", ORDERS, (1,), (1,)))
-        again = asyncio.ensure_future(table.table.retry_offline_logs())
+        reopened = asyncio.ensure_future(table.table.retry_offline_logs())
         await asyncio.sleep(0)
         deletion = asyncio.ensure_future(table.publish())
         await asyncio.sleep(0)
         opened.set()
-        await asyncio.gather(again, deletion)
+        await asyncio.gather(reopened, deletion)
         assert len(table.table) == 0
         assert table.table.unopened_logs == {}
         assert store.list_logs() == []
@@ -433,7 +434,7 @@ def test_a_topic_that_is_deleted_while_its_logs_are_opened_again_stays_deleted(
     run(test)
 
 
-def test_only_what_is_of_the_deleted_topic_is_deleted(tmp_path: Path) -> None:
+def test_only_logs_of_the_deleted_topic_id_are_deleted(tmp_path: Path) -> None:
     async def test() -> None:
         table = Table(await files(tmp_path))
         await table.publish(topic("orders", ORDERS_ANEW, (1,)))
@@ -445,7 +446,7 @@ def test_only_what_is_of_the_deleted_topic_is_deleted(tmp_path: Path) -> None:
     run(test)
 
 
-def test_leaders_hear_of_brokers_that_come_and_go() -> None:
+def test_leaders_get_broker_changes() -> None:
     async def test() -> None:
         table = Table(MemoryLogStore())
         await table.publish(topic("orders", ORDERS, (1, 2)))

@@ -1,4 +1,4 @@
-"""Leader epochs of a log: where each began, and what a replica that asks for an epoch's end is told."""
+"""The leader epoch cache: start offsets, end offset lookups, and the checkpoint file."""
 
 import pytest
 
@@ -13,24 +13,24 @@ def history(*entries: tuple[int, int]) -> LeaderEpochCache:
     return epochs
 
 
-def test_an_epoch_begins_where_it_was_first_assigned() -> None:
+def test_an_epoch_starts_where_it_was_first_assigned() -> None:
     epochs = history((0, 0), (0, 5), (2, 10), (2, 11), (3, 20))
     assert list(epochs) == [(0, 0), (2, 10), (3, 20)]
     assert epochs.latest == 3
     assert [epochs.epoch_for_offset(offset) for offset in (0, 9, 10, 19, 20, 99)] == [0, 0, 2, 2, 3, 3]
 
 
-def test_what_contradicts_a_new_assignment_goes() -> None:
+def test_an_assignment_removes_contradicting_entries() -> None:
     assert list(history((1, 0), (2, 10), (3, 20), (4, 15))) == [(1, 0), (2, 10), (4, 15)]
     assert list(history((1, 0), (3, 10), (5, 20), (2, 30))) == [(1, 0), (2, 30)]
     assert list(history((1, 0), (2, 10), (3, 10))) == [(1, 0), (3, 10)]
 
 
-def test_batches_without_an_epoch_say_nothing() -> None:
+def test_batches_without_an_epoch_are_ignored() -> None:
     assert list(history((-1, 0))) == []
 
 
-def test_the_end_of_an_epoch() -> None:
+def test_end_offset_for_epoch() -> None:
     epochs = history((1, 5), (3, 10), (4, 20))
     assert epochs.end_offset_for(4, 30) == (4, 30)
     assert epochs.end_offset_for(3, 30) == (3, 20)
@@ -42,7 +42,7 @@ def test_the_end_of_an_epoch() -> None:
     assert LeaderEpochCache().end_offset_for(0, 30) == (-1, -1)
 
 
-def test_truncation_at_the_end() -> None:
+def test_truncation_from_the_end() -> None:
     epochs = history((1, 0), (2, 10), (3, 20))
     epochs.truncate_from_end(20)
     assert list(epochs) == [(1, 0), (2, 10)]
@@ -52,7 +52,7 @@ def test_truncation_at_the_end() -> None:
     assert (list(epochs), epochs.latest) == ([], -1)
 
 
-def test_truncation_at_the_start() -> None:
+def test_truncation_from_the_start() -> None:
     epochs = history((1, 0), (2, 10), (3, 20))
     epochs.truncate_from_start(15)
     assert list(epochs) == [(2, 15), (3, 20)]
@@ -65,7 +65,7 @@ def test_truncation_at_the_start() -> None:
     assert list(empty) == []
 
 
-def test_the_file_is_kafkas() -> None:
+def test_the_checkpoint_has_kafkas_format() -> None:
     epochs = history((1, 0), (2, 10))
     assert epochs.to_text() == "0\n2\n1 0\n2 10\n"
     assert LeaderEpochCache.from_text(epochs.to_text()) == epochs
@@ -89,6 +89,6 @@ def test_the_file_is_kafkas() -> None:
         "0\n-1\n",
     ],
 )
-def test_a_damaged_file_is_refused(text: str) -> None:
+def test_a_damaged_checkpoint_is_rejected(text: str) -> None:
     with pytest.raises(CorruptRecordError):
         LeaderEpochCache.from_text(text)

@@ -1,4 +1,4 @@
-"""What a topic takes from a producer, and what it does to it: one test for each rule."""
+"""Validation of produced batches: one test for each rule."""
 
 import dataclasses
 import struct
@@ -31,14 +31,14 @@ def check(data: bytes, *, api_version: int = 12, now_ms: int = NOW_MS, **setting
 
 
 def with_field(data: bytes, position: int, layout: str, value: int) -> bytes:
-    """The batch with one header field overwritten and the checksum right again."""
+    """Returns the batch with one header field overwritten and a valid checksum."""
     changed = bytearray(data)
     struct.pack_into(layout, changed, position, value)
     struct.pack_into(">I", changed, 17, crc32c.crc32c(bytes(changed[21:])))
     return bytes(changed)
 
 
-def test_a_plain_batch_passes_untouched() -> None:
+def test_a_plain_batch_is_unchanged() -> None:
     data = build_batch(RECORDS)
     batch = check(data)
     assert batch.data is data
@@ -50,12 +50,12 @@ def test_a_batch_of_an_idempotent_producer_passes() -> None:
 
 
 @pytest.mark.parametrize("codec", range(5))
-def test_compressed_batches_pass_untouched(codec: int) -> None:
+def test_compressed_batches_are_unchanged(codec: int) -> None:
     data = build_batch(RECORDS, compression=codec)
     assert check(data).data is data
 
 
-def test_no_batch_at_all_is_invalid() -> None:
+def test_missing_batches_are_invalid() -> None:
     for data in (b"", b"\x00" * 10):
         with pytest.raises(InvalidRecordError):
             check(data)
@@ -66,7 +66,7 @@ def test_two_batches_are_invalid() -> None:
         check(build_batch(RECORDS) * 2)
 
 
-def test_a_magic_that_does_not_exist_is_corrupt() -> None:
+def test_an_unknown_magic_is_corrupt() -> None:
     data = bytearray(build_batch(RECORDS))
     data[16] = 3
     with pytest.raises(CorruptRecordError, match="magic 3"):
@@ -74,14 +74,14 @@ def test_a_magic_that_does_not_exist_is_corrupt() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_other_magics_are_invalid(magic: int) -> None:
+def test_older_magics_are_invalid(magic: int) -> None:
     data = bytearray(build_batch(RECORDS))
     data[16] = magic
     with pytest.raises(InvalidRecordError, match=f"magic 2, not {magic}"):
         check(bytes(data))
 
 
-def test_a_batch_cut_off_anywhere_is_refused() -> None:
+def test_a_truncated_batch_is_rejected() -> None:
     data = build_batch(RECORDS)
     for size in range(len(data)):
         with pytest.raises((InvalidRecordError, CorruptRecordError)):
@@ -96,7 +96,7 @@ def test_a_length_smaller_than_the_header_is_corrupt() -> None:
             check(bytes(data))
 
 
-def test_any_flipped_bit_behind_the_checksum_is_found() -> None:
+def test_any_flipped_bit_after_the_checksum_is_detected() -> None:
     data = build_batch(RECORDS[:1])
     for position in range(21, len(data)):
         damaged = bytearray(data)
@@ -134,7 +134,7 @@ def test_clients_may_not_write_control_records() -> None:
         check(build_batch(RECORDS, control=True))
 
 
-def test_producers_may_not_say_log_append_time() -> None:
+def test_producers_may_not_set_log_append_time() -> None:
     with pytest.raises(InvalidTimestampError):
         check(build_batch(RECORDS, append_time_ms=NOW_MS))
 
@@ -167,7 +167,7 @@ def test_zstd_needs_produce_7() -> None:
         check(data, api_version=6)
 
 
-def test_timestamps_may_be_ahead_by_so_much() -> None:
+def test_timestamps_after_the_maximum_are_rejected() -> None:
     after_ms = 1000
     ahead = [Record(timestamp=NOW_MS), Record(timestamp=NOW_MS + after_ms)]
     assert check(build_batch(ahead), message_timestamp_after_max_ms=after_ms)
@@ -177,7 +177,7 @@ def test_timestamps_may_be_ahead_by_so_much() -> None:
 
 
 @pytest.mark.parametrize("codec", [NONE, LZ4])
-def test_timestamps_may_be_behind_by_so_much(codec: int) -> None:
+def test_timestamps_before_the_minimum_are_rejected(codec: int) -> None:
     before_ms = 1000
     behind = [Record(timestamp=NOW_MS), Record(timestamp=NOW_MS - before_ms), Record(timestamp=NOW_MS)]
     data = build_batch(behind, compression=codec)
@@ -192,7 +192,7 @@ def test_records_without_a_timestamp_are_not_too_old() -> None:
     assert check(data, message_timestamp_before_max_ms=1000).data is data
 
 
-def test_log_append_time_stamps_the_brokers_clock() -> None:
+def test_log_append_time_uses_the_brokers_clock() -> None:
     far_ahead = build_batch([Record(timestamp=NOW_MS * 2, value=b"x")], compression=GZIP)
     batch = check(far_ahead, message_timestamp_type="LogAppendTime")
     assert batch.has_valid_checksum()
@@ -200,7 +200,7 @@ def test_log_append_time_stamps_the_brokers_clock() -> None:
 
 
 @pytest.mark.parametrize("codec", [NONE, SNAPPY])
-def test_a_compacted_topic_takes_no_keyless_records(codec: int) -> None:
+def test_a_compacted_topic_rejects_records_without_a_key(codec: int) -> None:
     keyed = build_batch(RECORDS, compression=codec)
     keyless = build_batch([*RECORDS, Record(timestamp=NOW_MS, value=b"x")], compression=codec)
     assert check(keyless, cleanup_policy=("delete",)).data is keyless
@@ -210,7 +210,7 @@ def test_a_compacted_topic_takes_no_keyless_records(codec: int) -> None:
             check(keyless, cleanup_policy=policy)
 
 
-def test_records_that_cannot_be_decoded_are_invalid_where_they_are_looked_at() -> None:
+def test_undecodable_records_are_invalid_if_they_have_to_be_decoded() -> None:
     data = build_batch(RECORDS, compression=GZIP)
     not_gzip = with_field(data[:61] + b"\x00" * (len(data) - 61), 21, ">h", GZIP)
     with pytest.raises(InvalidRecordError, match="gzip"):
@@ -221,7 +221,7 @@ def test_records_that_cannot_be_decoded_are_invalid_where_they_are_looked_at() -
 
 @pytest.mark.parametrize("source", range(5))
 @pytest.mark.parametrize("kind", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
-def test_compression_type_decides_what_is_stored(source: int, kind: str) -> None:
+def test_compression_type_determines_the_stored_codec(source: int, kind: str) -> None:
     data = build_batch(RECORDS, compression=source, producer_id=3, producer_epoch=1, base_sequence=4)
     batch = check(data, compression_type=kind)
     assert batch.compression == CODECS_BY_NAME[kind]
@@ -231,7 +231,7 @@ def test_compression_type_decides_what_is_stored(source: int, kind: str) -> None
     assert (batch.data is data) == (source == CODECS_BY_NAME[kind])
 
 
-def test_the_topics_level_is_used() -> None:
+def test_the_topics_compression_level_is_used() -> None:
     text = b"".join(b"%d," % (number * number) for number in range(20_000))
     data = build_batch([Record(timestamp=NOW_MS, value=text)])
     low = check(data, compression_type="gzip", compression_gzip_level=1)
@@ -240,13 +240,13 @@ def test_the_topics_level_is_used() -> None:
     assert high.section == compress(GZIP, data[61:], 9)
 
 
-def test_a_batch_that_becomes_too_large_by_its_new_codec_is_refused() -> None:
+def test_a_batch_too_large_in_its_new_codec_is_rejected() -> None:
     data = build_batch([Record(timestamp=NOW_MS, value=bytes(10_000))], compression=ZSTD)
     with pytest.raises(RecordTooLargeError, match=r"max\.message\.bytes"):
         check(data, compression_type="uncompressed", max_message_bytes=1000)
 
 
-def test_a_bomb_is_refused_where_it_would_be_decompressed() -> None:
+def test_a_decompression_bomb_is_rejected() -> None:
     data = build_batch([Record(timestamp=NOW_MS, value=bytes(1_000_000))], compression=ZSTD)
     settings = dataclasses.replace(TopicSettings(), cleanup_policy=("compact",))
     with pytest.raises(RecordTooLargeError, match="decompressed"):

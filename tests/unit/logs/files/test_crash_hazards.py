@@ -1,4 +1,4 @@
-"""Moments in which a log could lose, repeat or resurrect records, each held on to once it was found."""
+"""Situations in which a log could lose, repeat or resurrect records."""
 
 import asyncio
 import errno
@@ -43,7 +43,7 @@ STARTS = "data/log-start-offset-checkpoint"
 
 
 class DyingDisk(SimulatedDisk):
-    """Its process is killed at the n-th thing it does."""
+    """A disk whose process is killed at its n-th operation."""
 
     left = 10**9
 
@@ -58,9 +58,9 @@ class DyingDisk(SimulatedDisk):
     def is_dead(self) -> bool:
         return self._is_dead
 
-    def after(self, *, power_cut: bool) -> SimulatedDisk:
+    def after(self, *, power_failure: bool) -> SimulatedDisk:
         self._is_dead = False
-        return self.crash() if power_cut else self.kill()
+        return self.crash() if power_failure else self.kill()
 
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -82,31 +82,31 @@ async def rewrite(disk: SimulatedDisk, path: str, change: Callable[[bytearray], 
     await file.sync()
 
 
-@pytest.mark.parametrize("power_cut", [False, True])
-def test_a_crash_while_records_are_deleted_does_not_forget_their_producer(power_cut: bool) -> None:
+@pytest.mark.parametrize("power_failure", [False, True])
+def test_a_crash_during_record_deletion_keeps_the_producer_state(power_failure: bool) -> None:
     async def body() -> None:
-        for cut in range(1, 60):
-            disk = DyingDisk(random.Random(cut), settings=QUICK)
+        for step in range(1, 60):
+            disk = DyingDisk(random.Random(step), settings=QUICK)
             _, log = await open_store(disk, TopicSettings())
             for sequence in range(3):
                 await append(log, b"v", producer_id=7, producer_epoch=0, base_sequence=sequence)
             await flush_and_finalize(log)
-            disk.left = cut
+            disk.left = step
             try:
                 await log.advance_start_offset(3)
             except MoldauError:
                 pass
             if not disk.is_dead:
                 return
-            _, log = await open_store(disk.after(power_cut=power_cut), TopicSettings())
-            again = batch_at(0, [b"v"], producer_id=7, producer_epoch=0, base_sequence=2)
-            assert log.producers.check(again) is not None, f"forgotten after {cut} steps"
-        raise AssertionError("deleting never came to its end")
+            _, log = await open_store(disk.after(power_failure=power_failure), TopicSettings())
+            reopened = batch_at(0, [b"v"], producer_id=7, producer_epoch=0, base_sequence=2)
+            assert log.producers.check(reopened) is not None, f"lost after {step} steps"
+        raise AssertionError("the deletion never completed")
 
     run(body)
 
 
-def test_a_sync_beside_a_truncation_promises_nothing_it_has_not_synced() -> None:
+def test_a_sync_concurrent_with_a_truncation_does_not_overstate_the_durable_offset() -> None:
     slow = DiskSettings(sync_ms_min=0.1, sync_ms_max=2, slow_sync_chance=0)
 
     async def body() -> None:
@@ -130,7 +130,7 @@ def test_a_sync_beside_a_truncation_promises_nothing_it_has_not_synced() -> None
     run(body)
 
 
-def test_a_sync_beside_a_new_beginning_promises_nothing_it_has_not_synced() -> None:
+def test_a_sync_concurrent_with_a_reset_does_not_overstate_the_durable_offset() -> None:
     slow = DiskSettings(sync_ms_min=0.1, sync_ms_max=2, slow_sync_chance=0)
 
     async def body() -> None:
@@ -158,7 +158,7 @@ def test_a_sync_beside_a_new_beginning_promises_nothing_it_has_not_synced() -> N
 
 
 @pytest.mark.parametrize("fully", [False, True])
-def test_a_truncation_whose_caller_is_cancelled_comes_to_its_end(fully: bool) -> None:
+def test_a_truncation_with_a_cancelled_caller_completes(fully: bool) -> None:
     slow = DiskSettings(sync_ms_min=0.1, sync_ms_max=2, slow_sync_chance=0)
 
     async def body() -> None:
@@ -176,7 +176,7 @@ def test_a_truncation_whose_caller_is_cancelled_comes_to_its_end(fully: bool) ->
                 truncating.cancel()
             await asyncio.gather(truncating, return_exceptions=True)
             if (log.start_offset, log.end_offset) == (0, 4):
-                assert not log.epochs.latest < 3, "it was cancelled before it began"
+                assert not log.epochs.latest < 3, "it was cancelled before it started"
                 continue
             assert (log.start_offset, log.end_offset) == ((9, 9) if fully else (0, 2)), f"seed {seed}"
             await append(log, b"next", leader_epoch=7)
@@ -209,7 +209,7 @@ def test_a_log_is_deleted_on_a_full_disk_and_its_name_is_free() -> None:
 
 
 @pytest.mark.parametrize("aside", [False, True])
-def test_a_log_made_anew_is_not_taken_for_the_one_that_was_deleted_on_a_full_disk(aside: bool) -> None:
+def test_a_recreated_log_does_not_inherit_checkpoints_of_one_deleted_on_a_full_disk(aside: bool) -> None:
     async def body() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)
         store, log = await open_store(disk)
@@ -230,7 +230,7 @@ def test_a_log_made_anew_is_not_taken_for_the_one_that_was_deleted_on_a_full_dis
     run(body)
 
 
-def test_a_new_log_writes_no_checkpoint_of_others() -> None:
+def test_a_new_log_does_not_write_checkpoints_of_other_logs() -> None:
     async def body() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)
         store, log = await open_store(disk)
@@ -241,8 +241,8 @@ def test_a_new_log_writes_no_checkpoint_of_others() -> None:
     run(body)
 
 
-def test_a_high_watermark_is_not_that_of_records_written_where_a_crash_has_taken_others() -> None:
-    """With write.caching records are committed before they are on disk."""
+def test_a_checkpointed_high_watermark_does_not_cover_records_appended_after_a_crash() -> None:
+    """With write.caching records are committed before they are flushed."""
 
     async def body() -> None:
         settings = TopicSettings(write_caching=True)
@@ -270,7 +270,7 @@ def test_a_high_watermark_is_not_that_of_records_written_where_a_crash_has_taken
 @pytest.mark.parametrize("keys", [1, 8])
 @pytest.mark.parametrize("group", [0, 1, 2])
 @pytest.mark.parametrize("when", ["before", "meanwhile", "after"])
-def test_a_segment_that_a_truncation_opens_again_is_not_compacted_away(
+def test_a_segment_reopened_by_a_truncation_is_not_replaced_by_compaction(
     when: str, group: int, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body() -> None:
@@ -289,7 +289,7 @@ def test_a_segment_that_a_truncation_opens_again_is_not_compacted_away(
             found = await clean(cleaner, segments) if when == "after" else None
             await log.truncate_to(5)
             if when == "meanwhile":
-                raise CorruptRecordError("what was read is cut off")
+                raise CorruptRecordError("the segment was truncated")
             return found if when == "after" else await clean(cleaner, segments)
 
         monkeypatch.setattr(Cleaner, "clean", truncated)
@@ -308,8 +308,8 @@ def test_a_segment_that_a_truncation_opens_again_is_not_compacted_away(
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_flipped_bit_in_an_offset_is_damage_and_not_a_bug(clean: bool) -> None:
-    """Offsets are not covered by a batch's checksum."""
+def test_a_flipped_bit_in_an_offset_is_reported_as_damage(clean: bool) -> None:
+    """The checksum of a batch does not cover its offset."""
 
     def flip(data: bytearray) -> None:
         last = sum(batch.size for batch in list(split(bytes(data)))[:-1])
@@ -333,7 +333,7 @@ def test_a_flipped_bit_in_an_offset_is_damage_and_not_a_bug(clean: bool) -> None
     run(body)
 
 
-def test_a_swap_that_failed_leaves_nothing_to_be_finished_later() -> None:
+def test_a_failed_swap_leaves_no_swap_file() -> None:
     async def body() -> None:
         settings = TopicSettings(
             cleanup_policy=("compact", "delete"),
@@ -371,7 +371,7 @@ def test_a_swap_that_failed_leaves_nothing_to_be_finished_later() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_power_cut_after_a_compaction_forgets_no_sequence(seed: int) -> None:
+def test_a_power_failure_after_a_compaction_keeps_producer_sequences(seed: int) -> None:
     async def body() -> None:
         disk = SimulatedDisk(random.Random(seed), settings=QUICK)
         _, log = await open_store(disk, COMPACTED)
@@ -386,7 +386,7 @@ def test_a_power_cut_after_a_compaction_forgets_no_sequence(seed: int) -> None:
         await write(0, 8)
         await flush_and_finalize(log)
         durable = log.end_offset
-        # So many that none of the batches that are safe is remembered.
+        # Enough batches that none of the durable ones is retained.
         await write(3, 7)
         for sequence in range(4, 8):
             await write(sequence, 7, 10)
@@ -394,7 +394,7 @@ def test_a_power_cut_after_a_compaction_forgets_no_sequence(seed: int) -> None:
         assert (log.durable_offset, log._segments.base_offsets[-1]) == (durable, durable)
         assert await log.compact(10_000, log.end_offset)
         assert durable - 2 not in [batch.base_offset for batch in await batches_of(log)], (
-            "its last one is gone"
+            "its last batch was removed"
         )
         _, log = await open_store(disk.crash(), COMPACTED)
         state = log.producers.get(7)
@@ -404,7 +404,7 @@ def test_a_power_cut_after_a_compaction_forgets_no_sequence(seed: int) -> None:
     run(body)
 
 
-def test_a_start_beyond_the_end_is_damage() -> None:
+def test_a_start_offset_beyond_the_end_is_damage() -> None:
     async def body() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)
         store, log = await open_store(disk)
@@ -424,7 +424,7 @@ def test_a_start_beyond_the_end_is_damage() -> None:
     run(body)
 
 
-def test_a_lack_of_descriptors_at_a_roll_passes() -> None:
+def test_running_out_of_descriptors_at_a_roll_is_transient() -> None:
     async def body() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)
         _, log = await open_store(disk)
@@ -442,7 +442,7 @@ def test_a_lack_of_descriptors_at_a_roll_passes() -> None:
     run(body)
 
 
-def test_the_newest_record_is_found_where_compaction_has_emptied_the_newest_batch() -> None:
+def test_max_timestamp_is_found_when_compaction_has_emptied_its_batch() -> None:
     async def body() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)
         _, log = await open_store(disk, COMPACTED)
@@ -462,34 +462,32 @@ def test_the_newest_record_is_found_where_compaction_has_emptied_the_newest_batc
     run(body)
 
 
-@pytest.mark.parametrize("power_cut", [False, True])
+@pytest.mark.parametrize("power_failure", [False, True])
 @pytest.mark.parametrize("offset", [1, 3, 5, 40])
-def test_a_crash_while_a_log_begins_anew_leaves_the_old_one_or_the_new_one(
-    offset: int, power_cut: bool
-) -> None:
+def test_a_crash_during_a_reset_leaves_the_old_or_the_new_log(offset: int, power_failure: bool) -> None:
     async def body() -> None:
         outcomes = set()
-        for cut in range(1, 200):
-            disk = DyingDisk(random.Random(cut), settings=QUICK)
+        for step in range(1, 200):
+            disk = DyingDisk(random.Random(step), settings=QUICK)
             _, log = await open_store(disk)
             for number in range(5):
                 await append(log, b"%d" % number * 600, leader_epoch=number)
             await flush_and_finalize(log)
             await log.advance_start_offset(2)
             expected = await values_of(log)
-            disk.left = cut
+            disk.left = step
             try:
                 await log.truncate_fully_and_start_at(offset)
             except MoldauError:
                 pass
-            is_through = not disk.is_dead
-            _, log = await open_store(disk.after(power_cut=power_cut))
-            if is_through or log.start_offset != 2:
-                assert (log.start_offset, log.end_offset, log.size) == (offset, offset, 0), f"{cut} steps"
+            is_complete = not disk.is_dead
+            _, log = await open_store(disk.after(power_failure=power_failure))
+            if is_complete or log.start_offset != 2:
+                assert (log.start_offset, log.end_offset, log.size) == (offset, offset, 0), f"{step} steps"
                 assert list(log.epochs) == []
                 outcomes.add("new")
             else:
-                assert (log.start_offset, log.end_offset) == (2, 5), f"{cut} steps"
+                assert (log.start_offset, log.end_offset) == (2, 5), f"{step} steps"
                 assert await values_of(log) == expected
                 assert list(log.epochs) == [(2, 2), (3, 3), (4, 4)]
                 outcomes.add("old")
@@ -497,70 +495,72 @@ def test_a_crash_while_a_log_begins_anew_leaves_the_old_one_or_the_new_one(
             await flush_and_finalize(log)
             _, log = await open_store(disk._next_boot())
             assert (await values_of(log))[-1] == b"next"
-            if is_through:
+            if is_complete:
                 assert outcomes == {"new", "old"}
                 return
-        raise AssertionError("it never came to its end")
+        raise AssertionError("it never completed")
 
     run(body)
 
 
-@pytest.mark.parametrize("power_cut", [False, True])
-def test_a_crash_while_the_batch_that_a_log_begins_in_is_cut_off_forgets_no_producer(power_cut: bool) -> None:
+@pytest.mark.parametrize("power_failure", [False, True])
+def test_a_crash_while_the_batch_with_the_start_offset_is_truncated_keeps_producer_state(
+    power_failure: bool,
+) -> None:
     async def body() -> None:
         producer: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0}
-        for cut in range(1, 100):
-            disk = DyingDisk(random.Random(cut), settings=QUICK)
+        for step in range(1, 100):
+            disk = DyingDisk(random.Random(step), settings=QUICK)
             _, log = await open_store(disk)
             await append(log, b"a", base_sequence=0, **producer)
             await append(log, b"b", b"c", base_sequence=1, **producer)
             await log.advance_start_offset(2)
-            disk.left = cut
+            disk.left = step
             try:
                 await log.truncate_to(2)
             except MoldauError:
                 pass
-            is_through = not disk.is_dead
-            _, log = await open_store(disk.after(power_cut=power_cut))
+            is_complete = not disk.is_dead
+            _, log = await open_store(disk.after(power_failure=power_failure))
             first = log.producers.check(batch_at(0, [b"a"], base_sequence=0, **producer))
-            assert first is not None, f"forgotten after {cut} steps"
+            assert first is not None, f"lost after {step} steps"
             second = log.producers.check(batch_at(0, [b"b", b"c"], base_sequence=1, **producer))
-            assert (second is not None) == (log.end_offset == 3), f"{cut} steps"
-            if is_through:
+            assert (second is not None) == (log.end_offset == 3), f"{step} steps"
+            if is_complete:
                 assert log.end_offset == 2
                 return
-        raise AssertionError("it never came to its end")
+        raise AssertionError("it never completed")
 
     run(body)
 
 
-@pytest.mark.parametrize("power_cut", [False, True])
-def test_a_crash_during_truncation_leaves_no_epoch_without_its_records(power_cut: bool) -> None:
+@pytest.mark.parametrize("power_failure", [False, True])
+def test_a_crash_during_truncation_leaves_no_epoch_without_its_records(power_failure: bool) -> None:
     async def body() -> None:
-        for cut in range(1, 100):
-            disk = DyingDisk(random.Random(cut), settings=QUICK)
+        for step in range(1, 100):
+            disk = DyingDisk(random.Random(step), settings=QUICK)
             store, log = await open_store(disk)
             for number in range(4):
                 await append(log, b"a" * 200, leader_epoch=1 if number < 2 else 5)
             await store.close()
             store, log = await open_store(disk)
-            disk.left = cut
+            disk.left = step
             try:
                 await log.truncate_to(2)
             except MoldauError:
                 pass
-            is_through = not disk.is_dead
-            _, log = await open_store(disk.after(power_cut=power_cut))
+            is_complete = not disk.is_dead
+            _, log = await open_store(disk.after(power_failure=power_failure))
             epochs = [(1, 0)] if log.end_offset == 2 else [(1, 0), (5, 2)]
-            assert list(log.epochs) == epochs, f"after {cut} steps the log ends at {log.end_offset}"
-            if is_through:
+            assert list(log.epochs) == epochs, f"after {step} steps the log ends at {log.end_offset}"
+            if is_complete:
                 return
-        raise AssertionError("it never came to its end")
+        raise AssertionError("it never completed")
 
     run(body)
 
 
-def test_a_cut_that_is_made_at_the_second_attempt_is_not_taken_for_lost_records() -> None:
+def test_a_truncation_that_succeeds_at_the_second_attempt_is_not_reported_as_lost_records() -> None:
     async def body() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)
         _, log = await open_store(disk)

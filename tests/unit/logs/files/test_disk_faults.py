@@ -1,4 +1,4 @@
-"""A log in files on a disk that fails, or whose power is cut in the middle of anything."""
+"""A log in files on a disk that fails or loses power at any point."""
 
 import asyncio
 import errno
@@ -45,7 +45,7 @@ async def open_log(disk: SimulatedDisk, settings: TopicSettings = SMALL) -> File
     return await store.open(NAME, TOPIC_ID, settings)
 
 
-def test_a_full_disk_refuses_records_and_takes_them_again_when_there_is_room() -> None:
+def test_appends_fail_on_a_full_disk_and_succeed_when_there_is_space() -> None:
     async def body() -> None:
         disk = make_disk()
         log = await open_log(disk)
@@ -102,7 +102,7 @@ def test_a_failing_write_takes_the_log_offline(operation: str) -> None:
 
 
 @pytest.mark.parametrize("operation", ["sync", "sync_directory"])
-def test_a_failed_sync_takes_the_log_offline_for_good(operation: str) -> None:
+def test_a_failed_sync_takes_the_log_offline_until_a_restart(operation: str) -> None:
     async def body() -> None:
         disk = make_disk()
         log = await open_log(disk)
@@ -122,7 +122,7 @@ def test_a_failed_sync_takes_the_log_offline_for_good(operation: str) -> None:
     run(body)
 
 
-def test_an_offline_log_keeps_the_shutdown_from_being_clean() -> None:
+def test_a_shutdown_with_an_offline_log_is_not_clean() -> None:
     async def body() -> None:
         disk = make_disk()
         store = FileLogStore(disk, "data", SystemClock())
@@ -143,7 +143,7 @@ def test_an_offline_log_keeps_the_shutdown_from_being_clean() -> None:
     run(body)
 
 
-def test_a_topic_id_that_cannot_be_read_keeps_no_other_log_from_being_opened() -> None:
+def test_an_unreadable_topic_id_does_not_affect_other_logs() -> None:
     async def body() -> None:
         disk = make_disk()
         other = NAME._replace(partition=1)
@@ -167,7 +167,7 @@ def test_a_topic_id_that_cannot_be_read_keeps_no_other_log_from_being_opened() -
     run(body)
 
 
-def test_an_index_that_cannot_be_written_harms_nobody() -> None:
+def test_an_index_that_cannot_be_written_fails_nothing() -> None:
     async def body() -> None:
         disk = make_disk()
         log = await open_log(disk)
@@ -188,7 +188,7 @@ def test_an_index_that_cannot_be_written_harms_nobody() -> None:
     run(body)
 
 
-def test_retention_and_compaction_wait_while_the_disk_is_full() -> None:
+def test_retention_and_compaction_are_postponed_while_the_disk_is_full() -> None:
     async def body() -> None:
         disk = make_disk()
         settings = TopicSettings(
@@ -215,7 +215,7 @@ def test_retention_and_compaction_wait_while_the_disk_is_full() -> None:
 
 
 @pytest.mark.parametrize("newest_ms", [19_000, 12_000], ids=["the active one stays", "all are too old"])
-def test_segments_are_deleted_though_there_is_no_room_for_a_new_one(newest_ms: int) -> None:
+def test_segments_are_deleted_even_without_space_for_a_new_one(newest_ms: int) -> None:
     async def body() -> None:
         disk = make_disk()
         log = await open_log(disk, TopicSettings(segment_bytes=1024, retention_ms=5_000, segment_ms=500))
@@ -233,7 +233,7 @@ def test_segments_are_deleted_though_there_is_no_room_for_a_new_one(newest_ms: i
     run(body)
 
 
-def test_damage_that_a_read_meets_is_a_storage_error() -> None:
+def test_damage_found_by_a_read_is_a_storage_error() -> None:
     async def body() -> None:
         disk = make_disk()
         log = await open_log(disk, TopicSettings(segment_bytes=1024, index_interval_bytes=10_000))
@@ -248,7 +248,7 @@ def test_damage_that_a_read_meets_is_a_storage_error() -> None:
     run(body)
 
 
-def test_records_appended_while_a_sync_runs_are_not_called_durable() -> None:
+def test_records_appended_during_a_sync_are_not_durable() -> None:
     async def body() -> None:
         disk = SimulatedDisk(
             random.Random(1), settings=DiskSettings(sync_ms_min=1, sync_ms_max=2, slow_sync_chance=0)
@@ -273,7 +273,7 @@ def test_records_appended_while_a_sync_runs_are_not_called_durable() -> None:
     run(body)
 
 
-def test_a_deleted_log_leaves_nothing_to_the_next_one_of_its_name() -> None:
+def test_a_deleted_log_leaves_nothing_to_a_new_log_of_its_name() -> None:
     async def body() -> None:
         disk = SimulatedDisk(
             random.Random(1), settings=DiskSettings(sync_ms_min=1, sync_ms_max=2, slow_sync_chance=0)
@@ -310,11 +310,11 @@ def test_a_deleted_log_leaves_nothing_to_the_next_one_of_its_name() -> None:
     run(body)
 
 
-# Power cuts
+# Power failures
 
 
-class PowerCutDisk(SimulatedDisk):
-    """Dies at its n-th change; everything after that fails."""
+class PowerFailureDisk(SimulatedDisk):
+    """A disk that loses power at its n-th change; everything after that fails."""
 
     changes_left = 0
 
@@ -326,14 +326,14 @@ class PowerCutDisk(SimulatedDisk):
                 self._is_dead = True
 
 
-class Promises:
-    """What the log has promised, as a crash at any moment must leave it."""
+class Acknowledged:
+    """What the log has acknowledged and a crash must preserve."""
 
     def __init__(self) -> None:
         self.values: dict[int, tuple[bytes | None, bytes | None]] = {}
         self.durable = 0
         self.start = 0
-        self.may_be_gone: set[int] = set()
+        self.may_be_deleted: set[int] = set()
         self.recreated = False
         self.removing = False
 
@@ -343,8 +343,8 @@ COMPACTED = TopicSettings(
 )
 
 
-async def busy_life(disk: SimulatedDisk, promises: Promises) -> None:
-    """Rolls, compacts, truncates, moves the start, closes, opens, removes and recreates a log."""
+async def busy_life(disk: SimulatedDisk, acknowledged: Acknowledged) -> None:
+    """Rolls, compacts, truncates, advances the start offset, closes, opens, deletes and recreates a log."""
     store = FileLogStore(disk, "data", SystemClock())
     await store.start()
     log = await store.open(NAME, TOPIC_ID, COMPACTED)
@@ -354,7 +354,7 @@ async def busy_life(disk: SimulatedDisk, promises: Promises) -> None:
             offset = log.end_offset
             key = b"k%d" % (offset % 3)
             value = b"%d" % offset * 60
-            promises.values[offset] = (key, value)
+            acknowledged.values[offset] = (key, value)
             batch = batch_at(
                 offset,
                 [value],
@@ -367,82 +367,83 @@ async def busy_life(disk: SimulatedDisk, promises: Promises) -> None:
             await log.append([batch])
             if offset % 4 == 3:
                 await flush_and_finalize(log)
-                promises.durable = log.durable_offset
+                acknowledged.durable = log.durable_offset
         await flush_and_finalize(log)
-        promises.durable = log.durable_offset
+        acknowledged.durable = log.durable_offset
 
     await produce(22)
-    promises.may_be_gone = set(range(promises.durable - 3))
+    acknowledged.may_be_deleted = set(range(acknowledged.durable - 3))
     await log.compact(1_000_000, log.durable_offset)
     await produce(6)
-    promises.durable = 24
+    acknowledged.durable = 24
     await log.truncate_to(24)
     for offset in (24, 25, 26, 27):
-        promises.values.pop(offset)
+        acknowledged.values.pop(offset)
     await produce(4)
-    promises.may_be_gone |= set(range(9))
-    promises.start = 0
+    acknowledged.may_be_deleted |= set(range(9))
+    acknowledged.start = 0
     await log.advance_start_offset(9)
-    promises.start = 9
+    acknowledged.start = 9
     await store.close()
     store = FileLogStore(disk, "data", SystemClock())
     await store.start()
     log = await store.open(NAME, TOPIC_ID, COMPACTED)
     await produce(9)
-    promises.may_be_gone = set(range(promises.durable - 3))
+    acknowledged.may_be_deleted = set(range(acknowledged.durable - 3))
     await log.compact(2_000_000, log.durable_offset)
-    promises.removing = True
+    acknowledged.removing = True
     await store.remove(NAME)
-    promises.recreated = True
-    promises.values, promises.durable, promises.start = {}, 0, 0
+    acknowledged.recreated = True
+    acknowledged.values, acknowledged.durable, acknowledged.start = {}, 0, 0
     log = await store.open(NAME, OTHER_TOPIC_ID, COMPACTED)
     await produce(5)
     await store.close()
 
 
-async def check_promises(disk: SimulatedDisk, promises: Promises) -> None:
+async def check_acknowledged(disk: SimulatedDisk, acknowledged: Acknowledged) -> None:
     store = FileLogStore(disk, "data", SystemClock())
     await store.start()
     found = dict(store.list_logs())
-    if promises.recreated:
+    if acknowledged.recreated:
         assert found.get(NAME) != TOPIC_ID
         topic_id = OTHER_TOPIC_ID
-    elif promises.removing and NAME not in found:
+    elif acknowledged.removing and NAME not in found:
         return
     else:
         topic_id = TOPIC_ID
     log = await store.open(NAME, topic_id, COMPACTED)
-    assert log.end_offset >= promises.durable
+    assert log.end_offset >= acknowledged.durable
     assert log.durable_offset == log.end_offset
-    assert log.start_offset >= promises.start
+    assert log.start_offset >= acknowledged.start
     records = await records_of(log)
     offsets = [record.offset for record in records]
     assert offsets == sorted(set(offsets))
     for record in records:
-        if record.offset in promises.values:
-            assert (record.key, record.value) == promises.values[record.offset]
+        if record.offset in acknowledged.values:
+            assert (record.key, record.value) == acknowledged.values[record.offset]
         else:
-            # Truncated away, but the truncation had not been promised yet.
+            # Truncated, but the truncation had not returned yet.
             assert record.offset >= 24
-    for offset in promises.values:
-        if promises.start <= offset < promises.durable and offset not in promises.may_be_gone:
+    for offset in acknowledged.values:
+        if acknowledged.start <= offset < acknowledged.durable and offset not in acknowledged.may_be_deleted:
             assert offset in offsets
     newest = {record.key: record.value for record in records}
     for key in (b"k0", b"k1", b"k2"):
         expected = [
-            promises.values[offset][1]
-            for offset in sorted(promises.values)
-            if promises.values[offset][0] == key and max(9, promises.start) <= offset < promises.durable
+            acknowledged.values[offset][1]
+            for offset in sorted(acknowledged.values)
+            if acknowledged.values[offset][0] == key
+            and max(9, acknowledged.start) <= offset < acknowledged.durable
         ]
-        if expected and log.end_offset == promises.durable:
+        if expected and log.end_offset == acknowledged.durable:
             assert newest[key] == expected[-1]
-    if promises.durable:
+    if acknowledged.durable:
         last = log.end_offset - 1
-        again = batch_at(0, [b""], producer_id=1, producer_epoch=0, base_sequence=last)
-        repeated = log.producers.check(again)
+        reopened = batch_at(0, [b""], producer_id=1, producer_epoch=0, base_sequence=last)
+        repeated = log.producers.check(reopened)
         assert repeated is not None
         assert repeated.base_offset == last
-    # And life goes on.
+    # The log can still be appended to.
     await append(log, b"next", keys=[b"next"])
     await flush_and_finalize(log)
     await log.compact(3_000_000, log.end_offset)
@@ -455,8 +456,8 @@ async def check_promises(disk: SimulatedDisk, promises: Promises) -> None:
 
 
 def count_changes() -> int:
-    disk = PowerCutDisk(random.Random(0), settings=QUICK, volume=Volume())
-    asyncio.run(busy_life(disk, Promises()))
+    disk = PowerFailureDisk(random.Random(0), settings=QUICK, volume=Volume())
+    asyncio.run(busy_life(disk, Acknowledged()))
     return -disk.changes_left
 
 
@@ -466,22 +467,22 @@ CHANGES = count_changes()
 @pytest.mark.parametrize(
     "part", [pytest.param(part, marks=pytest.mark.slow) if part > 1 else part for part in range(10)]
 )
-def test_power_cuts_at_every_point_lose_nothing_that_was_promised(part: int) -> None:
+def test_a_power_failure_at_any_point_loses_no_acknowledged_record(part: int) -> None:
     assert CHANGES > 300
     for cut_at in range(1 + part, CHANGES + 1, 10):
-        disk = PowerCutDisk(random.Random(cut_at), settings=QUICK, volume=Volume())
+        disk = PowerFailureDisk(random.Random(cut_at), settings=QUICK, volume=Volume())
         disk.changes_left = cut_at
-        promises = Promises()
+        acknowledged = Acknowledged()
 
-        async def body(disk: SimulatedDisk = disk, promises: Promises = promises) -> None:
+        async def body(disk: SimulatedDisk = disk, acknowledged: Acknowledged = acknowledged) -> None:
             try:
-                await busy_life(disk, promises)
+                await busy_life(disk, acknowledged)
             except MoldauError:
                 pass
             disk.volume.crash(disk.random)
-            await check_promises(disk._next_boot(), promises)
+            await check_acknowledged(disk._next_boot(), acknowledged)
 
         try:
             asyncio.run(body())
         except BaseException as error:
-            raise AssertionError(f"after a power cut at change {cut_at} of {CHANGES}") from error
+            raise AssertionError(f"after a power failure at change {cut_at} of {CHANGES}") from error

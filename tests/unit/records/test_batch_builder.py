@@ -1,4 +1,4 @@
-"""Batches built and changed: fields, codecs, append time; and control records."""
+"""Building and changing batches, and control records."""
 
 from uuid import UUID
 
@@ -18,7 +18,7 @@ RECORDS = [
 ]
 
 
-def test_every_header_field_is_where_it_belongs() -> None:
+def test_header_fields_have_their_positions() -> None:
     batch = Batch(
         build_batch(
             RECORDS,
@@ -50,21 +50,21 @@ def test_records_may_keep_their_offsets() -> None:
     assert [one.offset for one in iterate_records(batch)] == [12, 19]
 
 
-def test_offsets_that_do_not_ascend_are_refused() -> None:
+def test_offsets_that_are_not_ascending_are_rejected() -> None:
     with pytest.raises(ValueError, match="does not come after"):
         build_batch([Record(offset=3), Record(offset=3)], keep_offsets=True)
     with pytest.raises(ValueError, match="does not come after"):
         build_batch([Record(offset=3)], base_offset=4, keep_offsets=True)
 
 
-def test_a_batch_of_nothing_is_refused() -> None:
+def test_a_batch_without_records_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least one record"):
         build_batch([])
 
 
 @pytest.mark.parametrize("source", range(5))
 @pytest.mark.parametrize("target", range(5))
-def test_rebuilding_changes_the_codec_and_nothing_else(source: int, target: int) -> None:
+def test_recompression_changes_only_the_codec(source: int, target: int) -> None:
     batch = Batch(
         build_batch(
             RECORDS, base_offset=5, compression=source, producer_id=1, producer_epoch=0, base_sequence=2
@@ -82,7 +82,7 @@ def test_rebuilding_changes_the_codec_and_nothing_else(source: int, target: int)
     )
 
 
-def test_append_time_is_stamped_on_all_records() -> None:
+def test_append_time_applies_to_all_records() -> None:
     batch = Batch(build_batch(RECORDS, compression=ZSTD))
     stamped = with_append_time(batch, 5000)
     assert stamped.is_log_append_time
@@ -94,7 +94,7 @@ def test_append_time_is_stamped_on_all_records() -> None:
     assert not batch.is_log_append_time
 
 
-def test_batches_one_after_the_other_are_split_again() -> None:
+def test_consecutive_batches_are_split() -> None:
     first, second = build_batch(RECORDS), build_batch(RECORDS, base_offset=3)
     assert [batch.base_offset for batch in split(first + second)] == [0, 3]
 
@@ -129,7 +129,7 @@ NAMED_VOTERS = (control.LeaderChangeVoter(1, UUID(int=11)), control.LeaderChange
         control.OtherControl(9, b"\x00\x01"),
     ],
 )
-def test_control_records_come_back(message: control.ControlRecord) -> None:
+def test_control_records_round_trip(message: control.ControlRecord) -> None:
     batch = Batch(control.control_batch(message, timestamp=88, base_offset=6, leader_epoch=3))
     assert batch.is_control
     assert batch.has_valid_checksum()
@@ -139,7 +139,7 @@ def test_control_records_come_back(message: control.ControlRecord) -> None:
     assert control.decode(record) == message
 
 
-def test_a_commit_marker_is_laid_out_as_kafka_does() -> None:
+def test_a_commit_marker_has_kafkas_format() -> None:
     (record,) = iterate_records(
         Batch(
             control.control_batch(
@@ -166,7 +166,7 @@ def test_a_commit_marker_is_laid_out_as_kafka_does() -> None:
         control.Voters(QUORUM_VOTERS),
     ],
 )
-def test_control_records_cut_short_are_corrupt(message: control.ControlRecord) -> None:
+def test_truncated_control_records_are_corrupt(message: control.ControlRecord) -> None:
     key, value = control.encode_key(message), control.encode_value(message)
     assert value
     for size in range(len(value)):

@@ -1,4 +1,4 @@
-"""How a leader judges whether a follower keeps up: by the time that it is behind, not by how much."""
+"""How a leader decides whether a follower keeps up: by time, not by the number of records."""
 
 from moldau.partitions.follower_progress import FollowerProgress
 
@@ -9,15 +9,15 @@ def fetch(progress: FollowerProgress, offset: int, leader_end_offset: int, now_m
     progress.on_fetch(offset, 0, 1, leader_end_offset, now_ms)
 
 
-def test_who_has_all_is_caught_up() -> None:
+def test_a_follower_with_everything_is_caught_up() -> None:
     progress = FollowerProgress()
     fetch(progress, 10, 10, 0)
     assert progress.is_keeping_up
     assert progress.is_caught_up(10, 1_000, LAG_MS)
-    assert not progress.is_caught_up(10, 1_001, LAG_MS), "it has to ask on"
+    assert not progress.is_caught_up(10, 1_001, LAG_MS), "it has to keep fetching"
 
 
-def test_who_is_one_fetch_behind_all_the_time_keeps_up() -> None:
+def test_a_follower_always_one_fetch_behind_keeps_up() -> None:
     progress = FollowerProgress()
     for number in range(100):
         fetch(progress, 10 * number, 10 * (number + 1), 100 * number)
@@ -26,15 +26,15 @@ def test_who_is_one_fetch_behind_all_the_time_keeps_up() -> None:
     assert progress.is_caught_up(2_000, 10_000, LAG_MS)
 
 
-def test_who_is_several_fetches_behind_and_as_fast_as_the_leader_is_not_lagging() -> None:
+def test_a_follower_several_fetches_behind_but_as_fast_as_the_leader_does_not_lag() -> None:
     progress = FollowerProgress()
     for number in range(100):
         fetch(progress, 10 * number, 10 * (number + 5), 100 * number)
         assert progress.is_caught_up(10 * (number + 5), 100 * number, LAG_MS) or number < 5
-    assert not progress.is_keeping_up, "it is not about to have all there is"
+    assert not progress.is_keeping_up, "it is not close to the end of the log"
 
 
-def test_who_falls_further_and_further_behind_lags() -> None:
+def test_a_follower_that_falls_further_behind_lags() -> None:
     progress = FollowerProgress()
     fetch(progress, 0, 0, 0)
     for number in range(1, 200):
@@ -42,7 +42,7 @@ def test_who_falls_further_and_further_behind_lags() -> None:
     assert not progress.is_caught_up(2_000, 20_000, LAG_MS)
 
 
-def test_who_stands_still_lags_though_it_asks_on() -> None:
+def test_a_follower_that_makes_no_progress_lags_even_if_it_fetches() -> None:
     progress = FollowerProgress()
     fetch(progress, 10, 10, 0)
     for number in range(1, 20):
@@ -50,11 +50,11 @@ def test_who_stands_still_lags_though_it_asks_on() -> None:
     assert not progress.is_caught_up(20, 2_000, LAG_MS)
 
 
-def test_who_was_put_out_has_to_show_anew_that_it_keeps_up() -> None:
+def test_a_follower_removed_from_the_isr_has_to_keep_up_again() -> None:
     progress = FollowerProgress()
     fetch(progress, 0, 10, 0)
     progress.on_removed_from_isr()
     fetch(progress, 10, 30, 5_000)
-    assert progress.caught_up_ms < 0, "what it had reached since then is not known"
+    assert progress.caught_up_ms < 0, "its progress since then is not known"
     fetch(progress, 30, 40, 5_100)
     assert progress.caught_up_ms == 5_000

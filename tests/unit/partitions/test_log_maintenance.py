@@ -1,4 +1,4 @@
-"""Retention and compaction as a user sees them: configured on a topic, done by the node in its own time."""
+"""Retention and compaction in the background, configured by topic settings."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ def consumed(broker: Broker) -> list[tuple[bytes | None, bytes | None]]:
 def eventually(what: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not what():
-        assert time.monotonic() < deadline, "it never came to pass"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.05)
 
 
@@ -70,7 +70,7 @@ def test_old_records_are_deleted(broker: Broker) -> None:
         assert partition.log.end_offset == 11
 
 
-def test_a_log_is_kept_to_its_size(broker: Broker) -> None:
+def test_retention_bytes_limits_the_size_of_a_log(broker: Broker) -> None:
     with broker:
         create(broker, retention_bytes="2000", segment_bytes="1024")
         produce(broker, *[(None, b"x" * 500)] * 20)
@@ -80,7 +80,7 @@ def test_a_log_is_kept_to_its_size(broker: Broker) -> None:
         assert 0 < len(consumed(broker)) < 8
 
 
-def test_a_compacted_topic_keeps_the_newest_record_of_each_key(broker: Broker) -> None:
+def test_a_compacted_topic_keeps_the_latest_record_of_each_key(broker: Broker) -> None:
     with broker:
         create(
             broker,
@@ -99,12 +99,12 @@ def test_a_compacted_topic_keeps_the_newest_record_of_each_key(broker: Broker) -
 
         eventually(is_compact)
         newest = dict(consumed(broker))
-        assert newest[b"key1"] is None, "a tombstone stays for delete.retention.ms"
+        assert newest[b"key1"] is None, "a tombstone is kept for delete.retention.ms"
         assert newest[b"key0"] == b"27" * 100
         assert newest[b"key2"] == b"29" * 100
 
 
-def test_a_round_that_breaks_is_not_the_last() -> None:
+def test_maintenance_continues_after_a_failed_round() -> None:
     async def main() -> None:
         housekeeping = LogMaintenance(
             cast(ReplicaManager, None), EffectiveSettings(BrokerSettings()), SystemClock()

@@ -1,4 +1,4 @@
-"""Producer state: which batches are new, which are repetitions and which are out of order."""
+"""Producer state: new, duplicate and out-of-order batches."""
 
 import struct
 import weakref
@@ -52,7 +52,7 @@ def six_batches() -> ProducerStateManager:
     return states_after(*(produced(2 * number, 2, offset=10 * number) for number in range(6)))
 
 
-def test_sequences_that_follow_are_new() -> None:
+def test_consecutive_sequences_are_new() -> None:
     states = states_after(produced(0, 3), produced(3, 2, offset=3), produced(5, offset=5))
     state = states.get(7)
     assert state is not None
@@ -62,15 +62,15 @@ def test_sequences_that_follow_are_new() -> None:
 NO_ROOM = StorageError("no room")
 
 
-def test_a_producer_whose_first_batch_was_refused_begins_with_that_one() -> None:
-    """Those behind it are on their way already; to take one of them would refuse the first for good."""
+def test_a_producer_whose_first_batch_was_rejected_resends_it_first() -> None:
+    """Later batches are in flight already: appending one of them would make the first out of order."""
     states = ProducerStateManager()
     states.note_rejected(produced(0, 5), NO_ROOM)
     with pytest.raises(
         StorageError, match="sequence 0 of producer 7 was rejected and has to come first: no room"
     ):
         states.check(produced(5))
-    assert states.check(produced(5, epoch=1)) is None, "another epoch is another beginning"
+    assert states.check(produced(5, epoch=1)) is None, "another epoch starts again"
     assert states.check(produced(5, producer=8)) is None
     assert states.check(produced(0, 5)) is None
     states.update(produced(0, 5))
@@ -80,7 +80,7 @@ def test_a_producer_whose_first_batch_was_refused_begins_with_that_one() -> None
 @pytest.mark.parametrize(
     "why", [NO_ROOM, NotEnoughReplicasError("1 of 2"), NotLeaderOrFollowerError("no lease")]
 )
-def test_what_comes_behind_a_batch_that_was_refused_is_refused_for_the_same_reason(why: MoldauError) -> None:
+def test_batches_after_a_rejected_one_fail_with_the_same_error(why: MoldauError) -> None:
     states = states_after(produced(0, 2))
     states.note_rejected(produced(2, 2), why)
     for sequence in (4, 6, 4):
@@ -93,8 +93,8 @@ def test_what_comes_behind_a_batch_that_was_refused_is_refused_for_the_same_reas
         states.check(produced(6, 2))
 
 
-def test_an_error_that_a_batch_was_refused_with_is_not_kept() -> None:
-    """It would keep all that was under way when it was raised."""
+def test_the_error_of_a_rejected_batch_is_not_kept_in_memory() -> None:
+    """It would keep the frames of its traceback in memory."""
     states = ProducerStateManager()
     why = StorageError("no room")
     kept = weakref.ref(why)
@@ -103,7 +103,7 @@ def test_an_error_that_a_batch_was_refused_with_is_not_kept() -> None:
     assert kept() is None
 
 
-def test_the_first_batch_of_a_new_epoch_may_be_refused_too() -> None:
+def test_the_first_batch_of_a_new_epoch_can_be_rejected_too() -> None:
     states = states_after(produced(0, 2))
     states.note_rejected(produced(0, 1, epoch=1), NO_ROOM)
     with pytest.raises(StorageError):
@@ -112,7 +112,7 @@ def test_the_first_batch_of_a_new_epoch_may_be_refused_too() -> None:
     assert states.check(produced(1, epoch=1)) is None
 
 
-def test_a_gap_that_nothing_was_refused_in_is_out_of_order() -> None:
+def test_a_gap_without_a_rejected_batch_is_out_of_order() -> None:
     states = states_after(produced(0, 2))
     states.note_rejected(produced(4, 2), NO_ROOM)
     states.note_rejected(produced(0, 2), NO_ROOM)
@@ -122,7 +122,7 @@ def test_a_gap_that_nothing_was_refused_in_is_out_of_order() -> None:
         states.check(produced(4, 2))
 
 
-def test_a_producer_that_never_sends_what_was_refused_is_told_so_in_the_end() -> None:
+def test_a_producer_that_never_resends_a_rejected_batch_gets_out_of_order() -> None:
     states = states_after(produced(0, 2))
     states.note_rejected(produced(2, 2), NO_ROOM)
     for _ in range(SUCCESSORS_REJECTED_MAX):
@@ -132,7 +132,7 @@ def test_a_producer_that_never_sends_what_was_refused_is_told_so_in_the_end() ->
         states.check(produced(4, 2))
 
 
-def test_each_of_the_last_five_batches_is_recognised() -> None:
+def test_a_duplicate_of_the_last_five_batches_is_recognized() -> None:
     states = six_batches()
     for number in range(1, 6):
         repeated = states.check(produced(2 * number, 2))
@@ -141,7 +141,7 @@ def test_each_of_the_last_five_batches_is_recognised() -> None:
         assert repeated.timestamp_ms == 6
 
 
-def test_an_older_repetition_is_a_duplicate_without_offset() -> None:
+def test_a_duplicate_of_an_older_batch_has_no_offset() -> None:
     with pytest.raises(DuplicateSequenceError):
         six_batches().check(produced(0, 2))
 
@@ -165,18 +165,18 @@ def test_anything_else_is_out_of_order(sequence: int, count: int) -> None:
         six_batches().check(produced(sequence, count))
 
 
-def test_what_was_never_seen_is_no_duplicate() -> None:
-    # The producer's first batch here was number 10: what came before may or may not have been written.
+def test_an_unseen_sequence_is_not_a_duplicate() -> None:
+    # The first known batch is number 10: earlier sequences may or may not have been appended.
     states = states_after(produced(10))
     with pytest.raises(OutOfOrderSequenceError):
         states.check(produced(9))
 
 
-def test_an_unknown_producer_may_begin_anywhere() -> None:
+def test_an_unknown_producer_may_start_with_any_sequence() -> None:
     assert ProducerStateManager().check(produced(1234)) is None
 
 
-def test_a_new_epoch_begins_at_zero() -> None:
+def test_a_new_epoch_starts_at_sequence_zero() -> None:
     states = states_after(produced(0), produced(1))
     with pytest.raises(OutOfOrderSequenceError):
         states.check(produced(2, epoch=1))
@@ -202,7 +202,7 @@ def test_sequences_wrap() -> None:
 
 
 @pytest.mark.parametrize("from_snapshot", [False, True])
-def test_what_comes_too_early_is_no_duplicate_however_much_was_written(from_snapshot: bool) -> None:
+def test_a_sequence_that_comes_too_early_is_not_a_duplicate(from_snapshot: bool) -> None:
     states = six_batches()
     state = states.get(7)
     assert state is not None
@@ -220,14 +220,14 @@ def test_what_comes_too_early_is_no_duplicate_however_much_was_written(from_snap
         states.check(produced(0, 2))
 
 
-def test_batches_without_sequences_are_let_through() -> None:
+def test_batches_without_sequences_are_accepted() -> None:
     states = states_after(produced(0))
     assert states.check(batch_at(0, [b"v"])) is None
     states.update(batch_at(1, [b"v"]))
     assert len(states) == 1
 
 
-def test_a_control_batch_brings_its_epoch_and_no_sequence() -> None:
+def test_a_control_batch_updates_the_epoch_and_no_sequence() -> None:
     states = states_after(produced(0))
     marker = batch_at(1, [b"v"], producer_id=7, producer_epoch=1, control=True, transactional=True)
     states.update(marker)
@@ -239,7 +239,7 @@ def test_a_control_batch_brings_its_epoch_and_no_sequence() -> None:
         states.check(produced(1, epoch=1))
 
 
-def test_idle_producers_expire_whatever_their_records_say_of_the_time() -> None:
+def test_idle_producers_expire_regardless_of_record_timestamps() -> None:
     states = states_after(produced(0, timestamp_ms=1), produced(0, producer=8, timestamp_ms=1))
     states.expire(1_000_000, 100)
     states.update(produced(1, producer=8, offset=1, timestamp_ms=2))
@@ -251,24 +251,24 @@ def test_idle_producers_expire_whatever_their_records_say_of_the_time() -> None:
     assert not len(states)
 
 
-def test_a_snapshot_brings_everything_back() -> None:
+def test_a_snapshot_restores_all_states() -> None:
     states = six_batches()
     states.update(produced(0, producer=9, offset=70))
     states.update(batch_at(71, [b"v"], producer_id=10, producer_epoch=3, control=True))
-    again = ProducerStateManager()
-    again.restore(states.snapshot())
-    assert again.snapshot() == states.snapshot()
-    repeated = again.check(produced(2, 2))
+    reopened = ProducerStateManager()
+    reopened.restore(states.snapshot())
+    assert reopened.snapshot() == states.snapshot()
+    repeated = reopened.check(produced(2, 2))
     assert repeated is not None
     assert repeated.base_offset == 10
     with pytest.raises(DuplicateSequenceError):
-        again.check(produced(0, 2))
-    marker_only = again.get(10)
+        reopened.check(produced(0, 2))
+    marker_only = reopened.get(10)
     assert marker_only is not None
     assert (marker_only.epoch, marker_only.last_sequence, marker_only.last_offset) == (3, -1, -1)
 
 
-def test_a_snapshot_begins_as_kafka_writes_it() -> None:
+def test_a_snapshot_starts_in_kafkas_format() -> None:
     data = states_after(produced(0, 3, offset=40, timestamp_ms=5)).snapshot()
     version, checksum, count = struct.unpack_from(">hIi", data)
     assert (version, count) == (1, 1)
@@ -285,7 +285,7 @@ def test_kafkas_own_snapshot_can_be_read() -> None:
     assert (repeated.base_offset, repeated.last_offset, repeated.timestamp_ms) == (95, 99, 1234)
 
 
-def test_a_damaged_snapshot_is_refused() -> None:
+def test_a_damaged_snapshot_is_rejected() -> None:
     data = six_batches().snapshot()
     for length in range(len(data)):
         with pytest.raises(CorruptRecordError):
