@@ -38,7 +38,7 @@ on_bad: drop
 
 
 @pytest.fixture(scope="module")
-def good_records(broker: Broker) -> str:
+def good(broker: Broker) -> str:
     written = LogWriter(broker.bootstrap)
     things = written.create("things")
     written.send(things, [b'{"a": "x"}'])

@@ -343,7 +343,7 @@ def test_only_the_columns_that_a_query_needs_are_read(
     from moldau.pipelines.planner.plan_analysis import empty_stream, required_columns
     from moldau.pipelines.planner.transformation import view_rows
 
-    def dependencies_of(sql: str, on_bad: str = "drop") -> list[str]:
+    def read_columns(sql: str, on_bad: str = "drop") -> list[str]:
         text = f"""
         sources: {{s: {{topic: t, schema: 'n INT, at TIMESTAMP', watermark: {{column: _timestamp, delay: 1 s}}}}}}
         transform: {sql}
@@ -357,16 +357,16 @@ def test_only_the_columns_that_a_query_needs_are_read(
         frame = view_rows(spark, pipeline, "transform", lambda each: empty_stream(spark, each), schemas)
         return required_columns(frame, pipeline.sources[0])
 
-    assert dependencies_of("SELECT n FROM s") == ["value", "timestamp"]
-    assert dependencies_of("SELECT n FROM s", "fail") == [
+    assert read_columns("SELECT n FROM s") == ["value", "timestamp"]
+    assert read_columns("SELECT n FROM s", "fail") == [
         "value",
         "topic",
         "partition",
         "offset",
         "timestamp",
     ]
-    assert dependencies_of("SELECT count(*) AS c, _key FROM s GROUP BY _key") == ["key", "value", "timestamp"]
-    assert dependencies_of("SELECT a.n, b._headers FROM s a JOIN s b ON a.n = b.n") == [
+    assert read_columns("SELECT count(*) AS c, _key FROM s GROUP BY _key") == ["key", "value", "timestamp"]
+    assert read_columns("SELECT a.n, b._headers FROM s a JOIN s b ON a.n = b.n") == [
         "value",
         "timestamp",
         "headers",

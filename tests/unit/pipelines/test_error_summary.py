@@ -57,7 +57,7 @@ def test_a_long_message_is_truncated() -> None:
 
 def test_sparks_description_of_the_query_is_removed() -> None:
     text = (
-        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: SparkSourceError: no answer from the "
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: SparkSourceError: no response from the "
         "cluster at 127.0.0.1:9092. Check that a broker is running there\n=== Streaming Query ===\n"
         "Identifier: revenue: out [id = 1, runId = 2]\nCurrent Committed Offsets: {}"
     )

@@ -39,7 +39,7 @@ def state(tmp_path: Path) -> StateDirectory:
 SPARK: Any = SimpleNamespace(streams=Streams())
 
 
-def sink_for_generation(state: StateDirectory, spark: Any = SPARK) -> RunOutcome:
+def run_replay(state: StateDirectory, spark: Any = SPARK) -> RunOutcome:
     pipeline = PipelineDefinition("revenue", (), (), ())
     return run(pipeline, state, RunOptions(replay_from="earliest"), StopRequest(), Nobody(), spark=spark)
 
@@ -49,7 +49,7 @@ def test_a_replay_without_spark_creates_no_generation(
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     clear_spark_state(monkeypatch)
-    outcome = sink_for_generation(state, spark=None)
+    outcome = run_replay(state, spark=None)
     assert outcome.error is not None
     assert "JAVA_HOME is /nowhere" in outcome.error
     assert state.generations("later") == FIRST
@@ -62,7 +62,7 @@ def test_a_replay_that_cannot_be_planned_does_not_become_current(
         raise PipelineError("there is no column numbr")
 
     monkeypatch.setattr("moldau.pipelines.planner.query_planner.plan", plan)
-    outcome = sink_for_generation(state)
+    outcome = run_replay(state)
     assert (outcome.name, outcome.error) == ("failed", "there is no column numbr")
     kept = state.generations("later")
     assert (kept.current, [each.number for each in kept.all]) == (1, [1, 2]), "its number is not used again"
@@ -86,7 +86,7 @@ def test_a_replay_whose_queries_do_not_start_does_not_become_current(
 
     planned = [SimpleNamespace(name="out", start=start)]
     monkeypatch.setattr("moldau.pipelines.planner.query_planner.plan", lambda *_, **__: planned)
-    assert sink_for_generation(state).error == told
+    assert run_replay(state).error == told
     assert current == [2], "who is killed from now on has begun"
     kept = state.generations("later")
     assert (kept.current, [each.number for each in kept.all]) == (1, [1, 2]), "its number is not used again"
