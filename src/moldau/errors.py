@@ -1,15 +1,15 @@
-"""What can go wrong, in the words of the domain. `server/errors.py` maps each to its Kafka error code."""
+"""Domain errors. `server/errors.py` maps each to its Kafka error code."""
 
 
 class MoldauError(Exception):
-    """Base of all errors that are answers, not bugs. The message is shown to the caller."""
+    """Base of all expected errors. The message is sent to the client."""
 
 
 # Records
 
 
 class CorruptRecordError(MoldauError):
-    """Bytes that are not a whole, well-formed record batch, or whose checksum is wrong."""
+    """Bytes that are not a complete, well-formed record batch with a correct checksum."""
 
 
 class UnsupportedMagicError(MoldauError):
@@ -17,7 +17,7 @@ class UnsupportedMagicError(MoldauError):
 
 
 class InvalidRecordError(MoldauError):
-    """A well-formed batch that this topic cannot take; `record_index` is the one at fault, where it is one."""
+    """A well-formed batch that the topic does not accept; `record_index` is the invalid record, if it is one."""
 
     def __init__(self, message: str, record_index: int | None = None) -> None:
         super().__init__(message)
@@ -33,45 +33,45 @@ class RecordTooLargeError(MoldauError):
 
 
 class UnsupportedCompressionError(MoldauError):
-    """A codec that is unknown, or that the caller's version of the protocol does not have."""
+    """A codec that is unknown or not supported by the version of the request."""
 
 
 # Producers
 
 
 class OutOfOrderSequenceError(MoldauError):
-    """A sequence that leaves a gap after the producer's last batch."""
+    """A sequence number with a gap to the producer's last batch."""
 
 
 class DuplicateSequenceError(MoldauError):
-    """A sequence older than the batches that are remembered: written before, offset no longer known."""
+    """A duplicate batch that is older than the cached ones, so that its offset is not known any more."""
 
 
 class InvalidProducerEpochError(MoldauError):
-    """A producer that a newer one with the same id has replaced."""
+    """A producer that was fenced by a newer epoch of the same producer id."""
 
 
 class TransactionalIdAuthorizationError(MoldauError):
-    """A transactional batch without a transactional id that would vouch for it."""
+    """A transactional producer, which is not authorized because transactions are not supported."""
 
 
 class InvalidTransactionStateError(MoldauError):
-    """A transactional batch while no transaction is open."""
+    """A transactional batch without an open transaction."""
 
 
 # Logs and partitions
 
 
 class OffsetOutOfRangeError(MoldauError):
-    """An offset below the log's start or beyond its end."""
+    """An offset below the log start or beyond the log end."""
 
 
 class StorageError(MoldauError):
-    """The disk failed or a log is damaged: the partition is offline until an operator looks at it."""
+    """The disk failed or a log is corrupt: the partition is offline until an operator intervenes."""
 
 
 class NotLeaderOrFollowerError(MoldauError):
-    """This node does not lead the partition (any more); `leader_id` is who does, -1 where that is not known."""
+    """This broker does not lead the partition; `leader_id` is the leader, or -1 if it is not known."""
 
     def __init__(self, message: str = "", leader_id: int = -1, leader_epoch: int = -1) -> None:
         super().__init__(message)
@@ -80,11 +80,11 @@ class NotLeaderOrFollowerError(MoldauError):
 
 
 class FencedLeaderEpochError(MoldauError):
-    """The caller knows an older leader epoch than the partition has."""
+    """The request has an older leader epoch than the partition."""
 
 
 class UnknownLeaderEpochError(MoldauError):
-    """The caller knows a newer leader epoch than this node."""
+    """The request has a newer leader epoch than this broker knows."""
 
 
 class UnknownTopicOrPartitionError(MoldauError):
@@ -100,54 +100,54 @@ class InconsistentTopicIdError(MoldauError):
 
 
 class InvalidRequiredAcksError(MoldauError):
-    """An acks other than -1, 0 and 1."""
+    """A value of acks other than -1, 0 and 1."""
 
 
 class NotEnoughReplicasError(MoldauError):
-    """Fewer replicas in sync than min.insync.replicas asks for."""
+    """Fewer in-sync replicas than min.insync.replicas."""
 
 
 class NotEnoughReplicasAfterAppendError(MoldauError):
-    """Appended, but the in-sync set has become too small since: the records may or may not stay."""
+    """The ISR became too small after the append: the records may or may not be committed."""
 
 
 class OffsetNotAvailableError(MoldauError):
-    """A leader that has just begun cannot say yet how far its log is committed."""
+    """A new leader does not know its high watermark yet."""
 
 
 class ReplicaNotAvailableError(MoldauError):
-    """This node has no replica of the partition that could be asked."""
+    """This broker has no usable replica of the partition."""
 
 
 class PolicyViolationError(MoldauError):
-    """Refused by the topic's cleanup policy (DeleteRecords on a compacted topic, ...)."""
+    """The topic's cleanup policy forbids the request, such as DeleteRecords on a compacted topic."""
 
 
 # Control plane
 
 
 class InvalidTopicError(MoldauError):
-    """A topic name that is empty, too long or has characters it may not have, or an internal topic."""
+    """A topic name that is empty, too long or has invalid characters, or an internal topic."""
 
 
 class TopicExistsError(MoldauError):
-    """A topic of this name is there already."""
+    """A topic of this name already exists."""
 
 
 class InvalidPartitionsError(MoldauError):
-    """A partition count that cannot be."""
+    """An invalid number of partitions."""
 
 
 class InvalidReplicationFactorError(MoldauError):
-    """A replication factor that cannot be, or more replicas than there are brokers."""
+    """An invalid replication factor, or more replicas than brokers."""
 
 
 class InvalidReplicaAssignmentError(MoldauError):
-    """A manual replica assignment with gaps, repeats or unknown brokers."""
+    """A manual replica assignment with gaps, duplicates or unknown brokers."""
 
 
 class InvalidConfigError(MoldauError):
-    """A setting that is unknown, or a value it cannot take."""
+    """An unknown setting or an invalid value."""
 
 
 class InvalidRequestError(MoldauError):
@@ -155,7 +155,7 @@ class InvalidRequestError(MoldauError):
 
 
 class UnsupportedVersionError(MoldauError):
-    """An API, version or mode that is not served."""
+    """An API, version or mode that is not supported."""
 
 
 class NotControllerError(MoldauError):
@@ -163,7 +163,7 @@ class NotControllerError(MoldauError):
 
 
 class RequestTimedOutError(MoldauError):
-    """It could not be done in the time the caller gave."""
+    """The request did not complete within its timeout."""
 
 
 class TopicDeletionDisabledError(MoldauError):
@@ -174,7 +174,7 @@ class TopicDeletionDisabledError(MoldauError):
 
 
 class InconsistentClusterIdError(MoldauError):
-    """A node of another cluster."""
+    """A request from a node of another cluster."""
 
 
 class BrokerIdNotRegisteredError(MoldauError):
@@ -182,51 +182,51 @@ class BrokerIdNotRegisteredError(MoldauError):
 
 
 class DuplicateBrokerRegistrationError(MoldauError):
-    """Another process is alive that has registered with this node id."""
+    """Another live process has registered with this node id."""
 
 
 class InvalidRegistrationError(MoldauError):
-    """A registration that names no endpoints, or features that the cluster cannot work with."""
+    """A registration without endpoints, or without the features that the cluster needs."""
 
 
 class StaleBrokerEpochError(MoldauError):
-    """The broker has registered anew since: this request is of its former life."""
+    """A request from an earlier incarnation of a broker that has registered again."""
 
 
 class InvalidUpdateVersionError(MoldauError):
-    """The partition has changed since the caller looked: its partition epoch is another one now."""
+    """The partition epoch of the request is outdated: the partition has changed."""
 
 
 class IneligibleReplicaError(MoldauError):
-    """A replica that may not join the in-sync set: its broker is fenced, shutting down or started anew."""
+    """A replica that must not join the ISR: its broker is fenced, shutting down or restarted."""
 
 
 class NewLeaderElectedError(MoldauError):
-    """The change was made, and by it the caller lost the leadership."""
+    """The change was made, and it ended the sender's leadership."""
 
 
 class NoReassignmentInProgressError(MoldauError):
-    """No reassignment of this partition is under way."""
+    """No reassignment of this partition is in progress."""
 
 
 class ElectionNotNeededError(MoldauError):
-    """The partition has the leader that was asked for."""
+    """The partition already has the requested leader."""
 
 
 class PreferredLeaderNotAvailableError(MoldauError):
-    """The preferred replica is not alive or not in sync."""
+    """The preferred replica is offline or not in sync."""
 
 
 class EligibleLeadersNotAvailableError(MoldauError):
-    """No replica is alive that may lead."""
+    """No live replica is eligible to lead."""
 
 
 class InconsistentVoterSetError(MoldauError):
-    """A request of the quorum from or for a node that is no voter."""
+    """A quorum request from or for a node that is not a voter."""
 
 
 class DuplicateVoterError(MoldauError):
-    """The voter is one already."""
+    """The node is already a voter."""
 
 
 class VoterNotFoundError(MoldauError):
@@ -234,11 +234,11 @@ class VoterNotFoundError(MoldauError):
 
 
 class InvalidVoterKeyError(MoldauError):
-    """A request for a voter that is not this one: another node id or another directory."""
+    """A request for another voter: its node id or directory id differs."""
 
 
 class SnapshotNotFoundError(MoldauError):
-    """No snapshot of this end offset and epoch is kept any more."""
+    """The snapshot of this end offset and epoch does not exist any more."""
 
 
 class PositionOutOfRangeError(MoldauError):
@@ -246,9 +246,11 @@ class PositionOutOfRangeError(MoldauError):
 
 
 class PeerUnreachableError(MoldauError):
-    """Another node did not answer. `is_connection_refused`: nobody listens at its address, so its process is
-    not running.
-    `was_sent`: the request had left, so that the other node may have done what it asks for."""
+    """Another node did not respond.
+
+    With `is_connection_refused` nothing listens at its address, so its process is not running. With `was_sent` the
+    request was sent, so the other node may have executed it.
+    """
 
     def __init__(self, message: str, *, is_connection_refused: bool = False, was_sent: bool = False) -> None:
         super().__init__(message)
@@ -260,19 +262,19 @@ class PeerUnreachableError(MoldauError):
 
 
 class CoordinatorNotAvailableError(MoldauError):
-    """There is no coordinator for the moment: its topic is being made, or its log cannot take records."""
+    """There is temporarily no coordinator: its topic is being created, or its log rejects appends."""
 
 
 class NotCoordinatorError(MoldauError):
-    """This node does not coordinate the group (any more)."""
+    """This broker is not the group's coordinator."""
 
 
 class CoordinatorLoadInProgressError(MoldauError):
-    """The groups of this partition are being read; ask again soon."""
+    """The coordinator is still loading the groups of this partition; clients retry."""
 
 
 class InvalidGroupIdError(MoldauError):
-    """A group id that is empty or longer than a record can hold."""
+    """A group id that is empty or too long for a record."""
 
 
 class GroupIdNotFoundError(MoldauError):
@@ -280,31 +282,31 @@ class GroupIdNotFoundError(MoldauError):
 
 
 class NonEmptyGroupError(MoldauError):
-    """A group that still has members cannot be deleted."""
+    """A group with members cannot be deleted."""
 
 
 class GroupSubscribedToTopicError(MoldauError):
-    """Offsets of a topic that members of the group are subscribed to cannot be deleted."""
+    """Offsets of a topic that members subscribe to cannot be deleted."""
 
 
 class UnknownMemberIdError(MoldauError):
-    """No such member in the group: it must join anew."""
+    """The group has no such member: it must join again."""
 
 
 class MemberIdRequiredError(MoldauError):
-    """A new member is given its id first, and joins with it; nothing is kept for those who never come back."""
+    """A new member must join again with the id in this error; until then the group keeps no state for it."""
 
     def __init__(self, member_id: str) -> None:
-        super().__init__("the member must join again with the id it is given")
+        super().__init__("the member must join again with its member id")
         self.member_id = member_id
 
 
 class FencedInstanceIdError(MoldauError):
-    """Another member with the same group.instance.id has taken this one's place."""
+    """A newer member with the same group.instance.id has replaced this one."""
 
 
 class IllegalGenerationError(MoldauError):
-    """The member is of another generation than the group."""
+    """The request has another generation than the group."""
 
 
 class RebalanceInProgressError(MoldauError):
@@ -312,20 +314,20 @@ class RebalanceInProgressError(MoldauError):
 
 
 class InconsistentGroupProtocolError(MoldauError):
-    """A member whose protocol type or protocols have nothing in common with the group's."""
+    """A member whose protocol type or protocols do not match the group's."""
 
 
 class InvalidSessionTimeoutError(MoldauError):
-    """A session timeout outside of what the broker allows."""
+    """A session timeout outside of the broker's limits."""
 
 
 class GroupMaxSizeReachedError(MoldauError):
-    """The group has as many members as it may have."""
+    """The group has the maximal number of members."""
 
 
 class OffsetMetadataTooLargeError(MoldauError):
-    """The text committed with an offset is longer than offset.metadata.max.bytes."""
+    """The metadata of an offset is longer than offset.metadata.max.bytes."""
 
 
 class InvalidCommitOffsetSizeError(MoldauError):
-    """A commit whose records do not fit into one batch of the offsets topic."""
+    """A commit that does not fit into one batch of the offsets topic."""

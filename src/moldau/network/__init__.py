@@ -1,1 +1,1 @@
-"""Client connections: frames in, answers out in the order of the requests, limits on both."""
+"""Client connections: request frames in, responses out in the same order, and limits on both."""

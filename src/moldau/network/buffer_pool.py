@@ -1,5 +1,4 @@
-"""Memory for large frames that is used again: fresh memory has to be mapped and zeroed page by page, which can cost
-more than receiving the frame does."""
+"""Reusable buffers for large frames: mapping and zeroing new memory can cost more than receiving the frame."""
 
 POOLED_BUFFER_BYTES_MIN = 128 * 1024
 POOLED_BUFFER_BYTES_MAX = 4 * 1024 * 1024
@@ -7,14 +6,14 @@ POOL_BYTES_MAX = 32 * 1024 * 1024
 
 
 class BufferPool:
-    """Buffers by size, each a power of two. One is only given out again when no view of it is left anywhere."""
+    """Free buffers by size, a power of two. A buffer is only reused when no view of it exists."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[bytearray]] = {}
         self._free_bytes = 0
 
     def take(self, size: int) -> bytearray | None:
-        """A buffer of at least `size` bytes that was used before, or None."""
+        """Returns a free buffer of at least `size` bytes, or None."""
         free = self._free.get(_size_class(size))
         if not free:
             return None
@@ -23,7 +22,7 @@ class BufferPool:
         return buffer
 
     def allocate(self, size: int) -> bytearray:
-        """A new buffer, of a size that can be kept afterwards if that is possible."""
+        """Returns a new buffer, of a size that can be pooled if possible."""
         return bytearray(
             _size_class(size) if POOLED_BUFFER_BYTES_MIN <= size <= POOLED_BUFFER_BYTES_MAX else size
         )
@@ -37,7 +36,7 @@ class BufferPool:
 
 
 def _has_views(buffer: bytearray) -> bool:
-    """Whether somebody still holds a view of it: then its size cannot be changed."""
+    """Whether a view of the buffer exists: then it cannot be resized."""
     try:
         buffer.append(buffer.pop())
     except BufferError:

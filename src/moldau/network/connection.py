@@ -1,10 +1,8 @@
-"""One client connection: requests are started in the order they come and answered in that order, however
-long each takes.
+"""One client connection: starts requests in the order they arrive and sends responses in the same order.
 
-    bytes → frames → waiting → under way (a slot each, in order) → answers → sender
+    bytes → frames → pending frames → requests in flight (a slot each, in order) → responses → response sender
 
-Every stage is bounded, and whatever is full holds back the stage before it: at the end of the chain the
-connection is not read for a while.
+Every stage is bounded, and a full stage stops the one before it; at the end the connection stops reading.
 """
 
 import asyncio
@@ -16,40 +14,39 @@ from moldau.concurrency.eager import start_eagerly
 from moldau.logs.store import FileSlice
 from moldau.network.buffer_pool import BufferPool
 from moldau.network.frame_reader import LARGE_FRAME_BYTES_MIN, FrameReader, FrameTooLargeError
-from moldau.network.memory_pool import MemoryPool
-from moldau.network.partial_frames import PartialFrameLimiter
+from moldau.network.limits import MemoryPool, PartialFrameLimiter
 from moldau.network.response_sender import Part, ResponseSender
 from moldau.observe.logging import get_logger
 
 log = get_logger(__name__)
 
 REQUESTS_IN_FLIGHT_MAX = 512
-"""Requests of one connection being worked on."""
+"""Requests of one connection that are processed at the same time."""
 REQUESTS_PER_ITERATION_MAX = 16
-"""Requests begun before other connections get their turn."""
+"""Requests that one connection starts in one iteration of the event loop."""
 UNSENT_BYTES_MAX = 1024 * 1024
-"""Bytes of answers that are ready and wait for those before them, before no more requests are begun."""
+"""Bytes of responses that wait for earlier ones; above it no more requests are started."""
 STALL_TIMEOUT_S = 30.0
-"""A client that stops in the middle of a request for so long is sent home."""
+"""A client that stops in the middle of a request for this long is disconnected."""
 
 Release = Callable[[], None]
 RequestProcessor = Callable[[memoryview, Release], Coroutine[Any, Any, Sequence[Part] | None]]
-"""Takes a frame, gives the parts of the answer's frame, or None where the protocol has no answer (acks=0).
-Calls the second argument as soon as it needs the frame's bytes no longer, if that is before it ends."""
+"""Processes a frame and returns the parts of the response's frame, or None if there is no response (acks=0).
+It may call `Release` before it returns, when it no longer needs the frame's bytes."""
 
 
 class CloseConnectionError(Exception):
-    """The request cannot be answered, and Kafka closes the connection then; the message says why."""
+    """The request gets no response and the connection is closed, as Kafka does; the message is the reason."""
 
 
 class _ResponseSlot:
-    """The place of one request in the order of answers."""
+    """The place of one request in the order of responses."""
 
     __slots__ = ("close_reason", "is_ready", "parts", "reserved_bytes", "unsent_bytes")
 
     def __init__(self, reserved_bytes: int) -> None:
         self.reserved_bytes = reserved_bytes
-        """Bytes of the budget that its frame takes up."""
+        """Bytes that its frame has reserved in the memory pool."""
         self.is_ready = False
         self.parts: Sequence[Part] | None = None
         self.unsent_bytes = 0
@@ -78,19 +75,19 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._response_sender: ResponseSender | None = None
         self._pending_frames: deque[memoryview] = deque()
-        """Frames whose requests have not begun. What was received at once fits one shared buffer."""
+        """Frames whose requests have not started; they came in one read, so they fit the shared buffer."""
         self._in_flight: deque[_ResponseSlot] = deque()
         self._tasks: dict[_ResponseSlot, asyncio.Task[Any]] = {}
-        """Kept so that nobody collects a task that is only waited for."""
+        """Strong references, because the event loop only keeps weak ones."""
         self._unsent_bytes = 0
         self._reserved_bytes = 0
-        """What the frames of this connection take up of the budget."""
+        """Bytes that the frames of this connection have reserved in the memory pool."""
         self._last_sent_bytes = 0
-        """What had left when it was last asked whether the client is still there."""
+        """Bytes that had been sent at the last check for expiry."""
         self._paused_at: float = 0.0
-        """Loop time since when it is not read, if it is not."""
+        """Loop time when reading was paused."""
         self._close_reason: str | None = None
-        """Why nothing more is taken from this client: it is closed when the answers under way have left."""
+        """Set when no more requests are taken: the connection closes after the responses in flight."""
         self._is_draining = False
         self._is_paused = False
         self._is_advancing = False
@@ -99,10 +96,10 @@ class Connection(asyncio.BufferedProtocol):
         self._close_callbacks: list[Callable[[], None]] = []
         self.peer: tuple[str, int] = ("", 0)
         self.last_active_s: float = 0.0
-        """The loop's time when bytes last came or left."""
+        """Loop time when bytes were last received or sent."""
 
-    def add_close_callback(self, call: Callable[[], None]) -> None:
-        self._close_callbacks.append(call)
+    def add_close_callback(self, callback: Callable[[], None]) -> None:
+        self._close_callbacks.append(callback)
 
     # Called by the transport
 
@@ -139,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         self._advance()
 
     def eof_received(self) -> bool:
-        # A client that has said its last word still wants the answers.
+        # A client that has closed its side still gets its responses.
         self._is_draining = True
         self._advance()
         return not self._is_finished
@@ -149,23 +146,22 @@ class Connection(asyncio.BufferedProtocol):
             self._response_sender.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
-        # Requests under way are not cancelled: what was begun on a log is finished, only the answer goes
-        # nowhere. Their frames are given back as they end.
+        # Requests in flight are not cancelled: appends to a log must complete. Their responses are dropped, and
+        # their frames are released as they complete.
         self._is_draining = True
         if self._response_sender is not None:
             self._response_sender.close()
         self._partial_frames.frame_ended(self)
         self._discard_pending_frames()
         self._in_flight.clear()
-        for call in self._close_callbacks:
-            call()
+        for callback in self._close_callbacks:
+            callback()
         self._on_closed(self)
 
-    # Requests and answers
+    # Requests and responses
 
     def _advance(self) -> None:
-        """Does what can be done now: begins requests that wait, sends answers that are ready, and reads on or
-        not."""
+        """Starts pending requests, sends ready responses, and resumes or pauses reading."""
         if self._is_advancing or self._transport is None or self._response_sender is None:
             return
         self._is_advancing = True
@@ -199,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
         buffer = frame.obj if len(frame) >= LARGE_FRAME_BYTES_MIN else None
 
         def release() -> None:
-            # Whoever waits for days after this must not keep the frame for so long.
+            # The request may wait for days after this and must not keep the frame.
             nonlocal buffer
             reserved_bytes, slot.reserved_bytes = slot.reserved_bytes, 0
             self._release_memory(reserved_bytes)
@@ -228,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
             self._close_after_responses(slot.close_reason)
             self._discard_pending_frames()
             if not isinstance(error, CloseConnectionError | asyncio.CancelledError):
-                log.error("a request could not be answered", peer=self.peer[0], why=repr(error))
+                log.error("request failed, closing the connection", peer=self.peer[0], why=repr(error))
         for part in parts or ():
             if not isinstance(part, FileSlice):
                 slot.unsent_bytes += len(part)
@@ -236,8 +232,7 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._in_flight) == 1:
             self._advance()
         elif self._in_flight and self._in_flight[0].is_ready:
-            # Others may be ready in the same turn of the loop, since one sync often completes many; their
-            # answers leave together.
+            # One flush often completes many requests in the same iteration: their responses are sent together.
             self._schedule_advance()
 
     def _schedule_advance(self) -> None:
@@ -262,12 +257,12 @@ class Connection(asyncio.BufferedProtocol):
         self._record_activity()
         self._advance()
 
-    # Reading no more for a while
+    # Pausing
 
     def _update_reading(self) -> None:
         is_large = self._frames.large_frame_size > 0
-        # Who holds nothing of a spent budget may still ask for something small: other nodes do, and the requests that
-        # hold it may be waiting for just that. So each connection adds one read at most.
+        # A connection without reservations may still send a small request when the pool is exhausted: the requests
+        # that exhaust it may wait for fetches of other nodes. So each connection adds at most one read.
         must_wait = self._memory_pool.is_exhausted and (is_large or self._reserved_bytes > 0)
         if must_wait and not self._is_waiting_for_memory:
             self._is_waiting_for_memory = True
@@ -291,7 +286,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._paused_at = now
                 self._transport.pause_reading()
             else:
-                # While it was not read a client could not show that it is there.
+                # The time of the pause does not count as idle time.
                 self.last_active_s = min(now, self.last_active_s + now - self._paused_at)
                 self._transport.resume_reading()
 
@@ -309,11 +304,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             self._update_reading()
 
-    # Ending
+    # Closing
 
     @property
     def _is_finished(self) -> bool:
-        """Whether nothing will come any more and everything has left."""
+        """Whether no more requests are taken and all responses have been sent."""
         assert self._response_sender is not None
         if not self._response_sender.is_empty:
             return False
@@ -322,19 +317,20 @@ class Connection(asyncio.BufferedProtocol):
         return (self._close_reason is not None or self._is_draining) and not self._pending_frames
 
     def is_expired(self, now: float, idle_s: float) -> bool:
-        """Whether the client has been silent for too long: between requests, in the middle of one, since it hung up
-        while a request waits, or since it last took any of its answers. (Who joins a group says itself for how many
-        days it would wait.)"""
+        """Whether the client was idle for too long: between requests, inside one, or without reading its responses.
+
+        A request in flight does not expire, unless the client has closed its side: a JoinGroup may wait for days.
+        """
         if self._response_sender is None:
             return False
         if self._response_sender.sent_bytes != self._last_sent_bytes:
             self._last_sent_bytes = self._response_sender.sent_bytes
             self.last_active_s = now
-        # Nothing of it is begun before its answers have left, and who needs the room that it takes up waits too.
-        holds_up_others = self._reserved_bytes > 0 and self._memory_pool.is_exhausted
+        # Pending requests that reserve memory wait for unsent responses, while other connections need that memory.
+        blocks_others = self._reserved_bytes > 0 and self._memory_pool.is_exhausted
         is_full = bool(self._pending_frames) and self._unsent_bytes >= UNSENT_BYTES_MAX
-        if not self._response_sender.is_empty or (is_full and holds_up_others):
-            return self.last_active_s + (min(idle_s, STALL_TIMEOUT_S) if holds_up_others else idle_s) < now
+        if not self._response_sender.is_empty or (is_full and blocks_others):
+            return self.last_active_s + (min(idle_s, STALL_TIMEOUT_S) if blocks_others else idle_s) < now
         if self._pending_frames:
             return False
         if self._in_flight and not self._is_draining:
@@ -344,15 +340,15 @@ class Connection(asyncio.BufferedProtocol):
         return self.last_active_s + idle_s < now
 
     def drain(self) -> None:
-        """Takes no more requests; closes once those under way are answered."""
+        """Takes no more requests and closes after the responses in flight."""
         self._is_draining = True
         self._discard_pending_frames()
         self._advance()
 
     def _discard_pending_frames(self) -> None:
-        dropped = sum(map(len, self._pending_frames))
+        size = sum(map(len, self._pending_frames))
         self._pending_frames.clear()
-        self._release_memory(dropped)
+        self._release_memory(size)
 
     def close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -364,7 +360,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _close_after_responses(self, why: str) -> None:
         if self._close_reason is None and not self._is_draining:
-            log.warning("connection closed", peer=f"{self.peer[0]}:{self.peer[1]}", why=why)
+            log.warning("closing the connection", peer=f"{self.peer[0]}:{self.peer[1]}", why=why)
         self._close_reason = self._close_reason or why
 
     def _record_activity(self) -> None:

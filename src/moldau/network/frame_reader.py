@@ -1,8 +1,7 @@
-"""Cutting a byte stream into frames without copying bytes more than needed.
+"""Splits a byte stream into frames with few copies.
 
-Small reads of all connections land in one shared buffer and are copied into a frame's own memory; the rest
-of a large frame is received straight into its place. A frame owns its memory, so record data in it stays
-valid while a request waits.
+Small reads of all connections go into one shared buffer and are copied into the frame's own memory; the rest of a large
+frame is received directly into it. A frame owns its memory, so its records stay valid while the request is pending.
 """
 
 import struct
@@ -13,20 +12,19 @@ from moldau.network.buffer_pool import BufferPool
 _SIZE = struct.Struct(">i")
 SHARED_BUFFER_SIZE = 256 * 1024
 LARGE_FRAME_BYTES_MIN = 128 * 1024
-"""From this size on a frame that is half received counts as a large one (`partial_frames.py`)."""
+"""Frames of this size and more are limited while they are partly received (`limits.py`)."""
 _INITIAL_BYTES = 64 * 1024
 _GROWTH_FACTOR = 4
-"""Memory for a frame grows with what has arrived: whoever only announces a hundred megabytes costs next to
-nothing. As a rule so much of a frame comes with its first read that it never has to grow."""
+"""The memory of a frame grows with the received bytes, so that announcing a large frame costs nothing. Usually the
+first read brings so much of it that it never grows."""
 
 
 class FrameTooLargeError(Exception):
-    """A frame over the limit, or of a negative size: whoever sends it does not speak Kafka."""
+    """A frame beyond the limit or with a negative size: the client does not speak Kafka."""
 
 
 class FrameReader:
-    """The framing state of one connection. `buffer()` says where the next bytes go, `bytes_received(n)` gives the
-    frames that they complete."""
+    """The framing state of one connection: bytes go into `buffer()`, and `bytes_received()` yields frames."""
 
     __slots__ = ("_buffers", "_filled", "_frame", "_frame_size", "_leftover", "_limit", "_shared")
 
@@ -35,7 +33,7 @@ class FrameReader:
         self._buffers = buffers
         self._limit = frame_bytes_max
         self._leftover = b""
-        """At most three bytes of a frame's size."""
+        """The first bytes of an incomplete frame size, at most three."""
         self._frame: bytearray | None = None
         self._frame_size = 0
         self._filled = 0
@@ -46,14 +44,14 @@ class FrameReader:
 
     @property
     def large_frame_size(self) -> int:
-        """The size of the frame that is being received, if that is a large one; else 0."""
+        """The size of the frame that is being received if it is a large one, else 0."""
         return (
             self._frame_size if self._frame is not None and self._frame_size >= LARGE_FRAME_BYTES_MIN else 0
         )
 
     def buffer(self) -> memoryview:
         if self._frame is not None:
-            # Not when the bytes are received: until then the event loop holds on to the memory it was given.
+            # Not in bytes_received: during that call the event loop still exports the buffer.
             if self._filled == len(self._frame):
                 self._grow(self._frame)
             return memoryview(self._frame)[self._filled : self._frame_size]
@@ -62,7 +60,7 @@ class FrameReader:
         return self._shared[kept:]
 
     def bytes_received(self, count: int) -> Iterator[memoryview]:
-        """The frames (without their sizes) that `count` more bytes complete; raises FrameTooLargeError."""
+        """Yields the frames (without their sizes) that `count` more bytes complete; raises FrameTooLargeError."""
         if self._frame is not None:
             self._filled += count
             if self._filled == self._frame_size:
@@ -75,7 +73,9 @@ class FrameReader:
         while end - position >= 4:
             size = _SIZE.unpack_from(view, position)[0]
             if not 0 <= size <= self._limit:
-                raise FrameTooLargeError(f"a request of {size} bytes; the limit is {self._limit}")
+                raise FrameTooLargeError(
+                    f"the request has {size} bytes, more than socket.request.max.bytes={self._limit}"
+                )
             position += 4
             if end - position < size:
                 self._start_frame(size, view[position:end])

@@ -1,8 +1,6 @@
-"""Getting answers out: small ones through the transport, stored batches from file to socket inside the
-kernel.
+"""Sends responses: buffers through the transport, stored batches from file to socket with sendfile.
 
-Answers leave whole and in order. While the kernel takes no more bytes nothing is queued but references to
-files.
+Responses are sent whole and in order. While the socket is not writable, only references to files are queued.
 """
 
 import asyncio
@@ -22,31 +20,30 @@ log = get_logger(__name__)
 Part = Buffer | FileSlice
 
 _SENDFILE_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes for one client before others get their turn."""
+"""Bytes that one connection sends in one iteration of the event loop."""
 _COALESCE_BYTES_MAX = 64 * 1024
-"""Up to here it is cheaper to copy small buffers together than to call the kernel for each."""
+"""Up to this size joining small buffers is cheaper than a system call for each."""
 
 
 class ResponseSender:
-    """Sends the answers of one connection. `on_drained` is called when everything given to it has left."""
+    """Sends the responses of one connection and calls `on_drained` when all are sent."""
 
     def __init__(self, transport: asyncio.Transport, on_drained: Callable[[], None]) -> None:
         self._transport = transport
         self._on_drained = on_drained
-        # With a limit of zero the transport says when its buffer is empty: only then may file bytes go
-        # past it.
+        # With a limit of zero the transport reports when its buffer is empty: only then may sendfile bypass it.
         transport.set_write_buffer_limits(high=0)
         self._parts: deque[Part] = deque()
-        """What is to be sent past the transport, or waits for the transport to be empty."""
+        """Parts to send directly, or that wait until the transport's buffer is empty."""
         self._socket: socket.socket | None = None
         self._is_awaiting_writable = False
         self._is_closed = False
         self._accepted_bytes = 0
-        """Bytes that the transport or the kernel has taken."""
+        """Bytes that the transport or the kernel has accepted."""
 
     @property
     def sent_bytes(self) -> int:
-        """How many bytes have left so far: as long as it grows, the client reads."""
+        """Bytes sent so far; it grows as long as the client reads."""
         return self._accepted_bytes - self._transport.get_write_buffer_size()
 
     @property
@@ -61,7 +58,7 @@ class ResponseSender:
             self._write(cast(Sequence[Buffer], parts))
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
-        # Not `writelines`: some releases of asyncio do not say when what it buffered has left.
+        # Not `writelines`: in some releases of asyncio it does not report when its buffer is empty.
         size = sum(map(len, buffers))
         self._accepted_bytes += size
         if len(buffers) > 1 and size <= _COALESCE_BYTES_MAX:
@@ -85,7 +82,7 @@ class ResponseSender:
                 self._send_through_transport()
         except OSError as error:
             if not isinstance(error, ConnectionError):
-                log.error("stored records could not be sent", why=str(error))
+                log.error("could not send stored records, aborting the connection", why=str(error))
             self._transport.abort()
 
     def _can_bypass_transport(self) -> bool:
@@ -96,7 +93,7 @@ class ResponseSender:
         connected = self._transport.get_extra_info("socket")
         if connected is None or self._transport.get_extra_info("sslcontext") is not None:
             return False
-        # A descriptor of our own: loops do not let anybody else watch one that a transport owns.
+        # A duplicate, because event loops reject add_writer for a descriptor that a transport owns.
         self._socket = socket.socket(fileno=os.dup(connected.fileno()))
         return True
 
@@ -116,17 +113,17 @@ class ResponseSender:
         asyncio.get_running_loop().add_writer(self._socket.fileno(), self._on_socket_writable)
 
     def _send_parts(self, out: socket.socket) -> bool:
-        """Sends until all has left (True), or the kernel or the other connections want a pause (False)."""
-        parts, turn = self._parts, _SENDFILE_BYTES_MAX
+        """Sends parts; returns False if the socket is full or other connections are due before all are sent."""
+        parts, bytes_left = self._parts, _SENDFILE_BYTES_MAX
         while parts:
-            if turn <= 0:
+            if bytes_left <= 0:
                 return False
             part = parts[0]
             try:
-                sent = self._send_part(out, part, turn, is_last=len(parts) == 1)
+                sent = self._send_part(out, part, bytes_left, is_last=len(parts) == 1)
             except (BlockingIOError, InterruptedError):
                 return False
-            turn -= sent
+            bytes_left -= sent
             self._accepted_bytes += sent
             if isinstance(part, FileSlice):
                 rest: Part = FileSlice(part.file, part.position + sent, part.size - sent)
@@ -147,7 +144,7 @@ class ResponseSender:
         assert descriptor is not None
         sent = os.sendfile(out.fileno(), descriptor, part.position, min(part.size, size_max))
         if sent == 0 and part.size:
-            raise OSError(errno.EIO, "a file is shorter than what was promised of it", part.file.path)
+            raise OSError(errno.EIO, "the file is shorter than the response says", part.file.path)
         return sent
 
     def _on_socket_writable(self) -> None:
@@ -159,7 +156,7 @@ class ResponseSender:
             self._on_drained()
 
     def close(self) -> None:
-        """The connection is gone: lets go of files and of the descriptor."""
+        """Drops all parts and closes the duplicated socket, after the connection was lost."""
         self._is_closed = True
         self._parts.clear()
         if self._socket is not None:

@@ -1,22 +1,19 @@
-"""Listening sockets and the connections they give: who may come in, who has been idle too long, how all are
-sent home."""
+"""A listening socket and its connections: quotas, idle timeouts and shutdown."""
 
 import asyncio
 from collections.abc import Callable
 
 from moldau.network.buffer_pool import BufferPool
 from moldau.network.connection import STALL_TIMEOUT_S, Connection, RequestProcessor
-from moldau.network.connection_quotas import ConnectionQuotas
 from moldau.network.frame_reader import SHARED_BUFFER_SIZE
-from moldau.network.memory_pool import MemoryPool
-from moldau.network.partial_frames import PartialFrameLimiter
+from moldau.network.limits import ConnectionQuotas, MemoryPool, PartialFrameLimiter
 from moldau.observe.logging import get_logger
 from moldau.settings.broker import BrokerSettings
 
 log = get_logger(__name__)
 
 ConnectionOpened = Callable[[Connection, str], RequestProcessor]
-"""Gives the function that answers a new connection's requests; the text is the listener's name."""
+"""Returns the request processor of a new connection on the named listener."""
 
 
 class SocketServer:
@@ -29,7 +26,7 @@ class SocketServer:
         quotas: ConnectionQuotas,
         on_opened: ConnectionOpened,
     ) -> None:
-        """`memory_pool`, `partial_frames` and `quotas` may be shared with other listeners."""
+        """`memory_pool`, `partial_frames` and `quotas` may be shared with other socket servers."""
         self.name = name
         self._settings = settings
         self._quotas = quotas
@@ -45,7 +42,7 @@ class SocketServer:
         self._is_closing = False
 
     async def bind(self, host: str, port: int) -> tuple[str, int]:
-        """Takes the address without accepting anybody yet; gives it with the port that a port 0 became."""
+        """Binds the address without accepting connections; returns it with the port that was chosen for port 0."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             self._make_connection, host, port, start_serving=False, backlog=1024
@@ -97,14 +94,14 @@ class SocketServer:
         idle_s = self._settings().connections_max_idle_ms / 1000
         for connection in list(self._connections):
             if connection.is_expired(loop.time(), idle_s):
-                # Not `close`, which would wait until the client takes what it has not taken so far.
+                # Not `close`, which would wait for the client to read the pending responses.
                 connection.abort()
         self._idle_timer = loop.call_later(
             max(1.0, min(idle_s, STALL_TIMEOUT_S) / 4), self._close_idle_connections
         )
 
     def stop(self) -> None:
-        """Accepts nobody and reads no requests any more; connections close as their last answers leave."""
+        """Stops accepting connections and reading requests; connections close after their last responses."""
         self._is_closing = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -114,7 +111,7 @@ class SocketServer:
             connection.drain()
 
     async def close(self, grace_s: float) -> None:
-        """Stops, and returns when every connection is closed: those that take too long, by force."""
+        """Stops and waits until all connections are closed; aborts those that take longer than `grace_s`."""
         self.stop()
         if self._connections:
             loop = asyncio.get_running_loop()
@@ -124,7 +121,7 @@ class SocketServer:
             timer.cancel()
 
     def abort(self) -> None:
-        """Closes the door and every connection at once, as the end of a process does."""
+        """Closes the socket and all connections at once, as a killed process would."""
         self._is_closing = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()

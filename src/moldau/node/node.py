@@ -19,9 +19,7 @@ from moldau.metadata.image import Endpoint
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.snapshot_generator import SnapshotGenerator
 from moldau.network.connection import Connection, RequestProcessor
-from moldau.network.connection_quotas import ConnectionQuotas
-from moldau.network.memory_pool import MemoryPool
-from moldau.network.partial_frames import PartialFrameLimiter
+from moldau.network.limits import ConnectionQuotas, MemoryPool, PartialFrameLimiter
 from moldau.network.socket_server import SocketServer
 from moldau.node.incarnations import IncarnationStore
 from moldau.node.log_end_fetcher import LogEndFetcher

@@ -1,5 +1,4 @@
-"""Reading many partitions for one fetch, again and again as they progress, until there is enough or time is
-up."""
+"""A delayed fetch: reads its partitions again as they change, until it has enough bytes or its wait time is over."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -23,18 +22,18 @@ from moldau.server.replica_selector import select_replica
 
 ZSTD_FETCH_VERSION = 10
 FOLLOWER_FETCH_VERSION = 11
-"""Consumers of this version know that followers can be read from."""
+"""Consumers of this version and later can fetch from followers."""
 REPLICA_VERSION = 15
-"""The first in which a follower says which life of its broker it fetches in."""
+"""The first version with the follower's broker epoch."""
 
 PARTITIONS_PER_ITERATION = 100
-"""How many are read before others have a turn on the event loop."""
+"""Partitions that are read in one iteration of the event loop."""
 
 FetchResult = LogReadInfo | MoldauError
 
 
 class FetchParams(NamedTuple):
-    """Who fetches: a consumer, or a follower."""
+    """The consumer or follower that fetches."""
 
     version: int
     listener: str
@@ -48,13 +47,12 @@ class FetchParams(NamedTuple):
 
 
 class DelayedFetch:
-    """One fetch under way, of the partitions in `wanted`; `read_partitions` and `results` have those that it
-    came to."""
+    """One fetch of `partitions`; `read_partitions` and `results` hold those that it has read."""
 
     def __init__(
         self,
         broker: Broker,
-        wanted: Mapping[PartitionKey, FetchPartition],
+        partitions: Mapping[PartitionKey, FetchPartition],
         params: FetchParams,
         watcher: PartitionWatcher,
         last_sent: Mapping[PartitionKey, LastSentOffsets] | None,
@@ -62,9 +60,9 @@ class DelayedFetch:
         bytes_max: int,
         committed_only: bool,
     ) -> None:
-        """`last_sent` is what a session's client knows already; None without a session."""
+        """`last_sent` are the offsets that the client of a session has; None without a session."""
         self._broker = broker
-        self._wanted = wanted
+        self._requested = partitions
         self._params = params
         self._watcher = watcher
         self._last_sent = last_sent
@@ -73,59 +71,61 @@ class DelayedFetch:
         self._bytes_min = 0
         self._committed_only = committed_only
         self._is_follower_fetch_enabled = bool(broker.settings.broker.replica_selector_class)
-        """Whether consumers read from followers, who then should know at once how far they may."""
+        """Whether consumers fetch from followers, which then need a new high watermark at once."""
         self._immediate: dict[PartitionKey, None] = {}
-        """What has something to tell at once besides records."""
+        """Partitions with something to send at once besides records."""
         self._incomplete: dict[PartitionKey, None] = {}
-        """What has more to read than is in the answer."""
+        """Partitions with more records than the response has room for."""
         self._partitions: dict[PartitionKey, Partition] = {}
         self._initial_high_watermarks: dict[PartitionKey, int] = {}
-        """High watermarks when a fetch without a session came: what it knew before, nobody remembers."""
+        """High watermarks at the first read of a fetch without a session, whose last one is not known."""
         self.read_partitions: dict[PartitionKey, FetchPartition] = {}
         self.results: dict[PartitionKey, FetchResult] = {}
 
     async def run(
-        self, keys: Sequence[PartitionKey], bytes_min: int, wait_ms: int, closed: CallbackList
+        self, keys: Sequence[PartitionKey], bytes_min: int, wait_ms: int, close_callbacks: CallbackList
     ) -> None:
-        """Reads these; if that gives too little, waits for news of any partition and reads what has some. `closed`
-        tells when the caller has gone."""
-        # An answer never holds more than bytes_max: nobody need wait for that.
+        """Reads the partitions in `keys`; if that is too little, waits for changes of any partition and reads those.
+
+        `close_callbacks` end the wait when the client disconnects.
+        """
+        # A response never has more than bytes_max, so there is no point in waiting for more.
         self._bytes_min = min(bytes_min, max(self._bytes_max, 1))
         changed = _ChangeQueue()
         self._watcher.add_callback(changed.add)
         try:
             await self._read(keys, is_new_request=True)
-            if wait_ms > 0 and self._wanted and not self._is_satisfied():
-                await self._wait(changed, wait_ms, closed)
+            if wait_ms > 0 and self._requested and not self._is_satisfied():
+                await self._wait(changed, wait_ms, close_callbacks)
         finally:
             self._watcher.remove_callback(changed.add)
             self._requeue_partitions()
         if self._params.is_replica:
             self._record_throttled_bytes()
 
-    async def _wait(self, changed: "_ChangeQueue", wait_ms: int, closed: CallbackList) -> None:
+    async def _wait(self, changed: "_ChangeQueue", wait_ms: int, close_callbacks: CallbackList) -> None:
         timer = asyncio.get_running_loop().call_later(wait_ms / 1000, changed.stop)
-        endings = [
-            (listeners, listeners.add(changed.stop))
-            for listeners in (self._broker.shutdown_callbacks, closed)
+        tickets = [
+            (callbacks, callbacks.add(changed.stop))
+            for callbacks in (self._broker.shutdown_callbacks, close_callbacks)
         ]
         try:
             while not self._is_satisfied() and await changed.wait():
                 await self._read(changed.take(), is_new_request=False)
         finally:
             timer.cancel()
-            for listeners, ticket in endings:
-                listeners.remove(ticket)
+            for callbacks, ticket in tickets:
+                callbacks.remove(ticket)
 
     def _requeue_partitions(self) -> None:
-        """What was not read to its end comes first in the next fetch, and behind it what got its share in this one."""
-        served = []
+        """Puts partitions with unread records first in the next fetch, and those with records in this response last."""
+        sent = []
         for key, result in self.results.items():
             if isinstance(result, LogReadInfo) and result.records.size:
-                served.append(key)
+                sent.append(key)
             elif isinstance(result, MoldauError) or self._has_more(key):
                 self._watcher.changed.setdefault(key)
-        for key in served:
+        for key in sent:
             self._watcher.changed.pop(key, None)
             self._watcher.changed[key] = None
 
@@ -133,27 +133,29 @@ class DelayedFetch:
         return self.read_partitions[key].offset < self._end(self._partitions[key])
 
     def _end(self, partition: Partition) -> int:
-        """Where the part of the log ends that the asker may read."""
+        """Returns the end of the log that the consumer or follower may read."""
         if self._params.is_replica:
             return partition.log.end_offset
         return partition.visible_end(committed_only=self._committed_only)
 
     async def _is_incomplete(self, key: PartitionKey, records: RecordSlices) -> bool:
-        """Whether a limit, or the end of a segment, kept back records that could be read. Of interest only where the
-        answer has some already, and too few: then there is no point in waiting for others."""
+        """Whether a byte limit or the end of a segment left out records of the partition.
+
+        Checked only if the response has some bytes, but too few: then waiting for more would be pointless.
+        """
         if not 0 < self._bytes_max - self._bytes_left + records.size < self._bytes_min:
             return False
         partition = self._partitions[key]
         end = self._end(partition)
         if not records.size:
-            # Up to its end there may be nothing left, where compaction has taken the last records.
+            # Compaction may have removed the last records before the end.
             next_batch = await partition.log.read(self.read_partitions[key].offset, 0, end)
             return self._has_more(key) and next_batch.size > 0
         last_batch = await partition.log.read(end - 1, 0, end)
         return last_batch.size > 0 and not _ends_with(records, last_batch)
 
     def _watch(self, key: PartitionKey, partition: Partition) -> None:
-        """Followers read all of a log, consumers what is committed."""
+        """Wakes followers on appends and consumers on a new high watermark."""
         if not self._params.is_replica:
             self._watcher.watch(key, partition, wake_on=[partition.delayed.high_watermark_listeners])
         elif self._is_follower_fetch_enabled:
@@ -176,7 +178,7 @@ class DelayedFetch:
         )
 
     def _completes_immediately(self, key: PartitionKey, result: FetchResult) -> bool:
-        """What is told at once though there are no records."""
+        """Whether the response must be sent at once even without records."""
         if isinstance(result, MoldauError):
             return True
         if not self._params.is_replica:
@@ -193,27 +195,27 @@ class DelayedFetch:
         return last_sent is None or result.high_watermark > last_sent.high_watermark
 
     async def _read(self, keys: Sequence[PartitionKey], *, is_new_request: bool) -> None:
-        """`is_new_request` the first time: what a follower says of itself counts once."""
+        """Reads partitions; `is_new_request` only the first time, because a follower's progress counts once."""
         for number, key in enumerate(keys, start=1):
             if number % PARTITIONS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
-            wanted = self._wanted.get(key)
-            if wanted is None:
+            partition = self._requested.get(key)
+            if partition is None:
                 continue
             self._watcher.changed.pop(key, None)
-            before = self.results.get(key)
-            if isinstance(before, LogReadInfo):
-                self._bytes_left += before.records.size
-            if wanted.topic_id is not None:
-                # It may have got its topic, or lost it, since a session was told of it.
-                topic = self._broker.metadata.image.topic_names.get(wanted.topic_id)
-                if topic != wanted.topic:
-                    wanted = wanted._replace(topic=topic)
-            self.read_partitions[key] = wanted
+            previous = self.results.get(key)
+            if isinstance(previous, LogReadInfo):
+                self._bytes_left += previous.records.size
+            if partition.topic_id is not None:
+                # The topic may have been created or deleted since the session began.
+                topic = self._broker.metadata.image.topic_names.get(partition.topic_id)
+                if topic != partition.topic:
+                    partition = partition._replace(topic=topic)
+            self.read_partitions[key] = partition
             result: FetchResult
             self._incomplete.pop(key, None)
             try:
-                result = await self._read_one(key, wanted, is_new_request)
+                result = await self._read_one(key, partition, is_new_request)
                 if await self._is_incomplete(key, result.records):
                     self._incomplete[key] = None
             except MoldauError as error:
@@ -226,40 +228,43 @@ class DelayedFetch:
             else:
                 self._immediate.pop(key, None)
 
-    async def _read_one(self, key: PartitionKey, wanted: FetchPartition, is_new_request: bool) -> LogReadInfo:
-        if wanted.topic is None:
-            raise UnknownTopicIdError(f"there is no topic with the id {wanted.topic_id}")
-        partition = find_partition(self._broker, wanted.topic, wanted.partition, wanted.topic_id)
+    async def _read_one(
+        self, key: PartitionKey, requested: FetchPartition, is_new_request: bool
+    ) -> LogReadInfo:
+        if requested.topic is None:
+            raise UnknownTopicIdError(f"no topic has the id {requested.topic_id}")
+        partition = find_partition(self._broker, requested.topic, requested.partition, requested.topic_id)
         self._partitions[key] = partition
-        # Before it is read, so that nothing is missed that happens meanwhile.
+        # Before the read, so that no change during it is missed.
         self._watch(key, partition)
-        # The first batch comes whole even if it is over the limit, or a consumer could never get past it;
-        # but only as long as nothing else is in the answer.
+        # The first batch of a response is whole even beyond the limit, or a consumer could never pass it.
         min_one_batch = self._bytes_left == self._bytes_max
-        bytes_max = max(0, min(wanted.bytes_max, self._bytes_left))
+        bytes_max = max(0, min(requested.bytes_max, self._bytes_left))
         if self._params.is_replica:
-            return await self._read_for_replica(partition, wanted, bytes_max, min_one_batch, is_new_request)
-        return await self._read_for_consumer(partition, wanted, bytes_max, min_one_batch)
+            return await self._read_for_replica(
+                partition, requested, bytes_max, min_one_batch, is_new_request
+            )
+        return await self._read_for_consumer(partition, requested, bytes_max, min_one_batch)
 
     async def _read_for_consumer(
-        self, partition: Partition, wanted: FetchPartition, bytes_max: int, min_one_batch: bool
+        self, partition: Partition, requested: FetchPartition, bytes_max: int, min_one_batch: bool
     ) -> LogReadInfo:
         version = self._params.version
         if version < ZSTD_FETCH_VERSION and partition.log.settings.compression_type == "zstd":
             raise UnsupportedCompressionError(
-                "the topic is stored in zstd, which this version of DelayedFetch cannot carry"
+                "the topic is stored in zstd, which this version of Fetch does not support"
             )
-        nearest = self._select_replica(partition, wanted.offset)
+        preferred = self._select_replica(partition, requested.offset)
         fetched = await partition.read(
-            wanted.offset,
-            0 if nearest is not None else bytes_max,
-            current_leader_epoch=wanted.current_leader_epoch,
-            last_fetched_epoch=wanted.last_fetched_epoch,
+            requested.offset,
+            0 if preferred is not None else bytes_max,
+            current_leader_epoch=requested.current_leader_epoch,
+            last_fetched_epoch=requested.last_fetched_epoch,
             committed_only=self._committed_only,
-            min_one_batch=min_one_batch and nearest is None,
+            min_one_batch=min_one_batch and preferred is None,
             from_follower=version >= FOLLOWER_FETCH_VERSION,
         )
-        return fetched if nearest is None else fetched._replace(preferred_read_replica=nearest)
+        return fetched if preferred is None else fetched._replace(preferred_read_replica=preferred)
 
     def _select_replica(self, partition: Partition, offset: int) -> int | None:
         return select_replica(
@@ -274,7 +279,7 @@ class DelayedFetch:
     async def _read_for_replica(
         self,
         partition: Partition,
-        wanted: FetchPartition,
+        requested: FetchPartition,
         bytes_max: int,
         min_one_batch: bool,
         is_new_request: bool,
@@ -293,10 +298,10 @@ class DelayedFetch:
         fetch = FollowerFetch(
             params.replica_id,
             params.broker_epoch,
-            wanted.offset,
-            wanted.last_fetched_epoch,
-            wanted.current_leader_epoch,
-            wanted.log_start_offset,
+            requested.offset,
+            requested.last_fetched_epoch,
+            requested.current_leader_epoch,
+            requested.log_start_offset,
         )
         fetched = await partition.read_for_follower(
             fetch, bytes_max, min_one_batch=min_one_batch, is_new_request=is_new_request
@@ -306,11 +311,11 @@ class DelayedFetch:
             and self._broker.replication is not None
             and partition.leader.can_join_isr(params.replica_id)
         ):
-            # It has caught up by what it has just said.
+            # This fetch shows that it has caught up.
             self._broker.replication.alter_partition_manager.check_isr(partition.leader)
         return fetched
 
-    # Throttling followers that catch up
+    # Throttling of followers that are out of sync
 
     def _is_throttled(self, partition: Partition) -> bool:
         replication = self._broker.replication
@@ -336,7 +341,7 @@ class DelayedFetch:
 
 
 def _ends_with(records: RecordSlices, last_batch: RecordSlices) -> bool:
-    """Whether the last batch of a log is in what was read of it. Both refer to where the log has them."""
+    """Whether `records` end with the last batch of the log. Both refer to positions in it."""
     part, last = records.parts[-1], last_batch.parts[-1]
     if isinstance(part, FileSlice) and isinstance(last, FileSlice):
         return part.file is last.file and part.position + part.size >= last.position + last.size
@@ -344,7 +349,7 @@ def _ends_with(records: RecordSlices, last_batch: RecordSlices) -> bool:
 
 
 class _ChangeQueue:
-    """Which partitions have news since somebody last looked, and a way to wait for the first of them."""
+    """The keys of partitions that have changed, and a way to wait for the first of them."""
 
     def __init__(self) -> None:
         self._keys: dict[PartitionKey, None] = {}
@@ -366,7 +371,7 @@ class _ChangeQueue:
         return keys
 
     async def wait(self) -> bool:
-        """True when there is news, False when time is up."""
+        """Waits for a change; returns False if the wait was stopped."""
         if self._keys:
             return True
         if self._is_stopped:

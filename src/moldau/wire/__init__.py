@@ -1,1 +1,1 @@
-"""Kafka's wire format: frames, request headers, and messages of every API and version."""
+"""Kafka's wire format: frames, headers, and the messages of every API and version."""

@@ -1,4 +1,4 @@
-"""The numbers of Kafka's APIs that Moldau names."""
+"""The keys of Kafka's APIs."""
 
 from enum import IntEnum
 

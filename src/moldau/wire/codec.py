@@ -1,11 +1,11 @@
-"""Messages between bytes and plain values, for any API and version, made from the schemas on first use.
+"""Decoders and encoders of messages of any API and version, compiled from the schemas on first use.
 
-Reading gives `Message`s: attributes by field name, lists for arrays, ints for times in milliseconds, UUID
-or None, and memoryviews of the frame for record data, which is therefore not copied. Writing takes trees of
-dicts and lists; fields that a version does not have are left out, so one tree serves every version.
+Decoders return `Message` objects: attributes by field name, lists for arrays, ints for times in milliseconds, UUID or
+None, and memoryviews of the frame for record data, which is not copied. Encoders take trees of dicts and lists; fields
+that a version does not have are ignored, so one tree serves every version.
 
-The functions that do it are Python written for each message (`readers.py`, `writers.py`); `generated_source` shows
-them.
+Both are Python functions generated for each message (`decoder_compiler.py`, `encoder_compiler.py`); `generated_source`
+shows them.
 """
 
 import struct
@@ -23,8 +23,12 @@ from moldau.wire.decoder_runtime import (
     ReadFunction,
     read_tags,
 )
-from moldau.wire.encoder_compiler import compile_encoder, encoder_source
-from moldau.wire.encoder_runtime import WriteFunction, write_unsigned_varint
+from moldau.wire.encoder_compiler import (
+    WriteFunction,
+    compile_encoder,
+    encoder_source,
+    write_unsigned_varint,
+)
 from moldau.wire.schema import MessageKind, is_flexible, message_type, schema_fields
 
 __all__ = [
@@ -45,14 +49,13 @@ __all__ = [
 ]
 
 COPIED_BYTES_MAX = 1 << 20
-"""Up to this size a message is copied before it is read, unless it carries records: the copy takes far less time than
-it saves, and above it the memory counts for more."""
+"""Messages without records are copied to bytes before they are decoded, up to this size: decoding bytes is faster."""
 
 
 @cache
 def decoder(api_key: int, version: int, kind: MessageKind) -> Callable[[memoryview], Message]:
-    """The function that reads a whole message body; raises DecodeError."""
-    # Answers come from nodes that were asked for them: of all topics of a cluster there may be very many.
+    """Returns the function that decodes a message body and raises DecodeError."""
+    # Responses come from trusted brokers, and Metadata of a large cluster has very many elements.
     return entity_decoder(
         message_type(api_key, version, kind), elements_max=ELEMENTS_MAX if kind == "request" else None
     )
@@ -60,15 +63,17 @@ def decoder(api_key: int, version: int, kind: MessageKind) -> Callable[[memoryvi
 
 @cache
 def encoder(api_key: int, version: int, kind: MessageKind) -> Callable[[bytearray, Any], None]:
-    """The function that appends a message body made of a plain tree to a buffer."""
+    """Returns the function that appends a message body to a buffer."""
     return entity_encoder(message_type(api_key, version, kind))
 
 
 def entity_decoder(
     entity: type, *, elements_max: int | None = ELEMENTS_MAX
 ) -> Callable[[memoryview], Message]:
-    """As `decoder`, for a struct that is no request or response: a dataclass in the manner of kio's. Without
-    elements_max there may be as many elements as there are bytes, of which each takes one at least."""
+    """Returns a decoder for any dataclass that is declared like kio's.
+
+    Without `elements_max` the number of elements is only limited by the bytes, as each takes at least one.
+    """
     read: ReadFunction | None = None
     copied_bytes_max = 0 if _carries_records(entity) else COPIED_BYTES_MAX
 
@@ -87,7 +92,7 @@ def entity_decoder(
 
 
 def entity_encoder(entity: type) -> Callable[[bytearray, Any], None]:
-    """As `encoder`, for a struct that is no request or response: a dataclass in the manner of kio's."""
+    """Returns an encoder for any dataclass that is declared like kio's."""
     write: WriteFunction | None = None
 
     def encode(out: bytearray, tree: Any) -> None:
@@ -108,7 +113,7 @@ def has_flexible_header(api_key: int, version: int) -> bool:
 
 
 def generated_source(entity: type) -> str:
-    """The Python that reads an entity, and the Python that writes it."""
+    """Returns the generated source of an entity's decoder and encoder."""
     return f"{decoder_source(entity)}\n\n{encoder_source(entity)}"
 
 

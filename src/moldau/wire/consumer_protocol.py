@@ -1,8 +1,7 @@
-"""What consumers of a group tell each other through the coordinator: Subscription and Assignment, as Kafka's
-ConsumerProtocol lays them out. Brokers carry both as opaque bytes and look inside only to describe a group.
+"""Subscription and Assignment of Kafka's ConsumerProtocol, which the members of a group exchange.
 
-A version number goes first. Whoever reads a newer version than it knows takes the fields it knows and leaves
-the rest, so that members of different ages can share a group.
+Brokers store both as opaque bytes and decode them only to describe a group. Both start with a version. A decoder reads
+the fields it knows and ignores the rest of a newer version, so that members of different releases can share a group.
 """
 
 import struct
@@ -10,14 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from moldau.wire.codec import Cursor, DecodeError
-from moldau.wire.decoder_runtime import text
+from moldau.wire.decoder_runtime import decode_string
 
 PROTOCOL_TYPE = "consumer"
 
 VERSION_MAX = 3
 
 Partition = tuple[str, int]
-"""A topic's name and a partition's index."""
+"""Topic name and partition index."""
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -30,7 +29,7 @@ class Subscription:
     owned_partitions: tuple[Partition, ...] = ()
     """From version 1."""
     generation_id: int = -1
-    """From version 2: the generation in which the partitions were owned."""
+    """From version 2: the generation in which the member owned the partitions."""
     rack_id: str | None = None
     """From version 3."""
 
@@ -42,7 +41,7 @@ class Assignment:
 
 
 def encode_subscription(subscription: Subscription, version: int = VERSION_MAX) -> bytes:
-    """Topics and partitions go in sorted, as Java's consumers put them."""
+    """Encodes topics and partitions in sorted order, like the Java consumer."""
     out = bytearray(_INT16.pack(_check_version(version)))
     out += _INT32.pack(len(subscription.topics))
     for topic in sorted(subscription.topics):
@@ -81,7 +80,7 @@ def encode_assignment(assignment: Assignment, version: int = VERSION_MAX) -> byt
 
 
 def decode_assignment(data: bytes | memoryview) -> Assignment:
-    """Raises DecodeError. No bytes at all are an assignment of nothing: a member that the leader left out."""
+    """Raises DecodeError. Empty bytes are an empty assignment: the leader left the member out."""
     if not data:
         return Assignment(())
     cursor, _ = _read_version(data, "assignment")
@@ -89,21 +88,23 @@ def decode_assignment(data: bytes | memoryview) -> Assignment:
 
 
 def encode_partitions(partitions: Iterable[Partition]) -> bytes:
-    """Partitions as both lay them out; assignors put them in their user data, too."""
+    """Encodes partitions as in both messages; assignors put them in their user data too."""
     out = bytearray()
     _write_partitions(out, partitions)
     return bytes(out)
 
 
 def decode_partitions(data: bytes | memoryview) -> tuple[tuple[Partition, ...], memoryview]:
-    """The partitions, and the bytes behind them; raises DecodeError."""
+    """Returns the partitions and the bytes after them; raises DecodeError."""
     cursor = Cursor(memoryview(data))
     return _read_partitions(cursor), cursor.data[cursor.position :]
 
 
 def _check_version(version: int) -> int:
     if not 0 <= version <= VERSION_MAX:
-        raise ValueError(f"no version {version} of the consumer protocol; 0 to {VERSION_MAX} can be written")
+        raise ValueError(
+            f"version {version} of the consumer protocol is not supported, only 0 to {VERSION_MAX}"
+        )
     return version
 
 
@@ -111,7 +112,7 @@ def _read_version(data: bytes | memoryview, what: str) -> tuple[Cursor, int]:
     cursor = Cursor(memoryview(data))
     version: int = _INT16.unpack(cursor.take(2))[0]
     if version < 0:
-        raise DecodeError(f"a {what} of version {version}")
+        raise DecodeError(f"the {what} has version {version}")
     return cursor, version
 
 
@@ -123,20 +124,20 @@ def _read_int32(cursor: Cursor) -> int:
 def _read_array_length(cursor: Cursor, element_size_min: int) -> int:
     count = _read_int32(cursor)
     if count < 0:
-        raise DecodeError(f"an array of {count} elements")
+        raise DecodeError(f"an array has {count} elements")
     return cursor.elements(count, element_size_min)
 
 
 def _read_nullable_string(cursor: Cursor) -> str | None:
     length: int = _INT16.unpack(cursor.take(2))[0]
-    return None if length == -1 else text(cursor.take(length))
+    return None if length == -1 else decode_string(cursor.take(length))
 
 
 def _read_string(cursor: Cursor) -> str:
-    found = _read_nullable_string(cursor)
-    if found is None:
-        raise DecodeError("null where a topic's name must be")
-    return found
+    name = _read_nullable_string(cursor)
+    if name is None:
+        raise DecodeError("a topic name is null")
+    return name
 
 
 def _read_bytes(cursor: Cursor) -> bytes | None:
@@ -145,11 +146,11 @@ def _read_bytes(cursor: Cursor) -> bytes | None:
 
 
 def _read_partitions(cursor: Cursor) -> tuple[Partition, ...]:
-    found: list[Partition] = []
+    partitions: list[Partition] = []
     for _ in range(_read_array_length(cursor, 6)):
         topic = _read_string(cursor)
-        found += [(topic, _read_int32(cursor)) for _ in range(_read_array_length(cursor, 4))]
-    return tuple(found)
+        partitions += [(topic, _read_int32(cursor)) for _ in range(_read_array_length(cursor, 4))]
+    return tuple(partitions)
 
 
 def _write_string(out: bytearray, text: str | None) -> None:

@@ -1,7 +1,7 @@
-"""Writes the Python that reads a message; `codec.generated_source` shows what comes out.
+"""Compiler of message decoders.
 
-It is one function, the structs of a message inside each other as they are in its bytes. Fields of fixed size
-that lie side by side are taken in one go, and with them the length of whatever follows.
+A decoder is one function with nested structs inlined. Adjacent fields of fixed size, and the length of the field behind
+them, are unpacked with one call.
 """
 
 import struct
@@ -13,12 +13,12 @@ from moldau.wire.decoder_runtime import (
     SAFE_STRING_BYTES,
     Message,
     ReadFunction,
-    id_of,
+    compact_string_length,
+    decode_string,
+    decode_uuid,
     read_tags,
-    text,
-    text_varint,
-    too_many,
-    too_short,
+    too_many_elements_error,
+    too_short_error,
     varint,
 )
 from moldau.wire.messages import ABSENT_FIELDS
@@ -34,12 +34,12 @@ from moldau.wire.source_builder import (
 _NAMES = {
     "Message": Message,
     "Struct": struct.Struct,
-    "id_of": id_of,
+    "decode_uuid": decode_uuid,
     "read_tags": read_tags,
-    "text": text,
-    "text_varint": text_varint,
-    "too_many": too_many,
-    "too_short": too_short,
+    "decode_string": decode_string,
+    "compact_string_length": compact_string_length,
+    "too_many_elements_error": too_many_elements_error,
+    "too_short_error": too_short_error,
     "unpack_from": struct.unpack_from,
     "varint": varint,
 }
@@ -61,7 +61,7 @@ def decoder_source(entity: type) -> str:
 
 
 class _FixedSizeReads:
-    """Values of fixed size that lie side by side: they are collected, and taken in one go when the run ends."""
+    """Collects adjacent values of fixed size, to unpack them with one call."""
 
     def __init__(self, source: SourceBuilder) -> None:
         self._source = source
@@ -89,12 +89,12 @@ class _FixedSizeReads:
             source.line(f"{', '.join(targets)}{comma} = {unpack}(data, position)")
         source.line(f"position += {format_size(letters)}")
         for target in self._ids:
-            source.line(f"{target} = id_of({target})")
+            source.line(f"{target} = decode_uuid({target})")
         self._targets, self._letters, self._ids = [], "", []
 
 
 def _write_definitions(source: SourceBuilder, entity: type) -> None:
-    """The class of an entity's messages and the readers of its tagged fields, and those of the entities in it."""
+    """Writes the message class and the functions for tagged fields of an entity and of the entities in it."""
     if not source.define_once(f"class {entity.__name__}"):
         return
     fields = schema_fields(entity)
@@ -102,7 +102,7 @@ def _write_definitions(source: SourceBuilder, entity: type) -> None:
         if field.entity is not None:
             _write_definitions(source, field.entity)
     with source.block(f"class {entity.__name__}(Message):"):
-        # Message's own would cost as much as reading the struct does.
+        # Message.__init__ would cost as much as decoding the struct.
         source.line("__init__ = object.__init__")
         for name, value in _absent_fields(entity).items():
             source.line(f"{name} = {_literal(value)}")
@@ -116,9 +116,9 @@ def _write_definitions(source: SourceBuilder, entity: type) -> None:
 
 
 def _write_tag_function(source: SourceBuilder, entity: type, field: SchemaField) -> str:
-    """The function for a field that comes in a tag; gives its name."""
+    """Writes the function for a tagged field and returns its name."""
     if field.entity is not None and not field.is_array:
-        # A struct in a tag is null by being absent, so that it needs no marker.
+        # A tagged struct is null if it is absent, so it has no marker.
         return _write_struct_function(source, field.entity)
     name = f"read_{entity.__name__}_{field.name}"
     with _function(source, name, "value"):
@@ -178,7 +178,7 @@ def _literal(default: Any) -> str:
 
 
 def _absent_fields(entity: type) -> dict[str, Any]:
-    """The fields that other served versions of a request struct have, with the values that stand for them."""
+    """Returns the fields that only other served versions of a request struct have, with their values here."""
     package, _, kind = entity.__module__.rpartition(".")
     if kind != "request":
         return {}
@@ -221,7 +221,7 @@ def _unless_null(source: SourceBuilder, is_null: str, target: str, nullable: boo
 def _write_size(
     source: SourceBuilder, run: _FixedSizeReads, name: str, letter: str, read_long: str, flexible: bool
 ) -> None:
-    """Takes a length or count, with the run before it. Null is -1; the compact encoding adds one to all of them."""
+    """Reads a length or count together with the fields before it; null is -1, and compact ones are one more."""
     run.add(name, "B" if flexible else letter)
     run.end()
     if flexible:
@@ -233,7 +233,7 @@ def _write_array(source: SourceBuilder, field: SchemaField, target: str, flexibl
     size_min = _item_size_min(field, flexible)
     source.line("elements_left -= count")
     with source.block(f"if count < 0 or count * {size_min} > end - position or elements_left < 0:"):
-        source.line(f"raise too_many(count, {size_min}, end - position)")
+        source.line(f"raise too_many_elements_error(count, {size_min}, end - position)")
     if field.entity is None and field.kafka_type in FIXED_SIZE_FORMATS and field.kafka_type != "uuid":
         letter = FIXED_SIZE_FORMATS[field.kafka_type]
         source.line(f'{target} = list(unpack_from(f">{{count}}{letter}", data, position)) if count else []')
@@ -258,26 +258,26 @@ def _write_primitive(
         run.add(target, FIXED_SIZE_FORMATS[kafka_type])
         return
     if kafka_type == "string":
-        _write_size(source, run, "size", "h", "text_varint", flexible)
-        # The same as `text` does, and without a call where it can be.
+        _write_size(source, run, "size", "h", "compact_string_length", flexible)
+        # Does what `decode_string` does, without a call for short strings.
         value = (
             f'str(data[position:stop], "utf-8", "replace") if stop - position <= {SAFE_STRING_BYTES} '
-            "else text(data[position:stop])"
+            "else decode_string(data[position:stop])"
         )
     elif kafka_type in ("bytes", "records"):
         _write_size(source, run, "size", "i", "varint", flexible)
         value = "frame[position:stop]"
     else:
-        raise LookupError(f"no reader for the type {kafka_type!r}")
+        raise LookupError(f"type {kafka_type!r} is not supported")
     with _unless_null(source, "size == 0" if flexible else "size == -1", target, nullable):
         source.line("stop = position + size - 1" if flexible else "stop = position + size")
         with source.block("if stop < position or stop > end:"):
-            source.line("raise too_short(stop - position, end - position)")
+            source.line("raise too_short_error(stop - position, end - position)")
         source.line(f"{target} = {value}")
         source.line("position = stop")
 
 
-# The least number of bytes that something takes, by which announced counts are judged
+# The minimal encoded sizes, by which announced counts are checked
 
 
 def _struct_size_min(entity: type) -> int:

@@ -1,8 +1,7 @@
-"""What all reading of messages stands on: the messages that come out, the limits that are kept, and the few
-functions that written readers (`readers.py`) call.
+"""Decoded messages, the limits of decoding, and the functions that generated decoders call.
 
-Whatever comes from outside is checked before anything is allocated for it: lengths and counts against the
-bytes left, the number of elements of a whole request, the number of tagged fields.
+Lengths and counts are checked against the remaining bytes before anything is allocated, and the numbers of elements and
+tagged fields are limited.
 """
 
 from collections.abc import Callable
@@ -11,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 ELEMENTS_MAX = 100_000
-"""Array elements in one request, nested ones counted too: what a frame may make us allocate stays bounded."""
+"""Array elements in one request, including nested ones: it limits what a frame can make us allocate."""
 TAGS_MAX = 64
 STRING_BYTES_MAX = 32_767
-"""What a length of 16 bits can say; Kafka takes no more in flexible versions, whose lengths could say more."""
+"""The limit of a 16-bit length; Kafka has it in flexible versions too."""
 SAFE_STRING_BYTES = STRING_BYTES_MAX // 3
-"""So few fit into a text whatever they are: a byte that is no text is read as a character of three."""
-NO_ID = bytes(16)
+"""Strings up to this many bytes never exceed the limit after decoding: an invalid byte becomes three."""
+ZERO_UUID = bytes(16)
 
 
 class DecodeError(Exception):
-    """Bytes that are not a message of the API and version they say they are."""
+    """Bytes that are not a valid message of their API and version."""
 
 
 class Message:
-    """One decoded struct. Fields that some versions lack are read with `get`."""
+    """One decoded struct, with an attribute for each field; `get` reads fields that some versions lack."""
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
@@ -49,7 +48,7 @@ class Message:
 
 
 class Cursor:
-    """Where reading by hand stands."""
+    """A position in bytes that are decoded by hand."""
 
     __slots__ = ("data", "elements_left", "end", "position")
 
@@ -62,7 +61,7 @@ class Cursor:
     def take(self, size: int) -> memoryview:
         start = self.position
         if size < 0 or start + size > self.end:
-            raise too_short(size, self.end - start)
+            raise too_short_error(size, self.end - start)
         self.position = start + size
         return self.data[start : start + size]
 
@@ -70,31 +69,31 @@ class Cursor:
         self.elements_left -= count
         bytes_left = self.end - self.position
         if count < 0 or count * element_size_min > bytes_left or self.elements_left < 0:
-            raise too_many(count, element_size_min, bytes_left)
+            raise too_many_elements_error(count, element_size_min, bytes_left)
         return count
 
 
-def too_short(size: int, bytes_left: int) -> DecodeError:
-    return DecodeError(f"{size} bytes wanted where {bytes_left} are left")
+def too_short_error(size: int, bytes_left: int) -> DecodeError:
+    return DecodeError(f"{size} bytes expected, but only {bytes_left} are left")
 
 
-def too_many(count: int, element_size_min: int, bytes_left: int) -> DecodeError:
+def too_many_elements_error(count: int, element_size_min: int, bytes_left: int) -> DecodeError:
     if count < 0:
-        return DecodeError(f"an array of {count} elements")
+        return DecodeError(f"an array has {count} elements")
     if count * element_size_min > bytes_left:
-        return DecodeError(f"{count} elements announced where {bytes_left} bytes are left")
+        return DecodeError(f"{count} elements announced, but only {bytes_left} bytes are left")
     return DecodeError(f"more than {ELEMENTS_MAX} elements in one message")
 
 
 BytesLike = bytes | memoryview
 
 ReadFunction = Callable[[memoryview, BytesLike, int, int], tuple[Any, int, int]]
-"""Takes the frame, the same bytes again (a copy, where that is quicker to read), the position of what is to be read
-and the number of elements that the message may still have. Gives the value, and what the latter two are after it."""
+"""Takes the frame, the bytes to decode (the frame or a copy of it), the position, and the number of elements that the
+message may still have. Returns the value and the new position and number of elements."""
 
 
 def varint(data: BytesLike, position: int) -> tuple[int, int]:
-    """The unsigned number at a position, and where it ends."""
+    """Returns the unsigned varint at a position, and the position after it."""
     result = 0
     for shift in (0, 7, 14, 21, 28):
         if position >= len(data):
@@ -104,24 +103,26 @@ def varint(data: BytesLike, position: int) -> tuple[int, int]:
         result |= (byte & 0x7F) << shift
         if byte < 0x80:
             return result, position
-    raise DecodeError("a variable-length number does not end")
+    raise DecodeError("a varint does not end")
 
 
-def text_varint(data: BytesLike, position: int) -> tuple[int, int]:
-    """As `varint`, for a text: the number is one more than its bytes, so that 0 can stand for null."""
+def compact_string_length(data: BytesLike, position: int) -> tuple[int, int]:
+    """Returns the length of a compact string plus one (0 is null), and the position after it."""
     size, position = varint(data, position)
     if size - 1 > STRING_BYTES_MAX:
-        raise DecodeError(f"a text of {size - 1} bytes")
+        raise DecodeError(f"a string has {size - 1} bytes")
     return size, position
 
 
-def text(raw: BytesLike) -> str:
-    """As Kafka does: a name that is no text is an unknown name, not a broken request; unless it becomes longer by that
-    than texts can be, for then nobody could be told of it."""
-    found = str(raw, "utf-8", "replace")
-    if len(raw) > SAFE_STRING_BYTES and (size := len(found.encode())) > STRING_BYTES_MAX:
-        raise DecodeError(f"a text of {size} bytes")
-    return found
+def decode_string(raw: BytesLike) -> str:
+    """Decodes a string like Kafka: invalid UTF-8 is replaced, so that it is an unknown name and not a broken request.
+
+    Raises DecodeError if that makes it too long to be encoded in a response.
+    """
+    decoded = str(raw, "utf-8", "replace")
+    if len(raw) > SAFE_STRING_BYTES and (size := len(decoded.encode())) > STRING_BYTES_MAX:
+        raise DecodeError(f"a string has {size} bytes")
+    return decoded
 
 
 def read_tags(
@@ -132,26 +133,26 @@ def read_tags(
     known: dict[int, tuple[str, ReadFunction]],
     values: dict[str, Any],
 ) -> tuple[int, int]:
-    """Puts the tagged fields that are known into `values`, and passes over the others."""
+    """Decodes known tagged fields into `values` and skips the others."""
     count, position = varint(data, position)
     if count > TAGS_MAX:
-        raise DecodeError(f"{count} tagged fields in one struct")
+        raise DecodeError(f"a struct has {count} tagged fields")
     for _ in range(count):
         tag, position = varint(data, position)
         size, position = varint(data, position)
         end = position + size
         if end > len(data):
-            raise DecodeError(f"a tagged field of {size} bytes where {len(data) - position} are left")
+            raise DecodeError(f"a tagged field has {size} bytes, but only {len(data) - position} are left")
         if tag in known:
             name, read = known[tag]
             values[name], position, elements_left = read(frame, data, position, elements_left)
             if position != end:
-                raise DecodeError(f"tagged field {tag} is not as long as it says")
+                raise DecodeError(f"tagged field {tag} has another length than announced")
         position = end
     return position, elements_left
 
 
 @lru_cache(maxsize=1024)
-def id_of(raw: bytes) -> UUID | None:
-    """Remembered, because a topic's id is in every fetch of it, and to make a UUID takes longer than all the rest."""
-    return None if raw == NO_ID else UUID(bytes=raw)
+def decode_uuid(raw: bytes) -> UUID | None:
+    """Returns the UUID, or None for zero. Cached, because constructing a UUID is slow and fetches repeat topic ids."""
+    return None if raw == ZERO_UUID else UUID(bytes=raw)

@@ -1,20 +1,14 @@
-"""Writes the Python that writes a message; `codec.generated_source` shows what comes out.
+"""Compiler of message encoders, and the functions that generated encoders call.
 
-It is one function that appends a tree of dicts to a buffer, the structs of a message inside each other as they
-are in its bytes. Fields of fixed size that lie side by side are packed in one go. Keys that a struct has no field
-for are left alone, so that one tree serves every version.
+An encoder is one function that appends a tree of dicts to a buffer, with nested structs inlined. Adjacent fields of
+fixed size are packed with one call. Keys without a field are ignored, so that one tree serves every version.
 """
 
 import struct
+from collections.abc import Callable
+from typing import Any
 
-from moldau.wire.decoder_runtime import NO_ID
-from moldau.wire.encoder_runtime import (
-    WriteFunction,
-    write_compact_records,
-    write_records,
-    write_tags,
-    write_unsigned_varint,
-)
+from moldau.wire.decoder_runtime import ZERO_UUID
 from moldau.wire.schema import REQUIRED, SchemaField, is_flexible, schema_fields
 from moldau.wire.source_builder import (
     FIXED_SIZE_FORMATS,
@@ -23,8 +17,50 @@ from moldau.wire.source_builder import (
     struct_constant_name,
 )
 
+WriteFunction = Callable[[bytearray, Any], None]
+
+_INT32 = struct.Struct(">i")
+_BYTES = (bytes, bytearray, memoryview)
+
+
+def write_unsigned_varint(out: bytearray, value: int) -> None:
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def write_tags(out: bytearray, tags: list[tuple[int, WriteFunction, Any]]) -> None:
+    write_unsigned_varint(out, len(tags))
+    for tag, write, value in tags:
+        body = bytearray()
+        write(body, value)
+        write_unsigned_varint(out, tag)
+        write_unsigned_varint(out, len(body))
+        out += body
+
+
+def write_records(out: bytearray, value: Any) -> None:
+    """Writes record data given as bytes, or as `StoredRecords` that the response frame splices in."""
+    if value is None or isinstance(value, _BYTES):
+        out += _INT32.pack(-1 if value is None else len(value))
+        out += value or b""
+    else:
+        out += _INT32.pack(value.size)
+        out.splice(value)  # type: ignore[attr-defined]
+
+
+def write_compact_records(out: bytearray, value: Any) -> None:
+    if value is None or isinstance(value, _BYTES):
+        write_unsigned_varint(out, 0 if value is None else len(value) + 1)
+        out += value or b""
+    else:
+        write_unsigned_varint(out, value.size + 1)
+        out.splice(value)  # type: ignore[attr-defined]
+
+
 _NAMES = {
-    "NO_ID": NO_ID,
+    "ZERO_UUID": ZERO_UUID,
     "Struct": struct.Struct,
     "write_compact_records": write_compact_records,
     "write_records": write_records,
@@ -49,7 +85,7 @@ def encoder_source(entity: type) -> str:
 
 
 class _FixedSizeWrites:
-    """Values of fixed size that lie side by side: they are collected, and packed in one go when the run ends."""
+    """Collects adjacent values of fixed size, to pack them with one call."""
 
     def __init__(self, source: SourceBuilder) -> None:
         self._source = source
@@ -74,7 +110,7 @@ class _FixedSizeWrites:
 
 
 def _write_definitions(source: SourceBuilder, entity: type) -> None:
-    """The writers of an entity's tagged fields, and those of the entities in it."""
+    """Writes the functions for the tagged fields of an entity and of the entities in it."""
     if not source.define_once(f"tags of {entity.__name__}"):
         return
     for field in schema_fields(entity):
@@ -91,9 +127,9 @@ def _tag_function(entity: type, field: SchemaField) -> str:
 
 
 def _write_tag_function(source: SourceBuilder, entity: type, field: SchemaField) -> None:
-    """The function for a field that goes into a tag."""
+    """Writes the function for a tagged field."""
     if field.entity is not None and not field.is_array:
-        # A struct in a tag is null by being absent, so that it needs no marker.
+        # A tagged struct is null if it is absent, so it has no marker.
         _write_struct_function(source, field.entity)
         return
     with source.block(f"def {_tag_function(entity, field)}(out, value):"):
@@ -127,7 +163,7 @@ def _write_struct(source: SourceBuilder, entity: type, tree: str, depth: int) ->
 
 
 def _value(source: SourceBuilder, entity: type, field: SchemaField, tree: str) -> str:
-    """The expression for a field's value: a KeyError where there must be one and is none."""
+    """Returns the expression for a field's value, which raises KeyError if a required one is missing."""
     if field.default is REQUIRED:
         return f'{tree}["{field.name}"]'
     if field.default is None:
@@ -209,7 +245,7 @@ def _write_primitive(
     source: SourceBuilder, run: _FixedSizeWrites, kafka_type: str, value: str, flexible: bool
 ) -> None:
     if kafka_type == "uuid":
-        run.add(f"NO_ID if (uuid := {value}) is None else uuid.bytes", FIXED_SIZE_FORMATS["uuid"])
+        run.add(f"ZERO_UUID if (uuid := {value}) is None else uuid.bytes", FIXED_SIZE_FORMATS["uuid"])
     elif kafka_type in FIXED_SIZE_FORMATS:
         run.add(value, FIXED_SIZE_FORMATS[kafka_type])
     elif kafka_type == "records":
@@ -219,7 +255,7 @@ def _write_primitive(
         source.line(f"raw = {value}")
         _write_sized(source, run, kafka_type == "string", flexible)
     else:
-        raise LookupError(f"no writer for the type {kafka_type!r}")
+        raise LookupError(f"type {kafka_type!r} is not supported")
 
 
 def _write_sized(source: SourceBuilder, run: _FixedSizeWrites, is_text: bool, flexible: bool) -> None:

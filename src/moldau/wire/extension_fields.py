@@ -1,7 +1,6 @@
-"""Fields that Moldau adds to Kafka's messages between its own nodes, as tagged fields: whoever does not know a tag
-passes over it, and where a field is missing its default stands.
+"""Tagged fields that Moldau adds to Kafka's messages between its own nodes.
 
-Kafka counts its tags up from 0; these are far above.
+Decoders skip unknown tags, and an absent field has its default. Kafka numbers its tags from 0; these are far above.
 """
 
 from collections.abc import Mapping
@@ -26,47 +25,45 @@ class BrokerRegistrationRequestFields:
     former_incarnation_ids: tuple[UUID | None, ...] = field(
         metadata={"kafka_type": "uuid", "tag": FIRST_TAG}, default=()
     )
-    """The lives that the broker's disk has seen last."""
+    """The latest incarnations that are recorded on the broker's disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerHeartbeatRequestFields:
     not_ready: tuple[NotReadyReplica, ...] = field(metadata={"tag": FIRST_TAG}, default=())
-    """Replicas that the broker could not open, and why: whoever waits for their topic is told."""
+    """Replicas whose logs could not be opened, and why; reported to clients that wait for the topic."""
     not_writable: tuple[NotReadyReplica, ...] = field(metadata={"tag": FIRST_TAG + 1}, default=())
-    """Replicas that are whole and refuse what is new for the moment, and why. Whoever does not know the field leaves
-    them as they are."""
+    """Replicas that are intact but reject appends for now, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerHeartbeatResponseFields:
     confirmed_age_ms: int = field(metadata={"kafka_type": "int32", "tag": FIRST_TAG}, default=0)
-    """How long before the heartbeat came a majority of the quorum had last confirmed the controller."""
+    """The time from the quorum's last confirmation of the controller to the arrival of the heartbeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvelopeResponseFields:
     metadata_offset: int = field(metadata={"kafka_type": "int64", "tag": FIRST_TAG}, default=-1)
-    """How far the controller's metadata was when it answered: a node that waits until it has come as far shows its
-    client what the client has just changed."""
+    """The controller's metadata offset: a node that responds after it has applied it shows the client's change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteResponseFields:
     silent_ms: int = field(metadata={"kafka_type": "int32", "tag": FIRST_TAG}, default=0)
-    """For how long the voter had heard of no leader: the leases that a former one gave are older than that."""
+    """The time since the voter last heard from a leader: leases that a previous leader granted are older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataFetchRequestFields:
     heard_ms: int = field(metadata={"kafka_type": "int64", "tag": FIRST_TAG}, default=-1)
-    """The `sent_ms` of the newest answer that a replica of the metadata log has had of its leader."""
+    """The `sent_ms` of the latest response that the replica got from the leader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataFetchResponseFields:
     sent_ms: int = field(metadata={"kafka_type": "int64", "tag": FIRST_TAG}, default=-1)
-    """When the leader of the quorum answered, by its own clock."""
+    """When the leader of the quorum responded, by its own clock."""
 
 
 EXTENSION_FIELDS: Mapping[str, type] = MappingProxyType(
@@ -82,4 +79,4 @@ EXTENSION_FIELDS: Mapping[str, type] = MappingProxyType(
         "VoteResponse": VoteResponseFields,
     }
 )
-"""By the name of the message. Only its flexible versions have a place for tags."""
+"""By message name. Only flexible versions have tagged fields."""

@@ -1,12 +1,11 @@
-"""Request headers in, answer frames out. An answer may hold stored records by reference: they are spliced
-in, not copied."""
+"""Request headers and response frames. A response refers to stored records and does not copy them."""
 
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from moldau.wire.codec import DecodeError, has_flexible_header, read_tags
-from moldau.wire.decoder_runtime import text
+from moldau.wire.decoder_runtime import decode_string
 
 _HEADER = struct.Struct(">hhih")
 _SIZE_AND_CORRELATION = struct.Struct(">ii")
@@ -19,32 +18,32 @@ class RequestHeader(NamedTuple):
     correlation_id: int
     client_id: str | None
     body_start: int
-    """Where the body begins in headers without tagged fields; `skip_tagged_fields` finds it in the others."""
+    """Start of the body, or of the tagged fields in a flexible header (see `skip_tagged_fields`)."""
 
 
 def read_request_header(frame: memoryview) -> RequestHeader:
-    """The header of a request, up to its tagged fields; raises DecodeError."""
+    """Decodes a request header up to its tagged fields; raises DecodeError."""
     if len(frame) < _HEADER.size:
-        raise DecodeError(f"a request of {len(frame)} bytes is shorter than its header")
+        raise DecodeError(f"a request of {len(frame)} bytes has no complete header")
     api_key, version, correlation_id, length = _HEADER.unpack_from(frame)
     start = _HEADER.size
     if length < 0:
         return RequestHeader(api_key, version, correlation_id, None, start)
     end = start + length
     if end > len(frame):
-        raise DecodeError("a client id that is longer than the request")
-    return RequestHeader(api_key, version, correlation_id, text(frame[start:end]), end)
+        raise DecodeError("the client id is longer than the request")
+    return RequestHeader(api_key, version, correlation_id, decode_string(frame[start:end]), end)
 
 
 def skip_tagged_fields(frame: memoryview, position: int) -> int:
-    """Where the tagged fields that begin at `position` end."""
+    """Returns the position after the tagged fields at `position`."""
     if position < len(frame) and frame[position] == 0:
         return position + 1
     return read_tags(frame, frame, position, 0, _NO_TAGS, {})[0]
 
 
 def encode_request_header(api_key: int, version: int, correlation_id: int, client_id: str) -> bytearray:
-    """What goes before the body of a request, for the body to be appended; the frame's size is not in it."""
+    """Returns a request header without the frame size, for the body to be appended."""
     name = client_id.encode()
     header = bytearray(_HEADER.pack(api_key, version, correlation_id, len(name)))
     header += name
@@ -54,7 +53,7 @@ def encode_request_header(api_key: int, version: int, correlation_id: int, clien
 
 
 class StoredRecords(Protocol):
-    """Records that lie in a store: how many bytes they have and where they are."""
+    """Records in a log: their size, and the parts they are read from."""
 
     @property
     def parts(self) -> Sequence[Any]: ...
@@ -64,7 +63,7 @@ class StoredRecords(Protocol):
 
 
 class ResponseFrame(bytearray):
-    """An answer being written: the codec appends to it, and `splice` remembers where stored records belong."""
+    """A response under construction: the encoder appends to it, and `splice` adds stored records by reference."""
 
     def __init__(self, correlation_id: int, *, flexible: bool) -> None:
         super().__init__(_SIZE_AND_CORRELATION.pack(0, correlation_id))
@@ -76,7 +75,7 @@ class ResponseFrame(bytearray):
         self._splices.append((len(self), stored))
 
     def parts(self) -> list[Any]:
-        """The whole frame, its size in front, as buffers and stored parts in the order they leave."""
+        """Returns the whole frame with its size, as buffers and stored parts in order."""
         size = len(self) - 4
         if not self._splices:
             self[:4] = size.to_bytes(4, "big")

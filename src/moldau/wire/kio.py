@@ -1,8 +1,7 @@
-"""The one door to kio, which describes every message of Kafka: whatever Moldau uses of it is imported from
-here.
+"""All imports from kio, the library with the schemas of Kafka's messages.
 
-Where hypothesis is installed (it is, in many test suites) kio imports it and registers strategies with it:
-two seconds before a broker in a fixture could answer. Nobody needs them here, so kio is loaded without.
+If hypothesis is installed, as in many test suites, kio imports it and registers strategies, which takes two seconds.
+They are not needed here, so kio is loaded without them.
 """
 
 import importlib

@@ -1,9 +1,7 @@
-"""What the messages of an API version look like, read off kio's schemas the first time somebody asks.
+"""Schemas of messages, read from kio's dataclasses on first use.
 
-kio describes every message of Kafka as a dataclass; here that description becomes plain `SchemaField`s for
-`codec.py`. kio's own codecs are not used for what comes from clients: its reader allocates by an element
-count before it looks at how many bytes are left, so a request of ten bytes could end the process
-(docs/decisions/0002-own-codec.md).
+kio's own decoders are not used for requests: they allocate by an announced element count before they check how many
+bytes are left, so that a request of ten bytes could kill the process (docs/decisions/0002-own-codec.md).
 """
 
 import dataclasses
@@ -23,13 +21,13 @@ MessageKind = Literal["request", "response"]
 class SchemaField:
     name: str
     kafka_type: str
-    """A primitive's name (`int32`, `string`, ...), or "" for an entity."""
+    """The name of a primitive type (`int32`, `string`, ...), or "" for an entity."""
     entity: type | None
     is_array: bool
     nullable: bool
     tag: int | None
     default: Any
-    """What a writer puts where no value is given; `REQUIRED` where one must be."""
+    """The value to encode if the tree has none; `REQUIRED` if it must have one."""
 
 
 REQUIRED: Any = object()
@@ -41,18 +39,17 @@ _ZEROS: dict[str, Any] = {"string": "", "bytes": b"", "records": b"", "bool": Fa
 
 @cache
 def schema_fields(entity: type) -> tuple[SchemaField, ...]:
-    """The fields of one entity in the order of the wire, and our own after them. Its annotations must be types, not
-    texts, as kio's are."""
-    own = EXTENSION_FIELDS.get(entity.__name__) if entity.__flexible__ else None  # type: ignore[attr-defined]
-    described = [entity] if own is None else [entity, own]
-    fields = [_field(field, field.type) for each in described for field in dataclasses.fields(each)]
+    """Returns the fields of an entity in wire order, followed by Moldau's extension fields."""
+    extension = EXTENSION_FIELDS.get(entity.__name__) if is_flexible(entity) else None
+    declared = [entity] if extension is None else [entity, extension]
+    fields = [_field(field, field.type) for each in declared for field in dataclasses.fields(each)]
     if entity.__module__.endswith(".response"):
         fields = [_with_response_default(field) for field in fields]
     return tuple(fields)
 
 
 def _with_response_default(field: SchemaField) -> SchemaField:
-    """Gives the fields that say that nothing is wrong, and arrays, a default that Kafka's schemas leave out."""
+    """Adds the defaults that Kafka's schemas lack for throttle time, error fields and arrays."""
     if field.default is not REQUIRED:
         return field
     if field.name in ("throttle_time", "error_code"):
@@ -113,7 +110,7 @@ def _default(
 
 
 def _zero_value(hint: Any, kafka_type: str, is_array: bool, nullable: bool) -> Any:
-    """What stands for a tagged field that is absent and has no default of its own."""
+    """Returns the value of an absent tagged field without a declared default."""
     if is_array:
         return []
     if nullable:
@@ -130,7 +127,7 @@ def _zero_value(hint: Any, kafka_type: str, is_array: bool, nullable: bool) -> A
 
 
 def _to_plain(value: Any) -> Any:
-    """kio's values as plain ones: durations and instants in whole milliseconds."""
+    """Converts kio's values to plain ones: durations and instants become milliseconds."""
     if hasattr(value, "total_seconds"):
         return round(value.total_seconds() * 1000)
     if hasattr(value, "timestamp"):
@@ -143,15 +140,15 @@ def _to_plain(value: Any) -> Any:
 
 
 def message_type(api_key: int, version: int, kind: MessageKind) -> type:
-    """The top entity of a request or response; raises LookupError where kio has no such message."""
+    """Returns the top entity of a request or response; raises LookupError if kio has no such message."""
     try:
         name = api_key_map[api_key]
         schema_name_map[name][version]
         module = load_payload_module(api_key, version, _ENTITY_TYPES[kind])
     except KeyError:
         raise LookupError(f"no schema for API {api_key} version {version}") from None
-    wanted = "".join(part.capitalize() for part in name.split("_")) + kind.capitalize()
-    found: type = getattr(module, wanted)
+    class_name = "".join(part.capitalize() for part in name.split("_")) + kind.capitalize()
+    found: type = getattr(module, class_name)
     return found
 
 

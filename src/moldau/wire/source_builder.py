@@ -1,8 +1,7 @@
-"""Python that is written by Python: lines under way, and how they become functions.
+"""Builder of generated Python source.
 
-Straight-line code made for one message is several times quicker than code that walks along a list of its
-fields, so `readers.py` and `writers.py` write it the first time a message is used, as dataclasses write
-their `__init__`.
+Straight-line code for one message is several times faster than a loop over its fields, so `decoder_compiler.py` and
+`encoder_compiler.py` generate it when a message is first used, as dataclasses generate their `__init__`.
 """
 
 import linecache
@@ -26,7 +25,7 @@ FIXED_SIZE_FORMATS = {
     "datetime_i64": "q",
     "uuid": "16s",
 }
-"""The types that always take the same number of bytes, in the letters of the struct module."""
+"""The types of fixed size, with their format characters of the struct module."""
 
 
 def format_size(letters: str) -> int:
@@ -38,7 +37,7 @@ def struct_constant_name(verb: str, letters: str) -> str:
 
 
 class SourceBuilder:
-    """Lines of Python under way."""
+    """Lines of source with indentation, and constants in front of them."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -60,12 +59,12 @@ class SourceBuilder:
         self._indent = outer
 
     def constant(self, name: str, value: str) -> str:
-        """The name of a value that is made once, before the functions that use it."""
+        """Adds a module-level constant and returns its name."""
         self._constants[name] = value
         return name
 
     def define_once(self, name: str) -> bool:
-        """Whether the name was not asked for yet: a message may hold the same struct in several places."""
+        """Whether the name is new: a message may contain the same struct in several places."""
         is_new = name not in self._defined
         self._defined.add(name)
         return is_new
@@ -76,7 +75,7 @@ class SourceBuilder:
 
 
 def compile_namespace(text: str, title: str, names: dict[str, Any]) -> dict[str, Any]:
-    """What the source defines; `names` are what it takes for granted. Tracebacks and debuggers show its lines."""
+    """Executes source with the given globals and returns its namespace; tracebacks show its lines."""
     file = f"<{title}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     space = {"__name__": __name__, **names}

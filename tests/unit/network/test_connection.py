@@ -18,10 +18,8 @@ from moldau.network.connection import (
     REQUESTS_IN_FLIGHT_MAX,
     CloseConnectionError,
 )
-from moldau.network.connection_quotas import ConnectionQuotas
 from moldau.network.frame_reader import SHARED_BUFFER_SIZE, FrameReader, FrameTooLargeError
-from moldau.network.memory_pool import MemoryPool
-from moldau.network.partial_frames import PartialFrameLimiter
+from moldau.network.limits import ConnectionQuotas, MemoryPool, PartialFrameLimiter
 from moldau.network.socket_server import SocketServer
 from moldau.platform.os_disk import OsDisk
 from moldau.settings.sources import build_settings

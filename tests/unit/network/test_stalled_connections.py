@@ -18,8 +18,7 @@ from moldau.network.connection import (
     Connection,
 )
 from moldau.network.frame_reader import LARGE_FRAME_BYTES_MIN, SHARED_BUFFER_SIZE
-from moldau.network.memory_pool import MemoryPool
-from moldau.network.partial_frames import PartialFrameLimiter
+from moldau.network.limits import MemoryPool, PartialFrameLimiter
 from moldau.network.response_sender import ResponseSender
 from moldau.platform.os_disk import OsDisk
 

@@ -135,5 +135,5 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 
 def test_a_version_that_does_not_exist_is_not_written() -> None:
-    with pytest.raises(ValueError, match="no version 4"):
+    with pytest.raises(ValueError, match=r"version 4 .* is not supported"):
         encode_subscription(Subscription(("a",)), 4)
