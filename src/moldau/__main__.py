@@ -1,4 +1,4 @@
-"""`python -m moldau` is `moldau`."""
+"""Entry point of `python -m moldau`."""
 
 from moldau.cli.main import main
 

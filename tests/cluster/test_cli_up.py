@@ -107,7 +107,7 @@ def test_three_nodes_start_and_survive_the_death_of_one(directory: Path) -> None
     pids = [up.pid(node_id) for node_id in (1, 2, 3)]
 
     os.kill(pids[1], signal.SIGKILL)
-    up.wait_for("node 2 was killed (SIGKILL), 2 others left")
+    up.wait_for("node 2 was killed (SIGKILL), 2 nodes still running")
     assert not (directory / "node-2" / "pid").exists()
     assert is_alive(pids[0])
     assert is_alive(pids[2])
@@ -157,7 +157,7 @@ def test_nodes_end_when_their_command_is_killed(directory: Path) -> None:
     wait_gone(pid)
     again = UpCommand(directory, "--nodes", "1")
     again.wait_for("The cluster is up")
-    assert "node 1 was not stopped the last time" in again.output()
+    assert "node 1 was not shut down cleanly" in again.output()
     assert again.end() == 0
 
 
@@ -180,7 +180,7 @@ def test_a_node_that_cannot_start_stops_the_others(directory: Path) -> None:
     (directory / "node-2" / "meta.properties").write_text("torn")
     again = UpCommand(directory, "--nodes", "3")
     assert again.process.wait(TIMEOUT_S) == 1
-    assert "Node 2 could not be started" in again.output()
+    assert "Node 2 failed to start" in again.output()
     assert "meta.properties" in again.output()
     assert list(directory.glob("node-*/pid")) == []
 
@@ -192,7 +192,7 @@ def test_conflicting_options_are_an_error_and_nothing_is_started(directory: Path
         taken.listen()
         up = UpCommand(directory, "--nodes", "3", "--port", str(port))
         assert up.process.wait(TIMEOUT_S) == 1
-    assert f"Port {port + 1}, for node 2, is in use" in up.output()
+    assert f"Port {port + 1} of node 2 is in use" in up.output()
     assert list(directory.glob("node-*")) == []
 
 

@@ -134,7 +134,7 @@ def test_a_terminal_shows_a_table_and_ctrl_c_ends_the_run(broker: Broker, direct
         assert f"numbers is already running as process {process.pid}" in second.stderr
         terminal.press_ctrl_c()
         assert process.wait() == 130, terminal.text
-    assert "numbers is stopped; the next run goes on from here." in terminal.text
+    assert "numbers is stopped. The next run continues from here." in terminal.text
     assert "Traceback" not in terminal.text
     assert "WARN" not in terminal.text
     assert "stopped" in done("pipeline", "list", directory=directory).stdout

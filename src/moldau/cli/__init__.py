@@ -1,1 +1,1 @@
-"""The command line: one file per command. Nothing that a node needs is here."""
+"""The command line `moldau`: one package per noun, one file per command."""

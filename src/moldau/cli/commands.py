@@ -1,7 +1,5 @@
-"""The commands as Typer knows them, one file each. A file is loaded when somebody types its command, or asks for
-its help: `moldau --help` is quick because it loads none of them."""
+"""The command tree. Command modules are imported when the command or its help is run; `moldau --help` imports none."""
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -11,76 +9,29 @@ from typer.core import TyperGroup
 from moldau.cli.settings import settings
 from moldau.cli.version import print_version, version
 
-COMMANDS_BY_GROUP = {
-    "topic": {
-        "list": "moldau.cli.topic.list:topic_list",
-        "create": "moldau.cli.topic.create:topic_create",
-        "describe": "moldau.cli.topic.describe:topic_describe",
-        "alter": "moldau.cli.topic.alter:topic_alter",
-        "delete": "moldau.cli.topic.delete:topic_delete",
-    },
-    "group": {
-        "list": "moldau.cli.group.list:group_list",
-        "describe": "moldau.cli.group.describe:group_describe",
-        "reset": "moldau.cli.group.reset:group_reset",
-        "delete": "moldau.cli.group.delete:group_delete",
-    },
-    "cluster": {
-        "status": "moldau.cli.cluster.status:cluster_status",
-        "new-id": "moldau.cli.cluster.new_id:cluster_new_id",
-        "drain": "moldau.cli.cluster.drain:cluster_drain",
-        "elect-leaders": "moldau.cli.cluster.elect_leaders:cluster_elect_leaders",
-        "add-voter": "moldau.cli.cluster.add_voter:cluster_add_voter",
-        "remove-voter": "moldau.cli.cluster.remove_voter:cluster_remove_voter",
-        "unregister": "moldau.cli.cluster.unregister:cluster_unregister",
-    },
-    "spark": {
-        "shell": "moldau.cli.spark.shell:spark_shell",
-        "submit": "moldau.cli.spark.submit:spark_submit",
-        "master": "moldau.cli.spark.master:spark_master",
-        "worker": "moldau.cli.spark.worker:spark_worker",
-    },
-    "pipeline": {
-        "new": "moldau.cli.pipeline.new:pipeline_new",
-        "check": "moldau.cli.pipeline.check:pipeline_check",
-        "run": "moldau.cli.pipeline.run:pipeline_run",
-        "list": "moldau.cli.pipeline.list:pipeline_list",
-        "status": "moldau.cli.pipeline.status:pipeline_status",
-        "stop": "moldau.cli.pipeline.stop:pipeline_stop",
-        "replay": "moldau.cli.pipeline.replay:pipeline_replay",
-        "redrive": "moldau.cli.pipeline.redrive:pipeline_redrive",
-    },
-    "log": {
-        "dump": "moldau.cli.log.dump:log_dump",
-        "verify": "moldau.cli.log.verify:log_verify",
-    },
-}
+GROUPS = ("topic", "group", "cluster", "pipeline", "spark", "log")
+"""Packages `moldau.cli.<group>` with HELP and COMMANDS; `<group>/<command>.py` defines `<group>_<command>`."""
 
 
-NO_INTERSPERSED_ARGS = {"moldau.cli.spark.submit:spark_submit"}
-"""Commands whose options end where their first argument is: what follows belongs to the program that they run."""
-
-
-def _load_command(name: str, place: str) -> Any:
-    module, _, function = place.partition(":")
-    return _make_command(name, getattr(import_module(module), function), place not in NO_INTERSPERSED_ARGS)
-
-
-def _make_command(name: str, function: Callable[..., Any], options_anywhere: bool) -> Any:
-    alone = typer.Typer(add_completion=False)
-    alone.command(name, context_settings={"allow_interspersed_args": options_anywhere})(function)
-    return typer.main.get_command(alone)
+def _load_command(name: str, module_name: str, function: str) -> Any:
+    module = import_module(module_name)
+    command = typer.Typer(add_completion=False)
+    context_settings = getattr(module, "CONTEXT_SETTINGS", {})
+    command.command(name, context_settings=context_settings)(getattr(module, function))
+    return typer.main.get_command(command)
 
 
 class LazyGroup(TyperGroup):
-    """The commands of one group, which bring codecs and an event loop."""
+    """The commands of one group, each imported on first use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS_BY_GROUP[self.name or ""])
+        return list(import_module(f"moldau.cli.{self.name}").COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        place = COMMANDS_BY_GROUP[self.name or ""].get(cmd_name)
-        return None if place is None else _load_command(cmd_name, place)
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        name = cmd_name.replace("-", "_")
+        return _load_command(cmd_name, f"moldau.cli.{self.name}.{name}", f"{self.name}_{name}")
 
 
 app = typer.Typer(name="moldau", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -90,68 +41,43 @@ app = typer.Typer(name="moldau", no_args_is_help=True, add_completion=False, pre
 def moldau(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=print_version),
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=print_version),
     ] = False,
 ) -> None:
     """A Kafka-compatible event log written in Python."""
 
 
 RAW_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""For commands that read their arguments elsewhere, `--help` among them."""
+"""For commands whose arguments, including `--help`, are parsed by the lazily imported command itself."""
 
 
 @app.command("serve", context_settings=RAW_ARGUMENTS)
 def serve(context: typer.Context) -> None:
-    """Run a node until it is told to stop (Ctrl-C, SIGTERM)."""
+    """Run a node until it is stopped (Ctrl-C, SIGTERM)."""
     from moldau.cli.serve import serve
 
     raise typer.Exit(serve(context.args))
 
 
-@app.command("up", context_settings=RAW_ARGUMENTS)
-def up(context: typer.Context) -> None:
-    """Run a cluster of several nodes on this machine."""
-    _load_command("up", "moldau.cli.up.command:up").main(context.args, "moldau up")
+def _add_command(name: str, module: str, help_: str) -> None:
+    @app.command(name, help=help_, context_settings=RAW_ARGUMENTS)
+    def run(context: typer.Context) -> None:
+        _load_command(name, module, name).main(context.args, f"moldau {name}")
 
 
-@app.command("produce", context_settings=RAW_ARGUMENTS)
-def produce(context: typer.Context) -> None:
-    """Send each line of standard input as a record."""
-    _load_command("produce", "moldau.cli.produce:produce").main(context.args, "moldau produce")
-
-
-@app.command("consume", context_settings=RAW_ARGUMENTS)
-def consume(context: typer.Context) -> None:
-    """Print records of topics as they come."""
-    _load_command("consume", "moldau.cli.consume:consume").main(context.args, "moldau consume")
-
-
-@app.command("demo", context_settings=RAW_ARGUMENTS)
-def demo(context: typer.Context) -> None:
-    """See it all at work: a node, orders that come in, and a pipeline on Spark."""
-    _load_command("demo", "moldau.cli.demo.command:demo").main(context.args, "moldau demo")
-
-
-def _add_group(name: str, doc: str) -> None:
+def _add_group(name: str) -> None:
     group = typer.Typer(cls=LazyGroup, no_args_is_help=True)
     group.callback()(lambda: None)
-    app.add_typer(group, name=name, help=doc)
+    app.add_typer(group, name=name, help=import_module(f"moldau.cli.{name}").HELP)
 
 
-_add_group("topic", "Create, look at and delete topics.")
-_add_group("group", "Look at consumer groups, set how far they have come.")
-_add_group("cluster", "Look at the nodes of a cluster, move what they keep, add and remove them.")
-_add_group(
-    "pipeline",
-    "Run pipelines from topics to topics and tables, on Spark.\n\n"
-    "A pipeline is one file: topics in, SQL or Python between, topics and tables out. In four steps:\n\n"
-    "moldau pipeline new revenue\n\n"
-    "moldau pipeline check revenue.yaml\n\n"
-    "moldau pipeline run revenue.yaml\n\n"
-    "moldau pipeline status revenue",
+_add_command("up", "moldau.cli.up.command", "Run a cluster of several nodes on this machine.")
+_add_command("produce", "moldau.cli.produce", "Produce each line of standard input as a record.")
+_add_command("consume", "moldau.cli.consume", "Print the records of topics.")
+_add_command(
+    "demo", "moldau.cli.demo.command", "Run a demo: a node, generated orders and a pipeline on Spark."
 )
-_add_group("spark", "Start Spark with Moldau's data source, on any Java or on none.")
-_add_group("log", "Look into segments, indexes and the metadata log.")
-
+for name in GROUPS:
+    _add_group(name)
 app.command("settings")(settings)
 app.command("version")(version)

@@ -1,4 +1,4 @@
-"""`moldau consume`: records of topics, to standard output as they come. A group commits what was written, no more."""
+"""`moldau consume`: prints the records of topics. With a group, only printed records are committed."""
 
 import asyncio
 import base64
@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from moldau.cli.cluster_access import CommandError, connected_cluster, print_notice, run_or_exit
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topics, name
+from moldau.cli.admin import connected_cluster, run_or_exit
+from moldau.cli.console import CommandError, print_notice
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topics, validate_name
 from moldau.cli.signals import stop_signal
 from moldau.cli.streams import OutputWriter
 from moldau.client.consumer.consumer import Consumer
@@ -18,14 +19,14 @@ from moldau.client.record import ConsumerRecord, TopicPartition
 
 POLL_MS = 200
 TOPIC_TIMEOUT_MS = 500
-"""A topic that was created a moment ago may not be known to all brokers yet."""
+"""How long to wait for a topic that was just created and is not known to all brokers yet."""
 ASSIGNMENT_NOTICE_DELAY_S = 5.0
-"""Longer than brokers wait for the first members of a group; after that somebody is slow to join."""
+"""Longer than the initial rebalance delay of brokers; after that, another member is slow to join."""
 UNASSIGNED_TIMEOUT_S = 3.0
-"""Who has no partition for so long has none because others have them all."""
+"""After this time without partitions, other consumers of the group have all of them."""
 POSITIONS_TIMEOUT_S = 5.0
 FINAL_WRITE_TIMEOUT_S = 2.0
-"""When it is time to stop: how long whoever reads the output has to take what is being written."""
+"""How long the reader of standard output has to accept the last write after a stop signal."""
 
 
 def consume(
@@ -37,37 +38,39 @@ def consume(
             "--group",
             "-g",
             metavar="GROUP",
-            callback=name,
-            help="Share the topics with the other consumers of this group, go on where it was, and commit how "
-            "far it has come.",
+            callback=validate_name,
+            help="Join this consumer group: share partitions with its members, continue from its committed "
+            "offsets, and commit.",
         ),
     ] = None,
     from_beginning: Annotated[
         bool,
         typer.Option(
             "--from-beginning",
-            help="Begin with the first record, unless the group has committed. Otherwise only what comes from "
-            "now on is shown.",
+            help="Start at the earliest offset instead of the latest, unless the group has committed offsets.",
         ),
     ] = False,
     count: Annotated[
         int | None,
-        typer.Option("--count", "-n", min=1, metavar="NUMBER", help="Stop after so many records."),
+        typer.Option("--count", "-n", min=1, metavar="NUMBER", help="Stop after this many records."),
     ] = None,
     exit_at_end: Annotated[
         bool,
-        typer.Option("--exit", "-e", help="Begin as with --from-beginning, and stop at the end."),
+        typer.Option(
+            "--exit", "-e", help="Start as with --from-beginning and exit at the end of the partitions."
+        ),
     ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="One JSON object a line: topic, partition, offset, timestamp, key, value, headers."
+            "--json",
+            help="Print one JSON object per line: topic, partition, offset, timestamp, key, value, headers.",
         ),
     ] = False,
 ) -> None:
-    """Print the values of records, a line each, until Ctrl-C.
+    """Print the values of records, one per line, until Ctrl-C.
 
-    On Ctrl-C or SIGTERM a group's offsets are committed, and it is left; the exit code is then 130 or 143.
+    On Ctrl-C or SIGTERM the consumer commits its offsets and leaves the group; the exit code is 130 or 143.
 
     moldau consume orders --from-beginning --exit
 
@@ -76,21 +79,21 @@ def consume(
     reset: Literal["earliest", "latest"] = "earliest" if from_beginning or exit_at_end else "latest"
 
     async def run() -> int | None:
-        """Gives the number of the signal that ended it."""
+        """Returns the number of the signal that stopped it, if any."""
         async with connected_cluster(bootstrap) as cluster:
             consumer = Consumer(cluster=cluster, group_id=group, auto_offset_reset=reset)
             await consumer.start()
-            with stop_signal() as asked, OutputWriter(sys.stdout.buffer) as output:
-                printing = _RecordPrinter(consumer, output, asked, group, as_json)
+            with stop_signal() as stop_requested, OutputWriter(sys.stdout.buffer) as output:
+                printer = _RecordPrinter(consumer, output, stop_requested, group, as_json)
                 try:
-                    await printing.start(topics, may_wait=group is not None and not exit_at_end)
-                    await printing.run_until_done(count, exit_at_end)
+                    await printer.start(topics, may_wait=group is not None and not exit_at_end)
+                    await printer.run_until_done(count, exit_at_end)
                 except BrokenPipeError:
-                    # Whoever read our output has seen enough, as `head` does.
+                    # The reader of standard output has exited, as `head` does.
                     return None
                 finally:
-                    await printing.close()
-            return asked.result() if asked.done() else None
+                    await printer.close()
+            return stop_requested.result() if stop_requested.done() else None
 
     signal_number = run_or_exit(run(), bootstrap)
     if signal_number is not None:
@@ -102,22 +105,21 @@ class _RecordPrinter:
         self,
         consumer: Consumer,
         output: OutputWriter,
-        asked: "asyncio.Future[int]",
+        stop_requested: "asyncio.Future[int]",
         group: str | None,
         as_json: bool,
     ) -> None:
         self._consumer = consumer
         self._output = output
-        self._stop_requested = asked
-        """Done when it is time to stop."""
+        self._stop_requested = stop_requested
         self._group = group
         self._format_record = _format_json if as_json else _format_value
         self._assigned_at: float | None = None
-        """When the group last said what this consumer has; never without a group."""
+        """Time of the last assignment; None without a group."""
         self._unassigned_notice: asyncio.TimerHandle | None = None
 
     async def start(self, topics: list[str], *, may_wait: bool) -> None:
-        """Raises KafkaError where a topic does not exist, and nobody would wait until it does."""
+        """Subscribes or assigns; raises KafkaError if a topic does not exist, unless `may_wait`."""
         cluster = self._consumer.cluster
         try:
             await cluster.wait_for_topics(topics, timeout_ms=TOPIC_TIMEOUT_MS)
@@ -125,12 +127,14 @@ class _RecordPrinter:
             if not may_wait or error.code != ErrorCode.unknown_topic_or_partition:
                 raise
             missing = ", ".join(topic for topic in topics if topic not in cluster.topics)
-            print_notice(f"waiting until {missing} exists ... (`moldau topic list` shows what there is)")
+            print_notice(
+                f"waiting for {missing} to be created ... (`moldau topic list` shows the existing topics)"
+            )
         if self._group is not None:
             self._unassigned_notice = asyncio.get_running_loop().call_later(
                 ASSIGNMENT_NOTICE_DELAY_S,
                 print_notice,
-                f"waiting for other consumers of the group {self._group} to join ...",
+                f"waiting for other members of group {self._group} to join ...",
             )
             self._consumer.subscribe(topics, on_assigned=self._on_assigned)
         else:
@@ -149,23 +153,23 @@ class _RecordPrinter:
             self._unassigned_notice.cancel()
 
     async def run_until_done(self, count: int | None, exit_at_end: bool) -> None:
-        left = count
-        while left != 0 and not self._stop_requested.done():
-            records = await self._consumer.poll(POLL_MS, max_records=left)
+        remaining = count
+        while remaining != 0 and not self._stop_requested.done():
+            records = await self._consumer.poll(POLL_MS, max_records=remaining)
             if records and not await self._write(records):
                 return
-            if left is not None:
-                left -= len(records)
+            if remaining is not None:
+                remaining -= len(records)
             if exit_at_end and not records and await self._is_at_end():
                 return
 
     async def close(self) -> None:
-        """Commits what was written, and leaves the group."""
+        """Commits the offsets of printed records and leaves the group."""
         self._cancel_unassigned_notice()
         await self._consumer.close()
 
     async def _write(self, records: list[ConsumerRecord]) -> bool:
-        """Raises OSError. False when it is time to stop and nobody takes them."""
+        """Writes records; returns False if a stop was requested and the write did not complete in time."""
         written = self._output.write(b"".join([self._format_record(record) + b"\n" for record in records]))
         is_written = False
         try:
@@ -177,7 +181,7 @@ class _RecordPrinter:
                 is_written = True
         finally:
             if not is_written:
-                # So that the next consumer of the group gets them.
+                # Not printed, so they must not be committed.
                 for record in reversed(records):
                     self._consumer.seek(TopicPartition(record.topic, record.partition), record.offset)
         return is_written
@@ -189,7 +193,7 @@ class _RecordPrinter:
             return False
         ends = await self._consumer.end_offsets(partitions)
         try:
-            # A partition may lose its topic while it is looked for; the next poll sees to that.
+            # The topic may be deleted meanwhile; the next poll handles that.
             async with asyncio.timeout(POSITIONS_TIMEOUT_S):
                 positions = await asyncio.gather(*(self._consumer.position(each) for each in partitions))
         except TimeoutError:
@@ -200,8 +204,8 @@ class _RecordPrinter:
         now = asyncio.get_running_loop().time()
         if self._assigned_at is not None and now > self._assigned_at + UNASSIGNED_TIMEOUT_S:
             raise CommandError(
-                f"There is nothing to read here: other consumers of the group {self._group} have all partitions. "
-                f"`moldau group describe {self._group}` shows them."
+                f"No partitions are assigned: other members of group {self._group} have all of them. Run "
+                f"`moldau group describe {self._group}` to see them."
             )
 
 
@@ -210,7 +214,7 @@ def _format_value(record: ConsumerRecord) -> bytes:
 
 
 def _format_json(record: ConsumerRecord) -> bytes:
-    shown = {
+    fields = {
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
@@ -219,11 +223,11 @@ def _format_json(record: ConsumerRecord) -> bytes:
         "value": _json_text(record.value),
         "headers": [[name, _json_text(value)] for name, value in record.headers],
     }
-    return json.dumps(shown, ensure_ascii=False).encode()
+    return json.dumps(fields, ensure_ascii=False).encode()
 
 
 def _json_text(data: bytes | None) -> str | dict[str, str] | None:
-    """Text where it is text; other bytes in base64, and marked as such."""
+    """Returns UTF-8 text as a string and other bytes as {"base64": ...}."""
     if data is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""One process per data directory: an operating-system lock on its `.lock` file, gone when the process is."""
+"""Exclusive use of a data directory: a file lock on `.lock`, released when the process exits."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ LOCK_FILE = ".lock"
 
 @contextmanager
 def data_lock(data_dir: str) -> Iterator[None]:
-    """Makes the directory where there is none; StorageError, as one sentence, where it cannot be used."""
+    """Locks a data directory and creates it if needed; raises StorageError if it is in use or not writable."""
     try:
         os.makedirs(data_dir, exist_ok=True)
         descriptor = os.open(os.path.join(data_dir, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -28,14 +28,14 @@ def data_lock(data_dir: str) -> Iterator[None]:
 def _lock(descriptor: int, data_dir: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Only to name the holder to whoever comes next; the lock itself is what counts.
+        # Only for the error message of the next process; the lock does not depend on it.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError:
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        by = f"process {holder}" if holder.isdigit() else "another process"
+        user = f"process {holder}" if holder.isdigit() else "another process"
         raise StorageError(
-            f"the data directory {data_dir} is in use by {by}; stop it, or choose another with --data-dir"
+            f"the data directory {data_dir} is in use by {user}; stop it, or choose another directory with --data-dir"
         ) from None
     except OSError as error:
         raise StorageError(f"cannot use the data directory {data_dir}: {error.strerror}") from error

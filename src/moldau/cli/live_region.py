@@ -1,5 +1,4 @@
-"""The part of a terminal that changes, below lines that stay. One thread draws both: where two do, they draw over each
-other."""
+"""Live region at the bottom of a terminal, with permanent lines above it."""
 
 import threading
 from collections import deque
@@ -14,6 +13,8 @@ REFRESH_INTERVAL_S = 0.125
 
 
 class LiveRegion:
+    """Draws lines and live region in one thread, so that they do not overwrite each other."""
+
     def __init__(self, console: Console, render: Callable[[], RenderableType]) -> None:
         self._console = console
         self._render = render
@@ -23,7 +24,7 @@ class LiveRegion:
         self._thread = threading.Thread(target=self._refresh_loop, name="moldau terminal", daemon=True)
 
     def print_above(self, line: RenderableType) -> None:
-        """From any thread."""
+        """Queues a permanent line; can be called from any thread."""
         self._lines_above.append(line)
 
     def _refresh_loop(self) -> None:
@@ -31,7 +32,7 @@ class LiveRegion:
             pass
 
     def _try_draw(self) -> bool:
-        """A terminal that was closed is no reason to fail: what is drawn is not what is done."""
+        """Draws; returns False if the terminal was closed, which must not fail the command."""
         try:
             self._draw()
         except OSError:
@@ -41,7 +42,7 @@ class LiveRegion:
     def _draw(self) -> None:
         if self._lines_above:
             lines = [self._lines_above.popleft() for _ in range(len(self._lines_above))]
-            # Cleared first: what follows may be higher than what was there.
+            # Cleared first, because the next content may be higher.
             self._live.update(Group(), refresh=True)
             for line in lines:
                 self._console.print(line)

@@ -1,5 +1,4 @@
-"""What several commands are given: where the cluster is, topics, groups, settings. What cannot be one of these is the
-caller's mistake, told before anybody is asked."""
+"""Command-line parameters shared by several commands, with their validation."""
 
 from typing import Annotated, TypeVar
 
@@ -10,48 +9,48 @@ from moldau.client.net.cluster import parse_bootstrap
 T = TypeVar("T", str, list[str], str | None, list[str] | None)
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
-TEXT_BYTES_MAX = 2**15 - 1
-"""The longest string of Kafka's protocol."""
+STRING_BYTES_MAX = 2**15 - 1
+"""Maximum length of a string in Kafka's protocol."""
 
 
-def validate_text(given: T) -> T:
-    """Arguments are bytes; names and settings travel as UTF-8."""
-    for each in [given] if isinstance(given, str) else given or ():
+def validate_text(value: T) -> T:
+    """Rejects arguments that are not UTF-8 or too long for the protocol."""
+    for each in [value] if isinstance(value, str) else value or ():
         try:
             size = len(each.encode())
         except UnicodeEncodeError:
-            raise typer.BadParameter(f"{each!r} is not text in UTF-8") from None
-        if size > TEXT_BYTES_MAX:
-            raise typer.BadParameter(f"{size} bytes are too many; {TEXT_BYTES_MAX} can be sent")
-    return given
+            raise typer.BadParameter(f"{each!r} is not UTF-8 text") from None
+        if size > STRING_BYTES_MAX:
+            raise typer.BadParameter(f"{size} bytes are too long; the maximum is {STRING_BYTES_MAX}")
+    return value
 
 
-def name(given: T) -> T:
-    if "" in ([given] if isinstance(given, str) else given or ()):
+def validate_name(value: T) -> T:
+    if "" in ([value] if isinstance(value, str) else value or ()):
         raise typer.BadParameter("a name cannot be empty")
-    return validate_text(given)
+    return validate_text(value)
 
 
-def validate_bootstrap(given: str) -> str:
+def validate_bootstrap(value: str) -> str:
     try:
-        parse_bootstrap(validate_text(given))
+        parse_bootstrap(validate_text(value))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    return given
+    return value
 
 
-def validate_int32(given: int | None) -> int | None:
-    return _validate_below(2**31, given)
+def validate_int32(value: int | None) -> int | None:
+    return _validate_below(2**31, value)
 
 
-def validate_int16(given: int | None) -> int | None:
-    return _validate_below(2**15, given)
+def validate_int16(value: int | None) -> int | None:
+    return _validate_below(2**15, value)
 
 
-def _validate_below(limit: int, given: int | None) -> int | None:
-    if given is not None and given >= limit:
-        raise typer.BadParameter(f"{given} is not below {limit}")
-    return given
+def _validate_below(limit: int, value: int | None) -> int | None:
+    if value is not None and value >= limit:
+        raise typer.BadParameter(f"{value} is too large; the maximum is {limit - 1}")
+    return value
 
 
 Bootstrap = Annotated[
@@ -62,29 +61,29 @@ Bootstrap = Annotated[
         envvar="MOLDAU_BOOTSTRAP",
         metavar="HOST:PORT",
         callback=validate_bootstrap,
-        help="Servers to begin with, several with commas between.",
+        help="Comma-separated bootstrap servers.",
     ),
 ]
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", callback=name, help="The name of the topic.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", callback=validate_name, help="Topic name.")]
 Topics = Annotated[
-    list[str], typer.Argument(metavar="TOPIC", callback=name, help="One topic or several, by name.")
+    list[str], typer.Argument(metavar="TOPIC", callback=validate_name, help="One or more topic names.")
 ]
-Group = Annotated[str, typer.Argument(metavar="GROUP", callback=name, help="The id of the group.")]
+Group = Annotated[str, typer.Argument(metavar="GROUP", callback=validate_name, help="Group id.")]
 Groups = Annotated[
-    list[str], typer.Argument(metavar="GROUP", callback=name, help="One group or several, by id.")
+    list[str], typer.Argument(metavar="GROUP", callback=validate_name, help="One or more group ids.")
 ]
 NodeId = Annotated[
-    int, typer.Argument(metavar="NODE", min=0, callback=validate_int32, help="The id of the node (node.id).")
+    int, typer.Argument(metavar="NODE", min=0, callback=validate_int32, help="Node id (node.id).")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def parse_name_values(pairs: list[str], option: str) -> dict[str, str]:
-    """`name=value` as an option gives them."""
-    settings = {}
+    """Parses the NAME=VALUE pairs of an option."""
+    values = {}
     for pair in pairs:
-        setting, equals, value = pair.partition("=")
-        if not equals or not setting:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
             raise typer.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint=option)
-        settings[setting] = value
-    return settings
+        values[name] = value
+    return values

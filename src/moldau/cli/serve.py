@@ -1,4 +1,4 @@
-"""`moldau serve`: one node, from its settings to a clean end. What keeps it from starting is one sentence."""
+"""`moldau serve`: runs one node until it is stopped."""
 
 import dataclasses
 import errno
@@ -24,7 +24,7 @@ EXIT_USAGE = 2
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Runs a node with these flags until it is told to stop; gives the process's exit code."""
+    """Runs a node with these flags and returns the exit code."""
     try:
         flags = parse_flags(arguments)
         if flags.wants_help:
@@ -75,42 +75,42 @@ async def _run_until_stopped(platform: "Platform", settings: BrokerSettings) -> 
 
     from moldau.node.node import Node
 
-    told = asyncio.Event()
-    was_asked = False
+    stop = asyncio.Event()
+    is_signalled = False
 
-    def asked(number: int) -> None:
-        """The first signal asks for a clean end. Whoever sends a second does not want to wait for it."""
-        nonlocal was_asked
-        if was_asked:
+    def on_signal(number: int) -> None:
+        """Stops the node on the first signal, and the process on the second."""
+        nonlocal is_signalled
+        if is_signalled:
             os._exit(128 + number)
-        was_asked = True
-        told.set()
+        is_signalled = True
+        stop.set()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked, number)
-    node = Node(platform, settings, on_fatal=lambda _: told.set())
-    if not await _start_unless_stopped(node, told):
+        loop.add_signal_handler(number, on_signal, number)
+    node = Node(platform, settings, on_fatal=lambda _: stop.set())
+    if not await _start_unless_stopped(node, stop):
         return
-    # What the node is made of lives as long as the node: the collector need not look at it ever again.
+    # The node's objects live until it stops, so the garbage collector need not scan them.
     gc.collect()
     gc.freeze()
     sys.stdout.write(ready_line([each.address for each in node.addresses], settings))
     sys.stdout.flush()
-    await told.wait()
+    await stop.wait()
     await node.stop()
     if node.failure is not None:
         raise node.failure
 
 
-async def _start_unless_stopped(node: "Node", told: "asyncio.Event") -> bool:
-    """A node waits for its cluster when it starts, and whoever wants it to stop need not wait with it."""
+async def _start_unless_stopped(node: "Node", stop: "asyncio.Event") -> bool:
+    """Starts the node, which may wait for its cluster; returns False if it is stopped before it has started."""
     import asyncio
 
     starting = asyncio.create_task(node.start())
-    asked = asyncio.create_task(told.wait())
-    await asyncio.wait([starting, asked], return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
@@ -122,9 +122,9 @@ async def _start_unless_stopped(node: "Node", told: "asyncio.Event") -> bool:
 
 
 def ready_line(addresses: list[str], settings: BrokerSettings) -> str:
-    kept = f"data in {settings.data_dir}" if settings.store == "files" else "data in memory only"
+    storage = f"data in {settings.data_dir}" if settings.store == "files" else "data in memory only"
     return (
-        f"Moldau is ready on {', '.join(addresses)}, {kept}. "
+        f"Moldau is ready on {', '.join(addresses)}, {storage}. "
         f"Try it: echo hello | kcat -P -b {addresses[0]} -t greetings\n"
     )
 
@@ -145,7 +145,7 @@ def loop_factory(choice: str) -> "Callable[[], asyncio.AbstractEventLoop]":
 
 
 def _raise_file_limit() -> None:
-    """Segments and connections hold a descriptor each; most systems allow far more than they give."""
+    """Raises the soft limit of open files to the hard limit: segments and connections use a descriptor each."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -158,16 +158,16 @@ def _describe_os_error(error: OSError, settings: BrokerSettings) -> str:
 
     listen = ", ".join(listener.address for listener in settings.listeners)
     if isinstance(error, socket.gaierror):
-        return f"cannot listen on {listen}: no such host"
+        return f"cannot listen on {listen}: unknown host"
     match error.errno:
         case errno.EADDRINUSE:
             return f"cannot listen on {listen}: the port is in use; choose another with --listen"
         case errno.EADDRNOTAVAIL:
-            return f"cannot listen on {listen}: that is no address of this machine"
+            return f"cannot listen on {listen}: not an address of this machine"
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror or error}"
 
 
-def _print_error(sentence: str, code: int) -> int:
-    sys.stderr.write(f"moldau: {sentence}\n")
+def _print_error(message: str, code: int) -> int:
+    sys.stderr.write(f"moldau: {message}\n")
     return code

@@ -1,7 +1,4 @@
-"""Flags made from the settings registry, one for every setting. `settings/sources` reads what they say.
-
-Not on Typer, which would cost a node more time and memory at its start than everything else it does then.
-"""
+"""Flags of `moldau serve`, one per setting, parsed with argparse because importing Typer would slow down startup."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,9 +13,9 @@ from moldau.settings.sources import flag_name
 
 class Flags(NamedTuple):
     config: str | None
-    """The TOML file."""
+    """Path of the TOML file."""
     settings: dict[str, str]
-    """Text by setting name, only of settings that were given."""
+    """Text by setting name, for the flags that are present."""
     wants_help: bool
 
 
@@ -28,24 +25,24 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_flags(arguments: Sequence[str]) -> Flags:
-    """InvalidConfigError where a flag is unknown or lacks its value."""
+    """Raises InvalidConfigError if a flag is unknown or has no value."""
     parser = _parser()
-    found, unknown = parser.parse_known_args(arguments)
+    parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         flag = unknown[0].partition("=")[0]
         known = [option for action in parser._actions for option in action.option_strings]
-        raise InvalidConfigError(f"there is no flag {flag}{did_you_mean(flag, known)}")
-    given = vars(found)
-    wants_help, config = given.pop("help"), given.pop("config")
-    return Flags(config, {name: _text(value) for name, value in given.items()}, wants_help)
+        raise InvalidConfigError(f"unknown flag {flag}{did_you_mean(flag, known)}")
+    flags = vars(parsed)
+    wants_help, config = flags.pop("help"), flags.pop("config")
+    return Flags(config, {name: _text(value) for name, value in flags.items()}, wants_help)
 
 
 def _parser() -> _Parser:
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("--help", "-h", action="store_true", default=False)
     parser.add_argument("--config", default=None)
-    types = {name: found.type for name, found in broker_definitions().items()}
-    types |= {name: found.type for name, (found, _) in broker_aliases().items()}
+    types = {name: each.type for name, each in broker_definitions().items()}
+    types |= {name: each.type for name, (each, _) in broker_aliases().items()}
     for name, type_ in types.items():
         flag = flag_name(name)
         if type_ is ConfigType.BOOLEAN:

@@ -1,4 +1,4 @@
-"""What `moldau serve --help` says: every setting with its flag and meaning, those that matter first."""
+"""Help text of `moldau serve`: every setting with its flag and description."""
 
 import os
 import shutil
@@ -22,15 +22,14 @@ PLACEHOLDERS = {
 INTRODUCTION = """\
 Usage: moldau serve [FLAGS]
 
-Runs a node until it is told to stop (Ctrl-C, SIGTERM).
+Runs a node until it is stopped (Ctrl-C, SIGTERM).
 
-  moldau serve                                       for this machine only, data in ./moldau-data
-  moldau serve --store memory --listen 127.0.0.1:0   nothing on disk, any free port
+  moldau serve                                       local connections only, data in ./moldau-data
+  moldau serve --store memory --listen 127.0.0.1:0   in memory, on a free port
   moldau serve --listen 0.0.0.0:9092 --advertised-listeners my-host:9092
 
-Every setting is a flag here, an environment variable (MOLDAU_NUM_PARTITIONS=3) and a
-line of the TOML file (num.partitions = 3). Flags win over the environment, the
-environment over the file.
+Every setting can be a flag, an environment variable (MOLDAU_NUM_PARTITIONS=3) or a line in
+the TOML file (num.partitions = 3). Flags override the environment, which overrides the file.
 """
 
 
@@ -44,20 +43,22 @@ def _lines() -> Iterator[str]:
     for section in SECTIONS:
         yield _bold(section)
         if section == START_HERE:
-            yield from _flag("--config FILE", "A TOML file with settings.", "", width)
-        for found in broker_definitions().values():
-            if found.setting.section == section:
-                yield from _flag(_usage(found), found.setting.doc, format_value(found.default), width)
+            yield from _flag("--config FILE", "TOML file with settings.", "", width)
+        for definition in broker_definitions().values():
+            if definition.setting.section == section:
+                yield from _flag(
+                    _usage(definition), definition.setting.doc, format_value(definition.default), width
+                )
         yield ""
 
 
-def _usage(found: SettingDefinition) -> str:
-    flag = flag_name(found.setting.name)
-    if found.type is ConfigType.BOOLEAN:
+def _usage(definition: SettingDefinition) -> str:
+    flag = flag_name(definition.setting.name)
+    if definition.type is ConfigType.BOOLEAN:
         return f"--[no-]{flag.removeprefix('--')}"
-    if found.setting.choices and found.type is ConfigType.STRING:
-        return f"{flag} {'|'.join(found.setting.choices)}"
-    return f"{flag} {PLACEHOLDERS.get(found.type, 'TEXT')}"
+    if definition.setting.choices and definition.type is ConfigType.STRING:
+        return f"{flag} {'|'.join(definition.setting.choices)}"
+    return f"{flag} {PLACEHOLDERS.get(definition.type, 'TEXT')}"
 
 
 def _flag(usage: str, doc: str, default: str, width: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`moldau settings`: every setting with its default and meaning, as the page in docs."""
+"""`moldau settings`: prints the settings reference."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,10 +8,10 @@ import typer
 
 def settings(
     write: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the page to a file instead of printing it.")
+        Path | None, typer.Option(metavar="FILE", help="Write to a file instead of standard output.")
     ] = None,
 ) -> None:
-    """Print every setting with its default, its values and what it does."""
+    """Print all settings with default, allowed values and description."""
     from moldau.settings.page import settings_page
 
     if write is None:

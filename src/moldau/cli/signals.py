@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish: a command that runs until then finishes what it has begun."""
+"""Graceful stop of commands on Ctrl-C and SIGTERM."""
 
 import asyncio
 import signal
@@ -10,27 +10,29 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stop_signal() -> Iterator["asyncio.Future[int]"]:
-    """Gives what the first signal puts its number into. Whoever sends a second does not want to wait: it cancels the
-    task. A third does what signals do."""
+    """Yields a future that the first signal completes with its number.
+
+    A second signal cancels the current task, and a third one has the default effect.
+    """
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
-    asked: asyncio.Future[int] = loop.create_future()
+    stop_requested: asyncio.Future[int] = loop.create_future()
 
-    def heard(number: int) -> None:
-        if not asked.done():
-            asked.set_result(number)
+    def on_signal(number: int) -> None:
+        if not stop_requested.done():
+            stop_requested.set_result(number)
             return
-        stop_listening()
+        remove_handlers()
         if task is not None:
             task.cancel()
 
-    def stop_listening() -> None:
+    def remove_handlers() -> None:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
 
     for number in SIGNALS:
-        loop.add_signal_handler(number, heard, number)
+        loop.add_signal_handler(number, on_signal, number)
     try:
-        yield asked
+        yield stop_requested
     finally:
-        stop_listening()
+        remove_handlers()

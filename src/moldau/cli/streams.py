@@ -1,4 +1,4 @@
-"""Standard input and output for a command whose event loop must go on, however slow the other end is."""
+"""Standard input and output that do not block the event loop."""
 
 import asyncio
 import io
@@ -18,21 +18,21 @@ LINE_BYTES_MAX = 1024 * 1024
 
 
 async def read_lines(stream: BinaryIO) -> AsyncIterator[list[bytes]]:
-    """The lines as they come, many at a time, without their newlines. What follows the last newline is a line."""
-    begun: list[bytes] = []
-    begun_bytes = 0
+    """Yields batches of lines without newlines; text after the last newline is a line too."""
+    partial: list[bytes] = []
+    partial_bytes = 0
     async for chunk in _read_chunks(stream):
         first, *others = chunk.split(b"\n")
-        begun.append(first)
-        begun_bytes += len(first)
-        if begun_bytes > LINE_BYTES_MAX:
-            raise KafkaError(ErrorCode.message_too_large, f"a line of more than {LINE_BYTES_MAX} bytes")
+        partial.append(first)
+        partial_bytes += len(first)
+        if partial_bytes > LINE_BYTES_MAX:
+            raise KafkaError(ErrorCode.message_too_large, f"line longer than {LINE_BYTES_MAX} bytes")
         if others:
-            *whole, last = others
-            yield [b"".join(begun), *whole]
-            begun, begun_bytes = [last], len(last)
-    if begun_bytes:
-        yield [b"".join(begun)]
+            *complete, last = others
+            yield [b"".join(partial), *complete]
+            partial, partial_bytes = [last], len(last)
+    if partial_bytes:
+        yield [b"".join(partial)]
 
 
 async def _read_chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
@@ -42,7 +42,7 @@ async def _read_chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
         while chunk := stream.read(CHUNK_BYTES):
             yield chunk
         return
-    # Not as a pipe transport, which would make the terminal non-blocking for all who share it.
+    # Not a pipe transport, which would make the terminal non-blocking for all processes that share it.
     while True:
         await _wait_readable(descriptor)
         chunk = os.read(descriptor, CHUNK_BYTES)
@@ -57,7 +57,7 @@ async def _wait_readable(descriptor: int) -> None:
     try:
         loop.add_reader(descriptor, ready.set)
     except PermissionError:
-        # A file: it cannot be waited for, and need not be.
+        # A regular file is always readable and cannot be polled.
         await asyncio.sleep(0)
         return
     try:
@@ -67,10 +67,10 @@ async def _wait_readable(descriptor: int) -> None:
 
 
 class OutputWriter:
-    """Writes in a thread of its own. It is a daemon, because a write that nobody takes cannot be called off."""
+    """Writes in a daemon thread, because a blocked write cannot be cancelled."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        # Without the buffer, whose lock such a write would hold when the process wants to end.
+        # Unbuffered: a blocked write would hold the buffer's lock when the process exits.
         self._stream = getattr(stream, "raw", stream)
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
@@ -86,32 +86,32 @@ class OutputWriter:
         self._queue.put(None)
 
     def write(self, data: bytes) -> "asyncio.Future[None]":
-        """Done when all is written; raises OSError."""
+        """Returns a future that completes when all is written, or fails with OSError."""
         written: asyncio.Future[None] = self._loop.create_future()
         self._queue.put((data, written))
         return written
 
     def _run(self) -> None:
-        while (order := self._queue.get()) is not None:
-            data, written = order
+        while (item := self._queue.get()) is not None:
+            data, written = item
             failure: OSError | None = None
             try:
                 self._write_all(data)
             except OSError as error:
                 failure = error
-            # The loop may have ended without waiting any longer.
+            # The event loop may be closed already.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(_complete_write, written, failure)
 
     def _write_all(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            count = self._stream.write(rest)
+        remaining = memoryview(data)
+        while remaining:
+            count = self._stream.write(remaining)
             if count is None:
-                # Full, and somebody else who has it made it non-blocking.
+                # The pipe is full and another process made it non-blocking.
                 select.select([], [self._stream], [])
             else:
-                rest = rest[count:]
+                remaining = remaining[count:]
 
 
 def _complete_write(written: "asyncio.Future[None]", failure: OSError | None) -> None:
@@ -121,5 +121,5 @@ def _complete_write(written: "asyncio.Future[None]", failure: OSError | None) ->
         written.set_result(None)
     else:
         written.set_exception(failure)
-        # Whoever no longer waits for it has no use for it.
+        # Marks the exception as retrieved, in case nothing awaits the future any more.
         written.exception()

@@ -1,10 +1,10 @@
-"""`moldau version`: which Moldau this is, and on what."""
+"""`moldau version`."""
 
 import typer
 
 
 def version() -> None:
-    """Print the version of Moldau and of the Python it runs on."""
+    """Print the versions of Moldau and Python."""
     import platform
 
     from moldau import __version__
@@ -12,7 +12,7 @@ def version() -> None:
     typer.echo(f"moldau {__version__} (Python {platform.python_version()}, {platform.system()})")
 
 
-def print_version(asked: bool) -> None:
-    if asked:
+def print_version(is_requested: bool) -> None:
+    if is_requested:
         version()
         raise typer.Exit

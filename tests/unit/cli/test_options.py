@@ -46,10 +46,10 @@ def test_the_file_is_not_a_setting() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--lisen", "a:1"], r"there is no flag --lisen; did you mean --listen\?"),
-        (["--lisen=a:1"], r"there is no flag --lisen; did you mean --listen\?"),
-        (["--write"], "there is no flag --write"),
-        (["orders"], "there is no flag orders"),
+        (["--lisen", "a:1"], r"unknown flag --lisen; did you mean --listen\?"),
+        (["--lisen=a:1"], r"unknown flag --lisen; did you mean --listen\?"),
+        (["--write"], "unknown flag --write"),
+        (["orders"], "unknown flag orders"),
         (["--store"], "--store: expected one argument"),
     ],
 )

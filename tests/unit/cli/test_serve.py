@@ -102,7 +102,7 @@ def test_a_directory_of_another_node_or_with_a_broken_identity_is_told_in_one_se
 def test_an_address_of_another_machine_is_told_in_one_sentence() -> None:
     code, said = refused("--store", "memory", "--listen", "192.0.2.1:9092", "--log-level", "error")
     assert code == 1
-    assert said == "moldau: cannot listen on 192.0.2.1:9092: that is no address of this machine\n"
+    assert said == "moldau: cannot listen on 192.0.2.1:9092: not an address of this machine\n"
 
 
 def test_a_config_that_fails_open_does_not_start(
@@ -111,7 +111,7 @@ def test_a_config_that_fails_open_does_not_start(
     monkeypatch.setenv("MOLDAU_LISTEN", "0.0.0.0:0")
     assert serve(["--store", "memory"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("moldau: listen: 0.0.0.0:0 listens on every network")
+    assert said.startswith("moldau: listen: 0.0.0.0:0 listens on all interfaces")
     assert said.endswith("(listen is set by environment MOLDAU_LISTEN)\n")
 
 

@@ -1,1 +1,4 @@
-"""`moldau cluster`: the nodes and the metadata quorum of a cluster."""
+"""`moldau cluster`."""
+
+HELP = "Show the nodes of a cluster, move their replicas, and add or remove nodes."
+COMMANDS = ("status", "new-id", "drain", "elect-leaders", "add-voter", "remove-voter", "unregister")

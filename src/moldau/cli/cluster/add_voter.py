@@ -1,10 +1,11 @@
-"""`moldau cluster add-voter`: a node gets a vote in the metadata quorum."""
+"""`moldau cluster add-voter`: makes a node a voter of the metadata quorum."""
 
 from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import CommandError, out_console, run_admin
+from moldau.cli.admin import run_admin
+from moldau.cli.console import CommandError, out_console
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, NodeId
 from moldau.client.admin.admin import Admin, NodeEndpoint
 from moldau.client.net.cluster import parse_bootstrap
@@ -18,37 +19,39 @@ def cluster_add_voter(
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="Where other nodes reach it; by default where clients do.",
+            help="Address for other nodes; by default the one advertised to clients.",
         ),
     ] = None,
 ) -> None:
-    """Give a running node a vote in the metadata quorum.
+    """Make a running node a voter of the metadata quorum.
 
-    Three or five voters are usual: of an even number one more cannot fail than of one less.
+    Use an odd number of voters, usually three or five: an even number tolerates no more failures than one voter less.
     """
 
-    async def question(admin: Admin) -> None:
+    async def operation(admin: Admin) -> None:
         quorum = await admin.describe_quorum()
         if any(each.node_id == node for each in quorum.voters):
-            raise CommandError(f"Node {node} is a voter already.")
+            raise CommandError(f"Node {node} is already a voter.")
         observer = quorum.replica(node)
         if observer is None:
-            raise CommandError(f"Node {node} does not follow the quorum: is it running?")
-        listener = next((at.listener for each in quorum.endpoints.values() for at in each), "PLAINTEXT")
+            raise CommandError(f"Node {node} does not fetch from the quorum. Is it running?")
+        listener = next(
+            (each.listener for endpoints in quorum.endpoints.values() for each in endpoints), "PLAINTEXT"
+        )
         host, port = await _address(admin, node, address)
         await admin.add_voter(node, observer.directory_id, NodeEndpoint(listener, host, port))
 
-    run_admin(question, bootstrap)
-    out_console.print(f"Node {node} is a voter.")
+    run_admin(operation, bootstrap)
+    out_console.print(f"Node {node} is now a voter.")
 
 
-async def _address(admin: Admin, node: int, given: str | None) -> tuple[str, int]:
-    if given is not None:
+async def _address(admin: Admin, node: int, address: str | None) -> tuple[str, int]:
+    if address is not None:
         try:
-            return parse_bootstrap(given)[0]
+            return parse_bootstrap(address)[0]
         except ValueError as error:
             raise CommandError(f"--address: {error}") from None
     for broker in (await admin.describe_cluster()).brokers:
         if broker.node_id == node:
             return broker.host, broker.port
-    raise CommandError(f"Node {node} is not up: `moldau cluster status` shows those that are.")
+    raise CommandError(f"Node {node} is not up. Run `moldau cluster status` to see the nodes.")

@@ -1,18 +1,12 @@
-"""`moldau cluster elect-leaders`: leadership goes back to the preferred replicas, or to any that is left."""
+"""`moldau cluster elect-leaders`: elects preferred replicas, or any replica, as leaders."""
 
 from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import (
-    err_console,
-    list_partitions,
-    out_console,
-    pluralize,
-    print_error,
-    run_admin,
-)
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Yes, name
+from moldau.cli.admin import list_partitions, run_admin
+from moldau.cli.console import err_console, out_console, pluralize, print_error
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Yes, validate_name
 from moldau.client.admin.admin import Admin, ElectionType
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import TopicPartition
@@ -23,31 +17,36 @@ ElectionResults = dict[TopicPartition, KafkaError | None]
 def cluster_elect_leaders(
     topics: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TOPIC]...", callback=name, help="Of these topics; of all by default."),
+        typer.Argument(
+            metavar="[TOPIC]...",
+            callback=validate_name,
+            help="Topics whose leaders are elected; all by default.",
+        ),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     unclean: Annotated[
         bool,
         typer.Option(
-            "--unclean", help="Where no replica is in sync, let any lead. What only others had is lost."
+            "--unclean",
+            help="Elect any replica if no in-sync replica is available. Records that it does not have are lost.",
         ),
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Let the preferred replica of each partition lead, if it is in sync.
+    """Elect the preferred replica of each partition as leader, if it is in sync.
 
-    A cluster does that by itself; this is for who does not want to wait.
+    The controller does this periodically; this command does it at once.
     """
     kind = ElectionType.UNCLEAN if unclean else ElectionType.PREFERRED
     if unclean and not yes:
-        typer.confirm("Elect leaders that may lack records which were acknowledged?", abort=True)
+        typer.confirm("Elect leaders that may not have all acknowledged records?", abort=True)
 
-    async def question(admin: Admin) -> ElectionResults:
+    async def operation(admin: Admin) -> ElectionResults:
         if topics is None or not topics:
             return await admin.elect_leaders(kind)
         return await admin.elect_leaders(kind, await list_partitions(admin, topics))
 
-    results = run_admin(question, bootstrap)
+    results = run_admin(operation, bootstrap)
     failed = {
         partition: error
         for partition, error in results.items()

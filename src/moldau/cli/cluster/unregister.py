@@ -1,35 +1,36 @@
-"""`moldau cluster unregister`: the cluster forgets a node that will not come back."""
+"""`moldau cluster unregister`: removes a stopped node from the cluster."""
 
 import typer
 
-from moldau.cli.cluster_access import CommandError, out_console, run_admin
+from moldau.cli.admin import run_admin
+from moldau.cli.console import CommandError, out_console
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, NodeId, Yes
 from moldau.client.admin.admin import Admin
 
 
 def cluster_unregister(node: NodeId, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, yes: Yes = False) -> None:
-    """Forget a node that is stopped and will not come back. `moldau cluster drain` moves its replicas away first."""
+    """Remove a stopped node from the cluster. Move its replicas to other nodes first with `moldau cluster drain`."""
     if not yes:
-        typer.confirm(f"Forget node {node}?", abort=True)
+        typer.confirm(f"Remove node {node} from the cluster?", abort=True)
 
-    async def question(admin: Admin) -> None:
-        alive = [each.node_id for each in (await admin.describe_cluster()).brokers]
-        if node in alive:
-            raise CommandError(f"Node {node} is up: stop it first, or it would register again.")
-        kept = [
+    async def operation(admin: Admin) -> None:
+        running = [each.node_id for each in (await admin.describe_cluster()).brokers]
+        if node in running:
+            raise CommandError(f"Node {node} is running. Stop it first, or it will register again.")
+        replicas = [
             f"{topic.name}-{each.index}"
             for topic in await admin.list_topics(internal=True)
             for each in topic.partitions
             if node in each.replicas
         ]
-        if kept:
-            more = " and others" if len(kept) > 1 else ""
+        if replicas:
+            more = " and others" if len(replicas) > 1 else ""
             raise CommandError(
-                f"Node {node} still counts as a replica of {kept[0]}{more}: `moldau cluster drain {node}` first. Where "
-                "it was the last in sync nothing can be moved: elect another replica before that (`moldau cluster "
-                "elect-leaders --unclean`), or delete the topic."
+                f"Node {node} is still a replica of {replicas[0]}{more}. Run `moldau cluster drain {node}` first. If "
+                "it is the last in-sync replica, its partition cannot be moved: elect another replica with `moldau "
+                "cluster elect-leaders --unclean`, or delete the topic."
             )
         await admin.unregister_broker(node)
 
-    run_admin(question, bootstrap)
-    out_console.print(f"Node {node} is forgotten.")
+    run_admin(operation, bootstrap)
+    out_console.print(f"Node {node} is removed from the cluster.")

@@ -1,1 +1,1 @@
-"""`moldau demo`: a node, sample orders and a pipeline in one terminal."""
+"""`moldau demo`."""

@@ -1,4 +1,4 @@
-"""`moldau demo`: everything at work in one terminal, with data made on the spot, and nothing left behind."""
+"""`moldau demo`: runs a node, generated orders and a pipeline in one terminal."""
 
 import shutil
 import signal
@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import CommandError, out_console, print_error, print_notice
+from moldau.cli.console import CommandError, out_console, print_error, print_notice
 from moldau.cli.demo.node import PORT, choose_port, run_node
 from moldau.cli.demo.screen import DemoDisplay
 from moldau.cli.demo.traffic import DEAD, ORDERS, REVENUE, DemoTraffic
@@ -25,7 +25,7 @@ from moldau.pipelines.templates import template
 
 PIPELINE = "orders-revenue"
 FIRST_RESULT_TIMEOUT_S = 300.0
-"""With --seconds; A quiet machine needs a twentieth of it."""
+"""With --seconds; about twenty times what an idle machine needs."""
 
 
 def demo(
@@ -35,7 +35,7 @@ def demo(
             "--seconds",
             min=1,
             metavar="NUMBER",
-            help="End so long after the first result; until Ctrl-C otherwise.",
+            help="Stop this long after the first result; by default on Ctrl-C.",
         ),
     ] = None,
     port: Annotated[
@@ -45,43 +45,41 @@ def demo(
             min=0,
             max=65535,
             metavar="PORT",
-            help="Of the node; 9092 by default, or any where it is taken.",
+            help="Port of the node; by default 9092, or a free one if that is in use.",
         ),
     ] = None,
     rate: Annotated[
-        float, typer.Option("--rate", min=0.1, max=10_000, metavar="NUMBER", help="Orders a second.")
+        float, typer.Option("--rate", min=0.1, max=10_000, metavar="NUMBER", help="Orders per second.")
     ] = 50.0,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="NUMBER", help="The same makes the same orders.")
-    ] = 1,
+    seed: Annotated[int, typer.Option("--seed", metavar="NUMBER", help="Seed of the generated orders.")] = 1,
     master: MasterUrl = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the data, the table and the checkpoints.")
     ] = False,
 ) -> None:
-    """See it all at work: a node, orders that come in, and a pipeline on Spark that makes revenue of them.
+    """Run a demo: a node, generated orders, and a pipeline on Spark that computes their revenue.
 
-    Everything is in a temporary directory and goes when the demo does.
+    All data is in a temporary directory that is removed at the end.
     """
     with exit_on_error():
         _require_spark()
-        with demo_directory(keep) as place, stop_on_signals() as stop_request:
-            outcome, has_results = run_demo(place, stop_request, seconds, port, rate, seed, master, keep)
+        with demo_directory(keep) as directory, stop_on_signals() as stop_request:
+            outcome, has_results = run_demo(directory, stop_request, seconds, port, rate, seed, master, keep)
         if outcome.error is not None:
             print_error(CommandError(outcome.error))
             raise typer.Exit(1)
         if stop_request.signal_number == signal.SIGHUP:
-            # Nobody is there to be told.
+            # The terminal was closed.
             raise typer.Exit(0)
         if keep:
-            print_notice(f"Everything is kept in {place}.")
+            print_notice(f"The data is kept in {directory}.")
         if stop_request.signal_number is None and not has_results:
-            print_error(CommandError("No result came within five minutes."))
+            print_error(CommandError("The pipeline had no result within five minutes."))
             raise typer.Exit(1)
 
 
 def run_demo(
-    place: Path,
+    directory: Path,
     stop_request: StopRequest,
     seconds: float | None,
     port: int | None,
@@ -90,84 +88,84 @@ def run_demo(
     master: str | None,
     keep: bool,
 ) -> tuple[RunOutcome, bool]:
-    """Gives how the pipeline ended, and whether it came to a result."""
+    """Returns the outcome of the pipeline and whether it had results."""
     out_console.print(
-        "Moldau: a node, orders that come in, and a pipeline on Spark that makes revenue of them.\n"
+        "Moldau demo: a node, generated orders, and a pipeline on Spark that computes their revenue.\n"
     )
     with (
-        run_node(choose_port(port), place, None if keep else place) as bootstrap,
-        DemoDisplay(tips(place, bootstrap)) as screen,
+        run_node(choose_port(port), directory, None if keep else directory) as bootstrap,
+        DemoDisplay(tips(directory, bootstrap)) as display,
     ):
-        screen.done(f"a node on {bootstrap}, its data in {place}")
+        display.done(f"node on {bootstrap}, data in {directory}")
         with DemoTraffic(bootstrap, rate, seed) as traffic, _stop_after(stop_request, traffic, seconds):
-            screen.done(f"{rate:g} orders a second into the topic {ORDERS}")
-            screen.follow(traffic)
-            file = place / f"{PIPELINE}.yaml"
+            display.done(f"{rate:g} orders per second to the topic {ORDERS}")
+            display.follow(traffic)
+            file = directory / f"{PIPELINE}.yaml"
             file.write_text(template(PIPELINE))
             pipeline = load_pipeline(file, bootstrap)
-            state = StateDirectory.of(place / DIRECTORY, pipeline.name)
-            outcome = run(pipeline, state, RunOptions(master=master), stop_request, screen)
+            state = StateDirectory.of(directory / DIRECTORY, pipeline.name)
+            outcome = run(pipeline, state, RunOptions(master=master), stop_request, display)
             if traffic.failure is not None:
-                raise CommandError(f"The orders ended: {traffic.failure}")
-    return outcome, screen.has_results
+                raise CommandError(f"Producing orders failed: {traffic.failure}")
+    return outcome, display.has_results
 
 
-def tips(place: Path, bootstrap: str) -> list[str]:
-    """What works in another terminal while the demo runs."""
+def tips(directory: Path, bootstrap: str) -> list[str]:
+    """Returns commands to try in another terminal while the demo runs."""
     at = "" if bootstrap == f"127.0.0.1:{PORT}" else f" -b {bootstrap}"
-    state = place / DIRECTORY
+    state = directory / DIRECTORY
     return [
         "Try in another terminal:",
-        f"  moldau consume {REVENUE}{at}  # the results, as they come",
-        f"  moldau consume {DEAD}{at} --from-beginning --json  # what was no order, and why",
-        f"  moldau group describe moldau-{PIPELINE}-table{at}  # how far behind the pipeline is",
+        f"  moldau consume {REVENUE}{at}  # the results",
+        f"  moldau consume {DEAD}{at} --from-beginning --json  # invalid orders and the reasons",
+        f"  moldau group describe moldau-{PIPELINE}-table{at}  # the lag of the pipeline",
         f"  moldau pipeline status {PIPELINE} --state {state}",
-        f"  cat {place / PIPELINE}.yaml  # all there is to the pipeline",
-        "  moldau pipeline new my-revenue  # one of your own",
-        "The table, in three lines of Python:",
+        f"  cat {directory / PIPELINE}.yaml  # the whole pipeline",
+        "  moldau pipeline new my-revenue  # a pipeline of your own",
+        "Read the table in Python:",
         "  from deltalake import DeltaTable",
-        f'  table = DeltaTable("{place / "tables" / "revenue"}")',
+        f'  table = DeltaTable("{directory / "tables" / "revenue"}")',
         "  print(table.to_pandas().sort_values(['minute', 'product']))",
     ]
 
 
 @contextmanager
 def demo_directory(keep: bool) -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix="moldau-demo-"))
+    directory = Path(tempfile.mkdtemp(prefix="moldau-demo-"))
     try:
-        yield place
+        yield directory
     finally:
         if not keep:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
 def _stop_after(stop_request: StopRequest, traffic: DemoTraffic, seconds: float | None) -> Iterator[None]:
-    """Wishes for the end when the time is over, or when the orders have ended by themselves."""
-    is_over = threading.Event()
+    """Requests a stop when the time is over or producing orders has failed."""
+    is_finished = threading.Event()
 
     def wait() -> None:
         deadline = None if seconds is None else time.monotonic() + FIRST_RESULT_TIMEOUT_S + seconds
-        has_begun = False
-        while not is_over.wait(0.2):
-            if seconds is not None and traffic.results and not has_begun:
-                has_begun = True
+        has_results = False
+        while not is_finished.wait(0.2):
+            if seconds is not None and traffic.results and not has_results:
+                has_results = True
                 deadline = time.monotonic() + seconds
             if traffic.failure is not None or (deadline is not None and time.monotonic() >= deadline):
                 stop_request.request()
                 return
 
-    waiting = threading.Thread(target=wait, name="moldau demo's end", daemon=True)
-    waiting.start()
+    thread = threading.Thread(target=wait, name="moldau demo timer", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        is_over.set()
-        waiting.join()
+        is_finished.set()
+        thread.join()
 
 
 def _require_spark() -> None:
-    """Before anything is started."""
+    """Raises ImportError before anything is started if an optional dependency is missing."""
     import deltalake  # noqa: F401
     import pyarrow  # noqa: F401
     import pyspark  # noqa: F401

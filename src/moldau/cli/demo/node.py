@@ -1,8 +1,8 @@
-"""The node of the demo: a process of its own with its data in a directory that goes when the demo does, however it
-goes. The node reads a pipe that the demo holds, and ends when that is closed. After a demo that was killed it clears
-up.
+"""The node of the demo, in a separate process.
 
-    python -m moldau.cli.demo.node DIRECTORY --listen 127.0.0.1:0 ...    # as `moldau serve`; "" clears nothing up
+It stops when the demo exits, which closes a pipe. If the demo was killed, the node also removes the demo's directory.
+
+    python -m moldau.cli.demo.node DIRECTORY --listen 127.0.0.1:0 ...    # like `moldau serve`; "" removes nothing
 """
 
 import os
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from moldau.cli.cluster_access import CommandError
+from moldau.cli.console import CommandError
 from moldau.pipelines.runtime.state_directory import DIRECTORY, state_directories
 
 PORT = 9092
@@ -25,33 +25,34 @@ STOP_TIMEOUT_S = 20.0
 POLL_INTERVAL_S = 0.1
 
 
-def choose_port(wanted: int | None) -> int:
-    """The one that was asked for, else Kafka's own where it is free, so that commands need not name it."""
-    if wanted is not None:
-        return wanted
+def choose_port(requested: int | None) -> int:
+    """Returns the requested port, else 9092 if it is free so that commands work without --bootstrap, else 0."""
+    if requested is not None:
+        return requested
     return PORT if _is_port_free(PORT) else 0
 
 
 def _is_port_free(port: int) -> bool:
-    with socket.socket() as taken:
-        # As servers do: what is left of closed connections does not keep a port.
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        # As in servers: connections in TIME_WAIT do not block the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            taken.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
             return False
     return True
 
 
 @contextmanager
-def run_node(port: int, demo_directory: Path, cleanup_directory: Path | None = None) -> Iterator[str]:
-    """Gives the address it listens on. What it says is in `node.log`. The node removes `cleanup_directory`
-    where the demo
-    cannot do that any more."""
-    log = demo_directory / "node.log"
+def run_node(port: int, directory: Path, cleanup_directory: Path | None = None) -> Iterator[str]:
+    """Runs the node with its output in `node.log` and yields its address.
+
+    The node removes `cleanup_directory` if the demo is killed.
+    """
+    log = directory / "node.log"
     command = [sys.executable, "-m", __name__, str(cleanup_directory or ""), "--listen", f"127.0.0.1:{port}"]
-    command += ["--data-dir", str(demo_directory / "data"), "--group-initial-rebalance-delay-ms", "0"]
-    # The demo is the same whatever settings there are for other nodes.
+    command += ["--data-dir", str(directory / "data"), "--group-initial-rebalance-delay-ms", "0"]
+    # Settings in the environment are meant for other nodes.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
     with log.open("wb") as errors:
         process = subprocess.Popen(
@@ -61,15 +62,15 @@ def run_node(port: int, demo_directory: Path, cleanup_directory: Path | None = N
             stderr=errors,
             env=environment,
             text=True,
-            # Ctrl-C is for the demo, which stops the node last.
+            # Ctrl-C is handled by the demo, which stops the node last.
             start_new_session=True,
         )
     try:
         assert process.stdout is not None
         ready = process.stdout.readline()
         if not ready:
-            why = (log.read_text(errors="replace").strip().splitlines() or ["it did not say why"])[-1]
-            raise CommandError(f"The node could not be started: {why.removeprefix('moldau: ')}")
+            reason = (log.read_text(errors="replace").strip().splitlines() or ["no log output"])[-1]
+            raise CommandError(f"The node failed to start: {reason.removeprefix('moldau: ')}")
         yield ready.removeprefix("Moldau is ready on ").partition(",")[0]
     finally:
         process.terminate()
@@ -84,31 +85,31 @@ def run_node(port: int, demo_directory: Path, cleanup_directory: Path | None = N
 
 
 def main(cleanup_directory: str, arguments: list[str]) -> int:
-    """In the node's process."""
+    """Runs in the node's process."""
     from moldau.cli.serve import serve
 
-    is_alone = threading.Event()
+    is_orphaned = threading.Event()
 
     def stop_when_parent_exits() -> None:
         os.read(sys.stdin.fileno(), 1)
-        is_alone.set()
+        is_orphaned.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop_when_parent_exits, name="moldau demo", daemon=True).start()
     code = serve(arguments)
-    if is_alone.is_set() and cleanup_directory:
+    if is_orphaned.is_set() and cleanup_directory:
         _remove_directory(Path(cleanup_directory))
     return code
 
 
-def _remove_directory(demo_directory: Path) -> None:
-    """Once Java, which may outlive the demo by a moment, writes there no more."""
+def _remove_directory(directory: Path) -> None:
+    """Removes the directory once Spark, which may outlive the demo for a moment, has released its locks."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while time.monotonic() < deadline and any(
-        each.is_locked() for each in state_directories(demo_directory / DIRECTORY)
+        each.is_locked() for each in state_directories(directory / DIRECTORY)
     ):
         time.sleep(POLL_INTERVAL_S)
-    shutil.rmtree(demo_directory, ignore_errors=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the demo shows: each step as it is done, then the revenue as it comes out, and what to try meanwhile."""
+"""Terminal output of the demo: steps, results and suggested commands."""
 
 import sys
 import time
@@ -11,41 +11,41 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from moldau.cli.cluster_access import TextTable
+from moldau.cli.console import TextTable
 from moldau.cli.demo.traffic import DemoTraffic, Results
 from moldau.cli.live_region import LiveRegion
 from moldau.cli.pipeline.display import states_table
 from moldau.pipelines.runtime.progress import Progress, QueryState
 
 MINUTES = 3
-"""So many are side by side."""
+"""Number of minutes shown side by side."""
 LINE_INTERVAL_S = 2.0
 
 
 def revenue_table(results: Results) -> Table:
-    """A row per product, a column for each of the last minutes."""
+    """Returns a table with a row per product and a column per minute."""
     minutes = sorted(results)[-MINUTES:]
-    made = TextTable(box=None, pad_edge=False, header_style="bold")
-    made.add_column("revenue", min_width=14)
+    table = TextTable(box=None, pad_edge=False, header_style="bold")
+    table.add_column("revenue", min_width=14)
     for minute in minutes:
-        made.add_column(f"{minute:%H:%M}", justify="right", min_width=10)
+        table.add_column(f"{minute:%H:%M}", justify="right", min_width=10)
     for product in sorted({product for minute in minutes for product in results[minute]}):
         sums = [results[minute].get(product) for minute in minutes]
-        made.add_row(product, *("" if each is None else f"{each.revenue:,.2f}" for each in sums))
+        table.add_row(product, *("" if each is None else f"{each.revenue:,.2f}" for each in sums))
     totals = [sum(each.revenue for each in results[minute].values()) for minute in minutes]
-    made.add_row(Text("all", style="bold"), *(Text(f"{total:,.2f}", style="bold") for total in totals))
-    return made
+    table.add_row(Text("all", style="bold"), *(Text(f"{total:,.2f}", style="bold") for total in totals))
+    return table
 
 
 def revenue_line(results: Results) -> str:
-    """The last minute, where there is no terminal to draw on."""
+    """Formats the latest minute, for output without a terminal."""
     minute = max(results)
     products = ", ".join(f"{product} {each.revenue:.2f}" for product, each in sorted(results[minute].items()))
     return f"revenue at {minute:%H:%M}: {products}"
 
 
 class DemoDisplay:
-    """Watches a run. Steps stay where they were printed; what changes is below them."""
+    """Displays a pipeline run: completed steps as permanent lines, results in a live region below."""
 
     def __init__(self, tips: Sequence[str], console: Console | None = None) -> None:
         self._console = console or Console(highlight=False, soft_wrap=True)
@@ -69,7 +69,7 @@ class DemoDisplay:
         self._traffic = traffic
 
     def done(self, what: str) -> None:
-        """Something is there now, to stay."""
+        """Prints a completed step."""
         self._finish_step()
         self._print(Text.assemble(("  ✓ ", "green"), what))
 
@@ -127,8 +127,8 @@ class DemoDisplay:
             parts += [revenue_table(traffic.results), Text()]
         if traffic is not None and self._has_results:
             late = max((each.late for each in self._states), default=0)
-            facts = f"{traffic.sent:,} orders sent, {late:,} came too late, {traffic.dead:,} dead letters"
-            ending = "" if self._is_over else " Ctrl-C ends the demo."
+            facts = f"{traffic.sent:,} orders sent, {late:,} late rows, {traffic.dead:,} dead letters"
+            ending = "" if self._is_over else " Press Ctrl-C to stop the demo."
             parts += [states_table(self._states), Text(), Text(f"{facts}.{ending}", style="dim")]
         if self._step is not None:
             what, began = self._step

@@ -1,4 +1,4 @@
-"""What goes on around the pipeline of the demo: orders come in, and somebody reads the revenue as it comes out."""
+"""Traffic of the demo: produces orders and consumes the results of the pipeline."""
 
 import asyncio
 import json
@@ -28,11 +28,11 @@ class Sum(NamedTuple):
 
 
 Results = Mapping[datetime, Mapping[str, Sum]]
-"""By minute and product."""
+"""Sums by minute and product."""
 
 
 class DemoTraffic:
-    """In a thread of its own, from `with` to its end."""
+    """Produces and consumes in a background thread while the context is open."""
 
     def __init__(self, bootstrap: str, rate: float, seed: int) -> None:
         self._bootstrap = bootstrap
@@ -45,7 +45,7 @@ class DemoTraffic:
         self.sent = 0
         self.dead = 0
         self.results: Results = {}
-        """A new mapping with every change, so that others can read it at any time."""
+        """Replaced on every change, so that other threads can read it at any time."""
         self.failure: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -86,8 +86,8 @@ class DemoTraffic:
                 Consumer(cluster=cluster, auto_offset_reset="earliest") as reader,
             ):
                 reader.assign([TopicPartition(REVENUE, 0), TopicPartition(DEAD, 0)])
-                made = orders(self._seed, start_ms=time.time_ns() // 1_000_000, rate=self._rate)
-                sending = send_at_rate(producer, ORDERS, made, self._rate, self._count)
+                generated = orders(self._seed, start_ms=time.time_ns() // 1_000_000, rate=self._rate)
+                sending = send_at_rate(producer, ORDERS, generated, self._rate, self._count)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(sending)
                     tasks.create_task(self._read(reader))
@@ -104,7 +104,7 @@ class DemoTraffic:
 
 
 def merge_records(results: Results, records: Iterable[ConsumerRecord]) -> Results:
-    """The last record of a minute and product is its sum."""
+    """Merges records into results; the latest record of a minute and product has its sum."""
     changed = {minute: dict(products) for minute, products in results.items()}
     for record in records:
         row = json.loads(record.value or b"")

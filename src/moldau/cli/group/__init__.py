@@ -1,1 +1,4 @@
-"""`moldau group`: consumer groups."""
+"""`moldau group`."""
+
+HELP = "Describe consumer groups, reset their offsets, and delete them."
+COMMANDS = ("list", "describe", "reset", "delete")

@@ -1,11 +1,12 @@
-"""`moldau group delete`: groups with what they committed, or the offsets of some topics only."""
+"""`moldau group delete`: deletes groups, or only their offsets of some topics."""
 
 from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import CommandError, report_results, run_admin
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Groups, Yes, name
+from moldau.cli.admin import run_admin
+from moldau.cli.console import CommandError, report_results
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Groups, Yes, validate_name
 from moldau.client.admin.admin import Admin
 from moldau.client.errors import KafkaError
 
@@ -21,45 +22,45 @@ def group_delete(
             "--topic",
             "-t",
             metavar="TOPIC",
-            callback=name,
-            help="Forget only what was committed of this topic; may be repeated.",
+            callback=validate_name,
+            help="Delete only the offsets of this topic; can be repeated.",
         ),
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Delete groups without members, and the offsets they committed.
+    """Delete groups without members and their committed offsets.
 
     moldau group delete billing --topic orders
     """
-    what = f"the offsets of {', '.join(topics)} in" if topics else "the groups and all offsets of"
+    what = f"the offsets of {', '.join(topics)} in" if topics else "the groups and all their offsets:"
     if not yes:
         typer.confirm(f"Delete {what} {', '.join(groups)}?", abort=True)
     if not topics:
         report_results(run_admin(lambda admin: admin.delete_groups(groups), bootstrap), "deleted")
         return
 
-    async def question(admin: Admin) -> DeleteResults:
-        told: DeleteResults = {}
+    async def operation(admin: Admin) -> DeleteResults:
+        results: DeleteResults = {}
         for group in dict.fromkeys(groups):
             try:
-                told |= await _delete_offsets(admin, group, topics)
+                results |= await _delete_offsets(admin, group, topics)
             except KafkaError as error:
-                told[group] = error
-        return told
+                results[group] = error
+        return results
 
-    report_results(run_admin(question, bootstrap), "offset deleted")
+    report_results(run_admin(operation, bootstrap), "offset deleted")
 
 
 async def _delete_offsets(admin: Admin, group: str, topics: list[str]) -> DeleteResults:
-    # A group that does not exist has committed nothing either, but who mistyped its name should hear of it.
+    # Raises if the group does not exist, which is probably a typing error.
     await admin.describe_group(group)
     committed = await admin.list_group_offsets(group)
-    told: DeleteResults = {}
+    results: DeleteResults = {}
     for topic in dict.fromkeys(topics):
         partitions = [each for each in committed if each.topic == topic]
         if not partitions:
-            told[f"{group}, {topic}"] = CommandError("nothing is committed")
+            results[f"{group}, {topic}"] = CommandError("no committed offsets")
             continue
-        results = await admin.delete_group_offsets(group, partitions)
-        told |= {f"{group}, {each}": result for each, result in results.items()}
-    return told
+        deleted = await admin.delete_group_offsets(group, partitions)
+        results |= {f"{group}, {each}": result for each, result in deleted.items()}
+    return results

@@ -1,10 +1,11 @@
-"""`moldau group describe`: who is in a group, who reads what, and how far behind they are."""
+"""`moldau group describe`: members, assignments and lag of a group."""
 
 from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import out_console, pluralize, print_table, run_admin, table
+from moldau.cli.admin import run_admin
+from moldau.cli.console import make_table, out_console, pluralize, print_table
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group
 from moldau.client.admin.admin import LATEST, Admin, GroupDescription
 from moldau.client.consumer.offset_lookup import OffsetAndTimestamp
@@ -20,39 +21,43 @@ def group_describe(
     group: Group,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     members: Annotated[
-        bool, typer.Option("--members", help="Show the members, and which partitions each has.")
+        bool, typer.Option("--members", help="Show the members and their partitions.")
     ] = False,
 ) -> None:
-    """Show how far a group has come in each partition, how much it lags, and who reads it.
+    """Show the committed offset, the lag and the assigned member of each partition of a group.
 
-    Lag is what lies between the committed offset and the end of the partition.
+    The lag is the number of records between the committed offset and the end of the partition.
     """
 
-    async def question(admin: Admin) -> GroupState:
-        described = await admin.describe_group(group)
+    async def operation(admin: Admin) -> GroupState:
+        description = await admin.describe_group(group)
         committed = await admin.list_group_offsets(group)
-        owned = [each for member in described.members for each in member.assignment]
+        owned = [each for member in description.members for each in member.assignment]
         partitions = list(dict.fromkeys([*committed, *owned]))
         await admin.cluster.refresh(dict.fromkeys(each.topic for each in partitions))
-        there = [each for each in partitions if admin.cluster.partition_info(each) is not None]
-        return described, committed, await admin.list_offsets(dict.fromkeys(there, LATEST)) if there else {}
+        existing = [each for each in partitions if admin.cluster.partition_info(each) is not None]
+        return (
+            description,
+            committed,
+            await admin.list_offsets(dict.fromkeys(existing, LATEST)) if existing else {},
+        )
 
-    described, committed, ends = run_admin(question, bootstrap)
-    assignor = f", assignor {described.assignor}" if described.assignor else ""
+    description, committed, ends = run_admin(operation, bootstrap)
+    assignor = f", assignor {description.assignor}" if description.assignor else ""
     out_console.print(
-        f"{group}: {described.state}, {pluralize(len(described.members), 'member')}{assignor}, "
-        f"coordinator {described.coordinator}",
+        f"{group}: {description.state}, {pluralize(len(description.members), 'member')}{assignor}, "
+        f"coordinator {description.coordinator}",
         markup=False,
     )
     if members:
-        _print_members(described)
+        _print_members(description)
     else:
-        _print_partitions(described, committed, ends)
+        _print_partitions(description, committed, ends)
 
 
-def _print_members(described: GroupDescription) -> None:
-    rows = table("member", "instance", "client", "host", "partitions")
-    for member in described.members:
+def _print_members(description: GroupDescription) -> None:
+    rows = make_table("member", "instance", "client", "host", "partitions")
+    for member in description.members:
         assigned = ", ".join(map(str, sorted(member.assignment)))
         rows.add_row(
             member.member_id, member.instance_id or "-", member.client_id, member.client_host, assigned or "-"
@@ -61,13 +66,13 @@ def _print_members(described: GroupDescription) -> None:
 
 
 def _print_partitions(
-    described: GroupDescription,
+    description: GroupDescription,
     committed: dict[TopicPartition, OffsetAndMetadata],
     ends: dict[TopicPartition, OffsetAndTimestamp],
 ) -> None:
-    owners = {each: member for member in described.members for each in member.assignment}
+    owners = {each: member for member in description.members for each in member.assignment}
     numbers = ("partition", "committed", "end", "lag")
-    rows = table("topic", *numbers, "member", numbers=numbers, truncated=("member",))
+    rows = make_table("topic", *numbers, "member", numbers=numbers, truncated=("member",))
     lags = []
     for partition in sorted({**committed, **owners}):
         offset = committed[partition].offset if partition in committed else None
@@ -83,4 +88,4 @@ def _print_partitions(
             "-" if owner is None else owner.member_id,
         )
     print_table(rows)
-    out_console.print(f"lag in all: {sum(lags) if lags else '-'}")
+    out_console.print(f"total lag: {sum(lags) if lags else '-'}")

@@ -1,10 +1,11 @@
-"""`moldau group list`: the groups of a cluster."""
+"""`moldau group list`: lists groups."""
 
 from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import print_notice, print_table, run_admin, table
+from moldau.cli.admin import run_admin
+from moldau.cli.console import make_table, print_notice, print_table
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, validate_text
 
 
@@ -16,20 +17,20 @@ def group_list(
             "--state",
             metavar="STATE",
             callback=validate_text,
-            help="Only groups in this state (Stable, Empty, ...); may be repeated.",
+            help="Only groups in this state (Stable, Empty, ...); can be repeated.",
         ),
     ] = None,
 ) -> None:
-    """List consumer groups and the state each is in."""
+    """List consumer groups with their states."""
     groups = run_admin(lambda admin: admin.list_groups(states=state or ()), bootstrap)
     if not groups:
         print_notice(
-            "There are no such groups."
+            "No groups in this state."
             if state
-            else "There are no groups: `moldau consume TOPIC --group NAME` makes one."
+            else "There are no groups. Run `moldau consume TOPIC --group NAME` to create one."
         )
         return
-    rows = table("group", "state", "type", "protocol")
+    rows = make_table("group", "state", "type", "protocol")
     for group in groups:
         rows.add_row(group.group_id, group.state, group.type, group.protocol_type)
     print_table(rows)

@@ -1,1 +1,4 @@
-"""`moldau log`: offline tools for segment files."""
+"""`moldau log`."""
+
+HELP = "Inspect segments, indexes and the metadata log offline."
+COMMANDS = ("dump", "verify")

@@ -1,4 +1,4 @@
-"""`moldau log dump`: what stands in the files of a log, one line each. Reads only, needs no broker."""
+"""`moldau log dump`: prints the contents of log files, without a broker."""
 
 import base64
 import dataclasses
@@ -30,7 +30,7 @@ from moldau.records.compression import NAMES
 from moldau.records.record import Record, iterate_records
 
 SHOWN_CHARACTERS_MAX = 120
-"""Of a key or value in the readable form; JSON has all of it."""
+"""Maximum length of a key or value in text output; JSON output is complete."""
 
 Line = dict[str, Any]
 
@@ -38,34 +38,30 @@ Line = dict[str, Any]
 def log_dump(
     paths: Annotated[
         list[Path],
-        typer.Argument(
-            help="Segments, indexes, snapshots, a partition's directory or a whole data directory."
-        ),
+        typer.Argument(help="Segment, index or snapshot files, partition directories or data directories."),
     ],
-    records: Annotated[
-        bool, typer.Option("--records", help="Decode the records in the batches too.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    records: Annotated[bool, typer.Option("--records", help="Also decode the records of batches.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="At most this many lines of each file.")
+        int | None, typer.Option("--limit", min=1, help="Maximum number of lines per file.")
     ] = None,
 ) -> None:
-    """Show what is in the files of a log: batches, records, index entries, producers, leader epochs.
+    """Print the contents of log files: batches, records, index entries, producers, leader epochs.
 
-    Reads only. It may run beside the broker; the newest segment then ends wherever the broker just is.
+    Read-only. It can run while the broker is running; the active segment may then end with an incomplete batch.
     """
-    damaged = False
+    is_damaged = False
     for file in find_log_files(paths):
         if not as_json:
             typer.echo(f"{file.path} ({file.kind.value})")
         try:
             for line in islice(_lines(file, records), limit):
-                damaged = damaged or not line.get("checksum_is_right", line["is"] != "problem")
+                is_damaged = is_damaged or not line.get("checksum_is_right", line["is"] != "problem")
                 typer.echo(_format_json(file, line) if as_json else f"  {_format_text(line)}")
         except MoldauError as error:
-            damaged = True
-            typer.echo(f"{file.path}: {error}. `moldau log verify` says what can be done.", err=True)
-    if damaged:
+            is_damaged = True
+            typer.echo(f"{file.path}: {error}. Run `moldau log verify` for advice.", err=True)
+    if is_damaged:
         raise typer.Exit(1)
 
 
@@ -151,7 +147,7 @@ def _format_json(file: LogFile, line: Line) -> str:
 
 
 def _namedtuples_to_dicts(value: Any) -> Any:
-    """Named tuples within a control record as objects: JSON would make bare lists of them."""
+    """Converts named tuples in a control record to dicts, which JSON would encode as lists."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):
@@ -160,7 +156,7 @@ def _namedtuples_to_dicts(value: Any) -> Any:
 
 
 def _json_value(value: Any) -> Any:
-    """Bytes that are no text come as {"base64": ...}, so that the two cannot be taken for each other."""
+    """Returns UTF-8 bytes as a string and other bytes as {"base64": ...}."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -216,7 +212,7 @@ def _format_batch(line: Line) -> str:
     if line["delete_horizon_ms"] is not None:
         parts.append(f"tombstones until {_format_time(line['delete_horizon_ms'])}")
     if not line["checksum_is_right"]:
-        parts.append("WRONG CHECKSUM")
+        parts.append("INVALID CHECKSUM")
     return ", ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""The files of a log as offline tools see them: found by name, read with plain files, trusted in nothing."""
+"""Discovery and reading of log files for offline tools, without trusting their contents."""
 
 import enum
 import mmap
@@ -33,7 +33,7 @@ _IGNORED_SUFFIXES = (".deleted", ".cleaned", ".swap", ".tmp", ".part", ".damaged
 
 class LogFileKind(enum.Enum):
     BATCHES = "record batches"
-    METADATA_SNAPSHOT = "snapshot of the metadata"
+    METADATA_SNAPSHOT = "metadata snapshot"
     OFFSET_INDEX = "offset index"
     TIME_INDEX = "time index"
     PRODUCERS = "producer snapshot"
@@ -46,20 +46,20 @@ class LogFile(NamedTuple):
 
     @property
     def base_offset(self) -> int:
-        """The offset in the file's name; 0 where it has none."""
+        """The offset in the file name, or 0."""
         match = _OFFSET.match(self.path.name)
         return int(match[0]) if match else 0
 
     @property
     def is_snapshot(self) -> bool:
-        """A snapshot of the metadata log: its offset is where it ends, and its own records count from 0."""
+        """Whether it is a metadata snapshot, whose records have offsets from 0 and whose name has its end offset."""
         return self.kind is LogFileKind.METADATA_SNAPSHOT
 
     @property
     def snapshot_id(self) -> SnapshotId:
-        """What a snapshot's name says that it stands for."""
+        """The snapshot id in the file name."""
         match = _SNAPSHOT.fullmatch(self.path.name)
-        assert match is not None, "only a snapshot has an id"
+        assert match is not None, "not a snapshot"
         return SnapshotId(int(match[1]), int(match[2]))
 
     @property
@@ -68,7 +68,7 @@ class LogFile(NamedTuple):
 
     @property
     def log(self) -> Path:
-        """The segment that an index belongs to."""
+        """Path of the segment that an index belongs to."""
         return self.path.with_suffix(LOG_SUFFIX)
 
 
@@ -90,37 +90,38 @@ def kind_of(path: Path) -> LogFileKind | None:
 
 
 def find_log_files(paths: Iterable[Path]) -> list[LogFile]:
-    """The files named, and those in the directories named, sorted so that a log's files stand together.
+    """Returns the log files among `paths` and in directories, with the files of a log next to each other.
 
-    In directories, files that are left over from a deletion or an unfinished compaction are passed over.
+    In directories, leftovers of deletion or compaction are ignored.
     """
-    found: dict[Path, LogFile] = {}
+    log_files: dict[Path, LogFile] = {}
     for path in paths:
         if path.is_dir():
             inside = sorted(child for child in path.rglob("*") if child.suffix not in _IGNORED_SUFFIXES)
             files = [LogFile(child, kind) for child in inside if (kind := kind_of(child)) and child.is_file()]
             if not files:
                 raise typer.BadParameter(
-                    f"there is no log in {path}. Give a data directory, a partition's directory (orders-0), "
-                    "or files in one."
+                    f"{path} has no log files. Use a data directory, a partition directory (orders-0), or files in one."
                 )
         else:
             kind = kind_of(path)
             if not path.is_file():
-                raise typer.BadParameter(f"there is no {path}. Look for the data directory in --data-dir.")
+                raise typer.BadParameter(
+                    f"{path} does not exist. The data directory of a node is its setting --data-dir."
+                )
             if kind is None:
                 raise typer.BadParameter(
-                    f"{path} is no file of a log. Those are 00000000000000000000.log, .index, .timeindex and "
+                    f"{path} is not a log file. Log files are 00000000000000000000.log, .index, .timeindex and "
                     f".snapshot, 00000000000000000000-0000000000.checkpoint and {LEADER_EPOCH_CHECKPOINT}."
                 )
             files = [LogFile(path, kind)]
         for file in files:
-            found.setdefault(file.path, file)
-    return list(found.values())
+            log_files.setdefault(file.path, file)
+    return list(log_files.values())
 
 
 def read_batches(path: Path) -> Iterator[tuple[int, Batch]]:
-    """(position, batch) to the file's end, checksums unseen; CorruptRecordError where no batch begins."""
+    """Yields positions and batches without checking checksums; raises CorruptRecordError at an invalid batch."""
     with path.open("rb") as file:
         end = file.seek(0, 2)
         if not end:
@@ -130,26 +131,25 @@ def read_batches(path: Path) -> Iterator[tuple[int, Batch]]:
     while position < end:
         if end - position < HEADER_SIZE:
             raise CorruptRecordError(
-                f"the last {end - position} bytes, from position {position}, are no whole batch"
+                f"the last {end - position} bytes, at position {position}, are an incomplete batch"
             )
         magic = view[position + MAGIC_POSITION]
         size = int.from_bytes(view[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
         if size < HEADER_SIZE or magic != 2:
-            raise CorruptRecordError(f"there is no record batch at position {position}")
+            raise CorruptRecordError(f"no record batch at position {position}")
         if position + size > end:
             raise CorruptRecordError(
-                f"the batch at position {position} says it has {size} bytes, "
-                f"and the file ends after {end - position}"
+                f"the batch at position {position} has {size} bytes, but the file ends after {end - position}"
             )
         yield position, Batch(view[position : position + size])
         position += size
 
 
 def read_entries(path: Path, layout: struct.Struct) -> list[tuple[int, int]]:
-    """An index's entries, without the zeros that Kafka reserves behind them; raises CorruptRecordError."""
+    """Returns index entries without the zeros that Kafka preallocates; raises CorruptRecordError."""
     data = path.read_bytes()
     if len(data) % layout.size:
-        raise CorruptRecordError(f"{len(data)} bytes are no whole number of {layout.size}-byte entries")
+        raise CorruptRecordError(f"{len(data)} bytes are not a multiple of the entry size {layout.size}")
     entries: list[tuple[int, int]] = list(layout.iter_unpack(data))
     while len(entries) > 1 and entries[-1] == (0, 0):
         entries.pop()

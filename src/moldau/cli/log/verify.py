@@ -1,4 +1,4 @@
-"""`moldau log verify`: whether the files of a log are whole and agree with each other. Reads only."""
+"""`moldau log verify`: checks that log files are valid and consistent with each other."""
 
 from array import array
 from bisect import bisect_left
@@ -30,44 +30,44 @@ from moldau.records.batch import Batch
 from moldau.records.record import iterate_records
 
 PROBLEMS_SHOWN_MAX = 20
-"""Of each file; the rest is counted."""
+"""Maximum number of problems printed per file."""
 
 HINTS = {
     LogFileKind.BATCHES: (
-        "A torn end of a partition's newest segment is cut off at the next start. Anything else in a segment "
-        "is lost data: stop the node, keep a copy of the directory, restore it from a replica or a backup."
+        "An incomplete batch at the end of the active segment is truncated at the next start. Any other problem is "
+        "data loss: stop the node, keep a copy of the directory, and restore it from a replica or a backup."
     ),
     LogFileKind.METADATA_SNAPSHOT: (
-        "At the next start the node sets a damaged snapshot aside and begins with the one before it, if the metadata "
-        "log reaches back to that. Keep a copy of the directory."
+        "At the next start the node ignores a damaged snapshot and loads the previous one, if the metadata log starts "
+        "early enough. Keep a copy of the directory."
     ),
-    LogFileKind.OFFSET_INDEX: "Stop the node and delete the index: the next start builds it again.",
-    LogFileKind.TIME_INDEX: "Stop the node and delete the time index: the next start builds it again.",
-    LogFileKind.PRODUCERS: "Stop the node and delete the snapshot: the next start reads producers from the log.",
-    LogFileKind.EPOCHS: "Stop the node and delete the checkpoint: the next start reads epochs from the log.",
+    LogFileKind.OFFSET_INDEX: "Stop the node and delete the index: it is rebuilt at the next start.",
+    LogFileKind.TIME_INDEX: "Stop the node and delete the time index: it is rebuilt at the next start.",
+    LogFileKind.PRODUCERS: "Stop the node and delete the snapshot: it is rebuilt from the log at the next start.",
+    LogFileKind.EPOCHS: "Stop the node and delete the checkpoint: it is rebuilt from the log at the next start.",
 }
 
 
 class SegmentSummary:
-    """What the checks of indexes need to know of a segment's batches."""
+    """Positions, offsets and timestamps of a segment's batches, for checking its indexes."""
 
     def __init__(self) -> None:
         self.positions = array("q")
         self.base_offsets = array("q")
         self.last_offsets = array("q")
         self.max_timestamps = array("q")
-        """The largest so far, up to and with each batch."""
+        """Maximum timestamp up to and including each batch."""
 
     def add(self, position: int, batch: Batch) -> None:
-        so_far = self.max_timestamps[-1] if self.max_timestamps else batch.max_timestamp
+        previous_max = self.max_timestamps[-1] if self.max_timestamps else batch.max_timestamp
         self.positions.append(position)
         self.base_offsets.append(batch.base_offset)
         self.last_offsets.append(batch.last_offset)
-        self.max_timestamps.append(max(so_far, batch.max_timestamp))
+        self.max_timestamps.append(max(previous_max, batch.max_timestamp))
 
 
 class BatchTail:
-    """Where the batches seen so far end."""
+    """Last offset and epoch of the batches checked so far."""
 
     def __init__(self) -> None:
         self.last_offset = -1
@@ -75,7 +75,7 @@ class BatchTail:
 
 
 class DirectoryVerifier:
-    """One log's files, checked one after the other; what one file says is held against the others."""
+    """Checks the files of one log against each other."""
 
     def __init__(self, files: list[LogFile], with_records: bool, progress: Progress, task: TaskID) -> None:
         self.files = files
@@ -88,7 +88,7 @@ class DirectoryVerifier:
         self._tail = BatchTail()
 
     def problems(self) -> Iterator[tuple[LogFile, str]]:
-        """Segments come after the epochs they are compared with and before the indexes that point at them."""
+        """Yields all problems; epochs are checked before segments, and segments before their indexes."""
         order = (
             LogFileKind.EPOCHS,
             LogFileKind.BATCHES,
@@ -104,7 +104,7 @@ class DirectoryVerifier:
             except MoldauError as error:
                 yield file, str(error)
             except OSError as error:
-                yield file, f"it cannot be read: {error.strerror}"
+                yield file, f"cannot be read: {error.strerror}"
             self._progress.update(self._task, advance=file.path.stat().st_size)
 
     def _check(self, file: LogFile) -> Iterator[str]:
@@ -131,7 +131,7 @@ class DirectoryVerifier:
             self.batches += 1
             segment.add(position, batch)
             if not batch.has_valid_checksum():
-                yield f"the checksum of offset {batch.base_offset} is wrong (batch at position {position})"
+                yield f"invalid checksum at offset {batch.base_offset} (batch at position {position})"
                 continue
             for problem in self._check_batch(file, batch, tail):
                 yield f"{problem} (batch at position {position})"
@@ -144,17 +144,17 @@ class DirectoryVerifier:
             is_damaged = True
             yield problem
         if not is_damaged:
-            # Its batches are right; header, footer and whether they belong together are not known yet.
+            # The batches are valid; this checks the header and footer of the snapshot.
             snapshot_format.decode_snapshot(file.snapshot_id, file.path.read_bytes())
 
     def _check_batch(self, file: LogFile, batch: Batch, tail: BatchTail) -> Iterator[str]:
         if batch.last_offset_delta < 0 or not 0 <= batch.count <= batch.last_offset_delta + 1:
-            yield f"{batch.count} records do not fit offsets {batch.base_offset}..{batch.last_offset}"
+            yield f"{batch.count} records do not match offsets {batch.base_offset}..{batch.last_offset}"
         if batch.base_offset <= tail.last_offset:
             yield f"offset {batch.base_offset} comes after offset {tail.last_offset}"
         if not file.is_snapshot:
             if batch.base_offset < file.base_offset:
-                yield f"offset {batch.base_offset} is below the segment's first, {file.base_offset}"
+                yield f"offset {batch.base_offset} is below the segment's base offset {file.base_offset}"
             if batch.leader_epoch < tail.epoch:
                 yield f"leader epoch {batch.leader_epoch} comes after epoch {tail.epoch}"
             if (
@@ -163,13 +163,13 @@ class DirectoryVerifier:
             ):
                 yield (
                     f"offset {batch.base_offset} has leader epoch {batch.leader_epoch}, "
-                    f"and the checkpoint says {self._epochs.epoch_for_offset(batch.base_offset)}"
+                    f"but the checkpoint has {self._epochs.epoch_for_offset(batch.base_offset)}"
                 )
         if self.with_records:
             yield from _check_records(file, batch)
 
     def _segment_of(self, file: LogFile) -> SegmentSummary | None:
-        """The segment beside an index, read now when only the index was asked for; None where none is."""
+        """Returns the segment of an index, reading it if only the index is checked; None if it does not exist."""
         if file.log not in self._segments:
             if not file.log.is_file():
                 return None
@@ -178,40 +178,40 @@ class DirectoryVerifier:
                 for position, batch in read_batches(file.log):
                     segment.add(position, batch)
             except CorruptRecordError:
-                # Said when the segment itself is verified; the index may point at what stands before.
+                # Reported when the segment itself is checked; the index can point to valid batches before it.
                 pass
         return self._segments[file.log]
 
     def _check_offset_index(self, file: LogFile) -> Iterator[str]:
         segment = self._segment_of(file)
         if segment is None:
-            yield f"there is no {file.log.name} beside it"
+            yield f"its segment {file.log.name} does not exist"
         last_offset = last_position = -1
         for relative, position in read_entries(file.path, OFFSET_ENTRY):
             offset = file.base_offset + relative
             if relative < 0 or offset <= last_offset or position <= last_position:
-                yield f"the entry for offset {offset} at position {position} does not ascend"
+                yield f"the entry for offset {offset} at position {position} is out of order"
             last_offset, last_position = offset, position
             if segment is None:
                 continue
             index = bisect_left(segment.positions, position)
             if index == len(segment.positions) or segment.positions[index] != position:
-                yield f"no batch begins at position {position}, where it has offset {offset}"
+                yield f"no batch starts at position {position} of the entry for offset {offset}"
             elif not segment.base_offsets[index] <= offset <= segment.last_offsets[index]:
                 yield (
-                    f"offset {offset} is not in the batch at position {position}, which has "
+                    f"offset {offset} is not in the batch at position {position} with offsets "
                     f"{segment.base_offsets[index]}..{segment.last_offsets[index]}"
                 )
 
     def _check_time_index(self, file: LogFile) -> Iterator[str]:
         segment = self._segment_of(file)
         if segment is None:
-            yield f"there is no {file.log.name} beside it"
+            yield f"its segment {file.log.name} does not exist"
         last_timestamp = last_offset = -1
         for timestamp, relative in read_entries(file.path, TIME_ENTRY):
             offset = file.base_offset + relative
             if relative < 0 or timestamp <= last_timestamp or offset < last_offset:
-                yield f"the entry for time {timestamp} and offset {offset} does not ascend"
+                yield f"the entry for time {timestamp} and offset {offset} is out of order"
             last_timestamp, last_offset = timestamp, offset
             if segment is None:
                 continue
@@ -220,7 +220,7 @@ class DirectoryVerifier:
                 yield f"offset {offset} for time {timestamp} is not in the segment"
             elif segment.max_timestamps[index] != timestamp:
                 largest = segment.max_timestamps[index]
-                yield f"the largest time up to offset {offset} is {largest}, not {timestamp}"
+                yield f"the maximum timestamp up to offset {offset} is {largest}, not {timestamp}"
 
     def _check_producers(self, file: LogFile) -> Iterator[str]:
         producers = ProducerStateManager()
@@ -228,7 +228,7 @@ class DirectoryVerifier:
         for state in producers:
             if state.last_offset >= file.base_offset:
                 yield (
-                    f"producer {state.producer_id} wrote offset {state.last_offset}, which is not before "
+                    f"producer {state.producer_id} has last offset {state.last_offset}, which is not below "
                     f"the snapshot's {file.base_offset}"
                 )
 
@@ -236,18 +236,16 @@ class DirectoryVerifier:
 def log_verify(
     paths: Annotated[
         list[Path],
-        typer.Argument(
-            help="Segments, indexes, snapshots, a partition's directory or a whole data directory."
-        ),
+        typer.Argument(help="Segment, index or snapshot files, partition directories or data directories."),
     ],
     records: Annotated[
-        bool, typer.Option("--records", help="Decompress and decode every record too. Takes longer.")
+        bool, typer.Option("--records", help="Also decompress and decode all records, which takes longer.")
     ] = False,
 ) -> None:
-    """Check checksums, offsets, leader epochs, indexes and snapshots; one line for each problem.
+    """Check checksums, offsets, leader epochs, indexes and snapshots, and print one line per problem.
 
-    Leaves with 1 where there is a problem. Stop the node first: the newest segment of a running one may end
-    in the middle of a write.
+    The exit code is 1 if there is a problem. Stop the node first: the active segment of a running node may end with an
+    incomplete batch.
     """
     files = find_log_files(paths)
     size = sum(file.path.stat().st_size for file in files)
@@ -264,13 +262,13 @@ def log_verify(
                     if number <= PROBLEMS_SHOWN_MAX:
                         typer.echo(f"{file.path}: {problem}")
                 if number > PROBLEMS_SHOWN_MAX:
-                    typer.echo(f"{file.path}: and {number - PROBLEMS_SHOWN_MAX} more")
+                    typer.echo(f"{file.path}: {number - PROBLEMS_SHOWN_MAX} more problems")
             batches += directory.batches
-    what = f"{len(files)} files, {batches} batches, {size} bytes"
+    summary = f"{len(files)} files, {batches} batches, {size} bytes"
     if not damaged:
-        typer.echo(f"{what}: all right")
+        typer.echo(f"{summary}: no problems found")
         return
-    typer.echo(f"{what}: {len(damaged)} files have problems", err=True)
+    typer.echo(f"{summary}: {len(damaged)} files have problems", err=True)
     for kind in LogFileKind:
         if kind in damaged:
             typer.echo(f"{kind.value}: {HINTS[kind]}", err=True)

@@ -1,4 +1,4 @@
-"""`moldau pipeline check`: whether a pipeline would run, without starting it."""
+"""`moldau pipeline check`: validates a pipeline without starting it."""
 
 import os
 import tempfile
@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
-from moldau.cli.cluster_access import out_console, pluralize, print_notice, print_table, table
+from moldau.cli.console import make_table, out_console, pluralize, print_notice, print_table
 from moldau.cli.pipeline.parameters import Bootstrap, File, State, load_pipeline, state_directory
 from moldau.cli.spark.parameters import MasterUrl, Settings, exit_on_error, parse_spark_conf
 from moldau.pipelines.runtime.run import now
@@ -23,9 +23,9 @@ def pipeline_check(
     state: State = None,
     conf: Settings = None,
 ) -> None:
-    """See whether topics exist, schemas fit, the SQL is right and sinks can be written. Nothing is started.
+    """Check that topics exist, schemas match, the SQL is valid and sinks are writable, without starting the pipeline.
 
-    The exit code is 1 where something would keep the pipeline from running.
+    The exit code is 1 if the pipeline would not run.
     """
     settings = parse_spark_conf(conf)
     with exit_on_error():
@@ -50,7 +50,7 @@ def pipeline_check(
             finally:
                 spark.stop()
     if findings:
-        rows = table("", "where", "what", "what to do")
+        rows = make_table("", "where", "problem", "fix")
         for finding in findings:
             colour = "red" if finding.severity == "error" else "yellow"
             severity = Text(finding.severity, style=colour)
@@ -58,23 +58,23 @@ def pipeline_check(
         print_table(rows)
     errors = sum(finding.severity == "error" for finding in findings)
     if errors:
-        out_console.print(f"{pipeline.name} would not run: {pluralize(errors, 'error')}.", markup=False)
+        out_console.print(f"{pipeline.name} cannot run: {pluralize(errors, 'error')}.", markup=False)
         raise typer.Exit(1)
-    out_console.print(f"{pipeline.name} is ready: moldau pipeline run {file}", markup=False)
+    out_console.print(f"{pipeline.name} is ready. Start it with: moldau pipeline run {file}", markup=False)
 
 
 @contextmanager
 def _java_log() -> Iterator[Path]:
-    """For what Java prints. It stays where Spark could not be started and said something: that is the answer."""
+    """Yields a file for the output of Java; it is kept only if Spark failed to start and printed something."""
     descriptor, name = tempfile.mkstemp(prefix="moldau-check-", suffix=".log")
     os.close(descriptor)
     log = Path(name)
-    is_the_answer = False
+    is_kept = False
     try:
         yield log
     except LaunchError:
-        is_the_answer = log.stat().st_size > 0
+        is_kept = log.stat().st_size > 0
         raise
     finally:
-        if not is_the_answer:
+        if not is_kept:
             log.unlink()

@@ -1,4 +1,4 @@
-"""How a run shows itself: a table that is kept up to date on a terminal, else lines, and JSON for programs."""
+"""Displays of a pipeline run: a live table on a terminal, lines otherwise, or JSON."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from moldau.cli.cluster_access import TextTable
+from moldau.cli.console import TextTable
 from moldau.cli.live_region import LiveRegion
 from moldau.pipelines.runtime.progress import Progress, QueryState, QueryStatus, to_json
 
@@ -28,7 +28,7 @@ COLOURS = {
     QueryStatus.FAILED: "red",
 }
 LINE_INTERVAL_S = 10.0
-"""Of each query, where nobody looks and nothing is wrong."""
+"""Interval between progress lines of a query, without a terminal."""
 
 
 class Display(Protocol):
@@ -51,16 +51,16 @@ def display(title: str, *, as_json: bool, quiet: bool) -> Display:
 
 
 def states_table(states: Sequence[QueryState]) -> Table:
-    """One row per query."""
-    made = TextTable(box=None, pad_edge=False, header_style="bold")
-    made.add_column("query")
-    made.add_column("state", width=8)
-    for column, width in (("in/s", 9), ("able/s", 9), ("batch", 8), ("rows", 11), ("lag", 9)):
-        made.add_column(column, justify="right", width=width)
+    """Returns a table with one row per query."""
+    table = TextTable(box=None, pad_edge=False, header_style="bold")
+    table.add_column("query")
+    table.add_column("state", width=8)
+    for column, width in (("in/s", 9), ("processed/s", 11), ("batch", 8), ("rows", 11), ("lag", 9)):
+        table.add_column(column, justify="right", width=width)
     for each in states:
         last = each.last
         is_idle = last is None or (each.state is QueryStatus.WAITING and last.rows == 0)
-        made.add_row(
+        table.add_row(
             each.query,
             Text(each.state, style=COLOURS[each.state]),
             "-" if last is None or is_idle else format_rate(last.input_rate),
@@ -69,7 +69,7 @@ def states_table(states: Sequence[QueryState]) -> Table:
             f"{each.rows:,}",
             "-" if each.lag is None else f"{each.lag:,}",
         )
-    return made
+    return table
 
 
 def format_rate(value: float) -> str:
@@ -82,13 +82,13 @@ def format_state(state: QueryState) -> str:
         return f"{state.query}: {state.state}"
     lag = "unknown" if state.lag is None else f"{state.lag:,}"
     return (
-        f"{state.query}: {state.state}, {state.rows:,} rows, in {format_rate(last.input_rate)}/s, "
-        f"able {format_rate(last.process_rate)}/s, batch {last.batch} took {last.batch_ms} ms, lag {lag}"
+        f"{state.query}: {state.state}, {state.rows:,} rows, input {format_rate(last.input_rate)}/s, "
+        f"processed {format_rate(last.process_rate)}/s, batch {last.batch} took {last.batch_ms} ms, lag {lag}"
     )
 
 
 class SilentDisplay:
-    """Shows nothing but the rows of console sinks, which are there to be seen."""
+    """Displays only the rows of console sinks."""
 
     def rows(self, batch: "ConsoleBatch") -> None:
         from moldau.pipelines.planner.console import print_batch
@@ -114,7 +114,7 @@ class SilentDisplay:
 
 
 class JsonDisplay(SilentDisplay):
-    """Each batch, as it is also kept in the state directory."""
+    """Prints each batch as a line of JSON, as in the state directory."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -124,8 +124,8 @@ class JsonDisplay(SilentDisplay):
 
     def rows(self, batch: "ConsoleBatch") -> None:
         rows = [row.asDict(recursive=True) for row in batch.rows]
-        told = {"event": "rows", "query": batch.sink.name, "batch": batch.batch_id, "rows": rows}
-        self._write(json.dumps(told, default=str))
+        event = {"event": "rows", "query": batch.sink.name, "batch": batch.batch_id, "rows": rows}
+        self._write(json.dumps(event, default=str))
 
     def _write(self, line: str) -> None:
         self._stream.write(line + "\n")
@@ -133,7 +133,7 @@ class JsonDisplay(SilentDisplay):
 
 
 class LineDisplay(SilentDisplay):
-    """A line for every step and change of state, and one now and then for how far each query has come."""
+    """Prints a line for every step and state change, and periodic progress lines."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -163,7 +163,7 @@ class LineDisplay(SilentDisplay):
 
 
 class LiveDisplay(SilentDisplay):
-    """A table that stays where it is, with what is going on below it."""
+    """Displays a live table of queries with the current step below it."""
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self._title = title
@@ -195,7 +195,7 @@ class LiveDisplay(SilentDisplay):
             self._spinner.update(text=Text(f"{self._step} ...", style="dim"))
             parts.append(self._spinner)
         elif self._states and not self._is_over:
-            parts.append(Text("Ctrl-C finishes the batches that are under way, and ends.", style="dim"))
+            parts.append(Text("Press Ctrl-C to stop after the current batches.", style="dim"))
         return Group(*parts)
 
     def __enter__(self) -> Self:

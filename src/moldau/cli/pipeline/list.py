@@ -1,4 +1,4 @@
-"""`moldau pipeline list`: the pipelines that ran here."""
+"""`moldau pipeline list`: lists pipelines that have run."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import out_console, print_notice, print_table, table
+from moldau.cli.console import make_table, out_console, print_notice, print_table
 from moldau.cli.pipeline.parameters import State
 from moldau.cli.pipeline.status import run_state
 from moldau.cli.spark.parameters import exit_on_error
@@ -21,12 +21,12 @@ def pipeline_list(
             metavar="[DIRECTORY]",
             exists=True,
             file_okay=False,
-            help="Where their files are; the working directory by default.",
+            help="Directory of the pipeline files; by default the working directory.",
         ),
     ] = None,
     state: State = None,
 ) -> None:
-    """List the pipelines that run or ran with their state here, and how each stands.
+    """List the pipelines with state in a directory, and the state of each.
 
     moldau pipeline list
 
@@ -35,7 +35,7 @@ def pipeline_list(
     with exit_on_error():
         where = (directory.resolve() / DIRECTORY) if directory is not None else state_root(state)
         now = datetime.now(UTC)
-        rows = table("pipeline", "state", "since", "generation", "file", numbers=("generation",))
+        rows = make_table("pipeline", "state", "since", "generation", "file", numbers=("generation",))
         found = [(each, each.read_run()) for each in state_directories(where)]
         for each, record in found:
             if record is None:
@@ -49,8 +49,8 @@ def pipeline_list(
                 record.file,
             )
     if not found:
-        print_notice(f"No pipeline has run with its state in {where}: `moldau pipeline new NAME` begins one.")
+        print_notice(f"No pipeline has state in {where}. Run `moldau pipeline new NAME` to create one.")
         return
     print_table(rows)
     out_console.print()
-    out_console.print("moldau pipeline status FILE tells more.", markup=False)
+    out_console.print("Run `moldau pipeline status FILE` for details.", markup=False)

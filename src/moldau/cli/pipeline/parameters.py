@@ -1,12 +1,12 @@
-"""What the pipeline commands are given, and where the state of a pipeline is."""
+"""Parameters shared by the pipeline commands, and lookup of pipeline state."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moldau.cli.cluster_access import CommandError
-from moldau.cli.parameters import name, validate_bootstrap
+from moldau.cli.console import CommandError
+from moldau.cli.parameters import validate_bootstrap, validate_name
 from moldau.pipelines.definition import PipelineDefinition
 from moldau.pipelines.runtime.state_directory import StateDirectory, state_directories, state_root
 
@@ -19,15 +19,15 @@ File = Annotated[
         metavar="FILE",
         exists=True,
         dir_okay=False,
-        help="The pipeline: a .yaml or .py file. `moldau pipeline new` makes one.",
+        help="Pipeline file, .yaml or .py. `moldau pipeline new` creates one.",
     ),
 ]
 Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME|FILE",
-        callback=name,
-        help="The pipeline: its file, or where its state is in ./moldau-pipelines its name.",
+        callback=validate_name,
+        help="Pipeline file, or the name of a pipeline with its state in ./moldau-pipelines.",
     ),
 ]
 State = Annotated[
@@ -37,7 +37,7 @@ State = Annotated[
         metavar="DIRECTORY",
         envvar="MOLDAU_PIPELINES",
         file_okay=False,
-        help="Where pipelines keep checkpoints and progress; moldau-pipelines beside the file by default.",
+        help="Directory for checkpoints and progress; by default moldau-pipelines next to the file.",
     ),
 ]
 Bootstrap = Annotated[
@@ -46,21 +46,21 @@ Bootstrap = Annotated[
         "--bootstrap",
         "-b",
         metavar="HOST:PORT",
-        callback=lambda given: None if given is None else validate_bootstrap(given),
-        help="Servers to begin with, instead of those in the file.",
+        callback=lambda value: None if value is None else validate_bootstrap(value),
+        help="Comma-separated bootstrap servers, instead of those in the file.",
     ),
 ]
 AvailableNow = Annotated[
-    bool, typer.Option("--available-now", help="Process what is in the topics now, and end.")
+    bool, typer.Option("--available-now", help="Process the records that are available now, then stop.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only what goes wrong.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 
 def load_pipeline(file: Path, bootstrap: str | None) -> PipelineDefinition:
     from moldau.pipelines.spec.loader import load
 
-    # From wherever it is run, its tables and checkpoints have the same names.
+    # Resolved, so that the paths of tables and checkpoints do not depend on the working directory.
     file = file.parent.resolve() / file.name
     return load(file, overrides={} if bootstrap is None else {"bootstrap": bootstrap})
 
@@ -69,21 +69,21 @@ def state_directory(pipeline: PipelineDefinition, state: Path | None) -> StateDi
     return StateDirectory.of(state_root(state, file=pipeline.file), pipeline.name)
 
 
-def find_run(given: str, state: Path | None) -> tuple[StateDirectory, "RunRecord"]:
-    """The state directory of a pipeline that has run; `given` is its file, or its name."""
-    if given.endswith((".yaml", ".yml", ".py")):
-        if not Path(given).is_file():
-            raise CommandError(f"There is no file {given}.")
-        directory = state_directory(load_pipeline(Path(given), None), state)
+def find_run(name_or_file: str, state: Path | None) -> tuple[StateDirectory, "RunRecord"]:
+    """Returns the state directory and the latest run of a pipeline; raises CommandError if it has not run."""
+    if name_or_file.endswith((".yaml", ".yml", ".py")):
+        if not Path(name_or_file).is_file():
+            raise CommandError(f"File {name_or_file} does not exist.")
+        directory = state_directory(load_pipeline(Path(name_or_file), None), state)
     else:
-        directory = StateDirectory.of(state_root(state), given)
+        directory = StateDirectory.of(state_root(state), name_or_file)
     record = directory.read_run()
     if record is None:
         where = directory.path.parent
         known = ", ".join(each.name for each in state_directories(where))
-        there = f"There is {known}." if known else "None has run here yet."
+        others = f"Pipelines with state there: {known}." if known else "No pipeline has run there yet."
         raise CommandError(
-            f"No pipeline {directory.name!r} has run with its state in {where}. {there} "
-            "Give its file instead of its name, or with --state (or MOLDAU_PIPELINES) where its state is."
+            f"Pipeline {directory.name!r} has no state in {where}. {others} "
+            "Use the file instead of the name, or set --state or MOLDAU_PIPELINES to the state directory."
         )
     return directory, record

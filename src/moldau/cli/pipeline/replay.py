@@ -1,4 +1,4 @@
-"""`moldau pipeline replay`: reads what was there since a time once more, with checkpoints of its own."""
+"""`moldau pipeline replay`: processes records again from a time, with new checkpoints."""
 
 import sys
 from datetime import UTC, datetime
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import print_notice
+from moldau.cli.console import print_notice
 from moldau.cli.pipeline.parameters import (
     AvailableNow,
     Bootstrap,
@@ -31,7 +31,7 @@ def pipeline_replay(
         typer.Option(
             "--from",
             metavar="TIME",
-            help="2026-01-31T12:00 (in UTC), '2 hours ago', or earliest: by the records' timestamps.",
+            help="Start time by record timestamps: 2026-01-31T12:00 (UTC), '2 hours ago', or earliest.",
         ),
     ],
     available_now: AvailableNow = False,
@@ -41,12 +41,12 @@ def pipeline_replay(
     conf: Settings = None,
     as_json: Json = False,
     quiet: Quiet = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Process again what the topics got since a time, and go on from there.
+    """Process records again from a time and continue from there.
 
-    A new generation of checkpoints begins at that time. The one before it is kept as it is:
-    `moldau pipeline run FILE --generation N` goes back to it.
+    The replay starts a new generation of checkpoints. The previous one is kept:
+    `moldau pipeline run FILE --generation N` returns to it.
 
     moldau pipeline replay revenue.yaml --from '2 hours ago'
 
@@ -59,7 +59,7 @@ def pipeline_replay(
         for line in describe_replay(pipeline, start, generations):
             print_notice(line)
         if not (yes or _confirm()):
-            print_notice("Nothing is changed: add --yes to do it.")
+            print_notice("Nothing was changed. Add --yes to replay.")
             raise typer.Exit(1)
         options = RunOptions(
             master=master, available_now=available_now, conf=parse_spark_conf(conf), replay_from=start
@@ -68,4 +68,4 @@ def pipeline_replay(
 
 
 def _confirm() -> bool:
-    return sys.stdin.isatty() and typer.confirm("Go on?", err=True)
+    return sys.stdin.isatty() and typer.confirm("Continue?", err=True)

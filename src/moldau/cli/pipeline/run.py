@@ -1,4 +1,4 @@
-"""`moldau pipeline run`: a pipeline on Spark, until it is done or told to stop."""
+"""`moldau pipeline run`: runs a pipeline on Spark."""
 
 import signal
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import CommandError, out_console, print_error, print_notice
+from moldau.cli.console import CommandError, out_console, print_error, print_notice
 from moldau.cli.pipeline.display import display
 from moldau.cli.pipeline.parameters import (
     AvailableNow,
@@ -40,13 +40,13 @@ def pipeline_run(
             "--generation",
             min=1,
             metavar="NUMBER",
-            help="Go back to the checkpoints of before a replay; `moldau pipeline status` shows which there are.",
+            help="Use the checkpoints of this generation; `moldau pipeline status` lists them.",
         ),
     ] = None,
 ) -> None:
     """Run a pipeline until Ctrl-C, or with --available-now until it has caught up.
 
-    It goes on where its last run ended. Ctrl-C and `moldau pipeline stop` finish the batch that is under way first.
+    It continues where its last run stopped. Ctrl-C and `moldau pipeline stop` let the current batch finish.
     Exit codes: 0 done or stopped, 1 failed, 130 after Ctrl-C.
 
     moldau pipeline run revenue.yaml
@@ -64,7 +64,7 @@ def pipeline_run(
 def run_and_report(
     pipeline: PipelineDefinition, state: Path | None, options: RunOptions, *, as_json: bool, quiet: bool
 ) -> None:
-    """Runs it with what a terminal shows, and leaves with the exit code."""
+    """Runs a pipeline, displays its progress, and exits with its exit code."""
     directory = state_directory(pipeline, state)
     with stop_on_signals() as stop_request:
         with display(f"pipeline {pipeline.name}", as_json=as_json, quiet=quiet) as shown:
@@ -72,10 +72,10 @@ def run_and_report(
         if outcome.error is not None:
             print_error(CommandError(outcome.error))
             if not isinstance(outcome.failure, USER_ERRORS):
-                print_notice(f"All that is known about it: {directory.error_log}")
+                print_notice(f"Details: {directory.error_log}")
             raise typer.Exit(1)
         if stop_request.signal_number == signal.SIGHUP:
-            # Nobody is there to be told.
+            # The terminal was closed.
             raise typer.Exit(0)
         if not (as_json or quiet):
             out_console.print(summary(pipeline, outcome), markup=False)
@@ -86,5 +86,5 @@ def run_and_report(
 def summary(pipeline: PipelineDefinition, outcome: RunOutcome) -> str:
     rows = max((each.rows for each in outcome.states), default=0)
     if outcome.name == "stopped":
-        return f"{pipeline.name} is stopped; the next run goes on from here."
+        return f"{pipeline.name} is stopped. The next run continues from here."
     return f"{pipeline.name} has caught up: {rows:,} rows read."

@@ -1,11 +1,11 @@
-"""`moldau pipeline status`: how a pipeline stands."""
+"""`moldau pipeline status`: state, progress and last error of a pipeline."""
 
 import json
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from moldau.cli.cluster_access import out_console, print_table, table
+from moldau.cli.console import make_table, out_console, print_table
 from moldau.cli.pipeline.display import format_rate
 from moldau.cli.pipeline.parameters import Json, Name, State, find_run
 from moldau.cli.spark.parameters import exit_on_error
@@ -16,7 +16,7 @@ from moldau.pipelines.runtime.times import elapsed_text
 
 
 def pipeline_status(name: Name, state: State = None, as_json: Json = False) -> None:
-    """Show whether a pipeline runs, how fast and how far behind, and why it ended.
+    """Show whether a pipeline is running, its rate and lag, and its last error.
 
     moldau pipeline status revenue
     """
@@ -25,42 +25,42 @@ def pipeline_status(name: Name, state: State = None, as_json: Json = False) -> N
         progress = latest_progress(read_lines(directory.progress), record.generation)
         generations = directory.generations(now())
     if as_json:
-        told = {
+        status = {
             "state": run_state(directory, record),
             "run": asdict(record),
             "queries": [asdict(each) for each in progress.values()],
             "generations": asdict(generations),
         }
-        out_console.print(json.dumps(told), markup=False)
+        out_console.print(json.dumps(status), markup=False)
         return
     clock = datetime.now(UTC)
-    stands = run_state(directory, record)
-    changed = record.started if stands == "running" else record.ended or record.started
-    facts = table("", "")
+    current = run_state(directory, record)
+    changed = record.started if current == "running" else record.ended or record.started
+    facts = make_table("", "")
     facts.show_header = False
     facts.add_row("pipeline", directory.name)
-    facts.add_row("state", f"{stands}, since {elapsed_text(changed, clock)}")
-    if stands == "running":
+    facts.add_row("state", f"{current}, since {elapsed_text(changed, clock)}")
+    if current == "running":
         facts.add_row("process", f"{record.pid} on {record.host}")
     facts.add_row("file", record.file + _file_change_note(record))
-    facts.add_row("reads from", record.bootstrap)
+    facts.add_row("bootstrap", record.bootstrap)
     facts.add_row("master", record.master)
     facts.add_row("checkpoints", f"{record.checkpoints}/{record.generation}")
     for each in generations.all:
-        begun = "as the sources say" if each.start is None else f"from {each.start}"
+        start = "start as configured" if each.start is None else f"replay from {each.start}"
         used = ", in use" if each.number == generations.current else ""
         facts.add_row(
-            f"generation {each.number}", f"{begun}, made {elapsed_text(each.made, clock)} ago{used}"
+            f"generation {each.number}", f"{start}, created {elapsed_text(each.made, clock)} ago{used}"
         )
-    if record.error is not None and stands != "running":
+    if record.error is not None and current != "running":
         facts.add_row("last error", record.error)
-        facts.add_row("", f"all that is known about it: {directory.error_log}")
+        facts.add_row("", f"details: {directory.error_log}")
     print_table(facts)
     if not progress:
         return
     out_console.print()
-    columns = ("last batch", "number", "rows", "in/s", "able/s", "took", "lag then")
-    rows = table("query", *columns, numbers=columns[1:])
+    columns = ("last batch", "number", "rows", "in/s", "processed/s", "duration", "lag")
+    rows = make_table("query", *columns, numbers=columns[1:])
     for last in progress.values():
         rows.add_row(
             last.query,
@@ -76,16 +76,16 @@ def pipeline_status(name: Name, state: State = None, as_json: Json = False) -> N
 
 
 def _file_change_note(record: RunRecord) -> str:
-    """Whether the file is another one than that which runs or ran."""
+    """Returns a note if the pipeline file differs from the one of the run."""
     try:
         is_same = not record.file or file_hash(Path(record.file)) == record.file_hash
     except OSError:
-        return " (not there any more)"
-    return "" if is_same else " (changed since the run began)"
+        return " (deleted)"
+    return "" if is_same else " (changed since the run started)"
 
 
 def run_state(directory: StateDirectory, record: RunRecord) -> str:
-    """Whether it runs is what the lock says; a run that left without a word was killed."""
+    """Returns the state of the latest run; a run that neither holds the lock nor recorded an outcome was killed."""
     if directory.is_locked():
         return "running"
     return record.outcome or "killed"

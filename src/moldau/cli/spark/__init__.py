@@ -1,1 +1,4 @@
-"""`moldau spark`: Spark with Moldau's data source."""
+"""`moldau spark`."""
+
+HELP = "Run Spark with Moldau's data source."
+COMMANDS = ("shell", "submit", "master", "worker")

@@ -1,4 +1,4 @@
-"""What the commands around Spark are given, pipelines among them, and how they fail: in a line that says what to do."""
+"""Parameters and error handling shared by the Spark and pipeline commands."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import CommandError, exit_with_error, print_error
+from moldau.cli.console import CommandError, exit_with_error, print_error
 from moldau.client.errors import KafkaError
 from moldau.pipelines.error_summary import USER_ERRORS, missing_extra, summarize_error
 
@@ -15,37 +15,35 @@ MasterUrl = Annotated[
     typer.Option(
         "--master",
         metavar="URL",
-        help="Where it runs: local[*] on this machine (the default), spark://host:7077 on a standalone cluster; yarn, "
-        "k8s://… and sc://… are handed to Spark as they are.",
+        help="Spark master: local[*] for this machine (default), spark://host:7077 for a standalone cluster; yarn, "
+        "k8s://… and sc://… are passed to Spark.",
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--conf", "-c", metavar="NAME=VALUE", help="A setting of Spark. Can be given more than once."
-    ),
+    typer.Option("--conf", "-c", metavar="NAME=VALUE", help="Spark setting; can be repeated."),
 ]
 PythonFiles = Annotated[
     str | None,
     typer.Option(
-        "--py-files", metavar="FILES", help="Python files or zips that tasks import, with commas between."
+        "--py-files", metavar="FILES", help="Comma-separated Python files or zips for tasks to import."
     ),
 ]
 
 
-def parse_spark_conf(given: list[str] | None) -> dict[str, str]:
-    found = {}
-    for each in given or ():
-        name, equals, value = each.partition("=")
+def parse_spark_conf(pairs: list[str] | None) -> dict[str, str]:
+    settings = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
         if not equals or not name.strip().startswith("spark."):
-            raise typer.BadParameter(f"{each!r} is not a setting: write --conf spark.name=value")
-        found[name.strip()] = value
-    return found
+            raise typer.BadParameter(f"{pair!r} is not a Spark setting; use --conf spark.name=value")
+        settings[name.strip()] = value
+    return settings
 
 
 @contextmanager
 def exit_on_error(bootstrap: str = "the bootstrap servers") -> Iterator[None]:
-    """Whatever keeps Spark or a pipeline from running ends the command with a sentence, not with a traceback."""
+    """Turns expected errors of Spark and pipelines into a message and exit code 1."""
     try:
         yield
     except KafkaError as error:

@@ -1,4 +1,4 @@
-"""`moldau spark shell`: a Python shell with a Spark session in it."""
+"""`moldau spark shell`: opens a Python shell with a Spark session."""
 
 import code
 import importlib.util
@@ -9,7 +9,7 @@ import typer
 
 from moldau.cli.spark.parameters import MasterUrl, PythonFiles, Settings, exit_on_error, parse_spark_conf
 
-FIRST = (
+EXAMPLE = (
     'spark.read.format("moldau").option("kafka.bootstrap.servers", "127.0.0.1:9092")'
     '.option("subscribe", "orders").load().show()'
 )
@@ -18,22 +18,22 @@ FIRST = (
 def spark_shell(
     master: MasterUrl = None,
     settings: Settings = None,
-    name: Annotated[str, typer.Option(help="How the application is called.")] = "moldau shell",
+    name: Annotated[str, typer.Option(help="Application name.")] = "moldau shell",
     py_files: PythonFiles = None,
 ) -> None:
-    """Open a Python shell in which `spark` is a session that reads and writes topics.
+    """Open a Python shell with a Spark session `spark` that can read and write topics.
 
     moldau spark shell
 
     moldau spark shell --master spark://127.0.0.1:7077 --conf spark.executor.memory=2g
     """
-    given = parse_spark_conf(settings)
+    conf = parse_spark_conf(settings)
     if py_files:
-        given["spark.submit.pyFiles"] = py_files
+        conf["spark.submit.pyFiles"] = py_files
     with exit_on_error():
         from moldau.spark.launcher.session import session
 
-        spark = session(name, master=master, settings=given)
+        spark = session(name, master=master, settings=conf)
         names = {"spark": spark, "sc": spark.sparkContext}
         try:
             _interact(names, banner(spark.version, str(spark.sparkContext.master)))
@@ -43,7 +43,7 @@ def spark_shell(
 
 def banner(version: str, master: str) -> str:
     python = ".".join(map(str, sys.version_info[:2]))
-    return f"Spark {version} on {master}, Python {python}. `spark` is the session; try:\n\n    {FIRST}\n"
+    return f"Spark {version} on {master}, Python {python}. `spark` is the session. Try:\n\n    {EXAMPLE}\n"
 
 
 def _interact(names: dict[str, Any], text: str) -> None:

@@ -1,4 +1,4 @@
-"""`moldau spark submit`: a Python program with Spark ready for it, here or on a cluster."""
+"""`moldau spark submit`: runs a Python program with Spark."""
 
 import os
 import runpy
@@ -14,52 +14,53 @@ from moldau.cli.spark.parameters import MasterUrl, PythonFiles, Settings, exit_o
 from moldau.pipelines.error_summary import USER_ERRORS
 from moldau.spark.errors import LaunchError
 
+CONTEXT_SETTINGS = {"allow_interspersed_args": False}
+"""Arguments after the file belong to the program."""
+
 
 def spark_submit(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The program.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Python program.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Handed to it as they are.")
+        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Arguments of the program.")
     ] = None,
     master: MasterUrl = None,
     settings: Settings = None,
-    name: Annotated[
-        str | None, typer.Option(help="How the application is called; as the file unless given.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Application name; by default the file name.")] = None,
     py_files: PythonFiles = None,
 ) -> None:
-    """Run a Python program that uses Spark. Options go before the file, what comes after it is the program's.
+    """Run a Python program that uses Spark. Options go before the file, arguments of the program after it.
 
-    The program makes its session with moldau.spark.session() or as it would anywhere, with
-    SparkSession.builder.getOrCreate(): both get the master and the settings that are given here.
+    The program creates its session with moldau.spark.session() or SparkSession.builder.getOrCreate(). Both use the
+    master and the settings of this command.
 
     moldau spark submit revenue.py
 
     moldau spark submit --master spark://127.0.0.1:7077 revenue.py --day 2026-01-01
     """
-    given = parse_spark_conf(settings)
+    conf = parse_spark_conf(settings)
     if py_files:
-        given["spark.submit.pyFiles"] = py_files
+        conf["spark.submit.pyFiles"] = py_files
     with exit_on_error():
         if not file.is_file():
-            raise LaunchError(f"There is no file {file}.")
-        _prepare(name or file.name, master, given)
+            raise LaunchError(f"File {file} does not exist.")
+        _prepare(name or file.name, master, conf)
         _run(file, arguments or [])
 
 
-def _prepare(name: str, master: str | None, given: dict[str, str]) -> None:
+def _prepare(name: str, master: str | None, conf: dict[str, str]) -> None:
     from moldau.spark.launcher.session import start_submitted
     from moldau.spark.launcher.spark_home import find_spark
     from moldau.spark.launcher.spark_settings import read_defaults, resolve_settings
 
     spark = find_spark()
-    where, chosen = resolve_settings(
-        name, master, given, submitted={}, defaults=read_defaults(spark.settings), environ=os.environ
+    master_url, resolved = resolve_settings(
+        name, master, conf, submitted={}, defaults=read_defaults(spark.settings), environ=os.environ
     )
-    start_submitted(spark, where, chosen)
+    start_submitted(spark, master_url, resolved)
 
 
 def _run(file: Path, arguments: list[str]) -> None:
-    """As Python itself would: the program's directory comes first in the path, and its arguments are its own."""
+    """Runs the program as Python would, with its directory first in sys.path and its own sys.argv."""
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.absolute().parent))
     try:
@@ -72,7 +73,7 @@ def _run(file: Path, arguments: list[str]) -> None:
 
 
 def _from(file: Path, trace: TracebackType | None) -> TracebackType | None:
-    """What of a trace is the program's, not how it was started; nothing where the program did not even begin."""
+    """Returns the part of a traceback that starts in the program, or None if the program did not start."""
     while trace is not None and trace.tb_frame.f_code.co_filename != str(file):
         trace = trace.tb_next
     return trace

@@ -1,1 +1,4 @@
-"""`moldau topic`: topics."""
+"""`moldau topic`."""
+
+HELP = "Create, describe, change and delete topics."
+COMMANDS = ("list", "create", "describe", "alter", "delete")

@@ -1,10 +1,11 @@
-"""`moldau topic alter`: more partitions, other settings."""
+"""`moldau topic alter`: changes partitions and settings of a topic."""
 
 from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import out_console, run_admin
+from moldau.cli.admin import run_admin
+from moldau.cli.console import out_console
 from moldau.cli.parameters import (
     DEFAULT_BOOTSTRAP,
     Bootstrap,
@@ -28,7 +29,7 @@ def topic_alter(
             min=1,
             metavar="NUMBER",
             callback=validate_int32,
-            help="How many it shall have in all; never fewer than it has.",
+            help="New number of partitions; it cannot be reduced.",
         ),
     ] = None,
     config: Annotated[
@@ -38,7 +39,7 @@ def topic_alter(
             "-c",
             metavar="NAME=VALUE",
             callback=validate_text,
-            help="Set a setting; may be repeated.",
+            help="Topic setting to set; can be repeated.",
         ),
     ] = None,
     unset: Annotated[
@@ -47,13 +48,13 @@ def topic_alter(
             "--unset",
             metavar="NAME",
             callback=validate_text,
-            help="Set one back to its default; may be repeated.",
+            help="Topic setting to reset to its default; can be repeated.",
         ),
     ] = None,
 ) -> None:
-    """Give a topic more partitions or other settings.
+    """Add partitions to a topic or change its settings.
 
-    With more partitions the records of a key may go to another one than before.
+    More partitions change the mapping of keys to partitions.
 
     moldau topic alter orders --partitions 12 --config retention.ms=86400000
     """
@@ -62,13 +63,13 @@ def topic_alter(
         **dict.fromkeys(unset or []),
     }
     if partitions is None and not changes:
-        raise typer.BadParameter("say what to change: --partitions, --config or --unset")
+        raise typer.BadParameter("nothing to change: use --partitions, --config or --unset")
 
-    async def question(admin: Admin) -> None:
+    async def operation(admin: Admin) -> None:
         if partitions is not None:
             single_result(await admin.create_partitions({topic: partitions}))
         if changes:
             await admin.alter_topic_configs(topic, changes)
 
-    run_admin(question, bootstrap)
+    run_admin(operation, bootstrap)
     out_console.print(f"{topic}: changed", markup=False)

@@ -1,10 +1,11 @@
-"""`moldau topic create`: new topics."""
+"""`moldau topic create`: creates topics."""
 
 from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import report_results, run_admin
+from moldau.cli.admin import run_admin
+from moldau.cli.console import report_results
 from moldau.cli.parameters import (
     DEFAULT_BOOTSTRAP,
     Bootstrap,
@@ -29,7 +30,7 @@ def topic_create(
             min=1,
             metavar="NUMBER",
             callback=validate_int32,
-            help="Into how many each is divided; the broker's num.partitions by default.",
+            help="Number of partitions; by default num.partitions of the broker.",
         ),
     ] = None,
     replicas: Annotated[
@@ -40,7 +41,7 @@ def topic_create(
             min=1,
             metavar="NUMBER",
             callback=validate_int16,
-            help="How many brokers keep each partition; default.replication.factor by default.",
+            help="Replication factor; by default default.replication.factor of the broker.",
         ),
     ] = None,
     config: Annotated[
@@ -50,7 +51,7 @@ def topic_create(
             "-c",
             metavar="NAME=VALUE",
             callback=validate_text,
-            help="A setting of the topics; may be repeated.",
+            help="Topic setting; can be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -59,7 +60,7 @@ def topic_create(
     moldau topic create orders --partitions 6 --config cleanup.policy=compact
     """
     configs = dict[str, str | None](parse_name_values(config or [], "--config"))
-    wanted = [
+    new_topics = [
         NewTopic(name, partitions or BROKER_DEFAULT, replicas or BROKER_DEFAULT, configs) for name in topics
     ]
-    report_results(run_admin(lambda admin: admin.create_topics(wanted), bootstrap), "created")
+    report_results(run_admin(lambda admin: admin.create_topics(new_topics), bootstrap), "created")

@@ -1,8 +1,9 @@
-"""`moldau topic delete`: topics and everything in them."""
+"""`moldau topic delete`: deletes topics and their records."""
 
 import typer
 
-from moldau.cli.cluster_access import report_results, run_admin
+from moldau.cli.admin import run_admin
+from moldau.cli.console import report_results
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topics, Yes
 
 
@@ -11,7 +12,7 @@ def topic_delete(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     yes: Yes = False,
 ) -> None:
-    """Delete topics with all their records. There is no way back."""
+    """Delete topics and all their records. This cannot be undone."""
     if not yes:
-        typer.confirm(f"Delete {', '.join(topics)} with all records?", abort=True)
+        typer.confirm(f"Delete {', '.join(topics)} and all their records?", abort=True)
     report_results(run_admin(lambda admin: admin.delete_topics(topics), bootstrap), "deleted")

@@ -1,10 +1,11 @@
-"""`moldau topic describe`: the partitions of a topic and how it is set."""
+"""`moldau topic describe`: partitions, offsets and settings of a topic."""
 
 from typing import Annotated
 
 import typer
 
-from moldau.cli.cluster_access import list_partitions, out_console, print_table, run_admin, table
+from moldau.cli.admin import list_partitions, run_admin
+from moldau.cli.console import make_table, out_console, print_table
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic
 from moldau.client.admin.admin import EARLIEST, LATEST, Admin, ConfigEntry
 from moldau.client.consumer.offset_lookup import OffsetAndTimestamp
@@ -18,24 +19,24 @@ def topic_describe(
     name: Topic,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     all_settings: Annotated[
-        bool, typer.Option("--all-settings", help="Also the settings that are as by default.")
+        bool, typer.Option("--all-settings", help="Also show settings that have their default value.")
     ] = False,
 ) -> None:
-    """Show the partitions of a topic, who has them, what is in them, and the settings it was given.
+    """Show the partitions of a topic with leader, replicas and offsets, and the settings that are not default.
 
-    The end offset is that of the next record to come.
+    The end offset is the offset of the next record.
     """
 
-    async def question(admin: Admin) -> tuple[TopicInfo, Offsets, Offsets, dict[str, ConfigEntry]]:
+    async def operation(admin: Admin) -> tuple[TopicInfo, Offsets, Offsets, dict[str, ConfigEntry]]:
         topic = await admin.describe_topic(name)
         partitions = await list_partitions(admin, [name])
         first = await admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
         end = await admin.list_offsets(dict.fromkeys(partitions, LATEST))
         return topic, first, end, await admin.topic_configs(name)
 
-    topic, first, end, configs = run_admin(question, bootstrap)
+    topic, first, end, configs = run_admin(operation, bootstrap)
     numbers = ("partition", "leader", "first offset", "end offset")
-    rows = table(*numbers[:2], "replicas", "in sync", *numbers[2:], numbers=numbers)
+    rows = make_table(*numbers[:2], "replicas", "in sync", *numbers[2:], numbers=numbers)
     for each in topic.partitions:
         partition = TopicPartition(name, each.index)
         rows.add_row(
@@ -47,10 +48,10 @@ def topic_describe(
             str(end[partition].offset) if partition in end else "-",
         )
     print_table(rows)
-    shown = [entry for entry in configs.values() if all_settings or not entry.is_default]
-    if shown:
+    entries = [entry for entry in configs.values() if all_settings or not entry.is_default]
+    if entries:
         out_console.print()
-        settings = table("setting", "value")
-        for entry in shown:
+        settings = make_table("setting", "value")
+        for entry in entries:
             settings.add_row(entry.name, entry.value or "")
         print_table(settings)

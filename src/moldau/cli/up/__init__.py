@@ -1,1 +1,1 @@
-"""`moldau up`: a cluster of several nodes on this machine."""
+"""`moldau up`."""

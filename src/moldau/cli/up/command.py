@@ -1,4 +1,4 @@
-"""`moldau up`: a cluster on this machine, a process for each node, until it is told to stop."""
+"""`moldau up`: runs a cluster on this machine, one process per node."""
 
 import asyncio
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moldau.cli.cluster_access import CommandError, out_console, pluralize, print_error, print_notice
+from moldau.cli.console import CommandError, out_console, pluralize, print_error, print_notice
 from moldau.cli.data_lock import data_lock
 from moldau.cli.parameters import parse_name_values, validate_text
 from moldau.cli.signals import stop_signal
@@ -21,7 +21,7 @@ KILLED = 137
 
 def up(
     nodes: Annotated[
-        int, typer.Option("--nodes", "-n", min=1, max=NODES_MAX, metavar="NUMBER", help="How many nodes.")
+        int, typer.Option("--nodes", "-n", min=1, max=NODES_MAX, metavar="NUMBER", help="Number of nodes.")
     ] = 3,
     port: Annotated[
         int | None,
@@ -30,7 +30,7 @@ def up(
             min=1,
             max=65_535,
             metavar="PORT",
-            help="Of the first node; the others have the ports after it. 9092 by default.",
+            help="Port of the first node; the others use the next ports. 9092 by default.",
         ),
     ] = None,
     data_dir: Annotated[
@@ -38,12 +38,15 @@ def up(
         typer.Option(
             "--data-dir",
             metavar="DIR",
-            help="Where the nodes keep their data, each in a directory of its own.",
+            help="Directory for the data, with a subdirectory per node.",
         ),
     ] = Path("moldau-cluster"),
     sync: Annotated[
         bool,
-        typer.Option("--sync", help="Acknowledge nothing that a power cut of all nodes could take back."),
+        typer.Option(
+            "--sync",
+            help="Acknowledge records only after fsync, so that a power failure of all nodes loses none.",
+        ),
     ] = False,
     settings: Annotated[
         list[str] | None,
@@ -52,23 +55,23 @@ def up(
             "-s",
             metavar="NAME=VALUE",
             callback=validate_text,
-            help="A setting of all nodes; may be repeated. `moldau settings` shows them.",
+            help="Setting for all nodes; can be repeated. `moldau settings` lists them.",
         ),
     ] = None,
 ) -> None:
-    """Run a cluster on this machine until it is told to stop (Ctrl-C, SIGTERM).
+    """Run a cluster on this machine until it is stopped (Ctrl-C, SIGTERM).
 
-    Node 1 listens on the port given and keeps its data in DIR/node-1, with its log lines in log.txt and its process id
-    in pid; and so on. A node that dies is not started again, so that you can see what the others do.
+    Node 1 listens on the given port and has its data in DIR/node-1, its log in log.txt and its process id in pid; and
+    so on. A node that exits is not restarted, so that you can see how the others react.
 
     moldau up --nodes 3 --port 9092 --data-dir ./cluster
     """
     try:
-        given = parse_name_values(settings or [], "--set")
+        values = parse_name_values(settings or [], "--set")
         with data_lock(str(data_dir)):
-            plan = make_plan(data_dir, nodes, port, given, write_caching=not sync)
-            for note in check_host(plan):
-                print_notice(note)
+            plan = make_plan(data_dir, nodes, port, values, write_caching=not sync)
+            for notice in check_host(plan):
+                print_notice(notice)
             write_plan(data_dir, plan)
             code = asyncio.run(_run(plan))
     except (CommandError, StorageError) as error:
@@ -83,103 +86,100 @@ def up(
 async def _run(plan: ClusterPlan) -> int:
     processes = [NodeProcess(node) for node in plan.nodes]
     try:
-        with stop_signal() as asked:
+        with stop_signal() as stop_requested:
             try:
                 for process in processes:
                     await process.start()
-                if await _wait_all_ready(processes, asked):
+                if await _wait_all_ready(processes, stop_requested):
                     _print_cluster_info(plan)
-                    await _watch(processes, asked)
+                    await _watch(processes, stop_requested)
             finally:
-                is_stopped = asked.done() and not asked.cancelled()
+                is_stopped = stop_requested.done() and not stop_requested.cancelled()
                 if is_stopped:
-                    out_console.print("Stopping. Ctrl-C again kills what has not stopped yet.")
+                    out_console.print("Stopping. Press Ctrl-C again to kill nodes that have not stopped.")
                 await _stop(processes)
     except asyncio.CancelledError:
-        # A second signal: whoever sent it does not want to wait.
-        print_notice("Nodes that had not stopped are killed.")
+        # A second signal.
+        print_notice("Killing the nodes that have not stopped.")
         return KILLED
     finally:
         await kill_all(processes)
     return 0 if is_stopped else 1
 
 
-async def _wait_all_ready(processes: list[NodeProcess], asked: "asyncio.Future[int]") -> bool:
-    """False where it is told to stop before; raises CommandError where a node ends instead."""
+async def _wait_all_ready(processes: list[NodeProcess], stop_requested: "asyncio.Future[int]") -> bool:
+    """Returns False if a stop is requested first; raises CommandError if a node exits."""
 
-    async def tell(process: NodeProcess) -> None:
+    async def wait_ready(process: NodeProcess) -> None:
         node = process.plan
         if not await process.wait_ready():
-            raise CommandError(f"Node {node.node_id} could not be started: {process.last_log_line()}")
+            raise CommandError(f"Node {node.node_id} failed to start: {process.last_log_line()}")
         out_console.print(f"node {node.node_id} is up on {node.address}, process {process.pid}")
-        waited_for.remove(node.node_id)
+        starting.remove(node.node_id)
 
-    waited_for = [process.plan.node_id for process in processes]
+    starting = [process.plan.node_id for process in processes]
 
-    def tell_slow() -> None:
-        numbers = ", ".join(map(str, waited_for))
-        print_notice(f"waiting for node {numbers}: its log.txt says what it does ...")
+    def print_waiting() -> None:
+        print_notice(f"waiting for node {', '.join(map(str, starting))}; see log.txt for its progress ...")
 
-    timer = asyncio.get_running_loop().call_later(SLOW_NOTICE_DELAY_S, tell_slow)
-    telling = [asyncio.create_task(tell(process)) for process in processes]
-    all_told: asyncio.Future[Any] = asyncio.gather(*telling)
+    timer = asyncio.get_running_loop().call_later(SLOW_NOTICE_DELAY_S, print_waiting)
+    tasks = [asyncio.create_task(wait_ready(process)) for process in processes]
+    all_ready: asyncio.Future[Any] = asyncio.gather(*tasks)
     try:
-        await asyncio.wait([asked, all_told], return_when=asyncio.FIRST_COMPLETED)
-        if not all_told.done():
+        await asyncio.wait([stop_requested, all_ready], return_when=asyncio.FIRST_COMPLETED)
+        if not all_ready.done():
             return False
-        all_told.result()
+        all_ready.result()
         return True
     finally:
         timer.cancel()
-        for task in telling:
+        for task in tasks:
             task.cancel()
 
 
 def _print_cluster_info(plan: ClusterPlan) -> None:
     out_console.print(f"The cluster is up: {plan.bootstrap}")
     if len(plan.nodes) > 1:
-        out_console.print(
-            f"So that commands find it whichever node dies: export MOLDAU_BOOTSTRAP={plan.bootstrap}"
-        )
+        out_console.print(f"To use it with other commands: export MOLDAU_BOOTSTRAP={plan.bootstrap}")
     defaults = plan.nodes[0].settings.topic_defaults
     out_console.print(
-        f"Topics get {pluralize(plan.nodes[0].settings.default_replication_factor, 'replica')}, of which "
-        f"{defaults.min_insync_replicas} must have a record before it is acknowledged."
+        f"Topics have {pluralize(plan.nodes[0].settings.default_replication_factor, 'replica')} and "
+        f"min.insync.replicas={defaults.min_insync_replicas} by default."
     )
     if defaults.write_caching:
         out_console.print(
-            "Records are acknowledged when the nodes have them, before they are on disk (write.caching). With --sync "
-            "they are safe from a power cut too."
+            "Records are acknowledged before fsync (write.caching). Use --sync to protect them against a power failure "
+            "of all nodes."
         )
-    out_console.print("Ctrl-C stops it.")
+    out_console.print("Press Ctrl-C to stop it.")
 
 
-async def _watch(processes: list[NodeProcess], asked: "asyncio.Future[int]") -> None:
-    """Tells of each node that ends; returns when it is told to stop, or no node is left."""
-    ends = {asyncio.create_task(process.wait()): process for process in processes}
+async def _watch(processes: list[NodeProcess], stop_requested: "asyncio.Future[int]") -> None:
+    """Prints a notice for each node that exits; returns when a stop is requested or no node is left."""
+    exits = {asyncio.create_task(process.wait()): process for process in processes}
     try:
-        while ends and not asked.done():
-            await asyncio.wait([asked, *ends], return_when=asyncio.FIRST_COMPLETED)
-            for task, process in list(ends.items()):
+        while exits and not stop_requested.done():
+            await asyncio.wait([stop_requested, *exits], return_when=asyncio.FIRST_COMPLETED)
+            for task, process in list(exits.items()):
                 if task.done():
-                    del ends[task]
-                    _print_exit(process, task.result(), left=len(ends))
+                    del exits[task]
+                    _print_exit(process, task.result(), remaining=len(exits))
     finally:
-        for task in ends:
+        for task in exits:
             task.cancel()
 
 
-def _print_exit(process: NodeProcess, code: int, left: int) -> None:
+def _print_exit(process: NodeProcess, code: int, remaining: int) -> None:
     node = process.plan
-    others = f"{pluralize(left, 'other')} left" if left else "no node is left"
+    others = f"{pluralize(remaining, 'node')} still running" if remaining else "no node is running"
     print_notice(
-        f"node {node.node_id} {describe_exit(code)}, {others}: see {node.log_file}; "
-        f"`moldau serve --config {node.settings_file}` starts it again"
+        f"node {node.node_id} {describe_exit(code)}, {others}: see {node.log_file}; restart it with "
+        f"`moldau serve --config {node.settings_file}`"
     )
 
 
 async def _stop(processes: list[NodeProcess]) -> None:
-    """All at once: each hands over what it leads to those that stay longer."""
+    """Stops all nodes at once; each moves its leadership to nodes that are still running."""
 
     async def stop(process: NodeProcess) -> None:
         if process.is_running:

@@ -1,4 +1,4 @@
-"""A node of `moldau up`, in its process: as `moldau serve`, but it ends too when the command that started it is gone.
+"""The process of a node of `moldau up`: `moldau serve` that also stops when its parent process exits.
 
 python -m moldau.cli.up.node --config FILE
 """
@@ -13,7 +13,7 @@ from moldau.cli.serve import serve
 
 def main(arguments: list[str]) -> int:
     def stop_when_parent_exits() -> None:
-        # Nothing is ever written to it: it ends when its other side is closed, however that comes.
+        # The parent never writes: the read returns when the pipe is closed.
         os.read(sys.stdin.fileno(), 1)
         os.kill(os.getpid(), signal.SIGTERM)
 

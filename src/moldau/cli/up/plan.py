@@ -1,5 +1,4 @@
-"""The nodes that `moldau up` runs: where each has its port and data, and how it is set. What a directory held before
-decides; whatever does not fit is refused before anything is started."""
+"""Ports, directories and settings of the nodes of `moldau up`, checked before any node is started."""
 
 import errno
 import json
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moldau.cli.cluster_access import CommandError
+from moldau.cli.console import CommandError
 from moldau.cli.data_lock import data_lock
 from moldau.errors import InvalidConfigError, StorageError
 from moldau.node.meta_properties import FILE_NAME as IDENTITY_FILE
@@ -28,7 +27,7 @@ DEFAULT_PORT = 9092
 VOTERS_MAX = 5
 REPLICAS_MAX = 3
 RESERVED_SETTINGS = ("node.id", "listen", "data.dir", "store", "cluster.id", "controller.quorum.voters")
-"""What makes the nodes one cluster, and is not for `--set`."""
+"""Settings that `moldau up` chooses for each node and rejects in `--set`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,43 +66,45 @@ class ClusterPlan:
 
 
 def make_plan(
-    directory: Path, nodes: int, port: int | None, given: Mapping[str, str], *, write_caching: bool
+    directory: Path, nodes: int, port: int | None, settings: Mapping[str, str], *, write_caching: bool
 ) -> ClusterPlan:
-    """Raises CommandError for what does not fit the directory or this machine."""
-    kept = _read_cluster_file(directory)
-    if kept is None:
+    """Plans a new cluster or the one in the directory; raises CommandError if the options contradict it."""
+    stored = _read_cluster_file(directory)
+    if stored is None:
         _check_unused(directory, nodes)
-    elif kept["nodes"] != nodes:
+    elif stored["nodes"] != nodes:
         raise CommandError(
-            f"{directory} holds a cluster of {kept['nodes']} nodes, not of {nodes}: start it with "
-            f"--nodes {kept['nodes']}, or choose another --data-dir."
+            f"{directory} has a cluster of {stored['nodes']} nodes, not {nodes}: use --nodes {stored['nodes']}, or "
+            f"choose another --data-dir."
         )
-    elif port not in (None, kept["port"]):
+    elif port not in (None, stored["port"]):
         raise CommandError(
-            f"The cluster in {directory} has its first node on port {kept['port']}, and its nodes know each other "
-            f"by that: start it with --port {kept['port']}, or choose another --data-dir."
+            f"The first node of the cluster in {directory} has port {stored['port']}, which cannot be changed: use "
+            f"--port {stored['port']}, or choose another --data-dir."
         )
-    first_port = kept["port"] if kept is not None else port or DEFAULT_PORT
+    first_port = stored["port"] if stored is not None else port or DEFAULT_PORT
     if first_port + nodes - 1 > 65_535:
         raise CommandError(
-            f"{nodes} nodes from port {first_port} on need ports beyond 65535: choose a lower --port."
+            f"{nodes} nodes starting at port {first_port} need ports above 65535: choose a lower --port."
         )
     cluster_id = (
-        kept["cluster_id"]
-        if kept is not None
+        stored["cluster_id"]
+        if stored is not None
         else new_meta_properties(system_platform().random, "", 0).cluster_id
     )
     shared = _shared_settings(nodes, first_port, cluster_id, write_caching=write_caching)
     plans = []
     for node_id in range(1, nodes + 1):
-        node_port, place = first_port + node_id - 1, directory / f"node-{node_id}"
-        own = {"node.id": str(node_id), "listen": f"{HOST}:{node_port}", "data.dir": str(place.absolute())}
-        plans.append(NodePlan(node_id, node_port, place, _settings({**shared, **given, **own}, given)))
-    return ClusterPlan(cluster_id, tuple(plans), is_new=kept is None)
+        node_port, node_dir = first_port + node_id - 1, directory / f"node-{node_id}"
+        own = {"node.id": str(node_id), "listen": f"{HOST}:{node_port}", "data.dir": str(node_dir.absolute())}
+        plans.append(
+            NodePlan(node_id, node_port, node_dir, _settings({**shared, **settings, **own}, settings))
+        )
+    return ClusterPlan(cluster_id, tuple(plans), is_new=stored is None)
 
 
 def voter_count(nodes: int) -> int:
-    """How many of the nodes vote: an odd number, for of an even one no more may fail than of one less."""
+    """Returns the number of voters, which is odd: an even number tolerates no more failures than one voter less."""
     return min(nodes - 1 + nodes % 2, VOTERS_MAX)
 
 
@@ -120,10 +121,10 @@ def _shared_settings(nodes: int, first_port: int, cluster_id: str, *, write_cach
     }
 
 
-def _settings(values: Mapping[str, str], given: Mapping[str, str]) -> BrokerSettings:
+def _settings(values: Mapping[str, str], options: Mapping[str, str]) -> BrokerSettings:
     for name in RESERVED_SETTINGS:
-        if name in given:
-            raise CommandError(f"--set {name}: `moldau up` chooses that itself, for each node.")
+        if name in options:
+            raise CommandError(f"--set {name}: this setting is chosen by `moldau up`.")
     try:
         return build_settings(flags=values)
     except InvalidConfigError as error:
@@ -131,50 +132,52 @@ def _settings(values: Mapping[str, str], given: Mapping[str, str]) -> BrokerSett
 
 
 def check_host(plan: ClusterPlan) -> list[str]:
-    """Raises CommandError where a node runs already or its port is taken. Gives what is strange but no hindrance."""
-    notes = []
+    """Raises CommandError if a node is running or its port is in use; returns notices."""
+    notices = []
     for node in plan.nodes:
         if node.directory.is_dir():
             try:
                 with data_lock(str(node.directory)):
                     pass
             except StorageError as error:
-                raise CommandError(f"Node {node.node_id} runs already: {error}.") from None
+                raise CommandError(f"Node {node.node_id} is already running: {error}.") from None
         if node.pid_file.exists():
-            notes.append(f"node {node.node_id} was not stopped the last time; what it kept is looked through")
+            notices.append(
+                f"node {node.node_id} was not shut down cleanly; its logs are recovered on startup"
+            )
         _check_port(node)
-    return notes
+    return notices
 
 
 def _check_port(node: NodePlan) -> None:
-    with socket.socket() as taken:
-        # As servers do: what is left of closed connections does not keep a port.
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        # As in servers: connections in TIME_WAIT do not block the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            taken.bind((HOST, node.port))
+            probe.bind((HOST, node.port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise CommandError(
-                    f"Port {node.port}, for node {node.node_id}, is in use: stop who uses it, or choose others with "
-                    f"--port."
+                    f"Port {node.port} of node {node.node_id} is in use: stop the process that uses it, or choose "
+                    f"another --port."
                 ) from None
             raise CommandError(f"Port {node.port} cannot be used: {error.strerror}.") from None
 
 
 def write_plan(directory: Path, plan: ClusterPlan) -> None:
-    """The cluster's file first: a start that is cut short is gone on with by the next one."""
+    """Writes the cluster file first, so that an interrupted first start can be repeated."""
     directory.mkdir(parents=True, exist_ok=True)
     if plan.is_new:
-        kept = {"cluster_id": plan.cluster_id, "nodes": len(plan.nodes), "port": plan.nodes[0].port}
-        _replace(directory / CLUSTER_FILE, json.dumps(kept, indent=2) + "\n")
+        stored = {"cluster_id": plan.cluster_id, "nodes": len(plan.nodes), "port": plan.nodes[0].port}
+        _replace(directory / CLUSTER_FILE, json.dumps(stored, indent=2) + "\n")
     for node in plan.nodes:
         node.directory.mkdir(exist_ok=True)
         _replace(node.settings_file, as_toml(node.settings))
 
 
 def as_toml(settings: BrokerSettings) -> str:
-    """All that was set, as `moldau serve --config` reads it."""
-    lines = ["# Written by `moldau up` at each start."]
+    """Formats the explicit settings as a config file of `moldau serve`."""
+    lines = ["# Generated by `moldau up` at each start."]
     lines += [f'"{name}" = {_toml(get_value(settings, name))}' for name in sorted(settings.explicitly_set)]
     return "\n".join(lines) + "\n"
 
@@ -186,24 +189,26 @@ def _toml(value: Any) -> str:
 def _read_cluster_file(directory: Path) -> dict[str, Any] | None:
     path = directory / CLUSTER_FILE
     try:
-        kept = json.loads(path.read_text())
-        if not (isinstance(kept["cluster_id"], str) and kept["nodes"] > 0 and 0 < kept["port"] < 65_536):
+        stored = json.loads(path.read_text())
+        if not (
+            isinstance(stored["cluster_id"], str) and stored["nodes"] > 0 and 0 < stored["port"] < 65_536
+        ):
             raise ValueError
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):
-        raise CommandError(f"{path} cannot be read: restore it, or choose another --data-dir.") from None
-    return dict(kept)
+        raise CommandError(f"{path} is invalid: restore it, or choose another --data-dir.") from None
+    return dict(stored)
 
 
 def _check_unused(directory: Path, nodes: int) -> None:
     if (directory / IDENTITY_FILE).exists():
-        raise CommandError(f"{directory} holds the data of a single node: choose another --data-dir.")
+        raise CommandError(f"{directory} has the data of a single node: choose another --data-dir.")
     for number in range(1, nodes + 1):
         if (directory / f"node-{number}").exists():
             raise CommandError(
-                f"{directory}/node-{number} is there, but {CLUSTER_FILE} is missing: restore it, or choose another "
-                f"--data-dir."
+                f"{directory}/node-{number} exists, but {CLUSTER_FILE} is missing: restore it, or choose "
+                f"another --data-dir."
             )
 
 

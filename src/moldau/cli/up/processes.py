@@ -1,4 +1,4 @@
-"""The processes of `moldau up`: one for each node, started together, watched, and stopped together."""
+"""The node processes of `moldau up`."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ class NodeProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        # The nodes are the same whatever settings there are for others.
+        # Settings in the environment are meant for other nodes.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
         with self.plan.log_file.open("ab") as log:
             self._log_start = log.tell()
@@ -42,13 +42,13 @@ class NodeProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,
-                # Ctrl-C is for the command, which stops the nodes itself.
+                # Ctrl-C is handled by the parent, which stops the nodes.
                 start_new_session=True,
             )
         self.plan.pid_file.write_text(f"{self.pid}\n")
 
     async def wait_ready(self) -> bool:
-        """Whether it serves; False where it ended before it could."""
+        """Waits until the node serves; returns False if it exits first."""
         assert self._process is not None
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
@@ -57,7 +57,7 @@ class NodeProcess:
         return False
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended. One that was never started has ended well."""
+        """Waits for the process to exit and returns its exit code; 0 if it was never started."""
         if self._process is None:
             return 0
         code = await self._process.wait()
@@ -75,15 +75,15 @@ class NodeProcess:
             self._process.send_signal(number)
 
     def last_log_line(self) -> str:
-        """Why it ended, as far as it said so."""
-        said = self.plan.log_file.read_bytes()[self._log_start :]
-        lines = said.decode(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("moldau: ") if lines else "it did not say why"
+        """Returns the last line of its log since it was started, usually the reason of its exit."""
+        output = self.plan.log_file.read_bytes()[self._log_start :]
+        lines = output.decode(errors="replace").strip().splitlines()
+        return lines[-1].removeprefix("moldau: ") if lines else "no log output"
 
 
 def describe_exit(code: int) -> str:
     if code >= 0:
-        return f"ended with code {code}"
+        return f"exited with code {code}"
     try:
         return f"was killed ({signal.Signals(-code).name})"
     except ValueError:

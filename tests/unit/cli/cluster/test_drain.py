@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from moldau.cli.cluster.drain import STALLED_POLLS_MAX, move_all
-from moldau.cli.cluster_access import CommandError
+from moldau.cli.console import CommandError
 from moldau.client.admin.admin import Admin, ClusterDescription, OngoingReassignment
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.metadata import BrokerInfo, PartitionInfo, TopicInfo
@@ -127,20 +127,20 @@ def test_it_ends_where_the_rest_is_refused_and_tells_each_refusal_once(
     ):
         drained([(1, 2), (1, 2), (1, 3)], lambda index, look: None if index == 1 else REFUSED)
     told = capsys.readouterr().err
-    assert told.count("t-0 stays for now: INVALID_REPLICA_ASSIGNMENT") == 1
-    assert told.count("stays for now") == 2
+    assert told.count("t-0 cannot be moved yet: INVALID_REPLICA_ASSIGNMENT") == 1
+    assert told.count("cannot be moved yet") == 2
 
 
 def test_it_ends_where_nobody_leads_what_was_to_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CommandError, match="1 partition cannot be moved off node 1"):
         drained([(1, 2), (1, 3)], lambda index, look: None, stuck=[1])
-    assert capsys.readouterr().err.count("t-1 stays for now: nobody leads it") == 1
+    assert capsys.readouterr().err.count("t-1 cannot be moved yet: it has no leader") == 1
 
 
 def test_it_ends_where_the_node_that_is_to_have_a_replica_died(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CommandError, match="1 partition cannot be moved off node 1"):
         drained([(1, 2, 3, 4)], lambda index, look: None, down=[5])
-    assert capsys.readouterr().err.count("t-0 stays for now: node 5, which is to have it, is down") == 1
+    assert capsys.readouterr().err.count("t-0 cannot be moved yet: its new replica on node 5 is down") == 1
 
 
 def test_a_follower_that_is_down_holds_up_no_move() -> None:
@@ -151,4 +151,4 @@ def test_a_follower_that_is_down_holds_up_no_move() -> None:
 def test_what_was_refused_for_a_while_moves_when_it_can(capsys: pytest.CaptureFixture[str]) -> None:
     admin = drained([(1, 2), (1, 3)], lambda index, look: REFUSED if look < STALLED_POLLS_MAX else None)
     assert not any(LEAVING in replicas for replicas in admin.partitions)
-    assert capsys.readouterr().err.count("stays for now") == 2
+    assert capsys.readouterr().err.count("cannot be moved yet") == 2

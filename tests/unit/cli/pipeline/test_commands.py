@@ -125,15 +125,15 @@ def test_both_forms_of_a_template_are_the_same_pipeline() -> None:
 
 def test_new_does_not_write_over_a_file_unless_told_to() -> None:
     Path("mine.yaml").write_text("precious")
-    assert "mine.yaml is there already" in fails("pipeline", "new", "mine")
+    assert "mine.yaml already exists" in fails("pipeline", "new", "mine")
     assert Path("mine.yaml").read_text() == "precious"
     succeeds("pipeline", "new", "mine", "--force")
     assert Path("mine.yaml").read_text() != "precious"
 
 
 def test_what_cannot_be_a_name_or_a_template_is_told() -> None:
-    assert "cannot be a name" in fails("pipeline", "new", "a/b")
-    assert "is none of orders-revenue, compacted-table, blank" in fails(
+    assert "is not a valid name" in fails("pipeline", "new", "a/b")
+    assert "is not one of orders-revenue, compacted-table, blank" in fails(
         "pipeline", "new", "mine", "--from", "nothing", code=2
     )
 
@@ -160,22 +160,22 @@ def test_a_replay_says_what_is_written_twice_and_does_nothing_unless_told_to() -
     assert "dead letters (topic orders.dead): are written again." in said
     assert "Windows that started before that time" in said
     assert "--generation 1` returns to it." in said
-    assert "add --yes to do it" in said
+    assert "Add --yes to replay" in said
     assert not Path("moldau-pipelines").exists()
     assert "is not a time" in fails("pipeline", "replay", "mine.yaml", "--from", "tomorrow")
 
 
 def test_a_setting_of_spark_that_is_none_is_the_callers_mistake() -> None:
     succeeds("pipeline", "new", "mine")
-    assert "'x' is not a setting" in fails("pipeline", "run", "mine.yaml", "--conf", "x", code=2)
+    assert "'x' is not a Spark setting" in fails("pipeline", "run", "mine.yaml", "--conf", "x", code=2)
 
 
 def test_nothing_has_run_yet(in_directory: Path) -> None:
-    assert "No pipeline has run" in succeeds("pipeline", "list")
+    assert "No pipeline has state" in succeeds("pipeline", "list")
     said = fails("pipeline", "status", "revenue")
-    assert "None has run here yet" in said
+    assert "No pipeline has run there yet" in said
     ran(in_directory)
-    assert "There is revenue." in fails("pipeline", "stop", "revenu")
+    assert "Pipelines with state there: revenue." in fails("pipeline", "stop", "revenu")
 
 
 def test_status_tells_how_a_run_ended(in_directory: Path) -> None:
@@ -222,9 +222,9 @@ def test_the_state_is_beside_the_file_wherever_a_command_is_run_from(
         assert pipeline.sinks[0].target == str(in_directory / "pipelines" / "out")
         assert state_directory(pipeline, Path("given")).path.parent == in_directory / place / "given"
     monkeypatch.chdir(in_directory / "elsewhere")
-    assert "Give its file instead of its name" in fails("pipeline", "status", "revenue")
-    assert "There is no file none.yaml" in fails("pipeline", "status", "none.yaml")
-    assert "No pipeline has run" in succeeds("pipeline", "list")
+    assert "Use the file instead of the name" in fails("pipeline", "status", "revenue")
+    assert "File none.yaml does not exist" in fails("pipeline", "status", "none.yaml")
+    assert "No pipeline has state" in succeeds("pipeline", "list")
     assert "killed" in succeeds("pipeline", "list", "../pipelines")
 
 
@@ -233,9 +233,9 @@ def test_status_says_that_the_file_has_changed_since(in_directory: Path) -> None
     ran(in_directory, file=str(file), file_hash=file_hash(file))
     assert "changed since" not in succeeds("pipeline", "status", "revenue")
     file.write_text(file.read_text() + "# a word more\n")
-    assert "revenue.yaml (changed since the run began)" in succeeds("pipeline", "status", "revenue")
+    assert "revenue.yaml (changed since the run started)" in succeeds("pipeline", "status", "revenue")
     file.unlink()
-    assert "revenue.yaml (not there any more)" in succeeds("pipeline", "status", "revenue")
+    assert "revenue.yaml (deleted)" in succeeds("pipeline", "status", "revenue")
 
 
 def test_what_looks_like_markup_is_text(in_directory: Path) -> None:
@@ -329,10 +329,10 @@ def test_stop_asks_the_process_and_waits_for_its_end(in_directory: Path) -> None
 def test_a_process_that_only_has_the_same_number_is_left_alone(in_directory: Path) -> None:
     state = ran(in_directory, pid=os.getpid(), process_start="12")
     with state.locked():
-        assert "is not the one that runs it" in fails("pipeline", "stop", "revenue")
+        assert "of its last run" in fails("pipeline", "stop", "revenue")
     state = ran(in_directory, pid=os.getpid(), process_start="12", host="elsewhere")
     with state.locked():
-        assert "runs on elsewhere: stop it there" in fails("pipeline", "stop", "revenue")
+        assert "is running on elsewhere: stop it there" in fails("pipeline", "stop", "revenue")
 
 
 def test_a_run_that_does_not_stop_in_time_is_told(in_directory: Path) -> None:

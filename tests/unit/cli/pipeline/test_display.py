@@ -38,7 +38,7 @@ def shown(what: RenderableType) -> list[str]:
 def test_a_row_per_query() -> None:
     states = [QueryState("table", QueryStatus.RUNNING).after(PROGRESS), QueryState("dead")]
     header, table, dead = shown(states_table(states))
-    assert header.split() == ["query", "state", "in/s", "able/s", "batch", "rows", "lag"]
+    assert header.split() == ["query", "state", "in/s", "processed/s", "batch", "rows", "lag"]
     assert table.split() == ["table", "running", "750", "3.2", "420", "ms", "1,500", "12"]
     assert dead.split() == ["dead", "starting", "-", "-", "-", "0", "-"]
 

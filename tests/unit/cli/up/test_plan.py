@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from moldau.cli.cluster_access import CommandError
+from moldau.cli.console import CommandError
 from moldau.cli.data_lock import data_lock
 from moldau.cli.up.plan import ClusterPlan, as_toml, check_host, make_plan, voter_count, write_plan
 from moldau.settings.broker import get_value
@@ -90,8 +90,8 @@ def test_settings_that_are_given_win(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"node.id": "4"}, "chooses that itself"),
-        ({"listen": "0.0.0.0:1"}, "chooses that itself"),
+        ({"node.id": "4"}, "chosen by `moldau up`"),
+        ({"listen": "0.0.0.0:1"}, "chosen by `moldau up`"),
         ({"num.partition": "4"}, "num.partitions"),
         ({"num.partitions": "none"}, "num.partitions"),
     ],
@@ -113,9 +113,9 @@ def test_a_cluster_is_the_same_when_it_is_started_again(directory: Path) -> None
 
 def test_another_number_of_nodes_or_another_port_is_refused(directory: Path) -> None:
     write_plan(directory, plan(directory, port=12_000))
-    with pytest.raises(CommandError, match=r"a cluster of 3 nodes, not of 5: start it with --nodes 3"):
+    with pytest.raises(CommandError, match=r"a cluster of 3 nodes, not 5: use --nodes 3"):
         plan(directory, 5)
-    with pytest.raises(CommandError, match=r"start it with --port 12000"):
+    with pytest.raises(CommandError, match=r"use --port 12000"):
         plan(directory, port=9092)
 
 
@@ -126,7 +126,7 @@ def test_directories_of_something_else_are_refused(directory: Path) -> None:
         plan(directory)
     (directory / "meta.properties").unlink()
     (directory / "node-2").mkdir()
-    with pytest.raises(CommandError, match=r"node-2 is there, but cluster.json is missing"):
+    with pytest.raises(CommandError, match=r"node-2 exists, but cluster.json is missing"):
         plan(directory)
 
 
@@ -136,7 +136,7 @@ def test_directories_of_something_else_are_refused(directory: Path) -> None:
 def test_a_torn_cluster_file_is_refused(directory: Path, text: str) -> None:
     directory.mkdir()
     (directory / "cluster.json").write_text(text)
-    with pytest.raises(CommandError, match=r"cluster.json cannot be read"):
+    with pytest.raises(CommandError, match=r"cluster.json is invalid"):
         plan(directory)
 
 
@@ -150,7 +150,7 @@ def test_a_port_in_use_is_found_before_anything_is_started(directory: Path, port
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port + 1))
         taken.listen()
-        with pytest.raises(CommandError, match=rf"Port {port + 1}, for node 2, is in use"):
+        with pytest.raises(CommandError, match=rf"Port {port + 1} of node 2 is in use"):
             check_host(made)
     assert not directory.exists()
 
@@ -160,7 +160,7 @@ def test_a_node_that_runs_already_is_found_by_its_lock(directory: Path, port: in
     write_plan(directory, made)
     with (
         data_lock(str(directory / "node-3")),
-        pytest.raises(CommandError, match=rf"Node 3 runs already: .*process {os.getpid()}"),
+        pytest.raises(CommandError, match=rf"Node 3 is already running: .*process {os.getpid()}"),
     ):
         check_host(made)
 
@@ -172,7 +172,7 @@ def test_a_stale_pid_file_is_told_and_no_hindrance(directory: Path, port: int) -
     # A process that is there, but is no node.
     made.nodes[1].pid_file.write_text(f"{os.getpid()}\n")
     (note,) = check_host(made)
-    assert "node 2 was not stopped the last time" in note
+    assert "node 2 was not shut down cleanly" in note
 
 
 def test_a_nodes_settings_file_says_what_the_node_was_started_with(directory: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def called(*arguments: str) -> Result:
 def test_a_missing_program(tmp_path: Path) -> None:
     result = called("submit", str(tmp_path / "none.py"))
     assert result.exit_code == 1
-    assert "There is no file" in result.output.replace("\n", " ")
+    assert "does not exist" in result.output.replace("\n", " ")
 
 
 @pytest.mark.parametrize("given", ["spark.x", "sql.x=1", "=1"])
@@ -29,7 +29,7 @@ def test_an_invalid_setting(tmp_path: Path, given: str) -> None:
     (tmp_path / "a.py").write_text("")
     result = called("submit", "--conf", given, str(tmp_path / "a.py"))
     assert result.exit_code == 2
-    assert "is not a setting" in result.output
+    assert "is not a Spark setting" in result.output
 
 
 def test_settings_may_have_equals_signs_in_their_values() -> None:

@@ -1,0 +1,88 @@
+"""Cluster connections of commands: connect, run an operation, and report errors."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+import typer
+
+from moldau.cli.console import CommandError, exit_with_error, print_error, print_notice
+from moldau.client.admin.admin import Admin
+from moldau.client.errors import KafkaError
+from moldau.client.net.cluster import Cluster
+from moldau.client.record import TopicPartition
+
+T = TypeVar("T")
+
+REQUEST_TIMEOUT_MS = 15_000
+CONNECT_TIMEOUT_MS = 5_000
+"""Long enough for a broker that is starting up."""
+SLOW_NOTICE_DELAY_S = 1.0
+"""Delay before a command says what it is waiting for."""
+
+
+def run_admin(operation: Callable[[Admin], Coroutine[Any, Any, T]], bootstrap: str) -> T:
+    """Runs an operation with an admin client; prints an error and exits if it fails."""
+
+    async def run() -> T:
+        async with connected_cluster(bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as cluster:
+            with notify_if_slow(f"waiting for {bootstrap} ..."):
+                return await operation(Admin(cluster, timeout_ms=REQUEST_TIMEOUT_MS))
+
+    return run_or_exit(run(), bootstrap)
+
+
+@asynccontextmanager
+async def connected_cluster(bootstrap: str, *, request_timeout_ms: int = 30_000) -> AsyncIterator[Cluster]:
+    """Connects to a cluster; fails soon if no broker listens, which is usually a wrong address."""
+    cluster = Cluster(bootstrap, request_timeout_ms=request_timeout_ms)
+    try:
+        with notify_if_slow(f"waiting for {bootstrap} ..."):
+            retry = cluster.retry(CONNECT_TIMEOUT_MS)
+            while True:
+                try:
+                    await cluster.refresh()
+                    break
+                except KafkaError as error:
+                    await retry.wait_or_raise(error)
+            await cluster.start()
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+@contextmanager
+def notify_if_slow(notice: str) -> Iterator[None]:
+    """Prints a notice if the block takes longer than SLOW_NOTICE_DELAY_S."""
+    timer = asyncio.get_running_loop().call_later(SLOW_NOTICE_DELAY_S, print_notice, notice)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def run_or_exit(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
+    """Runs a coroutine; prints an error and exits if it fails."""
+    try:
+        return asyncio.run(work)
+    except KafkaError as error:
+        exit_with_error(error, bootstrap)
+    except CommandError as error:
+        print_error(error)
+        raise typer.Exit(1) from None
+    except OSError as error:
+        # Connection errors are KafkaErrors, so this is standard input or output.
+        print_error(CommandError(error.strerror or str(error)))
+        raise typer.Exit(1) from None
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise typer.Exit(130) from None
+
+
+async def list_partitions(admin: Admin, topics: list[str]) -> list[TopicPartition]:
+    """Returns all partitions of these topics; raises KafkaError if a topic does not exist."""
+    partitions = []
+    for topic in topics:
+        description = await admin.describe_topic(topic)
+        partitions += [TopicPartition(topic, each.index) for each in description.partitions]
+    return partitions

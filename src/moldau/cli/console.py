@@ -1,0 +1,100 @@
+"""Console output of commands: tables, notices, errors with hints, and exit codes."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError
+
+ERROR_HINTS: Mapping[ErrorCode, str] = {
+    ErrorCode.unknown_topic_or_partition: "Run `moldau topic list` to see the existing topics.",
+    ErrorCode.group_id_not_found: "Run `moldau group list` to see the existing groups.",
+    ErrorCode.non_empty_group: "Stop its consumers first; `moldau group describe` shows them.",
+    ErrorCode.unknown_member_id: "The group has members: stop its consumers first.",
+    ErrorCode.group_subscribed_to_topic: "The group is subscribed to the topic: stop its consumers first.",
+    ErrorCode.topic_already_exists: "Run `moldau topic describe` to see it.",
+}
+
+out_console = Console(soft_wrap=True, highlight=False)
+err_console = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+class CommandError(Exception):
+    """A command failed; the message is a sentence for the user."""
+
+
+def print_notice(line: str) -> None:
+    """Prints a line for the user to standard error, so that standard output has only results."""
+    err_console.print(line, markup=False)
+
+
+def print_error(error: Exception) -> None:
+    err_console.print(str(error), style="red", markup=False)
+    hint = ERROR_HINTS.get(error.code) if isinstance(error, KafkaError) else None
+    if hint is not None:
+        print_notice(hint)
+
+
+def exit_with_error(error: KafkaError, bootstrap: str) -> NoReturn:
+    print_error(error)
+    if isinstance(error, ConnectionLostError):
+        print_notice(
+            f"Is a broker running at {bootstrap}? Set --bootstrap or MOLDAU_BOOTSTRAP to use another one, or start one "
+            "with `moldau serve`."
+        )
+    raise typer.Exit(1)
+
+
+def report_results(results: Mapping[Any, object], done: str) -> None:
+    """Prints the result of each item and exits with 1 if one of them is an exception."""
+    has_failed = False
+    for key, result in results.items():
+        if isinstance(result, Exception):
+            has_failed = True
+            err_console.print(f"{key}: ", end="", markup=False)
+            print_error(result)
+        else:
+            out_console.print(f"{key}: {done}", markup=False)
+    if has_failed:
+        raise typer.Exit(1)
+
+
+def pluralize(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+class TextTable(Table):
+    """A table that prints strings literally: brackets in user data are not markup."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+
+
+def make_table(*columns: str, numbers: tuple[str, ...] = (), truncated: tuple[str, ...] = ()) -> TextTable:
+    """Makes a table; columns in `numbers` are right-aligned, and cells too wide for the terminal fold or truncate."""
+    table = TextTable(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(
+            column,
+            justify="right" if column in numbers else "left",
+            overflow="ellipsis" if column in truncated else "fold",
+            no_wrap=column in numbers,
+        )
+    return table
+
+
+def print_table(table: Table) -> None:
+    """Prints a table; without a terminal, lines are neither folded nor padded."""
+    if sys.stdout.isatty():
+        out_console.print(table)
+        return
+    wide_console = Console(width=10_000, highlight=False)
+    with wide_console.capture() as captured:
+        wide_console.print(table)
+    for line in captured.get().splitlines():
+        out_console.print(line.rstrip(), markup=False)
