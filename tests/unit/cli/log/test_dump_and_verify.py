@@ -354,7 +354,7 @@ def test_dump_names_the_voters_in_a_snapshot(metadata_log: Path) -> None:
     voters = (VoterNode(1, UUID(int=11), (VoterEndpoint("NODES", "host-1", 9092),)),)
     made = SnapshotContents(SnapshotId(9, 3), voters, (), START_MS, leader_id=1)
     path = metadata_log / f"{9:020d}-{3:010d}.checkpoint"
-    path.write_bytes(b"".join(snapshot_format.encode(made)))
+    path.write_bytes(b"".join(snapshot_format.encode_snapshot(made)))
     text = run("dump", "--records", path).stdout
     assert "KRaftVersion version=1" in text
     assert "host='host-1', port=9092" in text
@@ -371,7 +371,7 @@ def test_a_snapshot_that_is_not_whole_is_found(metadata_log: Path) -> None:
     path.write_bytes(header)
     result = run("verify", path)
     assert result.exit_code == 1
-    assert "it has no footer" in result.stdout
+    assert "there is no footer" in result.stdout
     assert "loads the previous one" in result.stderr
 
 
