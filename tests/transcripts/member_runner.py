@@ -1,6 +1,6 @@
-"""Runs the commands of a transcript on the client side of a group, and prints its effects and state.
+"""Runs the commands of a transcript on a MembershipManager and prints its effects and its state.
 
-Responses go to the last pending request; `poll` and `after` advance time.
+Responses go to the last request in flight; `after` advances the time.
 """
 
 from moldau.client.errors import ErrorCode
@@ -53,12 +53,12 @@ class MemberTranscriptRunner:
         self._now_ms = 0
         self._member = MembershipManager(GroupRebalanceConfig("g", (get_assignor("range"),)))
         self._attempt = 0
-        self._beat = 0
+        self._heartbeat_id = 0
 
     async def execute(self, command: str) -> list[str]:
         verb, *words = command.split()
         lines: list[str] = getattr(self, f"_{verb.replace('-', '_')}")(*words)
-        return [*lines, self._standing()]
+        return [*lines, self._format_state()]
 
     # Commands
 
@@ -93,7 +93,7 @@ class MemberTranscriptRunner:
     def _not_found(self, code: str) -> list[str]:
         return self._step(CoordinatorNotFound(ErrorCode[code]))
 
-    def _join_refused(self, code: str, member_id: str = "") -> list[str]:
+    def _join_failed(self, code: str, member_id: str = "") -> list[str]:
         return self._step(JoinResponse(self._attempt, ErrorCode[code], member_id=member_id))
 
     def _joined(self, *words: str) -> list[str]:
@@ -113,22 +113,22 @@ class MemberTranscriptRunner:
         )
 
     def _metadata(self, *words: str) -> list[str]:
-        return self._step(MetadataFetchCompleted(self._attempt, _counts(words)))
+        return self._step(MetadataFetchCompleted(self._attempt, _parse_counts(words)))
 
     def _metadata_changes(self, *words: str) -> list[str]:
-        return self._step(MetadataChanged(_counts(words)))
+        return self._step(MetadataChanged(_parse_counts(words)))
 
     def _synced(self, *partitions: str) -> list[str]:
-        assignment = encode_assignment(Assignment(tuple(_partition(each) for each in partitions)))
+        assignment = encode_assignment(Assignment(tuple(_parse_partition(each) for each in partitions)))
         return self._step(SyncResponse(self._attempt, assignment=assignment))
 
-    def _sync_refused(self, code: str) -> list[str]:
+    def _sync_failed(self, code: str) -> list[str]:
         return self._step(SyncResponse(self._attempt, ErrorCode[code]))
 
-    def _heartbeat_answer(self, code: str) -> list[str]:
-        return self._step(HeartbeatResponse(self._beat, ErrorCode[code]))
+    def _heartbeat_response(self, code: str) -> list[str]:
+        return self._step(HeartbeatResponse(self._heartbeat_id, ErrorCode[code]))
 
-    def _commit_refused(self, code: str) -> list[str]:
+    def _commit_failed(self, code: str) -> list[str]:
         return self._step(CommitFailed(self._member.generation, ErrorCode[code]))
 
     def _unsubscribe(self) -> list[str]:
@@ -149,59 +149,59 @@ class MemberTranscriptRunner:
             case SendJoin():
                 self._attempt = effect.attempt
                 who = f"as {effect.member_id}" if effect.member_id else "without a member id"
-                told = "; ".join(_subscription(name, data) for name, data in effect.protocols)
+                text = "; ".join(_format_subscription(name, data) for name, data in effect.protocols)
                 why = f" because {effect.reason}" if effect.reason else ""
-                return f"send     JoinGroup to node {effect.coordinator} {who}: {told}{why}"
+                return f"send     JoinGroup to node {effect.coordinator} {who}: {text}{why}"
             case FetchMetadata():
                 return f"send     Metadata of {', '.join(effect.topics)}"
             case SendSync():
-                shares = [
+                assignments = [
                     f"{who} {_format_partitions(decode_assignment(what).partitions)}"
                     for who, what in effect.assignments
                 ]
                 return f"send     SyncGroup of generation {effect.generation.generation_id}: " + (
-                    "; ".join(shares) or "what is mine?"
+                    "; ".join(assignments) or "no assignments"
                 )
             case SendHeartbeat():
-                self._beat = effect.heartbeat_id
+                self._heartbeat_id = effect.heartbeat_id
                 return f"send     Heartbeat of generation {effect.generation.generation_id}"
             case SendLeave():
                 return f"send     LeaveGroup of {effect.member_id}: {effect.reason}"
             case CommitOffsets():
-                return "commit   what was consumed"
+                return "commit   consumed offsets"
             case RevokePartitions(partitions):
-                return f"user     gives up {_format_partitions(partitions)}"
+                return f"revoke   {_format_partitions(partitions)}"
             case LosePartitions(partitions):
-                return f"user     has lost {_format_partitions(partitions)}"
+                return f"lose     {_format_partitions(partitions)}"
             case AssignPartitions(partitions, added):
-                return f"user     gets {_format_partitions(added)} and has {_format_partitions(partitions)}"
+                return f"assign   {_format_partitions(added)}; now {_format_partitions(partitions)}"
             case LogWarning(message):
-                return f"warns    {message}"
+                return f"warn     {message}"
             case RaiseError(error):
-                return f"raises   {error}"
+                return f"raise    {error}"
 
-    def _standing(self) -> str:
+    def _format_state(self) -> str:
         member = self._member
         generation = member.generation
         parts = [member.state.value]
         if generation.generation_id >= 0:
             parts.append(f"generation {generation.generation_id}")
         if generation.member_id:
-            parts.append(f"as {generation.member_id}{', leading' if member.is_leader else ''}")
+            parts.append(f"as {generation.member_id}{', leader' if member.is_leader else ''}")
         parts.append(
             "coordinator unknown" if member.coordinator is None else f"coordinator {member.coordinator}"
         )
-        beat_at_ms = member.next_heartbeat_at_ms()
-        if beat_at_ms is not None:
-            parts.append(f"next look in {beat_at_ms - self._now_ms} ms")
+        tick_at_ms = member.next_heartbeat_at_ms()
+        if tick_at_ms is not None:
+            parts.append(f"next tick in {tick_at_ms - self._now_ms} ms")
         return f"member   {', '.join(parts)}"
 
 
-def _counts(words: tuple[str, ...]) -> dict[str, int]:
+def _parse_counts(words: tuple[str, ...]) -> dict[str, int]:
     return {topic: int(count) for topic, count in (word.split("=") for word in words)}
 
 
-def _partition(text: str) -> Partition:
+def _parse_partition(text: str) -> Partition:
     topic, _, index = text.rpartition("-")
     return topic, int(index)
 
@@ -210,9 +210,9 @@ def _format_partitions(partitions: tuple[Partition, ...]) -> str:
     return " ".join(f"{topic}-{index}" for topic, index in partitions) or "nothing"
 
 
-def _subscription(name: str, data: bytes) -> str:
+def _format_subscription(name: str, data: bytes) -> str:
     subscription = decode_subscription(data)
-    told = f"{name} wants {' '.join(subscription.topics) or 'nothing yet'}"
+    text = f"{name} subscribes to {' '.join(subscription.topics) or 'nothing yet'}"
     if subscription.owned_partitions:
-        told += f" and keeps {_format_partitions(subscription.owned_partitions)}"
-    return told
+        text += f" and owns {_format_partitions(subscription.owned_partitions)}"
+    return text

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from moldau.client.consumer.subscription_state import OffsetAndMetadata, SubscriptionState
 from moldau.client.errors import CommitFailedError, ErrorCode, KafkaError, RebalanceInProgressError
-from moldau.client.group.driver import ConsumerCoordinator
+from moldau.client.group.driver import MembershipDriver
 from moldau.client.group.events import CommitFailed
 from moldau.client.group.member_state import NO_GENERATION, Generation
 from moldau.client.group.offsets import GroupOffsets
@@ -22,7 +22,7 @@ class CommitManager:
     def __init__(
         self,
         offsets: GroupOffsets,
-        coordinator: ConsumerCoordinator,
+        coordinator: MembershipDriver,
         subscriptions: SubscriptionState,
         *,
         interval_ms: int | None,

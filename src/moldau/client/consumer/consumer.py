@@ -39,7 +39,7 @@ from moldau.client.consumer.subscription_state import (
 from moldau.client.consumer.topic_subscription import TopicSubscription
 from moldau.client.errors import IllegalStateError
 from moldau.client.group.assignors import get_assignor
-from moldau.client.group.driver import ConsumerCoordinator
+from moldau.client.group.driver import MembershipDriver
 from moldau.client.group.events import Closed, RevokeAll, SubscriptionChanged, Unsubscribed
 from moldau.client.group.member_state import ConsumerGroupMetadata, GroupRebalanceConfig
 from moldau.client.group.offsets import GroupOffsets
@@ -157,7 +157,7 @@ class Consumer:
         self._close_task: CloseTask | None = None
 
     def _create_group(self, offsets: GroupOffsets, interval_ms: int | None) -> "_GroupComponents":
-        coordinator = ConsumerCoordinator(self.cluster, self._group_config, self._wakeup.set)
+        coordinator = MembershipDriver(self.cluster, self._group_config, self._wakeup.set)
         commit_manager = CommitManager(offsets, coordinator, self._subscriptions, interval_ms=interval_ms)
         return _GroupComponents(
             offsets,
@@ -517,6 +517,6 @@ class Consumer:
 
 class _GroupComponents(NamedTuple):
     offsets: GroupOffsets
-    coordinator: ConsumerCoordinator
+    coordinator: MembershipDriver
     commit_manager: CommitManager
     rebalance_handler: RebalanceHandler

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from moldau.client.consumer.commit_manager import CommitManager
 from moldau.client.consumer.fetch_manager import FetchManager
-from moldau.client.group.driver import ConsumerCoordinator
+from moldau.client.group.driver import MembershipDriver
 from moldau.client.group.events import (
     AssignPartitions,
     CommitOffsets,
@@ -30,7 +30,7 @@ class ConsumerRebalanceListener(NamedTuple):
 
 class RebalanceHandler:
     def __init__(
-        self, coordinator: ConsumerCoordinator, commit_manager: CommitManager, fetch_manager: FetchManager
+        self, coordinator: MembershipDriver, commit_manager: CommitManager, fetch_manager: FetchManager
     ) -> None:
         self.listener = ConsumerRebalanceListener()
         self._coordinator = coordinator

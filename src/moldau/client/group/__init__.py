@@ -1,1 +1,1 @@
-"""The consumer's side of the group protocol: membership and assignors."""
+"""The consumer's side of the group protocol: membership, assignors and committed offsets."""

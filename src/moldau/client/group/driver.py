@@ -1,7 +1,7 @@
-"""Performs what `membership.py` says: requests to the coordinator and the heartbeat's timer. What concerns the user
-is put aside for their next poll.
+"""Driver of the group membership: performs the effects of `state.py`, that is group requests and the heartbeat timer.
 
-Joins wait at the coordinator for other members, so they go with their syncs and heartbeats over a lane of their own.
+Effects that concern the user are queued for the next poll. JoinGroup waits at the coordinator for other members, so
+joins, syncs and heartbeats use a lane of their own.
 """
 
 import asyncio
@@ -42,12 +42,14 @@ LANE = "group"
 _log = get_logger("client.group")
 
 
-class ConsumerCoordinator:
+class MembershipDriver:
+    """One member of a group, in its event loop."""
+
     def __init__(self, cluster: Cluster, config: GroupRebalanceConfig, wakeup: Callable[[], None]) -> None:
-        """`wakeup` is called when a poll could bring the member forward."""
+        """`wakeup` is called when a poll could make progress."""
         self.membership = MembershipManager(config)
         self.pending_effects: deque[Effect] = deque()
-        """What is to be done by the user's poll, in order."""
+        """The effects for the user's next poll, in order."""
         self._cluster = cluster
         self._config = config
         self._wakeup = wakeup
@@ -60,7 +62,7 @@ class ConsumerCoordinator:
         return round(asyncio.get_running_loop().time() * 1000)
 
     def poll(self) -> None:
-        """Brings the membership as far as it goes without an answer or the user; see `pending_effects` after it."""
+        """Advances the membership as far as possible; may add to `pending_effects`."""
         if not self.pending_effects:
             self.step(UserPoll())
 
@@ -70,17 +72,17 @@ class ConsumerCoordinator:
         self._schedule_heartbeat()
 
     def next_poll_at(self) -> float | None:
-        """The loop time at which a poll has something to do whether answers come or not."""
+        """Returns the loop time at which a poll is needed even without a response."""
         at_ms = self.membership.next_poll_at_ms()
         return None if at_ms is None else at_ms / 1000
 
     async def wait_until_left(self) -> None:
-        """Waits until the leave that was last said to be sent is answered or has failed."""
+        """Waits until the LeaveGroup in flight is answered or has failed."""
         leaving = [task for task in self._tasks if task.get_name() == _task_name(SendLeave)]
         await asyncio.gather(*leaving)
 
     async def close(self) -> None:
-        """After `Closed` was stepped: whatever is still on its way is given up."""
+        """Cancels all requests, after the event `Closed`."""
         self.pending_effects.clear()
         self._remove_update_listener()
         self._schedule_heartbeat()
@@ -119,7 +121,7 @@ class ConsumerCoordinator:
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a group request failed by a bug", task=task.get_name(), error=repr(error))
+            _log.error("group request failed unexpectedly", task=task.get_name(), error=repr(error))
 
     def _handle_event(self, event: Event) -> None:
         self.step(event)
@@ -158,7 +160,7 @@ class ConsumerCoordinator:
             "reason": join.reason or None,
         }
         try:
-            answer = await self._cluster.call(
+            response = await self._cluster.call(
                 join.coordinator, ApiKey.JOIN_GROUP, tree, timeout_ms=join.timeout_ms, lane=LANE
             )
         except KafkaError as error:
@@ -166,18 +168,18 @@ class ConsumerCoordinator:
             return
         members = tuple(
             JoinGroupMember(each.member_id, each.get("group_instance_id"), bytes(each.metadata))
-            for each in answer.members
+            for each in response.members
         )
         self._handle_event(
             JoinResponse(
                 join.attempt,
-                to_error_code(answer.error_code),
-                answer.generation_id,
-                answer.member_id,
-                answer.leader,
-                answer.protocol_name or "",
+                to_error_code(response.error_code),
+                response.generation_id,
+                response.member_id,
+                response.leader,
+                response.protocol_name or "",
                 members,
-                bool(answer.get("skip_assignment", False)),
+                bool(response.get("skip_assignment", False)),
             )
         )
 
@@ -186,7 +188,7 @@ class ConsumerCoordinator:
         try:
             await self._cluster.refresh(effect.topics)
         except KafkaError as error:
-            _log.debug("the leader could not fetch metadata", group=self._config.group_id, error=error)
+            _log.debug("metadata fetch of the group leader failed", group=self._config.group_id, error=error)
             self._handle_event(MetadataFetchCompleted(effect.attempt, None))
         else:
             self._handle_event(MetadataFetchCompleted(effect.attempt, self._partition_counts()))
@@ -205,47 +207,46 @@ class ConsumerCoordinator:
             ],
         }
         try:
-            answer = await self._cluster.call(sync.coordinator, ApiKey.SYNC_GROUP, tree, lane=LANE)
+            response = await self._cluster.call(sync.coordinator, ApiKey.SYNC_GROUP, tree, lane=LANE)
         except KafkaError as error:
             self._handle_event(SyncResponse(sync.attempt, error.code, message=error.message))
         else:
             self._handle_event(
-                SyncResponse(sync.attempt, to_error_code(answer.error_code), bytes(answer.assignment))
+                SyncResponse(sync.attempt, to_error_code(response.error_code), bytes(response.assignment))
             )
 
-    async def _send_heartbeat(self, heartbeat_id: SendHeartbeat) -> None:
+    async def _send_heartbeat(self, effect: SendHeartbeat) -> None:
         tree = {
             "group_id": self._config.group_id,
-            "generation_id": heartbeat_id.generation.generation_id,
-            "member_id": heartbeat_id.generation.member_id,
+            "generation_id": effect.generation.generation_id,
+            "member_id": effect.generation.member_id,
             "group_instance_id": self._config.instance_id,
         }
         try:
-            answer = await self._cluster.call(
-                heartbeat_id.coordinator,
+            response = await self._cluster.call(
+                effect.coordinator,
                 ApiKey.HEARTBEAT,
                 tree,
                 timeout_ms=self._config.session_timeout_ms,
                 lane=LANE,
             )
         except KafkaError as error:
-            self._handle_event(HeartbeatResponse(heartbeat_id.heartbeat_id, error.code))
+            self._handle_event(HeartbeatResponse(effect.heartbeat_id, error.code))
         else:
-            self._handle_event(HeartbeatResponse(heartbeat_id.heartbeat_id, to_error_code(answer.error_code)))
+            self._handle_event(HeartbeatResponse(effect.heartbeat_id, to_error_code(response.error_code)))
 
     async def _send_leave(self, leave: SendLeave) -> None:
-        """Best effort: a coordinator that does not hear it ends the session when no heartbeats come. Not over the
-        group's lane, where a join may be waiting."""
+        """Sends LeaveGroup once: without it the session expires. Not on the group's lane, where a join may wait."""
         member = {"member_id": leave.member_id, "group_instance_id": None, "reason": leave.reason}
         tree = {"group_id": self._config.group_id, "members": [member]}
         try:
-            answer = await self._cluster.call(leave.coordinator, ApiKey.LEAVE_GROUP, tree)
+            response = await self._cluster.call(leave.coordinator, ApiKey.LEAVE_GROUP, tree)
         except KafkaError as error:
-            _log.info("the group could not be left", group=self._config.group_id, error=error)
+            _log.info("LeaveGroup failed", group=self._config.group_id, error=error)
             return
-        codes = [answer.error_code, *(each.error_code for each in answer.members)]
+        codes = [response.error_code, *(each.error_code for each in response.members)]
         if any(code != ErrorCode.none for code in codes):
-            _log.info("the group was left before", group=self._config.group_id, codes=codes)
+            _log.info("LeaveGroup was rejected", group=self._config.group_id, codes=codes)
 
     # Metadata
 

@@ -1,4 +1,4 @@
-"""What a group member hears and what it has done: the events and effects of `membership.py`."""
+"""Events and effects of the membership state machine in `state.py`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,19 +7,17 @@ from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.group.member_state import Generation, JoinGroupMember
 from moldau.wire.consumer_protocol import Partition
 
-# Events. Answers that were a failure to get any have a code of their own (`network_exception`,
-# `request_timed_out`).
+# Events. A request without a response counts as one with the code `network_exception` or `request_timed_out`.
 
 
 @dataclass(frozen=True, slots=True)
 class UserPoll:
-    """The user polls: the only time at which partitions are taken from them or given to them. Whatever the last
-    poll asked to have done has been done."""
+    """The user polls, and all effects of the last poll are done. Only now may partitions be assigned or revoked."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatTick:
-    """Time has passed, wherever the user is."""
+    """A heartbeat or deadline is due, whether the user polls or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +27,19 @@ class SubscriptionChanged:
 
 @dataclass(frozen=True, slots=True)
 class RevokeAll:
-    """The user is about to unsubscribe or close: partitions are given back while the member can still speak for
-    them."""
+    """The user is about to unsubscribe or close: revokes all partitions while commits are still possible."""
 
     commit: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribed:
-    """After `RevokeAll`."""
+    """Follows `RevokeAll`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """After `RevokeAll`."""
+    """Follows `RevokeAll`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +63,13 @@ class JoinResponse:
     protocol: str = ""
     members: tuple[JoinGroupMember, ...] = ()
     skip_assignment: bool = False
-    """A leader that came back: the group's assignment stands, it only watches over the topics again."""
+    """For a restarted static leader: the assignment stays, and the leader only watches the topics again."""
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataFetchCompleted:
-    """What `FetchMetadata` asked for; None where no broker could be asked."""
+    """The result of `FetchMetadata`; None if no broker responded."""
 
     attempt: int
     partition_counts: Mapping[str, int] | None
@@ -80,7 +77,7 @@ class MetadataFetchCompleted:
 
 @dataclass(frozen=True, slots=True)
 class MetadataChanged:
-    """Every topic that is known, with the number of its partitions."""
+    """The partition counts of all known topics."""
 
     partition_counts: Mapping[str, int]
 
@@ -137,15 +134,15 @@ class SendJoin:
     coordinator: int
     member_id: str
     protocols: tuple[tuple[str, bytes], ...]
-    """Each assignor's name with the subscription encoded for it, the most wanted first."""
+    """Each assignor's name with the subscription encoded for it, the preferred one first."""
     reason: str
     timeout_ms: int
-    """The coordinator answers when all members are there, which may take as long as the rebalance timeout."""
+    """The coordinator responds when all members have joined, at the latest after the rebalance timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchMetadata:
-    """The leader needs the group's topics as they are now, and has to hear of every change to them."""
+    """Fetch the current metadata of the group's topics, and track their changes."""
 
     attempt: int
     topics: tuple[str, ...]
@@ -157,7 +154,7 @@ class SendSync:
     coordinator: int
     generation: Generation
     assignments: tuple[tuple[str, bytes], ...]
-    """The leader's; followers send none."""
+    """Sent by the leader only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,19 +173,19 @@ class SendLeave:
 
 @dataclass(frozen=True, slots=True)
 class CommitOffsets:
-    """Commit what the user has consumed so far; the group does not wait for it longer than it takes."""
+    """Commit the consumed offsets before partitions are revoked."""
 
 
 @dataclass(frozen=True, slots=True)
 class RevokePartitions:
-    """Take these from the user, who may still commit them."""
+    """Revoke these partitions; the user may still commit their offsets."""
 
     partitions: tuple[Partition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LosePartitions:
-    """Take these from the user: others may have them already."""
+    """Revoke these partitions; other members may own them already."""
 
     partitions: tuple[Partition, ...]
 
@@ -196,9 +193,9 @@ class LosePartitions:
 @dataclass(frozen=True, slots=True)
 class AssignPartitions:
     partitions: tuple[Partition, ...]
-    """All of the member's partitions from now on."""
+    """All partitions of the member from now on."""
     added: tuple[Partition, ...]
-    """Those of them that it did not have before."""
+    """The ones that the member did not own before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +205,7 @@ class LogWarning:
 
 @dataclass(frozen=True, slots=True)
 class RaiseError:
-    """Raise this out of the user's poll."""
+    """Raise this error from the user's poll."""
 
     error: KafkaError
 

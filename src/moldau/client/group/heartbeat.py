@@ -1,11 +1,10 @@
-"""The clocks of a group member, wound with the times that its steps are given."""
+"""Deadlines of a group member, computed from the times that its steps get."""
 
 from moldau.concurrency.backoff import exponential_backoff_ms
 
 
 class Heartbeat:
-    """When the next heartbeat is due, until when the coordinator must have answered one, and until when the user
-    must have polled again."""
+    """The time of the next heartbeat, and the deadlines of the session and of the user's next poll."""
 
     def __init__(
         self, *, interval_ms: int, session_timeout_ms: int, poll_interval_max_ms: int, retry_backoff_ms: int
@@ -24,33 +23,33 @@ class Heartbeat:
         self._poll_deadline_ms = now_ms + self._poll_interval_max_ms
 
     def reset_timeouts(self, now_ms: int) -> None:
-        """The member is in a new generation, of which the coordinator has just told it."""
+        """Starts the intervals of a new generation, after the coordinator's response."""
         self._next_send_at_ms = now_ms + self._interval_ms
         self._in_flight = None
         self._extend_session(now_ms)
 
     def reset_for_coordinator(self, now_ms: int) -> None:
-        """Another coordinator was found: it should hear of the member soon. What the last one still answers does
-        not count."""
+        """Makes a heartbeat to a new coordinator due at once; the previous one's response is ignored."""
         self._next_send_at_ms = now_ms
         self._in_flight = None
         self._extend_session(now_ms)
 
     def send_heartbeat(self, now_ms: int) -> int:
-        """The number of a heartbeat that goes out now."""
+        """Records a heartbeat sent now and returns its id."""
         self._next_send_at_ms = now_ms + self._interval_ms
         self._last_id += 1
         self._in_flight = self._last_id
         return self._last_id
 
-    def is_in_flight(self, beat: int) -> bool:
-        return beat == self._in_flight
+    def is_in_flight(self, heartbeat_id: int) -> bool:
+        return heartbeat_id == self._in_flight
 
-    def answered(self, now_ms: int) -> None:
+    def receive(self, now_ms: int) -> None:
+        """Records a successful response."""
         self._in_flight = None
         self._extend_session(now_ms)
 
-    def failed(self, now_ms: int) -> None:
+    def fail(self, now_ms: int) -> None:
         self._in_flight = None
         self._next_send_at_ms = now_ms + self._retry_backoff_ms
 
@@ -67,13 +66,13 @@ class Heartbeat:
         return now_ms >= self._poll_deadline_ms
 
     def next_at_ms(self) -> int:
-        """When one of the three has to be looked at again."""
-        ends_ms = min(self._session_deadline_ms, self._poll_deadline_ms)
-        return min(self._next_send_at_ms, ends_ms) if self._in_flight is None else ends_ms
+        """Returns the earliest time at which a heartbeat or a deadline is due."""
+        deadline_ms = min(self._session_deadline_ms, self._poll_deadline_ms)
+        return min(self._next_send_at_ms, deadline_ms) if self._in_flight is None else deadline_ms
 
 
 class RetrySchedule:
-    """Tries at one thing, further apart the more of them have failed in a row."""
+    """The time of the next attempt, with exponential backoff after failures."""
 
     def __init__(self, *, backoff_ms: int, backoff_max_ms: int) -> None:
         self._backoff_ms = backoff_ms
@@ -81,12 +80,11 @@ class RetrySchedule:
         self._failures = 0
         self.next_at_ms = 0
 
-    def succeeded(self) -> None:
+    def succeed(self) -> None:
         self._failures = 0
 
-    def failed(self, now_ms: int) -> None:
-        """The first time the next try may come at once: most often the group has only moved on."""
-        before, self._failures = self._failures, self._failures + 1
-        self.next_at_ms = now_ms + (
-            exponential_backoff_ms(before, self._backoff_ms, self._backoff_max_ms) if before else 0
-        )
+    def fail(self, now_ms: int) -> None:
+        """Schedules the next attempt: at once after a first failure, because the group has most often only moved on."""
+        failures, self._failures = self._failures, self._failures + 1
+        delay_ms = exponential_backoff_ms(failures, self._backoff_ms, self._backoff_max_ms) if failures else 0
+        self.next_at_ms = now_ms + delay_ms

@@ -1,16 +1,50 @@
-"""What falls to the member that leads its group: look into everybody's subscription and share out the partitions."""
+"""The assignment that a group leader computes, and the user data it adds for static members.
 
+A static member that restarts gets its assignment back without a rebalance and has lost all other state, so the
+assignment's user data carries what the restarted member must know. Other clients ignore it.
+"""
+
+import json
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from moldau.client.group.assignment_user_data import NO_USER_DATA, AssignmentUserData, encode_user_data
 from moldau.client.group.assignors import ConsumerPartitionAssignor, SubscribedMember
 from moldau.client.group.member_state import JoinGroupMember
 from moldau.wire.codec import DecodeError
 from moldau.wire.consumer_protocol import Assignment, Subscription, decode_subscription, encode_assignment
 
 
+class AssignmentUserData(NamedTuple):
+    hands_over: bool = False
+    """Whether the member had partitions to revoke and must then rejoin, because other members wait for them."""
+    partition_counts: Mapping[str, int] | None = None
+    """For the leader: the partition counts that the assignment is based on, to detect changes."""
+
+
+NO_USER_DATA = AssignmentUserData()
+
+
+def encode_user_data(user_data: AssignmentUserData) -> bytes | None:
+    if user_data == NO_USER_DATA:
+        return None
+    return json.dumps(user_data._asdict(), separators=(",", ":")).encode()
+
+
+def decode_user_data(data: bytes | None) -> AssignmentUserData:
+    """Decodes the user data; that of another client counts as none."""
+    try:
+        fields = json.loads(data or b"{}")
+        counts = fields.get("partition_counts")
+        return AssignmentUserData(
+            fields.get("hands_over") is True,
+            None if counts is None else {str(topic): int(count) for topic, count in counts.items()},
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return NO_USER_DATA
+
+
 def decode_members(joined: Sequence[JoinGroupMember]) -> list[SubscribedMember]:
-    """Raises DecodeError naming the member whose subscription cannot be read."""
+    """Decodes the subscriptions; raises DecodeError that names the member."""
     return [SubscribedMember(each.member_id, _decode_subscription(each), each.instance_id) for each in joined]
 
 
@@ -24,19 +58,19 @@ def perform_assignment(
     members: Sequence[SubscribedMember],
     leader_id: str,
 ) -> tuple[tuple[str, bytes], ...]:
-    """Each member's id with its assignment, as the sync carries it."""
+    """Returns each member id with its encoded assignment, for SyncGroup."""
     assignments = assignor.assign(partition_counts, members)
-    notes = {each.member_id: NO_USER_DATA for each in members}
+    user_data = {each.member_id: NO_USER_DATA for each in members}
     for member in members:
         if member.instance_id is not None:
             kept = set(assignments[member.member_id])
             hands_over = assignor.is_cooperative and not set(member.subscription.owned_partitions) <= kept
             is_leader = member.member_id == leader_id
-            notes[member.member_id] = AssignmentUserData(
+            user_data[member.member_id] = AssignmentUserData(
                 hands_over, dict(partition_counts) if is_leader else None
             )
     return tuple(
-        (member_id, encode_assignment(Assignment(tuple(partitions), encode_user_data(notes[member_id]))))
+        (member_id, encode_assignment(Assignment(tuple(partitions), encode_user_data(user_data[member_id]))))
         for member_id, partitions in sorted(assignments.items())
     )
 
@@ -45,4 +79,4 @@ def _decode_subscription(joined: JoinGroupMember) -> Subscription:
     try:
         return decode_subscription(joined.metadata)
     except DecodeError as error:
-        raise DecodeError(f"the subscription of {joined.member_id} cannot be read: {error}") from None
+        raise DecodeError(f"the subscription of {joined.member_id} cannot be decoded: {error}") from None

@@ -1,4 +1,4 @@
-"""The terms in which a group member speaks of itself: its settings, its states, its generation."""
+"""Types of the group membership: states, configuration, generation and members."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,15 +10,15 @@ from moldau.client.group.assignors import ConsumerPartitionAssignor
 class MemberState(Enum):
     UNJOINED = "unjoined"
     JOINING = "joining"
-    """The join is at the coordinator."""
+    """JoinGroup is in flight."""
     ASSIGNING = "assigning"
-    """This member leads and waits for metadata to assign by."""
+    """This member is the leader and fetches the metadata for the assignment."""
     SYNCING = "syncing"
     JOINED = "joined"
-    """The assignment is here and waits for the user's next poll."""
+    """The assignment has arrived and takes effect in the user's next poll."""
     STABLE = "stable"
     FENCED = "fenced"
-    """Another consumer has taken the instance id. There is no way back: two would fence each other for ever."""
+    """Another consumer uses the instance id. Final, because the two would fence each other for ever."""
     CLOSED = "closed"
 
 
@@ -36,20 +36,18 @@ class GroupRebalanceConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_interval_ms < self.session_timeout_ms:
-            raise ValueError(
-                "heartbeat_interval_ms is above 0 and below session_timeout_ms, so that one may be lost"
-            )
+            raise ValueError("heartbeat_interval_ms must be above 0 and below session_timeout_ms")
         if not self.assignors:
             raise ValueError("a consumer needs at least one assignor")
 
 
 class Generation(NamedTuple):
-    """Which member of which generation a request speaks for."""
+    """The member and generation that a request is sent for."""
 
     generation_id: int = -1
     member_id: str = ""
     protocol: str = ""
-    """The assignor that the group has voted for."""
+    """The assignor that the group selected."""
 
     @property
     def is_member(self) -> bool:
@@ -60,7 +58,7 @@ NO_GENERATION = Generation()
 
 
 class JoinGroupMember(NamedTuple):
-    """A member as the coordinator names it to the leader."""
+    """A member in the JoinGroup response to the leader."""
 
     member_id: str
     instance_id: str | None
@@ -68,7 +66,7 @@ class JoinGroupMember(NamedTuple):
 
 
 class ConsumerGroupMetadata(NamedTuple):
-    """Who a consumer is in its group; a transaction that commits offsets for it names it so."""
+    """The identity of a consumer in its group, for transactions that commit its offsets."""
 
     group_id: str
     generation_id: int

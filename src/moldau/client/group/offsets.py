@@ -1,5 +1,4 @@
-"""A group's committed offsets, written and read at its coordinator. Knows nothing of membership: the caller says in
-whose name it commits."""
+"""Committed offsets of a group, written and read at its coordinator on behalf of a given generation."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -13,15 +12,17 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 _UNKNOWN_TOPIC_ERRORS = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
-"""Retriable for those who wait for a topic to come. What was read of one is committed before it goes or never."""
+"""Retriable for clients that wait for a new topic, but final for a commit: the topic was deleted."""
 
 T = TypeVar("T")
 
 PartitionErrors = dict[TopicPartition, KafkaError | None]
-"""What became of each partition: nothing, where all went well."""
+"""The error of each partition, None for success."""
 
 
 class GroupOffsets:
+    """OffsetCommit and OffsetFetch of one group, with retries."""
+
     def __init__(self, cluster: Cluster, group_id: str, instance_id: str | None = None) -> None:
         self._cluster = cluster
         self._group_id = group_id
@@ -34,10 +35,9 @@ class GroupOffsets:
         *,
         timeout_ms: int | None = None,
     ) -> None:
-        """Committed at the coordinator when this returns; raises KafkaError with the coordinator's code, be it for one
-        partition only: the others are committed all the same. What can be repeated is, until the time is over."""
-        outcomes = await self.commit_each(offsets, generation, timeout_ms=timeout_ms)
-        for error in outcomes.values():
+        """Commits offsets; raises KafkaError if one partition fails, though the others are committed all the same."""
+        errors = await self.commit_each(offsets, generation, timeout_ms=timeout_ms)
+        for error in errors.values():
             if error is not None:
                 raise error
 
@@ -74,60 +74,62 @@ class GroupOffsets:
         require_stable: bool = True,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Those of the partitions, or of all, for which there is something. Offsets of a transaction that is not over
-        are waited for, unless what was before it is enough."""
-        named = None if partitions is None else group_by_topic(list(partitions))
+        """Returns the committed offsets of these partitions, or of all; partitions without one are left out.
+
+        With `require_stable` waits for open transactions that commit offsets; otherwise returns the previous ones.
+        """
+        by_topic = None if partitions is None else group_by_topic(list(partitions))
         topics = (
             None
-            if named is None
-            else [{"name": name, "partition_indexes": indexes} for name, indexes in named.items()]
+            if by_topic is None
+            else [{"name": name, "partition_indexes": indexes} for name, indexes in by_topic.items()]
         )
         tree = {"groups": [{"group_id": self._group_id, "topics": topics}], "require_stable": require_stable}
         return await self._call_coordinator(ApiKey.OFFSET_FETCH, tree, _parse_committed, timeout_ms)
 
     async def _call_coordinator(
-        self, api: ApiKey, tree: Mapping[str, Any], read: Callable[[Message], T], timeout_ms: int | None
+        self, api: ApiKey, tree: Mapping[str, Any], parse: Callable[[Message], T], timeout_ms: int | None
     ) -> T:
-        """What `read` makes of an answer; one that it raises something retriable for is asked for again."""
+        """Returns `parse(response)`; retries while it raises a retriable error."""
         retry = self._cluster.retry(timeout_ms)
         while True:
             try:
                 coordinator = await self._cluster.coordinator_of(
                     self._group_id, timeout_ms=retry.remaining_ms
                 )
-                limit_ms = min(retry.remaining_ms, self._cluster.request_timeout_ms)
-                return read(await self._cluster.call(coordinator, api, tree, timeout_ms=limit_ms))
+                attempt_timeout_ms = min(retry.remaining_ms, self._cluster.request_timeout_ms)
+                return parse(await self._cluster.call(coordinator, api, tree, timeout_ms=attempt_timeout_ms))
             except KafkaError as error:
                 if error.code in COORDINATOR_ERRORS:
                     self._cluster.forget_coordinator(self._group_id)
                 await retry.wait_or_raise(error)
 
 
-def parse_partition_errors(answer: Message) -> PartitionErrors:
-    """As an answer to a commit or a deletion tells them; raises what another attempt may help."""
-    outcomes: PartitionErrors = {}
-    for topic in answer.topics:
+def parse_partition_errors(response: Message) -> PartitionErrors:
+    """Parses the response to a commit or deletion; raises the first error that a retry may fix."""
+    errors: PartitionErrors = {}
+    for topic in response.topics:
         for each in topic.partitions:
             partition = TopicPartition(topic.name, each.partition_index)
-            outcomes[partition] = None
+            errors[partition] = None
             if each.error_code != ErrorCode.none:
-                error = KafkaError(each.error_code, f"the committed offset of {partition} was not changed")
+                error = KafkaError(each.error_code, f"failed to change the committed offset of {partition}")
                 if error.is_retriable and error.code not in _UNKNOWN_TOPIC_ERRORS:
                     raise error
-                outcomes[partition] = error
-    return outcomes
+                errors[partition] = error
+    return errors
 
 
-def _parse_committed(answer: Message) -> dict[TopicPartition, OffsetAndMetadata]:
-    (group,) = answer.groups
-    raise_for_code(group.error_code, f"the offsets of the group {group.group_id!r} were not read")
-    found = {}
+def _parse_committed(response: Message) -> dict[TopicPartition, OffsetAndMetadata]:
+    (group,) = response.groups
+    raise_for_code(group.error_code, f"failed to fetch the offsets of the group {group.group_id!r}")
+    committed = {}
     for topic in group.topics:
         for each in topic.partitions:
             partition = TopicPartition(topic.name, each.partition_index)
-            raise_for_code(each.error_code, f"the committed offset of {partition} was not read")
+            raise_for_code(each.error_code, f"failed to fetch the committed offset of {partition}")
             if each.committed_offset >= 0:
-                found[partition] = OffsetAndMetadata(
+                committed[partition] = OffsetAndMetadata(
                     each.committed_offset, each.metadata or "", each.committed_leader_epoch
                 )
-    return found
+    return committed

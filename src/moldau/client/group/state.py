@@ -1,15 +1,15 @@
-"""A consumer's side of its group: find the coordinator, join, assign if it leads, sync, and stay by heartbeats.
+"""The consumer's group membership as a pure state machine: find the coordinator, join, assign, sync and heartbeat.
 
-A pure state machine: `step` takes what happened and says what to do. Partitions change hands only in answer to
-`UserPoll`, that is while the user is in the client's hands and not in the middle of a record; everything else goes on
-behind their back. `consumer.py` performs the effects.
+`step` takes an event and returns effects, which `driver.py` and the consumer perform. Partitions change only in
+response to `UserPoll`, that is while the user waits in the client and not while a record is processed; all else goes on
+in the background.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError
-from moldau.client.group.assignment_user_data import NO_USER_DATA, decode_user_data
 from moldau.client.group.assignors import (
     NO_ASSIGNMENT,
     ConsumerPartitionAssignor,
@@ -47,28 +47,62 @@ from moldau.client.group.events import (
     UserPoll,
 )
 from moldau.client.group.heartbeat import Heartbeat, RetrySchedule
-from moldau.client.group.leader_assignment import decode_members, perform_assignment, subscribed_topics
+from moldau.client.group.leader_assignment import (
+    NO_USER_DATA,
+    decode_members,
+    decode_user_data,
+    perform_assignment,
+    subscribed_topics,
+)
 from moldau.client.group.member_state import NO_GENERATION, Generation, GroupRebalanceConfig, MemberState
 from moldau.wire.codec import DecodeError
 from moldau.wire.consumer_protocol import Partition, Subscription, decode_assignment, encode_subscription
 
 JOIN_GROUP_TIMEOUT_LAPSE_MS = 5_000
-"""How much longer than the rebalance timeout a join waits: its answer has to travel, too."""
+"""How much longer than the rebalance timeout a join waits, for the response to arrive."""
 
 _MEMBERSHIP_ERRORS = (ErrorCode.unknown_member_id, ErrorCode.illegal_generation)
 
 
+@dataclass(slots=True)
+class LeaderState:
+    """What only the leader of the group knows."""
+
+    members: Sequence[SubscribedMember] = ()
+    skip_assignment: bool = False
+    assignment_snapshot: dict[str, int] | None = None
+    """The partition counts of the group's topics on which the assignment is based."""
+    metadata_snapshot: dict[str, int] | None = None
+    """The current partition counts of the same topics."""
+
+    @property
+    def has_metadata_changed(self) -> bool:
+        return self.metadata_snapshot != self.assignment_snapshot
+
+    def update(self, partition_counts: Mapping[str, int]) -> None:
+        if self.assignment_snapshot is not None:
+            self.metadata_snapshot = {
+                topic: partition_counts.get(topic, 0) for topic in self.assignment_snapshot
+            }
+
+    def reset(self) -> None:
+        """Forgets the snapshots: this member is not the leader, or joins again."""
+        self.assignment_snapshot = self.metadata_snapshot = None
+
+
 class MembershipManager:
+    """The state of one member; `step` returns the effects of an event."""
+
     def __init__(self, config: GroupRebalanceConfig) -> None:
         self.config = config
         self.state = MemberState.UNJOINED
         self.coordinator: int | None = None
         self.generation = NO_GENERATION
         self.owned_partitions: tuple[Partition, ...] = ()
-        """What the user has, or has been offered with the last `AssignPartitions`."""
+        """The partitions of the user, including those of the last `AssignPartitions`."""
         self.is_leader = False
         self.leave_reason = ""
-        """Why this consumer is out of the group, where it is its own doing."""
+        """Why this consumer left the group by itself, if it did."""
         self._is_cooperative = all(each.is_cooperative for each in config.assignors)
         self._heartbeat = Heartbeat(
             interval_ms=config.heartbeat_interval_ms,
@@ -77,25 +111,21 @@ class MembershipManager:
             retry_backoff_ms=config.retry_backoff_ms,
         )
         self._topics: tuple[str, ...] | None = None
-        """None while there is no subscription; one that no topic fits, so far, joins the group all the same."""
+        """None without a subscription. A pattern that matches no topic yet still joins the group."""
         self._joined_topics: tuple[str, ...] | None = None
         self._rejoin_reason = ""
         self._is_join_prepared = False
-        """Whether the user has been told of the rebalance that the next join begins or takes part in."""
+        """Whether the user's partitions have been revoked, as far as needed, for the next join."""
         self._join_attempt = 0
-        self._join_retry = self._retry_schedule()
-        self._find_retry = self._retry_schedule()
+        backoff = {"backoff_ms": config.retry_backoff_ms, "backoff_max_ms": config.retry_backoff_max_ms}
+        self._join_retry = RetrySchedule(**backoff)
+        self._find_retry = RetrySchedule(**backoff)
         self._is_finding_coordinator = False
         self._previous_assignment: PreviousAssignment = NO_ASSIGNMENT
-        self._members: Sequence[SubscribedMember] = ()
-        self._skip_assignment = False
+        self._leader = LeaderState()
         self._pending_assignment: tuple[Partition, ...] = ()
         self._pending_user_data = NO_USER_DATA
-        """What came with the offer."""
-        self._assignment_snapshot: dict[str, int] | None = None
-        """The leader's: the group's topics, with the partition counts it assigned by."""
-        self._metadata_snapshot: dict[str, int] | None = None
-        """The same topics, with the partition counts they have now."""
+        """The user data of the pending assignment."""
         self._pending_error: KafkaError | None = None
         self._handlers: Mapping[type, Callable[[int, Any], list[Effect]]] = {
             UserPoll: self._on_poll,
@@ -121,11 +151,11 @@ class MembershipManager:
 
     @property
     def is_rebalancing(self) -> bool:
-        """Whether a commit would come between two generations."""
+        """Whether the member is between two generations and cannot commit."""
         return self.state in (MemberState.JOINING, MemberState.ASSIGNING, MemberState.SYNCING)
 
     def next_heartbeat_at_ms(self) -> int | None:
-        """When to step a Tick at the latest; None while there is nothing to beat for."""
+        """Returns when the next HeartbeatTick is due; None while the member sends no heartbeats."""
         if not self._sends_heartbeats():
             return None
         if self.coordinator is None:
@@ -133,7 +163,7 @@ class MembershipManager:
         return self._heartbeat.next_at_ms()
 
     def next_poll_at_ms(self) -> int | None:
-        """When to step a Poll at the latest, for a user who is polling; None while only answers bring news."""
+        """Returns when the next UserPoll is due; None while only responses make progress."""
         if self._topics is None or self._is_finding_coordinator or self.state is MemberState.FENCED:
             return None
         if self.coordinator is None:
@@ -145,10 +175,10 @@ class MembershipManager:
     def _on_poll(self, now_ms: int, _: UserPoll) -> list[Effect]:
         self._heartbeat.record_poll(now_ms)
         if self._pending_error is not None:
-            failure = self._pending_error
+            error = self._pending_error
             if self.state is not MemberState.FENCED:
                 self._pending_error = None
-            return [*self._lose_partitions(), RaiseError(failure)]
+            return [*self._lose_partitions(), RaiseError(error)]
         if self._topics is None:
             return []
         if self.state is MemberState.JOINED:
@@ -166,8 +196,8 @@ class MembershipManager:
     def _on_revoke_all(self, now_ms: int, event: RevokeAll) -> list[Effect]:
         if not self.generation.is_member:
             return self._lose_partitions()
-        owned_partitions, self.owned_partitions = self.owned_partitions, ()
-        return self._revoke_partitions(owned_partitions, event.commit)
+        owned, self.owned_partitions = self.owned_partitions, ()
+        return self._revoke_partitions(owned, event.commit)
 
     def _on_unsubscribed(self, now_ms: int, _: Unsubscribed) -> list[Effect]:
         self._topics = self._joined_topics = None
@@ -179,14 +209,14 @@ class MembershipManager:
         return effects
 
     def _leave(self, reason: str) -> list[Effect]:
-        """A static member stays in its group until its session is over: it may be back before that."""
+        """Leaves the group. A static member sends no LeaveGroup: it may return before its session expires."""
         generation = self.generation
         self._reset_generation("", keep_member_id=False)
         if self.config.instance_id is not None or self.coordinator is None or not generation.member_id:
             return []
         return [SendLeave(self.coordinator, generation.member_id, reason)]
 
-    # Rejoining
+    # Joining
 
     def _needs_join(self) -> bool:
         if self.state is MemberState.UNJOINED:
@@ -197,15 +227,11 @@ class MembershipManager:
         if self._rejoin_reason:
             return self._rejoin_reason
         if self._joined_topics is not None and self._topics != self._joined_topics:
-            return "the subscription has changed"
-        return (
-            "partitions of the group's topics have come or gone"
-            if self._metadata_snapshot != self._assignment_snapshot
-            else ""
-        )
+            return "the subscription changed"
+        return "the partitions of subscribed topics changed" if self._leader.has_metadata_changed else ""
 
     def _on_join_prepare(self) -> list[Effect]:
-        """What the user must be told and let do before the join goes out."""
+        """Revokes the partitions that the user must give up before the join, once per rebalance."""
         if self._is_join_prepared:
             return []
         self._is_join_prepared = True
@@ -239,7 +265,9 @@ class MembershipManager:
         self._rejoin_reason = ""
         topics = self._joined_topics = self._topics or ()
         self._join_attempt += 1
-        protocols = tuple((each.name, self._subscription_for(each, topics)) for each in self.config.assignors)
+        protocols = tuple(
+            (each.name, self._encode_subscription(each, topics)) for each in self.config.assignors
+        )
         timeout_ms = self.config.poll_interval_max_ms + JOIN_GROUP_TIMEOUT_LAPSE_MS
         return [
             SendJoin(
@@ -247,36 +275,36 @@ class MembershipManager:
             )
         ]
 
-    def _subscription_for(self, assignor: ConsumerPartitionAssignor, topics: tuple[str, ...]) -> bytes:
+    def _encode_subscription(self, assignor: ConsumerPartitionAssignor, topics: tuple[str, ...]) -> bytes:
         user_data = assignor.user_data(self._previous_assignment)
         return encode_subscription(
             Subscription(topics, user_data, self.owned_partitions, self.generation.generation_id)
         )
 
-    def _on_join_response(self, now_ms: int, answer: JoinResponse) -> list[Effect]:
-        if self.state is not MemberState.JOINING or answer.attempt != self._join_attempt:
+    def _on_join_response(self, now_ms: int, response: JoinResponse) -> list[Effect]:
+        if self.state is not MemberState.JOINING or response.attempt != self._join_attempt:
             return []
-        if answer.code == ErrorCode.member_id_required:
-            # The coordinator knows the id now: members that vanish before they have one leave no trace.
-            self.generation = Generation(member_id=answer.member_id)
+        if response.code == ErrorCode.member_id_required:
+            # The coordinator has allocated the id, so a member that vanishes before its second join leaves no trace.
+            self.generation = Generation(member_id=response.member_id)
             self.state = MemberState.UNJOINED
             assert self.coordinator is not None
             return self._send_join(self.coordinator)
-        if answer.code != ErrorCode.none:
-            return self._on_join_failed(now_ms, answer.code, answer.message, "join")
-        self.generation = Generation(answer.generation_id, answer.member_id, answer.protocol)
-        self.is_leader = answer.leader_id == answer.member_id
+        if response.code != ErrorCode.none:
+            return self._on_join_failed(now_ms, response.code, response.message, "join")
+        self.generation = Generation(response.generation_id, response.member_id, response.protocol)
+        self.is_leader = response.leader_id == response.member_id
         self.leave_reason = ""
         self._heartbeat.reset_timeouts(now_ms)
         if not self.is_leader:
             return self._send_sync(())
         self.state = MemberState.ASSIGNING
-        self._skip_assignment = answer.skip_assignment
+        self._leader.skip_assignment = response.skip_assignment
         try:
-            self._members = decode_members(answer.members)
+            self._leader.members = decode_members(response.members)
         except DecodeError as error:
             return self._on_assignment_failed(now_ms, str(error))
-        return [FetchMetadata(self._join_attempt, subscribed_topics(self._members))]
+        return [FetchMetadata(self._join_attempt, subscribed_topics(self._leader.members))]
 
     # Assigning and syncing
 
@@ -284,21 +312,19 @@ class MembershipManager:
         if self.state is not MemberState.ASSIGNING or event.attempt != self._join_attempt:
             return []
         if event.partition_counts is None:
-            return self._request_rejoin(now_ms, "the leader could not fetch metadata")
-        topics = subscribed_topics(self._members)
-        self._assignment_snapshot = {topic: event.partition_counts.get(topic, 0) for topic in topics}
-        self._metadata_snapshot = self._assignment_snapshot
-        if self._skip_assignment:
+            return self._request_rejoin(now_ms, "the leader failed to fetch metadata")
+        topics = subscribed_topics(self._leader.members)
+        counts = {topic: event.partition_counts.get(topic, 0) for topic in topics}
+        self._leader.assignment_snapshot = self._leader.metadata_snapshot = counts
+        if self._leader.skip_assignment:
             return self._send_sync(())
-        chosen = [each for each in self.config.assignors if each.name == self.generation.protocol]
-        if not chosen:
+        selected = [each for each in self.config.assignors if each.name == self.generation.protocol]
+        if not selected:
             return self._on_assignment_failed(
-                now_ms, f"the coordinator chose the assignor {self.generation.protocol!r}, which is not ours"
+                now_ms, f"the coordinator selected the unknown assignor {self.generation.protocol!r}"
             )
-        shares = perform_assignment(
-            chosen[0], self._assignment_snapshot, self._members, self.generation.member_id
-        )
-        return self._send_sync(shares)
+        assignments = perform_assignment(selected[0], counts, self._leader.members, self.generation.member_id)
+        return self._send_sync(assignments)
 
     def _on_assignment_failed(self, now_ms: int, message: str) -> list[Effect]:
         self._pending_error = KafkaError(ErrorCode.inconsistent_group_protocol, message)
@@ -306,75 +332,70 @@ class MembershipManager:
 
     def _send_sync(self, assignments: Sequence[tuple[str, bytes]]) -> list[Effect]:
         if self.coordinator is None:
-            # Lost while the metadata was on its way; the next poll looks for it and joins again.
+            # Lost during the metadata fetch; the next poll finds it and joins again.
             self.state = MemberState.UNJOINED
             return []
         self.state = MemberState.SYNCING
         return [SendSync(self._join_attempt, self.coordinator, self.generation, tuple(assignments))]
 
-    def _on_sync_response(self, now_ms: int, answer: SyncResponse) -> list[Effect]:
-        if self.state is not MemberState.SYNCING or answer.attempt != self._join_attempt:
+    def _on_sync_response(self, now_ms: int, response: SyncResponse) -> list[Effect]:
+        if self.state is not MemberState.SYNCING or response.attempt != self._join_attempt:
             return []
-        if answer.code != ErrorCode.none:
-            return self._on_join_failed(now_ms, answer.code, answer.message, "sync")
+        if response.code != ErrorCode.none:
+            return self._on_join_failed(now_ms, response.code, response.message, "sync")
         try:
-            assignment = decode_assignment(answer.assignment)
+            assignment = decode_assignment(response.assignment)
         except DecodeError as error:
-            return self._on_assignment_failed(now_ms, f"the assignment cannot be read: {error}")
+            return self._on_assignment_failed(now_ms, f"the assignment cannot be decoded: {error}")
         if any(topic not in (self._topics or ()) for topic, _ in assignment.partitions):
-            return self._request_rejoin(now_ms, "the assignment has topics that are not subscribed to")
+            return self._request_rejoin(now_ms, "the assignment has topics without a subscription")
         self.state = MemberState.JOINED
         self._pending_assignment = tuple(sorted(assignment.partitions))
         self._pending_user_data = decode_user_data(assignment.user_data)
         if self.is_leader and self._pending_user_data.partition_counts is not None:
-            # One that came back did not share out the partitions itself.
-            self._assignment_snapshot = dict(self._pending_user_data.partition_counts)
-        self._join_retry.succeeded()
-        self._find_retry.succeeded()
+            # A restarted static leader did not compute the assignment itself.
+            self._leader.assignment_snapshot = dict(self._pending_user_data.partition_counts)
+        self._join_retry.succeed()
+        self._find_retry.succeed()
         return []
 
     def _on_join_complete(self) -> list[Effect]:
+        """Applies the pending assignment in the user's poll."""
         self.state = MemberState.STABLE
         self._is_join_prepared = False
-        added, revoked = (
-            _subtract(self._pending_assignment, self.owned_partitions),
-            _subtract(self.owned_partitions, self._pending_assignment),
-        )
+        added = _subtract(self._pending_assignment, self.owned_partitions)
+        revoked = _subtract(self.owned_partitions, self._pending_assignment)
         if revoked or self._pending_user_data.hands_over:
-            self._rejoin_reason = "partitions were given up for others to have"
+            self._rejoin_reason = "partitions were revoked for other members"
         self.owned_partitions = self._pending_assignment
         self._previous_assignment = PreviousAssignment(self.owned_partitions, self.generation.generation_id)
         return [*self._revoke_partitions(revoked), AssignPartitions(self.owned_partitions, added)]
 
-    # What goes wrong on the way in
-
-    def _on_join_failed(self, now_ms: int, code: ErrorCode, message: str, what: str) -> list[Effect]:
+    def _on_join_failed(self, now_ms: int, code: ErrorCode, message: str, request: str) -> list[Effect]:
         if code == ErrorCode.fenced_instance_id:
             return self._on_fenced()
         if code in _MEMBERSHIP_ERRORS:
-            self._reset_generation(
-                f"the {what} was refused: {code.name}", code == ErrorCode.illegal_generation
-            )
-            self._join_retry.failed(now_ms)
+            self._reset_generation(f"the {request} failed: {code.name}", code == ErrorCode.illegal_generation)
+            self._join_retry.fail(now_ms)
             return []
         if code in COORDINATOR_ERRORS:
             self.coordinator = None
-            return self._request_rejoin(now_ms, f"the coordinator was lost in the {what}")
+            return self._request_rejoin(now_ms, f"the coordinator was lost during the {request}")
         if not code.retriable and code != ErrorCode.rebalance_in_progress:
             self._pending_error = KafkaError(
-                code, message or f"the group {self.config.group_id!r} refused a {what}"
+                code, message or f"the group {self.config.group_id!r} rejected a {request}"
             )
-        return self._request_rejoin(now_ms, f"the {what} failed: {code.name}")
+        return self._request_rejoin(now_ms, f"the {request} failed: {code.name}")
 
     def _request_rejoin(self, now_ms: int, reason: str) -> list[Effect]:
-        """Out of this round, with the member id and without the user being told again."""
+        """Abandons this rebalance and joins again with the same member id and without another revocation."""
         self.state = MemberState.UNJOINED
         self._rejoin_reason = reason
-        self._join_retry.failed(now_ms)
+        self._join_retry.fail(now_ms)
         return []
 
     def _reset_generation(self, reason: str, keep_member_id: bool) -> None:
-        """Out of the generation: what the user has is lost, unless it is handed back first."""
+        """Leaves the generation: the user's partitions are lost unless they were revoked before."""
         self.generation = Generation(member_id=self.generation.member_id if keep_member_id else "")
         self.state = MemberState.UNJOINED
         self._clear_leadership()
@@ -383,16 +404,15 @@ class MembershipManager:
 
     def _clear_leadership(self) -> None:
         self.is_leader = False
-        self._assignment_snapshot = self._metadata_snapshot = None
+        self._leader.reset()
 
     def _on_fenced(self) -> list[Effect]:
-        instance_id = self.config.instance_id
         self._reset_generation("", keep_member_id=False)
         self.state = MemberState.FENCED
         self._pending_error = KafkaError(
             ErrorCode.fenced_instance_id,
-            f"another consumer of the group {self.config.group_id!r} has taken the instance id "
-            f"{instance_id!r}; close this one",
+            f"another consumer of the group {self.config.group_id!r} uses the instance id "
+            f"{self.config.instance_id!r}; close this one",
         )
         return [LogWarning(self._pending_error.message)]
 
@@ -412,17 +432,12 @@ class MembershipManager:
 
     def _on_coordinator_not_found(self, now_ms: int, event: CoordinatorNotFound) -> list[Effect]:
         self._is_finding_coordinator = False
-        self._find_retry.failed(now_ms)
+        self._find_retry.fail(now_ms)
         if not event.code.retriable:
             self._pending_error = KafkaError(event.code, event.message)
         return []
 
-    def _retry_schedule(self) -> RetrySchedule:
-        return RetrySchedule(
-            backoff_ms=self.config.retry_backoff_ms, backoff_max_ms=self.config.retry_backoff_max_ms
-        )
-
-    # Staying
+    # Heartbeats
 
     def _sends_heartbeats(self) -> bool:
         return self.generation.is_member and self.state not in (
@@ -439,76 +454,67 @@ class MembershipManager:
         if self._heartbeat.is_session_expired(now_ms):
             self.coordinator = None
             timeout_ms = self.config.session_timeout_ms
-            return [
-                LogWarning(f"no heartbeat was answered for {timeout_ms} ms"),
-                *self._find_coordinator(now_ms),
-            ]
+            return [LogWarning(f"no heartbeat response for {timeout_ms} ms"), *self._find_coordinator(now_ms)]
         if self._heartbeat.is_poll_expired(now_ms):
             return self._leave_on_poll_timeout()
         if self._heartbeat.should_heartbeat(now_ms):
-            return [SendHeartbeat(self._heartbeat.send_heartbeat(now_ms), self.coordinator, self.generation)]
+            heartbeat_id = self._heartbeat.send_heartbeat(now_ms)
+            return [SendHeartbeat(heartbeat_id, self.coordinator, self.generation)]
         return []
 
     def _leave_on_poll_timeout(self) -> list[Effect]:
         self.leave_reason = (
-            f"more than max_poll_interval_ms ({self.config.poll_interval_max_ms} ms) passed between two polls, "
-            "so the consumer left the group: raise it, or have less to do between polls with max_poll_records"
+            f"the time between polls exceeded max_poll_interval_ms ({self.config.poll_interval_max_ms} ms), so the "
+            "consumer left the group: raise it, or process fewer records per poll with max_poll_records"
         )
         return [LogWarning(self.leave_reason), *self._leave("no poll within max.poll.interval.ms")]
 
-    def _on_heartbeat_response(self, now_ms: int, answer: HeartbeatResponse) -> list[Effect]:
-        if not self._heartbeat.is_in_flight(answer.heartbeat_id) or not self._sends_heartbeats():
+    def _on_heartbeat_response(self, now_ms: int, response: HeartbeatResponse) -> list[Effect]:
+        if not self._heartbeat.is_in_flight(response.heartbeat_id) or not self._sends_heartbeats():
             return []
-        if answer.code == ErrorCode.none:
-            self._on_heartbeat_accepted(now_ms)
-        elif answer.code == ErrorCode.rebalance_in_progress:
-            self._on_heartbeat_accepted(now_ms)
-            if self.state in (MemberState.STABLE, MemberState.JOINED):
-                self._rejoin_reason = "the group is rebalancing"
-        else:
-            self._heartbeat.failed(now_ms)
-            return self._handle_error(now_ms, answer.code, "heartbeat")
+        if response.code not in (ErrorCode.none, ErrorCode.rebalance_in_progress):
+            self._heartbeat.fail(now_ms)
+            return self._handle_error(now_ms, response.code, "heartbeat")
+        self._heartbeat.receive(now_ms)
+        self._find_retry.succeed()
+        is_joined = self.state in (MemberState.STABLE, MemberState.JOINED)
+        if response.code == ErrorCode.rebalance_in_progress and is_joined:
+            self._rejoin_reason = "the group is rebalancing"
         return []
 
-    def _on_heartbeat_accepted(self, now_ms: int) -> None:
-        self._heartbeat.answered(now_ms)
-        self._find_retry.succeeded()
-
-    def _on_commit_failed(self, now_ms: int, answer: CommitFailed) -> list[Effect]:
-        if answer.generation != self.generation:
+    def _on_commit_failed(self, now_ms: int, event: CommitFailed) -> list[Effect]:
+        if event.generation != self.generation:
             return []
-        if answer.code == ErrorCode.rebalance_in_progress:
+        if event.code == ErrorCode.rebalance_in_progress:
             if self.state is MemberState.STABLE:
-                self._rejoin_reason = "a commit met a rebalance"
+                self._rejoin_reason = "a commit failed during a rebalance"
             return []
-        return self._handle_error(now_ms, answer.code, "commit")
+        return self._handle_error(now_ms, event.code, "commit")
 
-    def _handle_error(self, now_ms: int, code: ErrorCode, what: str) -> list[Effect]:
+    def _handle_error(self, now_ms: int, code: ErrorCode, request: str) -> list[Effect]:
+        """Handles an error of a request of the current generation."""
         if code == ErrorCode.fenced_instance_id:
             return self._on_fenced()
         if code in _MEMBERSHIP_ERRORS:
-            self._reset_generation(f"a {what} was refused: {code.name}", code == ErrorCode.illegal_generation)
+            self._reset_generation(f"a {request} failed: {code.name}", code == ErrorCode.illegal_generation)
             return [
-                LogWarning(f"the group has gone on without this consumer: {code.name} in answer to a {what}")
+                LogWarning(f"the group rebalanced without this consumer: a {request} failed with {code.name}")
             ]
         if code in COORDINATOR_ERRORS:
             self.coordinator = None
-            # The same one may be found again, as long as the cluster has no other: it is not asked without end.
-            self._find_retry.failed(now_ms)
+            # A lookup may return the same coordinator again, so lookups back off.
+            self._find_retry.fail(now_ms)
             return self._find_coordinator(now_ms)
         if not code.retriable:
-            self._pending_error = KafkaError(code, f"in answer to a {what}")
+            self._pending_error = KafkaError(code, f"in response to a {request}")
         return []
 
     def _on_metadata_changed(self, now_ms: int, event: MetadataChanged) -> list[Effect]:
-        """The leader answers for the whole group: a topic that grew, came or went is shared out anew."""
-        if self._assignment_snapshot is not None:
-            self._metadata_snapshot = {
-                topic: event.partition_counts.get(topic, 0) for topic in self._assignment_snapshot
-            }
+        """Makes the leader rejoin, for the whole group, when partitions of its topics were added or removed."""
+        self._leader.update(event.partition_counts)
         return []
 
 
 def _subtract(partitions: Sequence[Partition], others: Sequence[Partition]) -> tuple[Partition, ...]:
-    gone = set(others)
-    return tuple(each for each in partitions if each not in gone)
+    excluded = set(others)
+    return tuple(each for each in partitions if each not in excluded)

@@ -14,7 +14,7 @@ from moldau.client.consumer.subscription_state import (
 )
 from moldau.client.errors import CommitFailedError, ErrorCode, KafkaError
 from moldau.client.group.assignors import get_assignor
-from moldau.client.group.driver import ConsumerCoordinator
+from moldau.client.group.driver import MembershipDriver
 from moldau.client.group.member_state import NO_GENERATION, Generation, GroupRebalanceConfig
 from moldau.client.group.offsets import GroupOffsets
 from moldau.client.record import TopicPartition
@@ -124,9 +124,7 @@ def test_offsets_of_one_generation_are_not_committed_in_the_name_of_the_next() -
     cluster.answers[ApiKey.OFFSET_COMMIT] = slowly
 
     async def scenario() -> None:
-        member = ConsumerCoordinator(
-            cluster, GroupRebalanceConfig("g", (get_assignor("range"),)), lambda: None
-        )
+        member = MembershipDriver(cluster, GroupRebalanceConfig("g", (get_assignor("range"),)), lambda: None)
         positions = SubscriptionState(OffsetResetStrategy.LATEST)
         positions.subscribe(["t"])
         positions.set_assignment([HERE])

@@ -585,7 +585,7 @@ def test_topics_that_cannot_be_are_refused(name: Any) -> None:
         ({"max_poll_records": 0}, "max_poll_records"),
         ({"heartbeat_interval_ms": 10_000, "session_timeout_ms": 10_000}, "heartbeat_interval_ms"),
         ({"assignors": []}, "at least one assignor"),
-        ({"assignors": ["best"]}, "no assignor 'best'"),
+        ({"assignors": ["best"]}, "unknown assignor 'best'"),
         ({"bootstrap": None}, "either"),
         ({"bootstrap": "localhost:http"}, "host:port"),
     ],

@@ -252,5 +252,5 @@ def test_cooperative_members_of_before_version_2_tell_their_generation_beside() 
 
 
 def test_an_unknown_assignor_is_refused() -> None:
-    with pytest.raises(ValueError, match="no assignor 'best'"):
+    with pytest.raises(ValueError, match="unknown assignor 'best'"):
         get_assignor("best")

@@ -6,12 +6,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from moldau.client.errors import ErrorCode
-from moldau.client.group.assignment_user_data import (
-    NO_USER_DATA,
-    AssignmentUserData,
-    decode_user_data,
-    encode_user_data,
-)
 from moldau.client.group.assignors import SubscribedMember, get_assignor
 from moldau.client.group.events import (
     AssignPartitions,
@@ -42,7 +36,13 @@ from moldau.client.group.events import (
     Unsubscribed,
     UserPoll,
 )
-from moldau.client.group.leader_assignment import perform_assignment
+from moldau.client.group.leader_assignment import (
+    NO_USER_DATA,
+    AssignmentUserData,
+    decode_user_data,
+    encode_user_data,
+    perform_assignment,
+)
 from moldau.client.group.member_state import GroupRebalanceConfig, JoinGroupMember, MemberState
 from moldau.client.group.state import JOIN_GROUP_TIMEOUT_LAPSE_MS, MembershipManager
 from moldau.wire.consumer_protocol import (

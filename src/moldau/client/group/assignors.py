@@ -1,0 +1,198 @@
+"""Partition assignors: how the leader of a group assigns partitions to members, by Kafka's names and wire formats.
+
+Assignors are pure and stateless; what must outlive a generation travels in the subscriptions. Racks are ignored.
+"""
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from moldau.client.group.sticky_balancer import (
+    Assignments,
+    SubscribedMember,
+    balance_partitions,
+    empty_assignments,
+    resolve_owners,
+    sorted_members,
+    subscribers_by_topic,
+)
+from moldau.wire.codec import DecodeError
+from moldau.wire.consumer_protocol import Partition, Subscription, decode_partitions, encode_partitions
+
+__all__ = [
+    "NO_ASSIGNMENT",
+    "Assignments",
+    "ConsumerPartitionAssignor",
+    "PreviousAssignment",
+    "SubscribedMember",
+    "get_assignor",
+]
+
+_INT32 = struct.Struct(">i")
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousAssignment:
+    """The last assignment of a member, and its generation."""
+
+    partitions: tuple[Partition, ...] = ()
+    generation_id: int = -1
+
+
+NO_ASSIGNMENT = PreviousAssignment()
+
+
+class ConsumerPartitionAssignor(ABC):
+    name: ClassVar[str]
+    """The name in the group protocol."""
+    is_cooperative: ClassVar[bool] = False
+    """Whether members keep their partitions while they rejoin."""
+
+    def user_data(self, previous_assignment: PreviousAssignment) -> bytes | None:
+        """Returns the user data of a member's subscription."""
+        return None
+
+    @abstractmethod
+    def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
+        """Assigns the partitions of all topics in `partition_counts`; other topics do not exist."""
+
+
+class RangeAssignor(ConsumerPartitionAssignor):
+    """Assigns contiguous ranges, topic by topic.
+
+    Equal indexes of topics with equal partition counts go to the same member, as joins need.
+    """
+
+    name = "range"
+
+    def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
+        assigned = empty_assignments(members)
+        for topic, subscribers in subscribers_by_topic(members, partition_counts).items():
+            share, extra = divmod(partition_counts[topic], len(subscribers))
+            start = 0
+            for number, member in enumerate(subscribers):
+                end = start + share + (number < extra)
+                assigned[member.member_id] += [(topic, index) for index in range(start, end)]
+                start = end
+        return assigned
+
+
+class RoundRobinAssignor(ConsumerPartitionAssignor):
+    """Deals all partitions to the members in turn, skipping members that do not subscribe to the topic."""
+
+    name = "roundrobin"
+
+    def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
+        assigned = empty_assignments(members)
+        ring = sorted_members(members)
+        position = 0
+        for topic, subscribers in subscribers_by_topic(members, partition_counts).items():
+            subscribed = {member.member_id for member in subscribers}
+            for index in range(partition_counts[topic]):
+                while ring[position].member_id not in subscribed:
+                    position = (position + 1) % len(ring)
+                assigned[ring[position].member_id].append((topic, index))
+                position = (position + 1) % len(ring)
+        return assigned
+
+
+class StickyAssignor(ConsumerPartitionAssignor):
+    """Balances the load, and within that lets each member keep its partitions.
+
+    Members revoke everything before they rejoin; their user data carries what they had, in Kafka's format.
+    """
+
+    name = "sticky"
+
+    def user_data(self, previous_assignment: PreviousAssignment) -> bytes | None:
+        if previous_assignment == NO_ASSIGNMENT:
+            return None
+        return encode_partitions(previous_assignment.partitions) + _INT32.pack(
+            previous_assignment.generation_id
+        )
+
+    def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
+        claims = [
+            (each.member_id, _decode_previous_assignment(each.subscription.user_data)) for each in members
+        ]
+        owned = resolve_owners(
+            (member_id, previous.generation_id, previous.partitions) for member_id, previous in claims
+        )
+        return balance_partitions(partition_counts, members, owned)
+
+
+def _decode_previous_assignment(user_data: bytes | None) -> PreviousAssignment:
+    """Decodes the user data of the sticky assignor; the generation is missing before Kafka 2.3.
+
+    Invalid data counts as no assignment, because one member's data must not fail the whole group.
+    """
+    if not user_data:
+        return NO_ASSIGNMENT
+    try:
+        partitions, rest = decode_partitions(user_data)
+    except DecodeError:
+        return NO_ASSIGNMENT
+    return PreviousAssignment(partitions, _INT32.unpack_from(rest)[0] if len(rest) >= _INT32.size else -1)
+
+
+class CooperativeStickyAssignor(ConsumerPartitionAssignor):
+    """The sticky assignment in two rebalances: members keep their partitions while they rejoin.
+
+    A partition that changes owners is first assigned to no member. Its owner revokes it and rejoins; then the new
+    owner gets it.
+    """
+
+    name = "cooperative-sticky"
+    is_cooperative = True
+
+    def user_data(self, previous_assignment: PreviousAssignment) -> bytes | None:
+        """Returns the generation, for leaders that do not read it from the subscription."""
+        return (
+            None if previous_assignment == NO_ASSIGNMENT else _INT32.pack(previous_assignment.generation_id)
+        )
+
+    def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
+        owned = resolve_owners(
+            (each.member_id, _subscription_generation(each.subscription), each.subscription.owned_partitions)
+            for each in members
+        )
+        balanced = balance_partitions(partition_counts, members, owned)
+        return _withhold_owned(balanced, members, owned)
+
+
+def _subscription_generation(subscription: Subscription) -> int:
+    if subscription.generation_id >= 0:
+        return subscription.generation_id
+    if subscription.user_data is not None and len(subscription.user_data) >= 4:
+        generation: int = _INT32.unpack_from(subscription.user_data)[0]
+        return generation
+    return -1
+
+
+def _withhold_owned(
+    balanced: Assignments, members: Sequence[SubscribedMember], owned: Mapping[str, Sequence[Partition]]
+) -> Assignments:
+    in_use = {each for member in members for each in member.subscription.owned_partitions}
+    assignments: Assignments = {}
+    for member_id, partitions in balanced.items():
+        own = set(owned.get(member_id, ()))
+        assignments[member_id] = [each for each in partitions if each in own or each not in in_use]
+    return assignments
+
+
+_ASSIGNORS: tuple[ConsumerPartitionAssignor, ...] = (
+    RangeAssignor(),
+    RoundRobinAssignor(),
+    StickyAssignor(),
+    CooperativeStickyAssignor(),
+)
+
+
+def get_assignor(name: str) -> ConsumerPartitionAssignor:
+    """Returns the assignor of this name; raises ValueError if there is none."""
+    for assignor in _ASSIGNORS:
+        if assignor.name == name:
+            return assignor
+    raise ValueError(f"unknown assignor {name!r}; use one of {', '.join(each.name for each in _ASSIGNORS)}")
