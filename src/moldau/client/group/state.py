@@ -227,8 +227,10 @@ class MembershipManager:
         if self._rejoin_reason:
             return self._rejoin_reason
         if self._joined_topics is not None and self._topics != self._joined_topics:
-            return "the subscription changed"
-        return "the partitions of subscribed topics changed" if self._leader.has_metadata_changed else ""
+            return "the subscription has changed"
+        return (
+            "the partition counts of the group's topics changed" if self._leader.has_metadata_changed else ""
+        )
 
     def _on_join_prepare(self) -> list[Effect]:
         """Revokes the partitions that the user must give up before the join, once per rebalance."""
@@ -312,7 +314,7 @@ class MembershipManager:
         if self.state is not MemberState.ASSIGNING or event.attempt != self._join_attempt:
             return []
         if event.partition_counts is None:
-            return self._request_rejoin(now_ms, "the leader failed to fetch metadata")
+            return self._request_rejoin(now_ms, "the leader could not fetch metadata")
         topics = subscribed_topics(self._leader.members)
         counts = {topic: event.partition_counts.get(topic, 0) for topic in topics}
         self._leader.assignment_snapshot = self._leader.metadata_snapshot = counts
@@ -348,7 +350,7 @@ class MembershipManager:
         except DecodeError as error:
             return self._on_assignment_failed(now_ms, f"the assignment cannot be decoded: {error}")
         if any(topic not in (self._topics or ()) for topic, _ in assignment.partitions):
-            return self._request_rejoin(now_ms, "the assignment has topics without a subscription")
+            return self._request_rejoin(now_ms, "the assignment has topics that are not subscribed to")
         self.state = MemberState.JOINED
         self._pending_assignment = tuple(sorted(assignment.partitions))
         self._pending_user_data = decode_user_data(assignment.user_data)
@@ -366,7 +368,7 @@ class MembershipManager:
         added = _subtract(self._pending_assignment, self.owned_partitions)
         revoked = _subtract(self.owned_partitions, self._pending_assignment)
         if revoked or self._pending_user_data.hands_over:
-            self._rejoin_reason = "partitions were revoked for other members"
+            self._rejoin_reason = "partitions were revoked for other consumers"
         self.owned_partitions = self._pending_assignment
         self._previous_assignment = PreviousAssignment(self.owned_partitions, self.generation.generation_id)
         return [*self._revoke_partitions(revoked), AssignPartitions(self.owned_partitions, added)]
@@ -375,12 +377,14 @@ class MembershipManager:
         if code == ErrorCode.fenced_instance_id:
             return self._on_fenced()
         if code in _MEMBERSHIP_ERRORS:
-            self._reset_generation(f"the {request} failed: {code.name}", code == ErrorCode.illegal_generation)
+            self._reset_generation(
+                f"the {request} was refused: {code.name}", code == ErrorCode.illegal_generation
+            )
             self._join_retry.fail(now_ms)
             return []
         if code in COORDINATOR_ERRORS:
             self.coordinator = None
-            return self._request_rejoin(now_ms, f"the coordinator was lost during the {request}")
+            return self._request_rejoin(now_ms, f"the coordinator was lost in the {request}")
         if not code.retriable and code != ErrorCode.rebalance_in_progress:
             self._pending_error = KafkaError(
                 code, message or f"the group {self.config.group_id!r} rejected a {request}"
@@ -487,7 +491,7 @@ class MembershipManager:
             return []
         if event.code == ErrorCode.rebalance_in_progress:
             if self.state is MemberState.STABLE:
-                self._rejoin_reason = "a commit failed during a rebalance"
+                self._rejoin_reason = "a commit hit a rebalance"
             return []
         return self._handle_error(now_ms, event.code, "commit")
 
@@ -496,7 +500,9 @@ class MembershipManager:
         if code == ErrorCode.fenced_instance_id:
             return self._on_fenced()
         if code in _MEMBERSHIP_ERRORS:
-            self._reset_generation(f"a {request} failed: {code.name}", code == ErrorCode.illegal_generation)
+            self._reset_generation(
+                f"a {request} was refused: {code.name}", code == ErrorCode.illegal_generation
+            )
             return [
                 LogWarning(f"the group rebalanced without this consumer: a {request} failed with {code.name}")
             ]
