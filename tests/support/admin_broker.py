@@ -34,11 +34,13 @@ from moldau.metadata.image import (
     TopicImage,
 )
 from moldau.metadata.records import Record
+from moldau.server.forwarding import execute_forwarded
 from moldau.server.session import ClientConnection, Session
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import Message, decoder, encoder
+from moldau.wire.codec import Message, decoder, encoder, has_flexible_header
+from moldau.wire.frames import encode_request_header
 
 LISTENER = "CLIENTS"
 NOW_MS = 5_000
@@ -183,7 +185,9 @@ class AdminBroker:
         self.metadata = SimpleNamespace(image=image)
         self.settings = EffectiveSettings(settings or BrokerSettings(), image)
         self.controller = FakeController(self)
-        self.controller_channel = self.controller
+        self.controller_channel = SimpleNamespace(
+            create_topics=self.controller.create_topics, send=self._send_to_controller
+        )
         self.ready = SimpleNamespace(is_set=lambda: True)
         self.lifecycle = SimpleNamespace(lease=SimpleNamespace(is_valid=lambda: True))
         self.partitions = FakePartitionTable()
@@ -193,8 +197,26 @@ class AdminBroker:
         if version is None:
             version = REGISTRY[api_key].max_version
         session = Session(ClientConnection("127.0.0.1:5000", LISTENER), version, "tests")
-        handler: Any = REGISTRY[api_key].handler
-        tree = asyncio.run(handler(decoded_request(api_key, version, **request), session, self))
+        decoded = decoded_request(api_key, version, **request)
+        tree = asyncio.run(handle(api_key, decoded, session, self))
         answered = bytearray()
         encoder(api_key, version, "response")(answered, tree)
         return decoder(api_key, version, "response")(memoryview(answered))
+
+    async def _send_to_controller(self, api: ApiKey, version: int, tree: Mapping[str, Any]) -> Message:
+        request = encode_request_header(api, version, 0, "node-1")
+        encoder(api, version, "request")(request, tree)
+        broker: Any = self
+        data = memoryview(await execute_forwarded(memoryview(request), b"", broker))
+        return decoder(api, version, "response")(data[5 if has_flexible_header(api, version) else 4 :])
+
+
+async def handle(api: ApiKey, request: Message, session: Session, broker: Any) -> Any:
+    """Runs a handler; an error of the whole request becomes the API's error response."""
+    served = REGISTRY[api]
+    try:
+        return await served.handler(request, session, broker)
+    except MoldauError as error:
+        if served.error_response is None:
+            raise
+        return served.error_response(request, session.api_version, error)

@@ -1,31 +1,36 @@
-"""The active controller, wherever it is: here, or at another node that is asked in Kafka's own messages.
+"""The channel to the active controller, on this or another node (Kafka's NodeToControllerChannelManager).
 
-Brokers' own calls (register, heartbeat, in-sync sets, producer ids) are made once: whoever makes them knows best when
-to try again. What is asked for a client is tried again while the controller moves, and only where it is certain that
-it has not been done.
+A broker's own requests (registration, heartbeat, AlterPartition, producer ids) are sent once: their callers decide
+about retries. All other requests, this node's and those forwarded for clients, take one path: it finds the active
+controller, retries while the controller moves, and never repeats a request that may have been executed.
 """
 
 import asyncio
-import contextlib
 import heapq
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from moldau.controller import messages as wire
 from moldau.controller.driver import QuorumController
+from moldau.controller.messages import (
+    alter_partition_request,
+    alter_partition_results,
+    create_topics_request,
+    create_topics_results,
+    heartbeat_reply,
+    heartbeat_request,
+    raise_for_code,
+    registration_request,
+)
 from moldau.controller.requests import (
     BrokerHeartbeat,
     BrokerHeartbeatReply,
     BrokerRegistrationRequest,
-    ConfigChange,
-    ConfigResult,
     CreateTopicResult,
     IsrChange,
     IsrChangeResult,
     NewTopic,
 )
 from moldau.errors import MoldauError, NotControllerError, PeerUnreachableError, RequestTimedOutError
-from moldau.metadata.image import ConfigResource
 from moldau.metadata.loader import MetadataLoader
 from moldau.peers.client import PeerClient
 from moldau.platform.clock import Clock
@@ -34,22 +39,23 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexible_header
 from moldau.wire.frames import encode_request_header, skip_tagged_fields
 
-T = TypeVar("T")
+LocalHandler = Callable[[memoryview, bytes], Awaitable[bytearray]]
+"""Executes a whole request for a client host on this node; raises NotControllerError if nothing was done."""
 
 HEARTBEAT_LANE = "controller"
 CHANGES_LANE = "changes"
 FORWARDING_LANES_MAX = 16
 
 REQUEST_TIMEOUT_MS_DEFAULT = 30_000
-"""How long is tried for a request that does not say how long it has."""
+"""For requests without a timeout of their own."""
 CREATE_TOPICS_TIMEOUT_MS = 10_000
-"""How long the creation of a topic may hold up who needs it to be there."""
 READY_TIMEOUT_MS = 1_000
-"""How long of that for its replicas. Some may be down for long, and whoever needs the topic can do without them."""
+"""How long the creation of a topic waits for its replicas: some brokers may be down, and the caller does not need
+all of them."""
 RESPONSE_GRACE_MS = 2_000
-"""A controller that used all of a request's time answers at its end, and that answer says why."""
+"""A controller that uses up the timeout of a request responds just after it, with the reason."""
 METADATA_WAIT_MS_MAX = 5_000
-"""How long an answer waits for this node to see the change. It is made in any case."""
+"""How long a response waits until this node sees the change, which is made in any case."""
 RETRY_MS_MIN, RETRY_MS_MAX = 20, 500
 
 
@@ -70,156 +76,145 @@ class NodeToControllerChannel:
         self._metadata = metadata
         self._clock = clock
         self._lane_pool = _LanePool()
+        self.local_handler: LocalHandler | None = None
+        """Set before the node serves requests."""
 
     @property
     def controller_id(self) -> int:
-        """The node to ask, -1 while none is known."""
+        """The node of the active controller, -1 if unknown."""
         return self._quorum.leader_id
 
-    # What this broker asks for itself
+    # A broker's own requests, without retries
 
     async def register_broker(self, broker: BrokerRegistrationRequest) -> int:
-        """The broker's epoch."""
+        """Registers the broker and returns its epoch."""
         if self._is_local:
             return await self._controller.register_broker(broker)
-        tree = wire.registration_request(broker)
-        answer = await self._call(ApiKey.BROKER_REGISTRATION, tree, HEARTBEAT_LANE)
-        wire.raise_for_code(answer.error_code)
-        return int(answer.broker_epoch)
+        response = await self._call(
+            ApiKey.BROKER_REGISTRATION, registration_request(broker), lane=HEARTBEAT_LANE
+        )
+        return int(response.broker_epoch)
 
     async def heartbeat(
         self, heartbeat: BrokerHeartbeat, timeout_ms: int | None = None
     ) -> BrokerHeartbeatReply:
         if self._is_local:
             return await self._controller.heartbeat(heartbeat)
-        tree = wire.heartbeat_request(heartbeat)
-        answer = await self._call(ApiKey.BROKER_HEARTBEAT, tree, HEARTBEAT_LANE, timeout_ms)
-        wire.raise_for_code(answer.error_code)
-        return wire.heartbeat_reply(answer)
+        tree = heartbeat_request(heartbeat)
+        return heartbeat_reply(
+            await self._call(ApiKey.BROKER_HEARTBEAT, tree, lane=HEARTBEAT_LANE, timeout_ms=timeout_ms)
+        )
 
     async def alter_partition(
         self, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
     ) -> list[IsrChangeResult]:
-        """One result for each change, in their order."""
+        """Requests ISR changes; returns a result for each, in their order."""
         if self._is_local:
             return await self._controller.alter_partition(broker_id, broker_epoch, changes)
-        tree = wire.alter_partition_request(broker_id, broker_epoch, changes)
-        answer = await self._call(ApiKey.ALTER_PARTITION, tree, CHANGES_LANE)
-        wire.raise_for_code(answer.error_code)
-        return wire.alter_partition_results(answer, changes)
+        tree = alter_partition_request(broker_id, broker_epoch, changes)
+        return alter_partition_results(
+            await self._call(ApiKey.ALTER_PARTITION, tree, lane=CHANGES_LANE), changes
+        )
 
     async def allocate_producer_ids(self, broker_id: int, broker_epoch: int) -> range:
-        """A block of producer ids that nobody has had before."""
+        """Allocates a block of unused producer ids."""
         if self._is_local:
             return await self._controller.allocate_producer_ids(broker_id, broker_epoch)
         tree = {"broker_id": broker_id, "broker_epoch": broker_epoch}
-        answer = await self._call(ApiKey.ALLOCATE_PRODUCER_IDS, tree, CHANGES_LANE)
-        wire.raise_for_code(answer.error_code)
-        return range(answer.producer_id_start, answer.producer_id_start + answer.producer_id_len)
+        response = await self._call(ApiKey.ALLOCATE_PRODUCER_IDS, tree, lane=CHANGES_LANE)
+        return range(response.producer_id_start, response.producer_id_start + response.producer_id_len)
 
-    # What is asked for clients
+    @property
+    def _is_local(self) -> bool:
+        return self.controller_id == self._node_id
+
+    async def _call(
+        self, api: ApiKey, tree: Mapping[str, Any], *, lane: str, timeout_ms: int | None = None
+    ) -> Message:
+        response = await self._peers.call(
+            self._require_controller_id(), api, tree, lane=lane, timeout_ms=timeout_ms
+        )
+        raise_for_code(response.error_code)
+        return response
+
+    def _require_controller_id(self) -> int:
+        controller_id = self.controller_id
+        if controller_id < 0:
+            raise NotControllerError("the active controller is unknown")
+        return controller_id
+
+    # Requests with retries
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, timeout_ms: int = CREATE_TOPICS_TIMEOUT_MS
     ) -> list[CreateTopicResult]:
-        """For what this node needs itself, and clients that only use it: returns when the topics are there and, if that
-        does not take long, ready."""
-        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        """Creates topics that this node needs; returns when they exist and, unless that takes long, are ready."""
+        tree = create_topics_request(topics, READY_TIMEOUT_MS)
+        response = await self.send(ApiKey.CREATE_TOPICS, 7, tree, timeout_ms)
+        return [self._ignore_ready_timeout(each) for each in create_topics_results(response, topics)]
 
-        async def local() -> list[CreateTopicResult]:
-            created = await self._controller.create_topics(topics)
-            names = [each.name for each in created if each.error is None]
-            # A controller that moves now has made them all the same.
-            with contextlib.suppress(NotControllerError):
-                await self._controller.wait_replicas_ready(
-                    names, self._clock.monotonic_ms() + READY_TIMEOUT_MS
-                )
-            return created
-
-        async def remote(node_id: int) -> list[CreateTopicResult]:
-            tree = wire.create_topics_request(topics, READY_TIMEOUT_MS)
-            answer = await self._send_in_envelope(node_id, ApiKey.CREATE_TOPICS, 7, tree, deadline_ms)
-            return [self._ignore_ready_timeout(each) for each in wire.create_topics_results(answer, topics)]
-
-        return await self.send(local, remote, deadline_ms)
-
-    def _ignore_ready_timeout(self, outcome: CreateTopicResult) -> CreateTopicResult:
-        """A topic that was not ready in time is there all the same."""
-        found = self._metadata.image.topics.get(outcome.name)
-        if found is None or not isinstance(outcome.error, RequestTimedOutError):
-            return outcome
-        replicas = len(found.partitions[0].replicas)
-        return CreateTopicResult(outcome.name, found.topic_id, len(found.partitions), replicas)
-
-    async def alter_configs(
-        self,
-        changes: Mapping[ConfigResource, Sequence[ConfigChange]],
-        *,
-        incremental: bool,
-        validate_only: bool = False,
-        timeout_ms: int = REQUEST_TIMEOUT_MS_DEFAULT,
-    ) -> list[ConfigResult]:
-        deadline_ms = self._clock.monotonic_ms() + timeout_ms
-
-        async def local() -> list[ConfigResult]:
-            return await self._controller.alter_configs(
-                changes, incremental=incremental, validate_only=validate_only
-            )
-
-        async def remote(node_id: int) -> list[ConfigResult]:
-            tree = wire.alter_configs_request(changes, validate_only=validate_only)
-            api, version = (ApiKey.INCREMENTAL_ALTER_CONFIGS, 1) if incremental else (ApiKey.ALTER_CONFIGS, 2)
-            answer = await self._send_in_envelope(node_id, api, version, tree, deadline_ms)
-            return wire.alter_configs_results(answer, changes)
-
-        return await self.send(local, remote, deadline_ms)
+    def _ignore_ready_timeout(self, result: CreateTopicResult) -> CreateTopicResult:
+        """A topic whose replicas were not ready in time exists nevertheless."""
+        topic = self._metadata.image.topics.get(result.name)
+        if topic is None or not isinstance(result.error, RequestTimedOutError):
+            return result
+        replicas = len(topic.partitions[0].replicas)
+        return CreateTopicResult(result.name, topic.topic_id, len(topic.partitions), replicas)
 
     async def send(
         self,
-        local: Callable[[], Awaitable[T]],
-        remote: Callable[[int], Awaitable[T]],
-        deadline_ms: int,
-    ) -> T:
-        """Asks the active controller, and the next one where it moves before it has done anything. `local` asks this
-        node's own, `remote` another node's; NotControllerError from either says that nothing was done.
+        api: ApiKey,
+        version: int,
+        tree: Mapping[str, Any],
+        timeout_ms: int = REQUEST_TIMEOUT_MS_DEFAULT,
+    ) -> Message:
+        """Sends a request of this node's own to the active controller, like a client's; raises as `forward`."""
+        request = encode_request_header(api, version, 0, f"node-{self._node_id}")
+        encoder(api, version, "request")(request, tree)
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        data = await self.forward(memoryview(request), b"", deadline_ms)
+        try:
+            start = skip_tagged_fields(data, 4) if has_flexible_header(api, version) else 4
+            return decoder(api, version, "response")(data[start:])
+        except DecodeError as error:
+            raise MoldauError(f"the controller's response is malformed: {error}") from None
 
-        Raises RequestTimedOutError where no controller could be asked in time, and where it is not known whether
-        the one that was asked did it: to ask again could do it twice.
+    async def forward(self, frame: memoryview, client_host: bytes, deadline_ms: int) -> memoryview:
+        """Sends a whole request, with its header, to the active controller and returns the whole response.
+
+        Retries while the controller moves and nothing was done. Raises RequestTimedOutError at the deadline, and if the
+        outcome is unknown: a retry could execute the request twice.
         """
-        pause_ms = RETRY_MS_MIN
+        delay_ms = RETRY_MS_MIN
         while True:
             try:
-                controller_id = self.controller_id
-                if controller_id == self._node_id:
-                    return await local()
-                if controller_id < 0:
-                    raise NotControllerError("no controller is known at the moment")
-                return await remote(controller_id)
+                return await self._forward_once(frame, client_host, deadline_ms)
             except PeerUnreachableError as error:
                 if error.was_sent:
                     raise RequestTimedOutError(
-                        f"the controller did not answer ({error}): whether it was done is not known, "
-                        f"look before trying again"
+                        f"the controller did not respond ({error}): the outcome is not known, check it before retrying"
                     ) from error
                 reason: MoldauError = error
             except NotControllerError as error:
                 reason = error
-            if self._clock.monotonic_ms() + pause_ms >= deadline_ms:
-                raise RequestTimedOutError(f"no controller could be asked in time: {reason}") from reason
-            await asyncio.sleep(pause_ms / 1000)
-            pause_ms = min(2 * pause_ms, RETRY_MS_MAX)
+            if self._clock.monotonic_ms() + delay_ms >= deadline_ms:
+                raise RequestTimedOutError(
+                    f"the controller could not be reached in time: {reason}"
+                ) from reason
+            await asyncio.sleep(delay_ms / 1000)
+            delay_ms = min(2 * delay_ms, RETRY_MS_MAX)
 
-    async def forward(
-        self, node_id: int, request: bytes | memoryview, client_host: bytes, deadline_ms: int
-    ) -> memoryview:
-        """Hands a node, as the controller, a client's whole request (its header too); gives the whole answer, once
-        this node sees what was changed by it."""
+    async def _forward_once(self, frame: memoryview, client_host: bytes, deadline_ms: int) -> memoryview:
+        controller_id = self._require_controller_id()
+        if controller_id == self._node_id:
+            assert self.local_handler is not None, "set before the node serves requests"
+            return memoryview(await self.local_handler(frame, client_host))
         left_ms = max(0, deadline_ms - self._clock.monotonic_ms())
-        tree = {"request_data": request, "request_principal": None, "client_host_address": client_host}
+        tree = {"request_data": frame, "request_principal": None, "client_host_address": client_host}
         lane = self._lane_pool.acquire()
         try:
-            answer = await self._peers.call(
-                node_id,
+            response = await self._peers.call(
+                controller_id,
                 ApiKey.ENVELOPE,
                 tree,
                 lane=f"forwarding-{lane}",
@@ -227,55 +222,28 @@ class NodeToControllerChannel:
             )
         finally:
             self._lane_pool.release(lane)
-        wire.raise_for_code(answer.error_code)
-        if answer.response_data is None:
+        raise_for_code(response.error_code)
+        if response.response_data is None:
             raise MoldauError("the controller's envelope is empty")
-        await self._wait_for_metadata(answer.metadata_offset)
-        return memoryview(answer.response_data)
-
-    async def _send_in_envelope(
-        self, node_id: int, api: ApiKey, version: int, tree: Mapping[str, Any], deadline_ms: int
-    ) -> Message:
-        """A request of this node's own, forwarded as a client's is: who gets it in an envelope does not pass it on."""
-        request = encode_request_header(api, version, 0, f"node-{self._node_id}")
-        encoder(api, version, "request")(request, tree)
-        data = await self.forward(node_id, bytes(request), b"", deadline_ms)
-        try:
-            start = skip_tagged_fields(data, 4) if has_flexible_header(api, version) else 4
-            return decoder(api, version, "response")(data[start:])
-        except DecodeError as error:
-            raise MoldauError(f"the controller's answer cannot be read: {error}") from None
+        await self._wait_for_metadata(response.metadata_offset)
+        return memoryview(response.response_data)
 
     async def _wait_for_metadata(self, offset: int) -> None:
-        """Waits until this node has come as far as the controller was when it answered."""
+        """Waits until this node has published the metadata that the controller had at its response."""
         if self._metadata.image.offset >= offset:
             return
-        seen = asyncio.get_running_loop().create_task(self._metadata.wait_for_offset(offset))
+        published = asyncio.get_running_loop().create_task(self._metadata.wait_for_offset(offset))
         try:
-            await asyncio.wait([seen], timeout=METADATA_WAIT_MS_MAX / 1000)
+            await asyncio.wait([published], timeout=METADATA_WAIT_MS_MAX / 1000)
         finally:
-            # Late or failed, the change is made all the same; a loader that fails tells the node itself.
-            seen.cancel()
-            await asyncio.gather(seen, return_exceptions=True)
-
-    # Calling
-
-    @property
-    def _is_local(self) -> bool:
-        return self.controller_id == self._node_id
-
-    async def _call(
-        self, api: ApiKey, tree: Mapping[str, Any], lane: str, timeout_ms: int | None = None
-    ) -> Message:
-        controller_id = self.controller_id
-        if controller_id < 0:
-            raise NotControllerError("no controller is known at the moment")
-        return await self._peers.call(controller_id, api, tree, lane=lane, timeout_ms=timeout_ms)
+            # The change is made even if this node publishes it late or fails to.
+            published.cancel()
+            await asyncio.gather(published, return_exceptions=True)
 
 
 class _LanePool:
-    """Numbers of connections that no request waits on: one that takes long must not hold up the others. Beyond the
-    limit they share."""
+    """Assigns connections to forwarded requests: a slow request must not delay others, so each gets a lane of its own
+    until all are in use."""
 
     def __init__(self) -> None:
         self._free = list(range(FORWARDING_LANES_MAX))

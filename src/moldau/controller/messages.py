@@ -1,5 +1,4 @@
-"""What a node asks of the active controller, as Kafka's messages: plain values into trees, answers back into values,
-error codes back into errors in the words of the domain."""
+"""Conversion between the controller's requests and results and Kafka's messages, and from error codes to errors."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -12,15 +11,12 @@ from moldau.controller.requests import (
     BrokerHeartbeat,
     BrokerHeartbeatReply,
     BrokerRegistrationRequest,
-    ConfigChange,
-    ConfigResult,
     CreateTopicResult,
     IsrChange,
     IsrChangeResult,
     NewTopic,
 )
 from moldau.errors import MoldauError
-from moldau.metadata.image import ConfigResource
 from moldau.wire.decoder_runtime import Message
 from moldau.wire.kio import ErrorCode
 
@@ -37,7 +33,7 @@ ERRORS: Mapping[int, type[MoldauError]] = MappingProxyType(
         ErrorCode.duplicate_broker_registration: errors.DuplicateBrokerRegistrationError,
         ErrorCode.invalid_registration: errors.InvalidRegistrationError,
         ErrorCode.stale_broker_epoch: errors.StaleBrokerEpochError,
-        # In-sync sets
+        # ISR changes
         ErrorCode.invalid_update_version: errors.InvalidUpdateVersionError,
         ErrorCode.ineligible_replica: errors.IneligibleReplicaError,
         ErrorCode.new_leader_elected: errors.NewLeaderElectedError,
@@ -46,7 +42,7 @@ ERRORS: Mapping[int, type[MoldauError]] = MappingProxyType(
         ErrorCode.unknown_leader_epoch: errors.UnknownLeaderEpochError,
         ErrorCode.unknown_topic_id: errors.UnknownTopicIdError,
         ErrorCode.unknown_topic_or_partition: errors.UnknownTopicOrPartitionError,
-        # Topics and configs
+        # Topics
         ErrorCode.invalid_topic_exception: errors.InvalidTopicError,
         ErrorCode.topic_already_exists: errors.TopicExistsError,
         ErrorCode.invalid_partitions: errors.InvalidPartitionsError,
@@ -59,11 +55,11 @@ ERRORS: Mapping[int, type[MoldauError]] = MappingProxyType(
 
 
 def error_from_code(code: int, message: str | None = None) -> MoldauError | None:
-    """The error that another node answered with, None where it is none."""
+    """Returns the error of a response, None for no error."""
     if code == ErrorCode.none:
         return None
     kind = ERRORS.get(code, MoldauError)
-    return kind(message or f"the controller answered with {_code_name(code)}")
+    return kind(message or f"the controller responded with {_code_name(code)}")
 
 
 def raise_for_code(code: int, message: str | None = None) -> None:
@@ -127,16 +123,16 @@ def heartbeat_request(heartbeat: BrokerHeartbeat) -> dict[str, Any]:
     }
 
 
-def heartbeat_reply(answer: Message) -> BrokerHeartbeatReply:
+def heartbeat_reply(response: Message) -> BrokerHeartbeatReply:
     return BrokerHeartbeatReply(
-        answer.is_caught_up,
-        answer.is_fenced,
-        answer.should_shut_down,
-        confirmed_age_ms=answer.confirmed_age_ms,
+        response.is_caught_up,
+        response.is_fenced,
+        response.should_shut_down,
+        confirmed_age_ms=response.confirmed_age_ms,
     )
 
 
-# In-sync sets
+# ISR changes
 
 
 def alter_partition_request(
@@ -161,17 +157,17 @@ def alter_partition_request(
                         "leader_recovery_state": int(each.is_recovering),
                         "partition_epoch": each.partition_epoch,
                     }
-                    for each in of_topic
+                    for each in topic_changes
                 ],
             }
-            for topic_id, of_topic in by_topic.items()
+            for topic_id, topic_changes in by_topic.items()
         ],
     }
 
 
-def alter_partition_results(answer: Message, changes: Sequence[IsrChange]) -> list[IsrChangeResult]:
-    """One for each change, in their order."""
-    answered = {
+def alter_partition_results(response: Message, changes: Sequence[IsrChange]) -> list[IsrChangeResult]:
+    """Returns a result for each change, in their order."""
+    results = {
         (topic.topic_id, each.partition_index): IsrChangeResult(
             topic.topic_id,
             each.partition_index,
@@ -182,17 +178,17 @@ def alter_partition_results(answer: Message, changes: Sequence[IsrChange]) -> li
             partition_epoch=each.partition_epoch,
             error=error_from_code(each.error_code),
         )
-        for topic in answer.topics
+        for topic in response.topics
         for each in topic.partitions
     }
     return [
-        answered.get((change.topic_id, change.partition))
+        results.get((change.topic_id, change.partition))
         or IsrChangeResult(change.topic_id, change.partition, error=_missing_result())
         for change in changes
     ]
 
 
-# Topics and configs
+# Topics
 
 
 def create_topics_request(topics: Sequence[NewTopic], timeout_ms: int) -> dict[str, Any]:
@@ -215,8 +211,8 @@ def create_topics_request(topics: Sequence[NewTopic], timeout_ms: int) -> dict[s
     }
 
 
-def create_topics_results(answer: Message, topics: Sequence[NewTopic]) -> list[CreateTopicResult]:
-    answered = {
+def create_topics_results(response: Message, topics: Sequence[NewTopic]) -> list[CreateTopicResult]:
+    results = {
         each.name: CreateTopicResult(
             each.name,
             each.topic_id,
@@ -224,44 +220,12 @@ def create_topics_results(answer: Message, topics: Sequence[NewTopic]) -> list[C
             each.replication_factor,
             error_from_code(each.error_code, each.error_message),
         )
-        for each in answer.topics
+        for each in response.topics
     }
     return [
-        answered.get(topic.name) or CreateTopicResult(topic.name, error=_missing_result()) for topic in topics
+        results.get(topic.name) or CreateTopicResult(topic.name, error=_missing_result()) for topic in topics
     ]
 
 
-def alter_configs_request(
-    changes: Mapping[ConfigResource, Sequence[ConfigChange]], *, validate_only: bool
-) -> dict[str, Any]:
-    """For both ways to alter configs: the older one has no place for the operation, which is left out there."""
-    return {
-        "resources": [
-            {
-                "resource_type": resource.type,
-                "resource_name": resource.name,
-                "configs": [
-                    {"name": each.name, "config_operation": int(each.operation), "value": each.value}
-                    for each in asked
-                ],
-            }
-            for resource, asked in changes.items()
-        ],
-        "validate_only": validate_only,
-    }
-
-
-def alter_configs_results(
-    answer: Message, changes: Mapping[ConfigResource, Sequence[ConfigChange]]
-) -> list[ConfigResult]:
-    answered = {
-        ConfigResource(each.resource_type, each.resource_name): error_from_code(
-            each.error_code, each.error_message
-        )
-        for each in answer.responses
-    }
-    return [ConfigResult(each, answered[each] if each in answered else _missing_result()) for each in changes]
-
-
 def _missing_result() -> MoldauError:
-    return MoldauError("the controller's answer says nothing of this")
+    return MoldauError("the controller's response lacks this item")

@@ -29,34 +29,37 @@ from moldau.wire.messages import (
 )
 
 
-@handles(ApiKey.CREATE_TOPICS, versions=(2, 7), forwarded=True)
+def error_response(request: CreateTopicsRequest, version: int, error: MoldauError) -> CreateTopicsResponse:
+    failed = {topic.name: _topic_error(topic.name, error) for topic in request.topics}
+    return {"topics": [*(failed | _rejected_topics(request)).values()]}
+
+
+@handles(ApiKey.CREATE_TOPICS, versions=(2, 7), error_response=error_response)
 async def create_topics(
     request: CreateTopicsRequest, session: Session, broker: Broker
 ) -> CreateTopicsResponse:
-    rejected = {
-        topic.name: _error_response(topic.name, error)
-        for topic in request.topics
-        if (error := _duplicate_assignment(topic)) is not None
-    }
+    if request.timeout <= 0:
+        raise RequestTimedOutError
+    rejected = _rejected_topics(request)
     new_topics = [_new_topic(topic) for topic in request.topics if topic.name not in rejected]
-    try:
-        if request.timeout <= 0:
-            raise RequestTimedOutError
-        deadline_ms = replicas_ready_deadline_ms(broker, request.timeout)
-        created = await broker.controller.create_topics(new_topics, validate_only=request.validate_only)
-    except MoldauError as error:
-        created = [
-            CreateTopicResult(name, error=error) for name in dict.fromkeys(each.name for each in new_topics)
-        ]
-    else:
-        if not request.validate_only:
-            names = [result.name for result in created if result.error is None]
-            unready = await wait_replicas_ready(broker, names, deadline_ms)
-            created = [replace(each, error=unready.get(each.name, each.error)) for each in created]
+    deadline_ms = replicas_ready_deadline_ms(broker, request.timeout)
+    created = await broker.controller.create_topics(new_topics, validate_only=request.validate_only)
+    if not request.validate_only:
+        names = [result.name for result in created if result.error is None]
+        unready = await wait_replicas_ready(broker, names, deadline_ms)
+        created = [replace(each, error=unready.get(each.name, each.error)) for each in created]
     responses = [_topic_response(result) for result in created]
     if session.api_version >= 5:
         _add_configs(responses, new_topics, broker)
     return {"topics": [*responses, *rejected.values()]}
+
+
+def _rejected_topics(request: CreateTopicsRequest) -> dict[str, CreateTopicsResponseCreatableTopicResult]:
+    return {
+        topic.name: _topic_error(topic.name, error)
+        for topic in request.topics
+        if (error := _duplicate_assignment(topic)) is not None
+    }
 
 
 def _duplicate_assignment(topic: CreateTopicsRequestCreatableTopic) -> MoldauError | None:
@@ -79,7 +82,7 @@ def _new_topic(topic: CreateTopicsRequestCreatableTopic) -> NewTopic:
     )
 
 
-def _error_response(name: str, error: MoldauError) -> CreateTopicsResponseCreatableTopicResult:
+def _topic_error(name: str, error: MoldauError) -> CreateTopicsResponseCreatableTopicResult:
     return {
         "name": name,
         "topic_id": None,
@@ -91,7 +94,7 @@ def _error_response(name: str, error: MoldauError) -> CreateTopicsResponseCreata
 
 def _topic_response(result: CreateTopicResult) -> CreateTopicsResponseCreatableTopicResult:
     if result.error is not None:
-        return _error_response(result.name, result.error)
+        return _topic_error(result.name, result.error)
     return {
         "name": result.name,
         "topic_id": result.topic_id,

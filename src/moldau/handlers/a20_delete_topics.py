@@ -5,6 +5,8 @@ delete.topic.enable=false, so older clients get INVALID_REQUEST. With a `timeout
 the error is REQUEST_TIMED_OUT.
 """
 
+from collections.abc import Iterable
+
 from moldau.controller.requests import TopicRef, TopicResult
 from moldau.errors import InvalidRequestError, MoldauError, RequestTimedOutError, TopicDeletionDisabledError
 from moldau.server.broker import Broker
@@ -18,18 +20,21 @@ DELETION_DISABLED_VERSION = 3
 TOPIC_ID_VERSION = 6
 
 
-@handles(ApiKey.DELETE_TOPICS, versions=(1, 6), forwarded=True)
+def error_response(request: DeleteTopicsRequest, version: int, error: MoldauError) -> DeleteTopicsResponse:
+    error = _error_for_version(error, version)
+    return _response(TopicResult(ref.name, ref.topic_id, error) for ref in _topic_refs(request, version))
+
+
+@handles(ApiKey.DELETE_TOPICS, versions=(1, 6), error_response=error_response)
 async def delete_topics(
     request: DeleteTopicsRequest, session: Session, broker: Broker
 ) -> DeleteTopicsResponse:
-    refs = _topic_refs(request, session.api_version)
-    try:
-        if request.timeout <= 0:
-            raise RequestTimedOutError
-        results = await broker.controller.delete_topics(refs)
-    except MoldauError as error:
-        versioned = _error_for_version(error, session.api_version)
-        results = [TopicResult(ref.name, ref.topic_id, versioned) for ref in refs]
+    if request.timeout <= 0:
+        raise RequestTimedOutError
+    return _response(await broker.controller.delete_topics(_topic_refs(request, session.api_version)))
+
+
+def _response(results: Iterable[TopicResult]) -> DeleteTopicsResponse:
     # A topic that was requested twice has one result.
     distinct = {(result.name, result.topic_id): result for result in results}
     return {

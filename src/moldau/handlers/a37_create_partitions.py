@@ -5,6 +5,7 @@ added and the error is REQUEST_TIMED_OUT. Otherwise the response comes when all 
 ready, or with REQUEST_TIMED_OUT and the replicas that are not, as for CreateTopics. All versions (0-3) mean the same.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from moldau.controller.requests import PartitionIncrease, TopicResult
@@ -22,30 +23,34 @@ from moldau.wire.messages import (
 )
 
 
-@handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), forwarded=True)
+def error_response(
+    request: CreatePartitionsRequest, version: int, error: MoldauError
+) -> CreatePartitionsResponse:
+    return _response(TopicResult(topic.name, error=error) for topic in request.topics)
+
+
+@handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), error_response=error_response)
 async def create_partitions(
     request: CreatePartitionsRequest, session: Session, broker: Broker
 ) -> CreatePartitionsResponse:
+    if request.timeout <= 0:
+        raise RequestTimedOutError
     increases = [_partition_increase(topic) for topic in request.topics]
-    try:
-        if request.timeout <= 0:
-            raise RequestTimedOutError
-        deadline_ms = replicas_ready_deadline_ms(broker, request.timeout)
-        topics = broker.metadata.image.topics
-        counts = {
-            each.topic: len(topics[each.topic].partitions) for each in increases if each.topic in topics
-        }
-        results = await broker.controller.create_partitions(increases, validate_only=request.validate_only)
-    except MoldauError as error:
-        results = [TopicResult(each.topic, error=error) for each in increases]
-    else:
-        if not request.validate_only:
-            names = [result.name for result in results if result.error is None and result.name is not None]
-            unready = await wait_replicas_ready(broker, names, deadline_ms, first_partition=counts)
-            results = [
-                result if result.name not in unready else replace(result, error=unready[result.name])
-                for result in results
-            ]
+    deadline_ms = replicas_ready_deadline_ms(broker, request.timeout)
+    topics = broker.metadata.image.topics
+    counts = {each.topic: len(topics[each.topic].partitions) for each in increases if each.topic in topics}
+    results = await broker.controller.create_partitions(increases, validate_only=request.validate_only)
+    if not request.validate_only:
+        names = [result.name for result in results if result.error is None and result.name is not None]
+        unready = await wait_replicas_ready(broker, names, deadline_ms, first_partition=counts)
+        results = [
+            result if result.name not in unready else replace(result, error=unready[result.name])
+            for result in results
+        ]
+    return _response(results)
+
+
+def _response(results: Iterable[TopicResult]) -> CreatePartitionsResponse:
     # A topic that was named twice has one result.
     distinct = {result.name or "": result for result in results}
     return {

@@ -5,6 +5,8 @@ ELIGIBLE_LEADERS_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION. Without a list all p
 no election are left out. v0 has preferred elections only and no top-level error; v1 and v2 mean the same.
 """
 
+from collections.abc import Sequence
+
 from moldau.controller.requests import ElectionType, PartitionResult
 from moldau.errors import InvalidRequestError, MoldauError
 from moldau.server.broker import Broker
@@ -19,19 +21,28 @@ from moldau.wire.messages import (
 )
 
 
-@handles(ApiKey.ELECT_LEADERS, versions=(0, 2), forwarded=True)
+def error_response(request: ElectLeadersRequest, version: int, error: MoldauError) -> ElectLeadersResponse:
+    partitions = dict.fromkeys(_requested_partitions(request) or ())
+    return _response([PartitionResult(*each, error) for each in partitions], error)
+
+
+@handles(ApiKey.ELECT_LEADERS, versions=(0, 2), error_response=error_response)
 async def elect_leaders(
     request: ElectLeadersRequest, session: Session, broker: Broker
 ) -> ElectLeadersResponse:
-    partitions = None
-    if request.topic_partitions is not None:
-        partitions = [(each.topic, index) for each in request.topic_partitions for index in each.partitions]
-    top_level_error: MoldauError | None = None
-    try:
-        results = await broker.controller.elect_leaders(_election_type(request), partitions)
-    except MoldauError as error:
-        top_level_error = error
-        results = [PartitionResult(*each, error) for each in dict.fromkeys(partitions or ())]
+    election, partitions = _election_type(request), _requested_partitions(request)
+    return _response(await broker.controller.elect_leaders(election, partitions))
+
+
+def _requested_partitions(request: ElectLeadersRequest) -> list[tuple[str, int]] | None:
+    if request.topic_partitions is None:
+        return None
+    return [(each.topic, index) for each in request.topic_partitions for index in each.partitions]
+
+
+def _response(
+    results: Sequence[PartitionResult], top_level_error: MoldauError | None = None
+) -> ElectLeadersResponse:
     by_topic: dict[str, list[ElectLeadersResponsePartitionResult]] = {}
     for result in results:
         by_topic.setdefault(result.topic, []).append(

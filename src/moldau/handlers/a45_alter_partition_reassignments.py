@@ -4,7 +4,7 @@ Responds when the reassignments have started; ListPartitionReassignments lists t
 succeeds or fails on its own. v1 can forbid a change of the replication factor.
 """
 
-from moldau.controller.requests import PartitionResult, Reassignment
+from moldau.controller.requests import Reassignment
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code, error_message
@@ -18,7 +18,17 @@ from moldau.wire.messages import (
 )
 
 
-@handles(ApiKey.ALTER_PARTITION_REASSIGNMENTS, versions=(0, 1), forwarded=True)
+def error_response(
+    request: AlterPartitionReassignmentsRequest, version: int, error: MoldauError
+) -> AlterPartitionReassignmentsResponse:
+    return {
+        "allow_replication_factor_change": request.allow_replication_factor_change,
+        "error_code": error_code(error),
+        "error_message": error_message(error),
+    }
+
+
+@handles(ApiKey.ALTER_PARTITION_REASSIGNMENTS, versions=(0, 1), error_response=error_response)
 async def alter_partition_reassignments(
     request: AlterPartitionReassignmentsRequest, session: Session, broker: Broker
 ) -> AlterPartitionReassignmentsResponse:
@@ -28,14 +38,9 @@ async def alter_partition_reassignments(
         for topic in request.topics
         for each in topic.partitions
     ]
-    top_level_error: MoldauError | None = None
-    results: list[PartitionResult] = []
-    try:
-        results = await broker.controller.alter_partition_reassignments(
-            reassignments, allow_rf_change=allow_rf_change
-        )
-    except MoldauError as error:
-        top_level_error = error
+    results = await broker.controller.alter_partition_reassignments(
+        reassignments, allow_rf_change=allow_rf_change
+    )
     by_topic: dict[str, list[AlterPartitionReassignmentsResponseReassignablePartition]] = {}
     for result in results:
         by_topic.setdefault(result.topic, []).append(
@@ -47,7 +52,5 @@ async def alter_partition_reassignments(
         )
     return {
         "allow_replication_factor_change": allow_rf_change,
-        "error_code": error_code(top_level_error),
-        "error_message": error_message(top_level_error),
         "responses": [{"name": topic, "partitions": responses} for topic, responses in by_topic.items()],
     }

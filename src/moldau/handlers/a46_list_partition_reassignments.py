@@ -3,7 +3,6 @@
 A partition that is not being reassigned, or does not exist, is left out.
 """
 
-from moldau.controller.requests import OngoingReassignment
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
 from moldau.server.errors import error_code, error_message
@@ -17,21 +16,21 @@ from moldau.wire.messages import (
 )
 
 
-@handles(ApiKey.LIST_PARTITION_REASSIGNMENTS, versions=(0, 0), forwarded=True)
+def error_response(
+    request: ListPartitionReassignmentsRequest, version: int, error: MoldauError
+) -> ListPartitionReassignmentsResponse:
+    return {"error_code": error_code(error), "error_message": error_message(error)}
+
+
+@handles(ApiKey.LIST_PARTITION_REASSIGNMENTS, versions=(0, 0), error_response=error_response)
 async def list_partition_reassignments(
     request: ListPartitionReassignmentsRequest, session: Session, broker: Broker
 ) -> ListPartitionReassignmentsResponse:
     partitions = None
     if request.topics is not None:
         partitions = [(topic.name, index) for topic in request.topics for index in topic.partition_indexes]
-    top_level_error: MoldauError | None = None
-    ongoing: list[OngoingReassignment] = []
-    try:
-        ongoing = broker.controller.list_partition_reassignments(partitions)
-    except MoldauError as error:
-        top_level_error = error
     by_topic: dict[str, list[ListPartitionReassignmentsResponseOngoingPartitionReassignment]] = {}
-    for each in ongoing:
+    for each in broker.controller.list_partition_reassignments(partitions):
         by_topic.setdefault(each.topic, []).append(
             {
                 "partition_index": each.partition,
@@ -41,7 +40,5 @@ async def list_partition_reassignments(
             }
         )
     return {
-        "error_code": error_code(top_level_error),
-        "error_message": error_message(top_level_error),
         "topics": [{"name": topic, "partitions": responses} for topic, responses in by_topic.items()],
     }

@@ -21,16 +21,19 @@ from moldau.wire.messages import (
 )
 
 
-@handles(ApiKey.DESCRIBE_QUORUM, versions=(0, 2), forwarded=True)
+def error_response(
+    request: DescribeQuorumRequest, version: int, error: MoldauError
+) -> DescribeQuorumResponse:
+    return {"error_code": error_code(error), "error_message": error_message(error)}
+
+
+@handles(ApiKey.DESCRIBE_QUORUM, versions=(0, 2), error_response=error_response)
 async def describe_quorum(
     request: DescribeQuorumRequest, session: Session, broker: Broker
 ) -> DescribeQuorumResponse:
-    try:
-        if not broker.quorum.is_leader:
-            raise NotControllerError("this node does not lead the metadata quorum")
-        quorum = broker.quorum.describe()
-    except MoldauError as error:
-        return {"error_code": error_code(error), "error_message": error_message(error)}
+    if not broker.quorum.is_leader:
+        raise NotControllerError("this node does not lead the metadata quorum")
+    quorum = broker.quorum.describe()
     # Each partition once, so that a small request cannot cause a huge response.
     requested: dict[str, dict[int, None]] = {}
     for topic in request.topics:

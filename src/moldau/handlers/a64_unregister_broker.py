@@ -14,12 +14,15 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
 
 
-@handles(ApiKey.UNREGISTER_BROKER, versions=(0, 0), forwarded=True)
+def error_response(
+    request: UnregisterBrokerRequest, version: int, error: MoldauError
+) -> UnregisterBrokerResponse:
+    return {"error_code": error_code(error), "error_message": error_message(error)}
+
+
+@handles(ApiKey.UNREGISTER_BROKER, versions=(0, 0), error_response=error_response)
 async def unregister_broker(
     request: UnregisterBrokerRequest, session: Session, broker: Broker
 ) -> UnregisterBrokerResponse:
-    try:
-        await broker.controller.unregister_broker(request.broker_id)
-    except MoldauError as error:
-        return {"error_code": error_code(error), "error_message": error_message(error)}
+    await broker.controller.unregister_broker(request.broker_id)
     return {}

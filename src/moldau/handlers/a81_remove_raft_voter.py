@@ -3,23 +3,19 @@
 Voters change one at a time. A leader that removes itself resigns when the change is committed.
 """
 
-from moldau.errors import MoldauError
 from moldau.raft.messages import ReplicaKey
 from moldau.server.broker import Broker
-from moldau.server.raft_requests import check_cluster_id, voter_response
+from moldau.server.raft_requests import check_cluster_id, voter_error_response
 from moldau.server.registry import handles
 from moldau.server.session import Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 
 
-@handles(ApiKey.REMOVE_RAFT_VOTER, versions=(0, 0), forwarded=True)
+@handles(ApiKey.REMOVE_RAFT_VOTER, versions=(0, 0), error_response=voter_error_response)
 async def remove_raft_voter(
     request: RemoveRaftVoterRequest, session: Session, broker: Broker
 ) -> RemoveRaftVoterResponse:
-    try:
-        check_cluster_id(broker, request.cluster_id)
-        await broker.quorum.remove_voter(ReplicaKey(request.voter_id, request.voter_directory_id))
-    except MoldauError as error:
-        return voter_response(error)
+    check_cluster_id(broker, request.cluster_id)
+    await broker.quorum.remove_voter(ReplicaKey(request.voter_id, request.voter_directory_id))
     return {}

@@ -6,6 +6,7 @@ A single node is a quorum of one voter and its own controller.
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import NamedTuple
 
 from moldau.broker_lifecycle.driver import BrokerLifecycleManager
@@ -41,6 +42,7 @@ from moldau.replication.driver import ReplicaFetcherManager
 from moldau.server.broker import Broker
 from moldau.server.dispatcher import Dispatcher
 from moldau.server.fetch_session import FetchSessionCache
+from moldau.server.forwarding import execute_forwarded
 from moldau.server.session import ClientConnection
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
@@ -260,6 +262,7 @@ class Node:
             replication=self._replication,
             ready=asyncio.Event(),
         )
+        controller_channel.local_handler = partial(execute_forwarded, broker=self._broker)
         self._dispatcher = Dispatcher(self._broker, REGISTRY)
 
     async def _create_raft_client(self, meta: MetaProperties) -> RaftClient:

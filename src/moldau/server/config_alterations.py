@@ -5,16 +5,17 @@ itself and sends the others to the active controller. A request in an envelope h
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from moldau.controller.requests import ConfigChange, ConfigOperation, ConfigResult
-from moldau.errors import InvalidConfigError, InvalidRequestError, MoldauError
+from moldau.errors import InvalidConfigError, InvalidRequestError, MoldauError, NotControllerError
 from moldau.metadata.image import BROKER_LOGGER_RESOURCE, BROKER_RESOURCE, ConfigResource
 from moldau.server.broker import Broker
 from moldau.server.broker_loggers import alter_loggers
 from moldau.server.errors import error_code, error_message
 from moldau.server.session import Session
+from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AlterConfigsResponse
 
 OPERATIONS = frozenset(ConfigOperation)
@@ -37,7 +38,7 @@ async def apply_alterations(
     validate_only: bool,
 ) -> AlterConfigsResponse:
     counts = Counter(each.resource for each in alterations)
-    errors: dict[ConfigResource, MoldauError | None] = {}
+    outcomes: dict[ConfigResource, tuple[int, str | None]] = {}
     for_controller: dict[ConfigResource, Sequence[ConfigChange]] = {}
     for resource, changes in alterations:
         try:
@@ -52,22 +53,24 @@ async def apply_alterations(
                 _check_broker_id(resource.name, broker)
             if is_logger:
                 alter_loggers(_parse_changes(changes), validate_only=validate_only)
-                errors[resource] = None
+                outcomes[resource] = _outcome(None)
             else:
                 for_controller[resource] = _parse_changes(changes)
         except MoldauError as error:
-            errors[resource] = error
-    try:
-        results = await _alter_on_controller(for_controller, session, broker, incremental, validate_only)
-    except MoldauError as error:
-        errors.update((resource, error) for resource in for_controller)
-    else:
-        errors.update((result.resource, _to_kafka_error(result)) for result in results)
+            outcomes[resource] = _outcome(error)
+    if for_controller:
+        alter = _alter_on_controller if session.is_forwarded else _forward
+        try:
+            outcomes |= await alter(for_controller, broker, incremental, validate_only)
+        except MoldauError as error:
+            if session.is_forwarded and isinstance(error, NotControllerError):
+                raise
+            outcomes.update(dict.fromkeys(for_controller, _outcome(error)))
     return {
         "responses": [
             {
-                "error_code": error_code(errors[resource]),
-                "error_message": error_message(errors[resource]),
+                "error_code": outcomes[resource][0],
+                "error_message": outcomes[resource][1],
                 "resource_type": resource.type,
                 "resource_name": resource.name,
             }
@@ -76,18 +79,50 @@ async def apply_alterations(
     }
 
 
+def _outcome(error: MoldauError | None) -> tuple[int, str | None]:
+    return error_code(error), error_message(error)
+
+
 async def _alter_on_controller(
-    changes: dict[ConfigResource, Sequence[ConfigChange]],
-    session: Session,
+    changes: Mapping[ConfigResource, Sequence[ConfigChange]],
     broker: Broker,
     incremental: bool,
     validate_only: bool,
-) -> list[ConfigResult]:
-    if not changes:
-        return []
-    # A forwarded request is not forwarded again.
-    controller = broker.controller if session.is_forwarded else broker.controller_channel
-    return await controller.alter_configs(changes, incremental=incremental, validate_only=validate_only)
+) -> dict[ConfigResource, tuple[int, str | None]]:
+    results = await broker.controller.alter_configs(
+        changes, incremental=incremental, validate_only=validate_only
+    )
+    return {each.resource: _outcome(_to_kafka_error(each)) for each in results}
+
+
+async def _forward(
+    changes: Mapping[ConfigResource, Sequence[ConfigChange]],
+    broker: Broker,
+    incremental: bool,
+    validate_only: bool,
+) -> dict[ConfigResource, tuple[int, str | None]]:
+    # AlterConfigs has no operation; its encoder ignores the field.
+    request = {
+        "resources": [
+            {
+                "resource_type": resource.type,
+                "resource_name": resource.name,
+                "configs": [
+                    {"name": each.name, "config_operation": int(each.operation), "value": each.value}
+                    for each in requested
+                ],
+            }
+            for resource, requested in changes.items()
+        ],
+        "validate_only": validate_only,
+    }
+    api, version = (ApiKey.INCREMENTAL_ALTER_CONFIGS, 1) if incremental else (ApiKey.ALTER_CONFIGS, 2)
+    response = await broker.controller_channel.send(api, version, request)
+    missing = _outcome(MoldauError("the controller's response lacks this resource"))
+    outcomes: dict[ConfigResource, tuple[int, str | None]] = dict.fromkeys(changes, missing)
+    for each in response.responses:
+        outcomes[ConfigResource(each.resource_type, each.resource_name)] = each.error_code, each.error_message
+    return outcomes
 
 
 def _parse_changes(changes: Sequence[tuple[str, int, str | None]]) -> list[ConfigChange]:

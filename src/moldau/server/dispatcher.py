@@ -10,7 +10,7 @@ from moldau.server.broker import Broker
 from moldau.server.errors import ErrorCode
 from moldau.server.forwarding import ForwardedResponse, forward_to_controller
 from moldau.server.metadata_fetch import is_metadata_fetch
-from moldau.server.registry import Handler, Registry
+from moldau.server.registry import ErrorResponse, Handler, Registry
 from moldau.server.session import ClientConnection, Session
 from moldau.server.startup_gate import StartupGate, requires_ready_broker
 from moldau.wire.api_keys import ApiKey
@@ -31,7 +31,8 @@ class _Route(NamedTuple):
     is_response_flexible: bool
     keeps_frame: bool
     requires_ready_broker: bool
-    is_forwarded: bool
+    error_response: ErrorResponse | None
+    """Set if the request is forwarded to the active controller."""
     is_inter_broker: bool
 
 
@@ -72,8 +73,8 @@ class Dispatcher:
         try:
             session = Session(connection, header.version, header.client_id, release=release)
             handling: Awaitable[Mapping[str, object] | ForwardedResponse | None]
-            if route.is_forwarded:
-                handling = forward_to_controller(route.handler, request, frame, session, self._broker)
+            if route.error_response is not None:
+                handling = forward_to_controller(request, frame, session, self._broker, route.error_response)
             else:
                 handling = route.handler(request, session, self._broker)
             # Its bytes are views of the frame: only the handler may keep them during a long wait.
@@ -113,7 +114,7 @@ class Dispatcher:
             is_response_flexible=flexible and api_key != ApiKey.API_VERSIONS,
             keeps_frame=api_key == ApiKey.PRODUCE or api.forwarded,
             requires_ready_broker=requires_ready_broker(api_key, inter_broker=api.inter_broker),
-            is_forwarded=api.forwarded,
+            error_response=api.error_response,
             is_inter_broker=api.inter_broker,
         )
         return route

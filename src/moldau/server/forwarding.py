@@ -1,86 +1,88 @@
-"""Forwarding of requests to the active controller.
+"""Forwarding of requests to the active controller: any node accepts them, the active controller executes them.
 
-A node that is not the active controller sends the client's request unchanged in an Envelope and returns the response
-unchanged: version, client id and client address stay the client's own.
+Another node gets the request unchanged in an Envelope and returns its whole response, so version, client id and client
+address stay the client's own. On the controller's own node the request is executed in place.
 """
 
 import asyncio
-import dataclasses
 import ipaddress
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 from moldau.controller.channel import REQUEST_TIMEOUT_MS_DEFAULT
-from moldau.errors import MoldauError, NotControllerError
+from moldau.errors import InvalidRequestError, MoldauError, NotControllerError, UnsupportedVersionError
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode
-from moldau.server.registry import Handler
-from moldau.server.session import Session
-from moldau.wire.codec import Message
+from moldau.server.registry import REGISTRY, ErrorResponse
+from moldau.server.session import ClientConnection, Session
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexible_header
+from moldau.wire.frames import read_request_header, skip_tagged_fields
 
 FORWARD_TIMEOUT_MS_MAX = 300_000
 """Upper limit of the timeout of a forwarded request."""
 
+PARTLY_FORWARDED = (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
+"""A node handles its own resources of these requests and forwards the others."""
+
 
 class ForwardedResponse(NamedTuple):
-    """Header and body of a response that another node has encoded."""
+    """Header and body of an encoded response."""
 
     data: memoryview
 
 
-Response = Mapping[str, object] | ForwardedResponse | None
-
-
 async def forward_to_controller(
-    handler: Handler, request: Message, frame: memoryview, session: Session, broker: Broker
-) -> Response:
-    """Handles the request here if this node is the active controller, otherwise forwards it.
-
-    If no controller could be reached, or its response was lost, the handler builds the API's own error response.
-    """
+    request: Message, frame: memoryview, session: Session, broker: Broker, error_response: ErrorResponse
+) -> Mapping[str, object] | ForwardedResponse:
+    """Returns the controller's response, or an error response if no controller could be reached in time or its response
+    was lost."""
     # Makes this a task, which handlers that wait for the quorum need.
     await asyncio.sleep(0)
     timeout_ms = min(request.get("timeout", REQUEST_TIMEOUT_MS_DEFAULT), FORWARD_TIMEOUT_MS_MAX)
     deadline_ms = broker.platform.clock.monotonic_ms() + timeout_ms
-
-    async def local() -> Response:
-        response = await handler(request, session, broker)
-        if contains_not_controller(response):
-            raise NotControllerError("the controller has moved")
-        return response
-
-    async def remote(node_id: int) -> Response:
-        host = pack_address(session.client_host.removeprefix("/"))
-        return ForwardedResponse(await broker.controller_channel.forward(node_id, frame, host, deadline_ms))
-
+    host = pack_address(session.client_host.removeprefix("/"))
     try:
-        return await broker.controller_channel.send(local, remote, deadline_ms)
+        return ForwardedResponse(await broker.controller_channel.forward(frame, host, deadline_ms))
     except MoldauError as error:
-        failing: Any = _UnavailableController(error)
-        return await handler(
-            request,
-            session,
-            dataclasses.replace(broker, controller=failing, quorum=failing, controller_channel=failing),
-        )
+        return error_response(request, session.api_version, error)
 
 
-class _UnavailableController:
-    """Takes the place of an unreachable controller: every access raises the error."""
+async def execute_forwarded(frame: memoryview, client_host: bytes, broker: Broker) -> bytearray:
+    """Executes a forwarded request on this node, in a task, and returns the whole response.
 
-    def __init__(self, error: MoldauError) -> None:
-        object.__setattr__(self, "_error", error)
-
-    def __getattribute__(self, name: str) -> NoReturn:
-        raise object.__getattribute__(self, "_error")
-
-
-def contains_not_controller(response: object) -> bool:
-    """Whether any part of a response has the code NOT_CONTROLLER: then nothing was done."""
-    if isinstance(response, dict):
-        return response.get("error_code") == ErrorCode.not_controller or any(
-            contains_not_controller(each) for each in response.values()
-        )
-    return isinstance(response, list | tuple) and any(contains_not_controller(each) for each in response)
+    Raises NotControllerError if this is not the active controller: then nothing was done.
+    """
+    try:
+        header = read_request_header(frame)
+        api = REGISTRY.get(header.api_key)  # type: ignore[call-overload]
+        if api is None or not (api.forwarded or header.api_key in PARTLY_FORWARDED):
+            raise InvalidRequestError(f"API {header.api_key} is not forwarded to the controller")
+        if not api.min_version <= header.version <= api.max_version:
+            raise UnsupportedVersionError(
+                f"version {header.version} of API {header.api_key} is not supported"
+            )
+        is_flexible = has_flexible_header(header.api_key, header.version)
+        start = skip_tagged_fields(frame, header.body_start) if is_flexible else header.body_start
+        request = decoder(header.api_key, header.version, "request")(frame[start:])
+    except DecodeError as error:
+        raise InvalidRequestError(f"invalid forwarded request: {error}") from None
+    client = ClientConnection(
+        f"{unpack_address(client_host)}:0", broker.settings.broker.inter_broker_listener
+    )
+    session = Session(client, header.version, header.client_id, is_forwarded=True)
+    try:
+        response = await api.handler(request, session, broker)
+    except NotControllerError:
+        raise
+    except MoldauError as error:
+        if api.error_response is None:
+            raise
+        response = api.error_response(request, header.version, error)
+    encoded = bytearray(header.correlation_id.to_bytes(4, "big", signed=True))
+    if is_flexible:
+        encoded.append(0)
+    encoder(header.api_key, header.version, "response")(encoded, response)
+    return encoded
 
 
 def pack_address(host: str) -> bytes:

@@ -21,6 +21,7 @@ from moldau.wire.messages import (
     AddRaftVoterResponse,
     BeginQuorumEpochResponse,
     FetchResponseNodeEndpoint,
+    RemoveRaftVoterRequest,
     UpdateRaftVoterRequest,
 )
 
@@ -139,6 +140,7 @@ def voter_from_request(request: AddRaftVoterRequest | UpdateRaftVoterRequest, br
     return voter
 
 
-def voter_response(error: MoldauError | None) -> AddRaftVoterResponse:
-    """Builds the response to AddRaftVoter and RemoveRaftVoter."""
+def voter_error_response(
+    request: AddRaftVoterRequest | RemoveRaftVoterRequest, version: int, error: MoldauError
+) -> AddRaftVoterResponse:
     return {"error_code": error_code(error), "error_message": error_message(error)}

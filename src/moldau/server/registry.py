@@ -1,8 +1,9 @@
 """Registry of the served APIs: their versions and handlers. ApiVersions responds with it."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
+from moldau.errors import MoldauError
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -18,6 +19,9 @@ HandlerOf = Callable[[RequestT, "Session", "Broker"], Awaitable[ResponseT]]
 
 Handler = HandlerOf[Message, Mapping[str, object] | None]
 
+ErrorResponse = Callable[[Any, int, MoldauError], Mapping[str, object]]
+"""Builds the response to a request, in its API version, for an error of the whole request."""
+
 
 class ApiRegistration(NamedTuple):
     handler: Handler
@@ -25,10 +29,15 @@ class ApiRegistration(NamedTuple):
     max_version: int
     advertised_min_version: int
     """The oldest version in ApiVersions; Produce advertises older ones than it serves."""
-    forwarded: bool = False
-    """Handled by the active controller: other nodes forward the request and return its response."""
+    error_response: ErrorResponse | None = None
+    """Set for requests that are forwarded to the active controller. Their handlers raise errors of the whole request,
+    NotControllerError among them."""
     inter_broker: bool = False
     """For nodes only: served and advertised on the inter-broker listener alone."""
+
+    @property
+    def forwarded(self) -> bool:
+        return self.error_response is not None
 
 
 class Registry(dict[ApiKey, ApiRegistration]):
@@ -43,7 +52,7 @@ def handles(
     *,
     versions: tuple[int, int],
     advertised_min_version: int | None = None,
-    forwarded: bool = False,
+    error_response: ErrorResponse | None = None,
     inter_broker: bool = False,
 ) -> Callable[[HandlerOf[RequestT, ResponseT]], HandlerOf[RequestT, ResponseT]]:
     """Registers a handler: `async def f(request, session, broker) -> response`, typed as in `wire/messages.pyi`."""
@@ -52,7 +61,12 @@ def handles(
         low, high = versions
         advertised = low if advertised_min_version is None else advertised_min_version
         REGISTRY[api_key] = ApiRegistration(
-            cast(Handler, handler), low, high, advertised, forwarded, inter_broker
+            cast(Handler, handler),
+            low,
+            high,
+            advertised,
+            error_response,
+            inter_broker,
         )
         return handler
 

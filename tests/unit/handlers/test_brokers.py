@@ -29,6 +29,7 @@ from moldau.server.session import ClientConnection, Session
 from moldau.transactions.producer_id_manager import ProducerIdManager
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
+from support.admin_broker import handle
 
 REGISTER, BEAT = ApiKey.BROKER_REGISTRATION, ApiKey.BROKER_HEARTBEAT
 IDS, UNREGISTER = ApiKey.ALLOCATE_PRODUCER_IDS, ApiKey.UNREGISTER_BROKER
@@ -87,9 +88,8 @@ class BrokerOf:
         sent = bytearray()
         encoder(api_key, version, "request")(sent, tree)
         session = Session(self.connection, version, "tests")
-        handler: Any = REGISTRY[api_key].handler
         request = decoder(api_key, version, "request")(memoryview(sent))
-        answer = asyncio.run(handler(request, session, self))
+        answer = asyncio.run(handle(api_key, request, session, self))
         got = bytearray()
         encoder(api_key, version, "response")(got, answer)
         return decoder(api_key, version, "response")(memoryview(got))

@@ -30,6 +30,7 @@ from moldau.server.errors import ErrorCode
 from moldau.server.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
+from support.admin_broker import handle
 
 TOPIC_ID = UUID(int=42)
 
@@ -70,12 +71,8 @@ def send(api: ApiKey, version: int, tree: dict[str, Any], reply: Any) -> tuple[M
     session = Session(ClientConnection("127.0.0.1:1", "PLAINTEXT"), version, None)
     broker = cast(Broker, SimpleNamespace(controller=controller))
     request = _through(api, version, "request", tree)
-    answer = asyncio.run(_awaited(REGISTRY[api].handler(request, session, broker)))
+    answer = asyncio.run(handle(api, request, session, broker))
     return _through(api, version, "response", answer), controller.asked
-
-
-async def _awaited(answer: Any) -> Any:
-    return await answer
 
 
 def _through(api: ApiKey, version: int, kind: Any, tree: dict[str, Any]) -> Message:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -11,7 +12,6 @@ import pytest
 
 from moldau.client.net.api_versions import SUPPORTED_VERSIONS
 from moldau.errors import PeerUnreachableError
-from moldau.handlers import REGISTRY
 from moldau.logs.memory import MemoryLogStore
 from moldau.platform.clock import SystemClock
 from moldau.raft.batches import CommittedBatch
@@ -26,6 +26,7 @@ from moldau.server.metadata_fetch import fetch_metadata
 from moldau.server.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
+from support.admin_broker import handle
 
 SETTINGS = QuorumConfig(fetch_timeout_ms=600, election_timeout_ms=200, request_timeout_ms=400)
 
@@ -113,7 +114,7 @@ class Node:
         encoder(api, version, "request")(frame, tree)
         request = decoder(api, version, "request")(memoryview(bytes(frame)))
         session = Session(ClientConnection("127.0.0.1:1", "NODES"), version, None)
-        handler = fetch_metadata if api is ApiKey.FETCH else REGISTRY[api].handler
+        handler = fetch_metadata if api is ApiKey.FETCH else partial(handle, api)
         answer = bytearray()
         encoder(api, version, "response")(answer, await handler(request, session, self.broker))
         return decoder(api, version, "response")(memoryview(bytes(answer)))

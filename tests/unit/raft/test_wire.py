@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -49,6 +50,7 @@ from moldau.server.metadata_fetch import fetch_metadata, is_metadata_fetch
 from moldau.server.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
+from support.admin_broker import handle
 
 DISK_1, DISK_2 = UUID(int=11), UUID(int=22)
 ENDPOINTS = (VoterEndpoint("CLIENTS", "c", 1), VoterEndpoint("NODES", "n2", 9094))
@@ -126,7 +128,7 @@ class OtherNode:
         encoder(api, version, "request")(frame, tree)
         request = decoder(api, version, "request")(memoryview(bytes(frame)))
         session = Session(ClientConnection("127.0.0.1:1", self.listener), version, None)
-        handler = fetch_metadata if api is ApiKey.FETCH else REGISTRY[api].handler
+        handler = fetch_metadata if api is ApiKey.FETCH else partial(handle, api)
         answer = bytearray()
         encoder(api, version, "response")(answer, await handler(request, session, self.broker))
         return decoder(api, version, "response")(memoryview(bytes(answer)))

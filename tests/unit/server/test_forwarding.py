@@ -3,6 +3,7 @@ dispatchers, one of whose nodes is the controller, and the real messages between
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from moldau.raft.driver import METADATA_TOPIC_ID
 from moldau.server import startup_gate
 from moldau.server.broker import Broker
 from moldau.server.dispatcher import Dispatcher
+from moldau.server.forwarding import execute_forwarded
 from moldau.server.session import ClientConnection, Session
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
@@ -98,7 +100,7 @@ class TwoNodes:
         quorum: Any = self
         ready = asyncio.Event()
         ready.set()
-        return Broker(
+        broker = Broker(
             broker_id=number,
             platform=cast(Any, self.platform),
             settings=EffectiveSettings(SETTINGS, metadata.image),
@@ -118,6 +120,8 @@ class TwoNodes:
             replication=cast(Any, None),
             ready=ready,
         )
+        broker.controller_channel.local_handler = partial(execute_forwarded, broker=broker)
+        return broker
 
     def move_controller(self, node_id: int) -> None:
         self.leader_id = node_id

@@ -356,18 +356,39 @@ def test_a_controller_that_has_moved_is_followed() -> None:
     assert [call[0] for call in peers.calls] == [2, 2, 3]
 
 
-def test_a_controller_that_moves_here_is_asked_here() -> None:
-    controller = LocalController([CreateTopicResult("orders", TOPIC, 3, 2)], [])
-    (result,) = create(make(2, 1, peers=ScriptedPeers(NOT_CONTROLLER), controller=controller))
-    assert result.error is None
-    assert [name for name, _ in controller.calls] == ["create_topics", "wait_replicas_ready"]
+class LocalHandler:
+    """Executes requests on this node as scripted."""
+
+    def __init__(self, *script: Mapping[str, Any] | MoldauError) -> None:
+        self.script = list(script)
+        self.apis: list[ApiKey] = []
+
+    async def __call__(self, frame: memoryview, client_host: bytes) -> bytearray:
+        header = read_request_header(frame)
+        self.apis.append(ApiKey(header.api_key))
+        outcome = self.script.pop(0)
+        if isinstance(outcome, MoldauError):
+            raise outcome
+        data = bytearray(header.correlation_id.to_bytes(4, "big"))
+        data.append(0)
+        encoder(header.api_key, header.version, "response")(data, outcome)
+        return data
 
 
-def test_a_controller_that_moves_when_the_topic_is_made_has_made_it() -> None:
-    controller = LocalController([CreateTopicResult("orders", TOPIC, 3, 2)], NotControllerError("moved"))
-    (result,) = create(make(1, controller=controller))
+def test_a_controller_that_moves_to_this_node_executes_the_request_in_place() -> None:
+    channel = make(2, 1, peers=ScriptedPeers(NOT_CONTROLLER))
+    channel.local_handler = local = LocalHandler(created("orders"))
+    (result,) = create(channel)
+    assert result == CreateTopicResult("orders", TOPIC, 3, 2)
+    assert local.apis == [ApiKey.CREATE_TOPICS]
+
+
+def test_a_local_controller_that_is_not_active_is_retried() -> None:
+    channel = make(1)
+    channel.local_handler = local = LocalHandler(NotControllerError("moved"), created("orders"))
+    (result,) = create(channel)
     assert result.error is None
-    assert [name for name, _ in controller.calls] == ["create_topics", "wait_replicas_ready"]
+    assert local.apis == [ApiKey.CREATE_TOPICS] * 2
 
 
 def test_what_may_have_been_done_is_not_done_again() -> None:
@@ -378,7 +399,7 @@ def test_what_may_have_been_done_is_not_done_again() -> None:
 
 
 def test_without_a_controller_the_time_runs_out() -> None:
-    with pytest.raises(RequestTimedOutError, match="no controller is known"):
+    with pytest.raises(RequestTimedOutError, match="the active controller is unknown"):
         create(make(-1), timeout_ms=0)
 
 
