@@ -26,12 +26,11 @@ map and batches whose records cannot be decoded are retained unchanged.
 from hashlib import blake2b
 from typing import NamedTuple
 
-from moldau.errors import CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError
 from moldau.logs.producer_state import ProducerStateManager
 from moldau.records.batch import COMPRESSION_MASK, DELETE_HORIZON_MASK, NO_TIMESTAMP, Batch
 from moldau.records.batch_builder import replace_records
 from moldau.records.compression import compress
-from moldau.records.record import Span, keys, section, spans
+from moldau.records.record import UNDECODABLE_ERRORS, Span, keys, section, spans
 from moldau.records.varint import read_varint, write_varint
 from moldau.settings.topic import TopicSettings
 
@@ -45,8 +44,6 @@ HORIZON_MS_MAX = 2**62
 """The latest delete horizon, practically never. A larger delete.retention.ms would not fit the field."""
 
 _DIGEST_BYTES = 16
-
-_UNDECODABLE = (CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError)
 
 
 class LogToClean(NamedTuple):
@@ -88,8 +85,6 @@ class OffsetMap:
     128 bits that does not happen by chance.
     """
 
-    __slots__ = ("_entries_max", "_offsets", "end_offset")
-
     def __init__(self, bytes_max: int, start_offset: int = 0) -> None:
         """Maps the records from `start_offset` on; those before it are clean."""
         self._entries_max = max(1, bytes_max // ENTRY_BYTES)
@@ -100,17 +95,13 @@ class OffsetMap:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    @property
-    def free_entries(self) -> int:
-        return self._entries_max - len(self._offsets)
-
     def add(self, batch: Batch) -> bool:
         """Adds the keys of the next batch from `end_offset` on; False if the map became full."""
         if not batch.is_control:
             try:
                 if not self._add_keys(list(keys(batch))):
                     return False
-            except _UNDECODABLE:
+            except UNDECODABLE_ERRORS:
                 # clean_batch retains it unchanged. Without its keys their older records are retained too.
                 pass
         self.end_offset = max(self.end_offset, batch.next_offset)
@@ -158,7 +149,7 @@ def clean_batch(
     try:
         data = section(batch)
         found = list(spans(batch, data))
-    except _UNDECODABLE:
+    except UNDECODABLE_ERRORS:
         return batch
 
     horizon_ms = batch.delete_horizon_ms

@@ -14,8 +14,6 @@ _VERSION = "0"
 class LeaderEpochCache:
     """The leader epochs of a log with their start offsets; both are strictly ascending."""
 
-    __slots__ = ("_epochs", "_starts", "latest")
-
     def __init__(self) -> None:
         self._epochs: list[int] = []
         self._starts: list[int] = []
@@ -83,8 +81,7 @@ class LeaderEpochCache:
 
     def to_text(self) -> str:
         """Returns the content of Kafka's leader-epoch-checkpoint file."""
-        lines = [_VERSION, str(len(self._epochs))]
-        lines += (f"{epoch} {start}" for epoch, start in self)
+        lines = [_VERSION, str(len(self._epochs)), *(f"{epoch} {start}" for epoch, start in self)]
         return "\n".join(lines) + "\n"
 
     def text_below(self, offset: int) -> str:

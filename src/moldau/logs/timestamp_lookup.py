@@ -2,12 +2,9 @@
 
 from collections.abc import Iterator
 
-from moldau.errors import CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError
 from moldau.logs.store import TimestampAndOffset
 from moldau.records.batch import Batch
-from moldau.records.record import section, spans
-
-_UNDECODABLE = (CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError)
+from moldau.records.record import UNDECODABLE_ERRORS, section, spans
 
 
 def first_record_at_or_after(batch: Batch, timestamp_ms: int, start_offset: int) -> TimestampAndOffset | None:
@@ -16,7 +13,7 @@ def first_record_at_or_after(batch: Batch, timestamp_ms: int, start_offset: int)
         for timestamp, offset in _timestamps(batch):
             if timestamp >= timestamp_ms and offset >= start_offset:
                 return TimestampAndOffset(timestamp, offset, batch.leader_epoch)
-    except _UNDECODABLE:
+    except UNDECODABLE_ERRORS:
         return _batch_position(batch, start_offset) if batch.max_timestamp >= timestamp_ms else None
     return None
 
@@ -28,7 +25,7 @@ def max_timestamp_record(batch: Batch, start_offset: int) -> TimestampAndOffset 
         for timestamp, offset in _timestamps(batch):
             if offset >= start_offset and (latest is None or timestamp > latest.timestamp_ms):
                 latest = TimestampAndOffset(timestamp, offset, batch.leader_epoch)
-    except _UNDECODABLE:
+    except UNDECODABLE_ERRORS:
         return _batch_position(batch, start_offset)
     return latest
 

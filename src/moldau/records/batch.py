@@ -19,6 +19,7 @@ offset  size  field
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import crc32c
 
@@ -49,28 +50,13 @@ SEQUENCE_LIMIT = 2**31
 """Sequences wrap to 0 at this value."""
 
 
+@dataclass(slots=True, init=False, eq=False, repr=False)
 class Batch:
     """The bytes of a batch and the fields of its header.
 
     `base_offset` and `leader_epoch` may be assigned; `parts()` returns the bytes with both, without copying the
     records.
     """
-
-    __slots__ = (
-        "attributes",
-        "base_offset",
-        "base_sequence",
-        "base_timestamp",
-        "count",
-        "crc",
-        "data",
-        "last_offset_delta",
-        "leader_epoch",
-        "max_timestamp",
-        "producer_epoch",
-        "producer_id",
-        "size",
-    )
 
     base_offset: int
     leader_epoch: int

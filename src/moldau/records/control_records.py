@@ -108,6 +108,14 @@ ControlRecord = (
     LeaderChange | EndTransaction | SnapshotHeader | SnapshotFooter | KRaftVersion | Voters | OtherControl
 )
 
+_TYPES: dict[type[ControlRecord], ControlRecordType] = {
+    LeaderChange: ControlRecordType.LEADER_CHANGE,
+    SnapshotHeader: ControlRecordType.SNAPSHOT_HEADER,
+    SnapshotFooter: ControlRecordType.SNAPSHOT_FOOTER,
+    KRaftVersion: ControlRecordType.KRAFT_VERSION,
+    Voters: ControlRecordType.KRAFT_VOTERS,
+}
+
 
 def control_batch(
     control: ControlRecord,
@@ -188,17 +196,7 @@ def encode_value(control: ControlRecord) -> bytes | None:
 def _type_of(control: ControlRecord) -> int:
     if isinstance(control, EndTransaction):
         return ControlRecordType.COMMIT if control.commit else ControlRecordType.ABORT
-    if isinstance(control, LeaderChange):
-        return ControlRecordType.LEADER_CHANGE
-    if isinstance(control, SnapshotHeader):
-        return ControlRecordType.SNAPSHOT_HEADER
-    if isinstance(control, SnapshotFooter):
-        return ControlRecordType.SNAPSHOT_FOOTER
-    if isinstance(control, KRaftVersion):
-        return ControlRecordType.KRAFT_VERSION
-    if isinstance(control, Voters):
-        return ControlRecordType.KRAFT_VOTERS
-    return control.type
+    return control.type if isinstance(control, OtherControl) else _TYPES[type(control)]
 
 
 def _encode_leader_change(change: LeaderChange) -> bytes:

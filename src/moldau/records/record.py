@@ -7,7 +7,7 @@ attributes is a zig-zag varint; a length of -1 means null.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from moldau.errors import CorruptRecordError
+from moldau.errors import CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError
 from moldau.records.batch import Batch
 from moldau.records.compression import DECOMPRESSED_BYTES_MAX, decompress
 from moldau.records.varint import read_varint, write_varint
@@ -18,6 +18,9 @@ RECORD_BYTES_MIN = 7
 TIMESTAMP_MAX = 2**63 - 65
 TIMESTAMP_MIN = -(2**63) + 64
 """A base timestamp within these plus a one-byte delta cannot exceed 64 bits."""
+
+UNDECODABLE_ERRORS = (CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError)
+"""What `section` and `spans` raise for a batch whose records cannot be decoded."""
 
 Header = tuple[str, bytes | None]
 

@@ -62,8 +62,9 @@ async def run_uncancelled(work: Coroutine[Any, Any, None]) -> None:
 class LogHealth:
     """Whether a log is online: every disk error but a transient one takes it offline."""
 
-    def __init__(self, name: LogName) -> None:
+    def __init__(self, name: LogName, directory: str) -> None:
         self._name = name
+        self._directory = directory
         self.failure: str | None = None
         """Why the log is offline, or closed."""
 
@@ -82,6 +83,15 @@ class LogHealth:
         if error.errno not in TRANSIENT_ERRNOS:
             self.mark_offline(message)
         return StorageError(message)
+
+    def damage_error(self, error: CorruptRecordError) -> StorageError:
+        return StorageError(damage_message(self._directory, str(error)))
+
+    def on_read_error(self, error: CorruptRecordError | OSError) -> StorageError:
+        """Returns the error to raise."""
+        if isinstance(error, OSError):
+            return self.on_disk_error("reading from", error)
+        return self.damage_error(error)
 
 
 class FileLog(Log):
@@ -112,7 +122,7 @@ class FileLog(Log):
         self._checkpoints = checkpoints
         self._producer_expiration_ms = producer_expiration_ms
         self._segments = LogSegments(loaded.segments)
-        self._health = LogHealth(name)
+        self._health = LogHealth(name, directory)
         self._directory_changes = self._directory_changes_synced = 0
         """How often a segment file was created, and how many of these changes are durable."""
         self._truncation_change = 0
@@ -308,10 +318,8 @@ class FileLog(Log):
             return EMPTY_SLICES
         try:
             return self._segments.read(offset, bytes_max, below, min_one_batch)
-        except CorruptRecordError as error:
-            raise StorageError(damage_message(self._directory, str(error))) from error
-        except OSError as error:
-            raise self._health.on_disk_error("reading from", error) from error
+        except (CorruptRecordError, OSError) as error:
+            raise self._health.on_read_error(error) from error
 
     async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
         try:
@@ -331,10 +339,8 @@ class FileLog(Log):
                         if found is not None:
                             return found
                 await asyncio.sleep(0)
-        except CorruptRecordError as error:
-            raise StorageError(damage_message(self._directory, str(error))) from error
-        except OSError as error:
-            raise self._health.on_disk_error("reading from", error) from error
+        except (CorruptRecordError, OSError) as error:
+            raise self._health.on_read_error(error) from error
         return None
 
     async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
@@ -352,10 +358,8 @@ class FileLog(Log):
                     # Compaction may have removed the records of that batch.
                     latest = _max_timestamp_in(segment, self.start_offset, self.start_offset, below, latest)
                 await asyncio.sleep(0)
-        except CorruptRecordError as error:
-            raise StorageError(damage_message(self._directory, str(error))) from error
-        except OSError as error:
-            raise self._health.on_disk_error("reading from", error) from error
+        except (CorruptRecordError, OSError) as error:
+            raise self._health.on_read_error(error) from error
         return latest
 
     # Truncation
@@ -391,7 +395,7 @@ class FileLog(Log):
                     raise StorageError(str(self.failure)) from error
                 if isinstance(error, OSError):
                     raise self._health.on_disk_error("truncating", error) from error
-                raise StorageError(damage_message(self._directory, str(error))) from error
+                raise self._health.damage_error(error) from error
 
     async def _truncate_segments(self, offset: int) -> None:
         segments = self._segments
@@ -534,7 +538,7 @@ class FileLog(Log):
                         await segment.write_indexes()
                 await self._checkpoint_recovery_point(if_due=True)
         except CorruptRecordError as error:
-            raise StorageError(damage_message(self._directory, str(error))) from error
+            raise self._health.damage_error(error) from error
         except (OSError, StorageError) as error:
             if isinstance(error, OSError):
                 self._health.on_disk_error("writing a checkpoint of", error)
@@ -586,7 +590,7 @@ class FileLog(Log):
             if self._truncations != truncations:
                 # The segment was truncated while the cleaner read it.
                 return False
-            raise StorageError(damage_message(self._directory, str(error))) from error
+            raise self._health.damage_error(error) from error
         except OSError as error:
             failure = self._health.on_disk_error("compacting", error)
             self._health.check()
