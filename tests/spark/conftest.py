@@ -32,5 +32,5 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def written(broker: Broker) -> LogWriter:
-    """Makes topics at the broker and writes records to them."""
+    """Creates topics at the broker and writes records to them."""
     return LogWriter(broker.bootstrap)

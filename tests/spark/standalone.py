@@ -1,5 +1,4 @@
-"""A standalone Spark cluster on this machine: a master, workers, and for their executors a Python that has the
-third-party packages and nothing of Moldau."""
+"""A standalone Spark cluster on this machine, whose executors' Python has all third-party packages but not Moldau."""
 
 import json
 import os
@@ -66,7 +65,7 @@ class StandaloneCluster:
             time.sleep(0.1)
 
     def alive_workers(self) -> int:
-        """As the master's page tells."""
+        """Reads the master's web UI."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._page_port}/json/", timeout=5) as page:
                 return int(json.load(page)["aliveworkers"])
@@ -91,7 +90,7 @@ class StandaloneCluster:
 
 
 def python_without_moldau(directory: Path) -> Path:
-    """A virtual environment that has every package of this one but Moldau."""
+    """Creates a virtual environment with every package of this one but Moldau."""
     venv.EnvBuilder(symlinks=True).create(directory)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     target = directory / "lib" / version / "site-packages"
@@ -104,7 +103,7 @@ def python_without_moldau(directory: Path) -> Path:
 def moldau(
     *arguments: str, environ: Mapping[str, str], within_s: float = 240.0
 ) -> "subprocess.CompletedProcess[str]":
-    """A command, as a driver runs it."""
+    """Runs a command as a driver."""
     return subprocess.run(
         [sys.executable, "-m", "moldau", *arguments],
         env={**os.environ, **environ},

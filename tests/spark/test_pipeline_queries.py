@@ -1,5 +1,4 @@
-"""Pipelines as streaming queries, over a real broker: what is in each sink afterwards and after a restart, what is said
-when a query cannot begin or go on."""
+"""Pipelines as streaming queries over a real broker: the content of each sink, also after a restart, and errors."""
 
 import asyncio
 import json
@@ -55,7 +54,7 @@ def run(
     only: Iterable[str] | None = None,
     **more: Any,
 ) -> Mapping[str, Any]:
-    """All queries of a pipeline until they have read what is there; their progress."""
+    """Runs all queries until they have read the available records; returns their progress."""
     place = CheckpointLocation(str(file.parent / "checkpoints"), generation)
     planned = [
         each for each in plan(spark, load(file), place, start, **more) if only is None or each.name in only
@@ -143,7 +142,7 @@ def test_one_stream_reaches_every_kind_of_sink_and_bad_records_the_dead_letters(
         TopicPartition(orders, 1): 3,
     }
 
-    # Once more, with what has come since: nothing is there twice, and the dead letters that were sent back are again.
+    # With new records: nothing is duplicated, and redriven dead letters are dead letters again.
     written.send(orders, [order("tea", 5, 1)])
     assert asyncio.run(redrive(load(path))).count == 2
     run(spark, path, only=["table", "log", "files", "orders.dead_letters"])
@@ -189,7 +188,7 @@ def test_a_compacted_topic_becomes_a_table_with_deletions(
         {"id": "1", "name": "Cy"},
         {"id": "3", "name": "Di"},
     ]
-    # Read again from the beginning in a new generation, the table ends as it was.
+    # Read again from the beginning in a new generation, the table ends the same.
     run(spark, path, generation=2, start=StartPosition("earliest"))
     table.update_incremental()
     assert table.to_pyarrow_table().sort_by("id").to_pylist() == [

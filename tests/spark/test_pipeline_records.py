@@ -1,5 +1,5 @@
-"""What becomes of records, from bytes to rows and back: through `moldau.testing.pipeline`, which needs no broker and
-runs what a stream runs."""
+"""Records from bytes to rows and back, through `moldau.testing.pipeline`, which runs the code of a stream without a
+broker."""
 
 import io
 import json
@@ -469,7 +469,7 @@ def test_an_upsert_returns_the_resulting_table(spark: SparkSession) -> None:
     assert result.rows["table"] == [{"n": 3, "_key": "a"}]
 
 
-# What a test can get wrong
+# Errors of a test's author
 
 
 def test_rows_for_an_unknown_source_or_of_an_invalid_type_are_reported(spark: SparkSession) -> None:

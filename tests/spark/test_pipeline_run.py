@@ -1,4 +1,4 @@
-"""Runs of a pipeline on real Spark: what they leave behind, how they stop, fail and replay."""
+"""Runs of a pipeline on real Spark: state on disk, stop, failure and replay."""
 
 import json
 import threading
@@ -23,7 +23,7 @@ numbers = count(1)
 
 @pytest.fixture
 def topic(broker: Broker) -> str:
-    """A topic that is only this test's; what comes out goes to `<topic>.out`."""
+    """A topic of this test only; output goes to `<topic>.out`."""
     name = f"numbers-{next(numbers)}"
     create_topics(broker.bootstrap, {name: 2, f"{name}.out": 1})
     return name

@@ -1,7 +1,7 @@
-"""A pipeline with state, whose process is killed with SIGKILL again and again: its table has every record once, and no
-sum in its topic was made of a record that was lost or counted twice. MOLDAU_SPARK_KILLS sets how often (4).
+"""A stateful pipeline whose process is killed with SIGKILL repeatedly: its table has every record once, and no sum in
+its topic includes a lost or a duplicated record. MOLDAU_SPARK_KILLS sets how often (4).
 
-Every other kill takes Python only. Its Java is still writing then, and the next run, which is started at once, waits.
+Every other kill hits Python only: its Java still writes, and the next run, which starts at once, waits for it.
 """
 
 import json
@@ -47,7 +47,7 @@ spark: {{spark.driver.memory: 1g, spark.sql.shuffle.partitions: 2}}
 
 
 class Numbers:
-    """Numbered records, those of a name in one partition: so how many were summed says which."""
+    """Numbered records, those of a name in one partition, so that a count of summed records identifies them."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -63,7 +63,7 @@ class Numbers:
         self._count += count
 
     def sums(self) -> dict[str, list[int]]:
-        """By name: the sum of the first, of the first two, …"""
+        """Returns by name the sum of the first record, of the first two, …"""
         of_name: dict[str, list[int]] = defaultdict(list)
         for number in range(self._count):
             of_name[_name(number)].append(number)
@@ -130,7 +130,7 @@ def started(directory: Path, bootstrap: str, *more: str) -> "subprocess.Popen[st
 
 
 def next_batch(run: "subprocess.Popen[str]", directory: Path) -> None:
-    """Waits until some query has done a batch with rows."""
+    """Waits until some query has finished a batch with rows."""
     too_late = threading.Timer(WITHIN_S, run.kill)
     too_late.start()
     try:

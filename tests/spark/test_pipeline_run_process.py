@@ -1,4 +1,4 @@
-"""`moldau pipeline run` and `moldau demo` as people run them: processes with signals and terminals."""
+"""`moldau pipeline run` and `moldau demo` as processes with signals and terminals."""
 
 import fcntl
 import json
@@ -60,7 +60,7 @@ def moldau(
     environment = {**os.environ, "MASTER": "local[2]"}
     given = ["--bootstrap", bootstrap] if bootstrap else []
     process = subprocess.Popen([*COMMAND, *arguments, *given], cwd=directory, env=environment, **how)
-    # Nothing here waits for ever.
+    # Everything here has a timeout.
     too_late = threading.Timer(TIMEOUT_S, process.kill)
     too_late.start()
     try:
@@ -78,7 +78,7 @@ def done(*arguments: str, directory: Path) -> "subprocess.CompletedProcess[str]"
 
 
 class Terminal:
-    """A terminal of 100 columns, and all that was written to it."""
+    """A terminal of 100 columns, and all output."""
 
     def __init__(self) -> None:
         self._master, self.slave = pty.openpty()
@@ -124,7 +124,7 @@ def test_a_terminal_shows_a_table_and_ctrl_c_ends_the_run(broker: Broker, direct
         **on_terminal,
     ) as process:
         terminal.wait_for("starting Spark on local", process)
-        # The query has read all there is, and shows it.
+        # The query has read and shown all records.
         terminal.wait_for(r"out +(running|waiting) .* 10 +0\b", process)
         status = done("pipeline", "status", "numbers", "--json", directory=directory)
         told = json.loads(status.stdout)

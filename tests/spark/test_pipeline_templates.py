@@ -1,4 +1,4 @@
-"""The pipelines that come with Moldau, on real Spark: what comes out is what plain Python computes."""
+"""The pipeline templates on real Spark: the output equals what plain Python computes."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -28,8 +28,8 @@ Key = tuple[datetime, str]
 
 @dataclass
 class Revenue:
-    """What orders-revenue comes to, computed batch by batch: a minute is closed once the watermark, which is that of
-    the batches before, has reached its end."""
+    """The expected result of orders-revenue, batch by batch: a minute is closed once the watermark of earlier batches
+    has reached its end."""
 
     sums: dict[Key, tuple[int, float]] = field(default_factory=dict)
     late: int = 0
@@ -66,7 +66,7 @@ def valid_order(value: bytes) -> dict[str, Any] | None:
 
 
 def as_sums(rows: Iterable[dict[str, Any]]) -> dict[Key, tuple[int, float]]:
-    """The last row of each minute and product."""
+    """Returns the last row of each minute and product."""
     return {(_time(row["minute"]), row["product"]): (row["orders"], row["revenue"]) for row in rows}
 
 
@@ -88,7 +88,8 @@ def orders_revenue(spark: SparkSession, broker: Broker, tmp_path: Path) -> Pipel
 
 def test_orders_become_revenue_per_minute_and_product(orders_revenue: PipelineRuns) -> None:
     bootstrap = orders_revenue.bootstrap
-    # Five minutes in each part. Late orders of the first come before anything is closed; those of the others are late.
+    # Each part spans five minutes. Late orders of the first part arrive before any window closes; those of the others
+    # are dropped.
     made = list(islice(orders(3, start_ms=START_MS, rate=1.0), 900))
     parts: Sequence[Sequence[GeneratedRecord]] = (made[:300], made[300:600], made[600:])
     expected = Revenue()

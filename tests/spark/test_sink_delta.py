@@ -118,7 +118,7 @@ def test_invalid_rows_are_reported_in_one_sentence_on_the_driver(spark: SparkSes
 
 
 def test_a_job_that_fails_leaves_neither_rows_nor_files(spark: SparkSession, tmp_path: Path) -> None:
-    """One task fails when Spark has heard that the other is done: the files of one that Spark kills are its own."""
+    """One task fails after Spark knows that the other is done; a killed task removes its own files."""
     path, is_one_done = tmp_path / "table", tmp_path / "is one done"
     save(spark.range(1), path)
     before = data_files(path)
@@ -134,7 +134,7 @@ def test_a_job_that_fails_leaves_neither_rows_nor_files(spark: SparkSession, tmp
     tracker, is_over = spark.sparkContext.statusTracker(), threading.Event()
 
     def watch() -> int:
-        """How many files there are when one task is done."""
+        """Records the number of files when one task is done."""
         while not is_over.wait(0.01):
             jobs = [tracker.getJobInfo(each) for each in tracker.getActiveJobsIds()]
             stages = [
@@ -162,7 +162,7 @@ def test_a_job_that_fails_leaves_neither_rows_nor_files(spark: SparkSession, tmp
 
 
 def stream(spark: SparkSession, source: Path, path: Path, checkpoint: Path, **options: str) -> Any:
-    """Appends what is new in the source, one batch for each of its files, and ends."""
+    """Appends new rows of the source, one batch per file, and ends."""
     frame = spark.readStream.schema("id BIGINT").option("maxFilesPerTrigger", 1).parquet(str(source))
     write = frame.writeStream.format("moldau_delta").options(**options).option("path", str(path))
     query = write.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
@@ -327,7 +327,7 @@ def test_upserts_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
 def test_an_upsert_that_conflicts_with_another_writer_is_retried(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one changes a row of the same file after the table was opened and before the merge."""
+    """The other writer changes a row of the same file after the table was opened and before the merge."""
     path = tmp_path / "table"
     merge(changes(spark, (1, "first", 0), (2, "first", 0)), 0, path)
     really = delta_upsert._merge

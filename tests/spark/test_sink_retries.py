@@ -1,6 +1,6 @@
-"""Tasks that fail and are tried again: no row is missing, and only those of the failed task may be in a topic twice.
+"""Tasks that fail and are retried: no row is lost, and only those of the failed task may be duplicated in a topic.
 
-In a process of its own, because the session that all tests share gives up at the first failure of a task.
+Runs in a separate process, because the shared session fails at the first task failure.
 """
 
 import subprocess

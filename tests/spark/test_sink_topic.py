@@ -1,4 +1,4 @@
-"""Spark writes to topics, in batches and streams: what is in the log afterwards, and what is said when it cannot be."""
+"""Spark writes to topics in batches and streams: the resulting log, and errors."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -220,7 +220,7 @@ def test_an_unreachable_broker_is_reported_in_one_sentence(spark: SparkSession) 
 
 
 def stream(spark: SparkSession, broker: Broker, source: str, target: str, checkpoint: Path) -> Any:
-    """Reads what is there, in batches of at most four records, and ends."""
+    """Reads the available records in batches of at most four, and ends."""
     read = spark.readStream.format("moldau").option("kafka.bootstrap.servers", broker.bootstrap)
     frame = read.options(subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger="4").load()
     write = frame.select("key", "value").writeStream.format("moldau")
@@ -231,7 +231,7 @@ def stream(spark: SparkSession, broker: Broker, source: str, target: str, checkp
 
 
 def forget_last_commit(checkpoint: Path) -> int:
-    """As if the query had ended after its sink was done with a batch and before that was noted."""
+    """As if the query had ended after the sink finished a batch and before it was committed."""
     last = max(int(each.name) for each in (checkpoint / "commits").iterdir() if each.name.isdigit())
     (checkpoint / "commits" / str(last)).unlink()
     (checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)

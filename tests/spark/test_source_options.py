@@ -1,4 +1,4 @@
-"""Every option of a batch read on real Spark, against the rows that it must give."""
+"""Every option of a batch read on real Spark, with the expected rows."""
 
 import datetime
 import json
@@ -21,7 +21,7 @@ FIRST_MS = 1_700_000_000_000
 
 @pytest.fixture(scope="module")
 def topics(broker: Broker) -> dict[str, str]:
-    """Topics that tests only read. Record n of `orders` is in partition n % 2 with the time FIRST_MS + 1000 n."""
+    """Read-only topics. Record n of `orders` is in partition n % 2 with the timestamp FIRST_MS + 1000 n."""
     written = LogWriter(broker.bootstrap)
     orders = written.create("orders", partitions=2, retention_ms="-1")
     written.send(
@@ -72,7 +72,7 @@ class Reads:
         return sorted((row.partition, row.offset) for row in rows)
 
     def refusal(self, schema: str | None = None, /, **options: object) -> str:
-        """What the driver is told."""
+        """Returns the message of the error on the driver."""
         with pytest.raises(PySparkException) as refused:
             self.frame(schema, **options).collect()
         text = find_user_message(refused.value)
@@ -156,7 +156,7 @@ def test_an_invalid_schema_is_refused(
     assert complaint in reads.refusal(schema, subscribe=topics["orders"])
 
 
-# What is read
+# Subscriptions and ranges
 
 
 def test_subscribe(reads: Reads, topics: dict[str, str]) -> None:
@@ -275,7 +275,7 @@ def test_settings_of_kafkas_clients(reads: Reads, topics: dict[str, str]) -> Non
     assert reads.places(subscribe=topics["orders"], **options) == both(*range(6))
 
 
-# What is refused, and how
+# Errors
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Streaming reads on real Spark: triggers, limits, restarts, partitions that come and go, lag in the group."""
+"""Streaming reads on real Spark: triggers, limits, restarts, new and deleted partitions, lag in the group."""
 
 import json
 import time
@@ -22,7 +22,7 @@ WAIT_S = 60
 
 
 class Query:
-    """A streaming query that keeps what each of its batches brought, and can be started again."""
+    """A streaming query that stores the rows of each micro-batch, and can be restarted."""
 
     def __init__(self, spark: SparkSession, written: LogWriter, checkpoint: Path, **options: str) -> None:
         self.spark = spark
@@ -49,7 +49,7 @@ class Query:
         return self.query
 
     def run(self) -> list[list[tuple[str, int, int]]]:
-        """All that is there now; the batches that it took."""
+        """Reads all available records; returns the micro-batches."""
         before = len(self.batches)
         query = self.start(availableNow=True)
         assert query.awaitTermination(WAIT_S)
@@ -141,7 +141,7 @@ def test_a_running_query_finds_new_records_partitions_and_topics(
 
 
 def wait_for(reader: Query, count: int) -> None:
-    """Until so many rows have come: `processAllAvailable` ends too early for partitions that are not known yet."""
+    """Waits for this many rows: `processAllAvailable` ends too early for unknown partitions."""
     deadline = time.monotonic() + WAIT_S
     while sum(map(len, reader.batches)) < count:
         assert reader.query is not None

@@ -1,4 +1,4 @@
-"""On a standalone cluster whose executors have nothing of Moldau: its code comes with the application."""
+"""A standalone cluster whose executors lack Moldau: its code is shipped with the application."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 SETTINGS = {
     "spark.executor.memory": "512m",
     "spark.driver.memory": "512m",
-    # A machine that runs other tests as well may be slow.
+    # The machine may be slow because of other tests.
     "spark.moldau.masterTimeout": "120s",
     "spark.moldau.executorTimeout": "120s",
 }

@@ -1,4 +1,4 @@
-"""Batches for the tests of the columnar codec, and what their rows must be, by the record decoder that brokers use."""
+"""Batches for tests of the columnar codec, and their expected rows by the record decoder of brokers."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ projections = st.lists(st.sampled_from(COLUMNS), unique=True)
 
 @st.composite
 def runs_of_batches(draw: st.DrawFn) -> list[Batch]:
-    """Batches as a log has them: offsets ascend, with gaps between batches and between records."""
+    """Batches as in a log: ascending offsets, with gaps between batches and between records."""
     batches = []
     offset = draw(st.integers(0, 2**40))
     for _ in range(draw(st.integers(0, 4))):
@@ -107,7 +107,7 @@ def expected_rows(batches: Sequence[Batch], *, start: int = 0, end: int = END) -
 
 
 def rows(found: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Timestamps as numbers, for Python's go to the year 9999 only."""
+    """Timestamps as numbers, because Python's end with the year 9999."""
     columns = [
         column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in found.columns
     ]

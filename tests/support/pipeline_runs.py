@@ -1,4 +1,4 @@
-"""Runs of pipelines in tests: a file from a template, records sent, a run that catches up, and what came out."""
+"""Runs of pipelines in tests: a file from a template, produced records, a run to the end, and its output."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from moldau.pipelines.templates.generator import GeneratedRecord, send
 
 
 class Heard:
-    """A watcher that keeps what it is told."""
+    """An observer that stores what it receives."""
 
     def __init__(self) -> None:
         self.batches: list[Progress] = []
@@ -43,7 +43,7 @@ class Heard:
 
 
 class PipelineRuns:
-    """One pipeline with its state in a directory, at a broker."""
+    """One pipeline with its state directory and broker."""
 
     def __init__(self, spark: SparkSession, bootstrap: str, directory: Path, text: str) -> None:
         self.spark = spark
@@ -93,7 +93,7 @@ def send_all(bootstrap: str, topic: str, records: Iterable[GeneratedRecord]) -> 
 
 
 def read_all(bootstrap: str, topic: str) -> list[ConsumerRecord]:
-    """Everything in a topic, partition by partition."""
+    """Returns all records of a topic, partition by partition."""
 
     async def reading() -> list[ConsumerRecord]:
         async with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:

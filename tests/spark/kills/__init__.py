@@ -1,1 +1,1 @@
-"""Streaming queries that lose their driver, their workers and their broker, and what they must have written."""
+"""Streaming queries that lose their driver, workers and broker, and the rules for their output."""

@@ -1,4 +1,4 @@
-"""Reads back what killed queries have left: their checkpoints, the topics, the tables."""
+"""Readers of what killed queries left: checkpoints, topics and tables."""
 
 import json
 import time
@@ -14,14 +14,14 @@ READ_TIMEOUT_S = 60.0
 
 
 def _batches(log: Path) -> list[int]:
-    """The batches that a log of a checkpoint has an entry of, in order."""
+    """Returns the batches in a log of a checkpoint, in order."""
     if not log.is_dir():
         return []
     return sorted(int(path.name) for path in log.iterdir() if path.name.isdigit())
 
 
 def unfinished(checkpoint: Path) -> int | None:
-    """The batch that a query with this checkpoint begins again: the last one planned, if it is not committed."""
+    """Returns the batch that a query with this checkpoint repeats: the last one planned, if it is not committed."""
     planned, committed = _batches(checkpoint / "offsets"), _batches(checkpoint / "commits")
     return planned[-1] if planned and planned[-1] not in committed else None
 
@@ -37,7 +37,7 @@ def offset_log(checkpoint: Path, topic: str) -> OffsetLog:
 
 
 def messages(bootstrap: str, topic: str) -> dict[Place, Message]:
-    """All records of a topic, by partition and offset."""
+    """Returns all records of a topic, by partition and offset."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "evidence", "enable.auto.commit": False, **QUIET}
     )
@@ -69,7 +69,7 @@ def copy_of(message: Message) -> Copy:
 
 
 def _numbers(message: Message, header: str) -> list[int]:
-    """A header of numbers with slashes between them."""
+    """Parses a header of numbers separated by slashes."""
     value = dict(message.headers() or ())[header]
     assert isinstance(value, bytes)
     return [int(part) for part in value.split(b"/")]

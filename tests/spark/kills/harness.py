@@ -1,7 +1,7 @@
-"""Kills a driver, its workers and its broker with SIGKILL while rows are produced, starts them again, and gathers what
-came out.
+"""Kills a driver, its workers and its broker with SIGKILL while rows are produced, restarts them, and collects the
+output.
 
-Rows are produced and kills strike at progress events of the queries, never at times: the seed says after how many.
+Rows are produced and processes killed at progress events of the queries, never at times; the seed sets their number.
 """
 
 import json
@@ -40,7 +40,7 @@ STARTS_PER_KILL = 2
 
 @dataclass
 class Produced:
-    """Numbered rows, and what was acknowledged of them. The producer keeps them through a crash of the broker."""
+    """Numbered rows and their acknowledgements. The producer survives a crash of the broker."""
 
     producer: Producer
     topic: str
@@ -68,8 +68,8 @@ class Produced:
 
 
 @dataclass(frozen=True)
-class RunOutcome:
-    """All that the checks need, and how it went."""
+class KillsOutcome:
+    """The input of the checks, and statistics."""
 
     produced: int
     acknowledged: Numbers
@@ -79,9 +79,9 @@ class RunOutcome:
     logs: Mapping[str, OffsetLog]
     replays: Mapping[str, Replays]
     strikes: list[str]
-    """What was killed, in turn, and after which event."""
+    """Killed processes in order, and the event before each."""
     ended: list[str]
-    """What drivers said that ended on their own; they were started again."""
+    """Messages of drivers that ended by themselves; they were restarted."""
 
 
 class Driver:
@@ -111,7 +111,7 @@ class Driver:
         self._events.put(None)
 
     def next_event(self) -> dict[str, Any] | None:
-        """The next micro-batch with rows; None when the driver has ended."""
+        """Returns the next micro-batch with rows, or None when the driver has ended."""
         try:
             event = self._events.get(timeout=EVENT_TIMEOUT_S)
         except queue.Empty:
@@ -123,7 +123,7 @@ class Driver:
         return event
 
     def kill_worker(self, chance: random.Random) -> bool:
-        """One of the Python processes that work for Spark, which are children of its daemons, if there is one."""
+        """Kills one of Spark's Python workers, which are children of its daemons, if there is one."""
         tree = self._tree()
         jvms = {process.pid for process, (name, _) in tree.items() if name == "java"}
         daemons = {process.pid for process, (_, parent) in tree.items() if parent in jvms}
@@ -137,7 +137,7 @@ class Driver:
         return True
 
     def _tree(self) -> dict[psutil.Process, tuple[str, int]]:
-        """All processes below the driver, with name and parent. They come and go while they are listed."""
+        """Returns all processes below the driver with name and parent; they change while they are listed."""
         found = {}
         try:
             below = psutil.Process(self.process.pid).children(recursive=True)
@@ -151,7 +151,7 @@ class Driver:
         return found
 
     def kill(self) -> None:
-        """The driver and its JVM at one stroke; the workers notice by themselves, as they would."""
+        """Kills the driver and its JVM together; the workers exit by themselves."""
         tree = self._tree()
         self._jvms = [process for process, (name, _) in tree.items() if name == "java"]
         self.process.kill()
@@ -161,12 +161,12 @@ class Driver:
         self.wait_until_gone()
 
     def wait_until_gone(self) -> None:
-        """Until neither the driver nor a JVM of its can write any more."""
+        """Waits until neither the driver nor its JVM can write."""
         self.process.wait(EVENT_TIMEOUT_S)
         assert not psutil.wait_procs(self._jvms, EVENT_TIMEOUT_S)[1], "a killed JVM is still there"
 
     def finish(self) -> bool:
-        """Whether it has brought all queries to the end."""
+        """Returns whether the driver has finished all queries."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(FINISH + "\n")
@@ -176,7 +176,7 @@ class Driver:
         return self.process.wait(FINISH_TIMEOUT_S) == 0
 
     def end(self) -> None:
-        """Leaves nothing behind, whatever has gone wrong."""
+        """Cleans up after any failure."""
         if self.process.poll() is None:
             self.kill()
         for process in psutil.wait_procs(self._left_behind, timeout=10)[1]:
@@ -224,7 +224,7 @@ class Kills:
             self._replays[query][self._run] = unfinished(job.checkpoint(query))
         return Driver(job)
 
-    def play(self, kills: int) -> RunOutcome:
+    def play(self, kills: int) -> KillsOutcome:
         self.produced.add(ROWS_AT_START)
         for number in range(kills):
             self._strike(TARGETS[number % len(TARGETS)], kills)
@@ -234,7 +234,7 @@ class Kills:
         return self._outcome()
 
     def _strike(self, target: str, kills: int) -> None:
-        """After so many more micro-batches of any query."""
+        """Kills a process after this many micro-batches of any query."""
         last = {}
         for _ in range(self.chance.randint(*EVENTS_BETWEEN)):
             last = self._next_event(kills)
@@ -249,7 +249,7 @@ class Kills:
             self.broker.start()
 
     def _next_event(self, kills: int) -> dict[str, Any]:
-        """The next micro-batch of any query, followed by more rows to read."""
+        """Waits for the next micro-batch of any query, and produces more rows."""
         while (event := self.driver.next_event()) is None:
             self._driver_ended(kills)
         self.produced.add(ROWS_PER_EVENT)
@@ -262,11 +262,11 @@ class Kills:
         assert self._run < STARTS_PER_KILL * kills, f"the driver does not stay up:\n{told}"
         self.driver = self._start_driver()
 
-    def _outcome(self) -> RunOutcome:
+    def _outcome(self) -> KillsOutcome:
         job = self._job()
         bootstrap = self.broker.bootstrap
         read = {place: number_of(message) for place, message in messages(bootstrap, self.read).items()}
-        return RunOutcome(
+        return KillsOutcome(
             self.produced.count,
             self.produced.acknowledged,
             read,

@@ -1,8 +1,7 @@
-"""What came out of queries that were killed, and the rules it has to keep. Nothing here knows Spark or a broker.
+"""The output of killed queries, and its rules, independent of Spark and brokers.
 
-A row is known by its place, its partition and offset in the topic that was read. What the queries wrote down before
-each batch (the offset log) says which places a batch has, and what was there when a driver started says which batch
-it had to begin again.
+A row is identified by its partition and offset in the source topic. The offset log gives the offsets of each batch,
+and the state at each start of a driver gives the batch that it had to repeat.
 """
 
 from collections import defaultdict
@@ -12,25 +11,25 @@ from itertools import pairwise
 
 Place = tuple[int, int]
 Numbers = Mapping[Place, int]
-"""The number that was produced to each place."""
+"""The number produced at each position."""
 SHOWN = 5
 
 
 @dataclass(frozen=True, order=True)
 class Attempt:
-    """One try of one task to write its share of a batch."""
+    """One attempt of a task to write its share of a batch."""
 
     run: int
-    """Which start of the driver."""
+    """The start of the driver."""
     batch: int
     task: int
     number: int
-    """Zero, and more only where Spark says that it tries the task again."""
+    """Above zero only if Spark retries the task."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """A row as it stands in the topic that was written, and who put it there."""
+    """A row in the output topic, and the attempt that wrote it."""
 
     place: Place
     number: int
@@ -39,7 +38,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class OffsetLog:
-    """The end of each batch in each partition, in order of the batches; the first begins at offset zero."""
+    """The end of each batch in each partition, in batch order; the first starts at offset zero."""
 
     ends: Sequence[Mapping[int, int]]
 
@@ -53,7 +52,7 @@ class OffsetLog:
 
 @dataclass(frozen=True)
 class Replays:
-    """What was found when the driver was started: the batch that was planned and not committed, if there was one."""
+    """The batch that was planned and not committed when the driver was started, if any."""
 
     by_run: Mapping[int, int | None]
 
@@ -66,13 +65,13 @@ class Replays:
 
 
 def duplicated(copies: Iterable[Copy]) -> int:
-    """How many rows are there more than once."""
+    """Counts the rows with more than one copy."""
     return sum(len(each) > 1 for each in _by_place(copies).values())
 
 
 def check_topic(written: Numbers, copies: Iterable[Copy], log: OffsetLog, replays: Replays) -> list[str]:
-    """What is wrong with a topic that is written at least once: no row may be missing, and a row may be there twice
-    only where its batch was begun again, or its task was tried again, and once for each try."""
+    """Returns violations of at-least-once in a topic: no row may be missing, and a row may be duplicated only if its
+    batch was repeated or its task retried, once for each attempt."""
     found = _by_place(copies)
     wrong = _missing_and_strange(written, found)
     for place, each in sorted(found.items()):
@@ -104,7 +103,7 @@ def _unexplained(place: Place, attempts: list[Attempt], replays: Replays) -> lis
 
 
 def check_table(written: Numbers, rows: Iterable[tuple[Place, int]]) -> list[str]:
-    """What is wrong with a table that is written exactly once."""
+    """Returns violations of exactly-once in a table."""
     found: dict[Place, list[int]] = defaultdict(list)
     for place, number in rows:
         found[place].append(number)
@@ -118,7 +117,7 @@ def check_table(written: Numbers, rows: Iterable[tuple[Place, int]]) -> list[str
 
 
 def check_input(produced: int, acknowledged: Numbers, found: Numbers) -> list[str]:
-    """What is wrong with the topic that is read: every number once, where it was acknowledged."""
+    """Returns errors of the input topic: every number once, where it was acknowledged."""
     numbers = sorted(found.values())
     wrong = (
         []

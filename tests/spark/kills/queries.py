@@ -1,8 +1,7 @@
-"""The driver that is killed: one topic into a topic, into Parquet and into Delta, three queries on one Spark.
+"""The driver that is killed: three queries on one Spark from a topic to a topic, to Parquet and to Delta.
 
-It takes its job as JSON on the command line, tells each micro-batch on its standard output, and when it reads `finish`
-brings every query to the end of the topic. It ends with an error as soon as a query does; whoever started it starts it
-again, as a supervisor would.
+It takes its job as JSON on the command line and prints each micro-batch. When it reads `finish` it runs every query
+to the end of the topic. It fails as soon as a query does, and the harness restarts it.
 """
 
 import json
@@ -35,7 +34,7 @@ FINISH = "finish"
 TRIES = 4
 SETTINGS = {
     "spark.driver.memory": "1g",
-    # Every batch is looked at afterwards, so none may be forgotten.
+    # Every batch is checked afterwards, so none may be cleaned up.
     "spark.sql.streaming.minBatchesToRetain": "1000000",
 }
 STAMPED = "value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -67,7 +66,7 @@ class Job:
 
     @property
     def parquet_rows(self) -> Path:
-        """What Spark finds in the Parquet table at the end."""
+        """Returns the rows that Spark finds in the Parquet table at the end."""
         return Path(self.directory, "parquet.arrow")
 
 
@@ -149,7 +148,7 @@ def _start(writer: DataStreamWriter, job: Job, query: str) -> StreamingQuery:
 
 
 def _stamp(run: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Each row gets the place it was read from and the attempt that writes it as headers."""
+    """Adds headers with the position of each row and the attempt that writes it."""
 
     def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()

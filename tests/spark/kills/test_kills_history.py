@@ -1,4 +1,4 @@
-"""The rules for what killed queries have written, on made-up histories: each rule finds what breaks it."""
+"""The rules for the output of killed queries on constructed histories: each rule finds its violation."""
 
 from kills.history import Attempt, Copy, OffsetLog, Replays, check_input, check_table, check_topic, duplicated
 

@@ -1,5 +1,5 @@
-"""The compiled codec stays within its bytes: sections end where readable memory ends, so one byte more would kill the
-process that decodes them."""
+"""The compiled codec reads no byte beyond its input: sections end where readable memory ends, so one byte more would
+kill the process."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Bytes that are no records: the compiled and the plain codec both complain, or both read the same."""
+"""Corrupt records: the compiled and the Python decoder both raise, or both read the same."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ NOT_HEADERS = [name for name in COLUMNS if name != "headers"]
 
 
 def outcome(batches: list[Batch], columns: list[str] | tuple[str, ...], is_native: bool) -> Any:
-    """The rows, or the kind of error."""
+    """Returns the rows, or the type of the error."""
     try:
         return rows(decoded(batches, start=-(2**62), columns=columns, is_native=is_native))
     except MoldauError as error:

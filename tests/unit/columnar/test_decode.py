@@ -1,4 +1,4 @@
-"""Record batches to Arrow: the compiled and the plain codec agree with each other and with the record decoder."""
+"""Record batches to Arrow: the compiled and the Python decoder agree with each other and with the record decoder."""
 
 from collections.abc import Sequence
 
@@ -199,7 +199,7 @@ def test_timestamp_types_follow_their_batches(is_native: bool) -> None:
 
 @both
 def test_columns_that_are_not_requested_are_not_decoded(is_native: bool) -> None:
-    """The headers are broken, and only who wants them hears of it."""
+    """The headers are malformed, which only a read of the headers detects."""
     body = b"\x00\x00\x00" + b"\x01\x01" + write_varint(3)
     batch = batch_around(write_varint(len(body)) + body, count=1)
     assert decoded([batch], columns=["key", "value", "offset"], is_native=is_native).num_rows == 1

@@ -1,4 +1,4 @@
-"""Arrow to sections: the compiled and the plain encoder agree, and what they write is what batches are built of."""
+"""Arrow to sections: the compiled and the Python encoder agree, and their sections equal those of built batches."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ TEXT_TYPES = [
 
 
 def headers_of(given_records: list[Record]) -> pa.Array:
-    """Null, and not an empty list, for every second record without headers."""
+    """Every second record without headers has null instead of an empty list."""
     lists = [
         [{"key": name.encode("utf-8", "surrogateescape"), "value": content} for name, content in one.headers]
         or (None if index % 2 else [])

@@ -1,4 +1,4 @@
-"""Kernels that are compiled once: what the cache finds again, and that a cache in trouble harms nobody."""
+"""Compilation of kernels: what the cache finds again, and that cache failures are not errors."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def forget() -> None:
 
 
 def imported(place: Path, factor: int = 3) -> ModuleType:
-    """The module with the kernel, fresh from this directory or zip."""
+    """Imports the kernel's module from this directory or zip."""
     place.parent.mkdir(parents=True, exist_ok=True)
     files = {
         "kernels_of_test.py": SOURCE.format(numbers="numbers_of_test"),
@@ -66,7 +66,7 @@ def imported(place: Path, factor: int = 3) -> ModuleType:
 
 
 def loads(module: Any) -> int:
-    """How often the kernel came from the cache."""
+    """Counts the loads of the kernel from the cache."""
     return sum(module.triple.stats.cache_hits.values())
 
 

@@ -1,4 +1,4 @@
-"""Partitions of a column of keys: the client's partitioner, row by row."""
+"""Partitions of a column of keys, compared with the client's partitioner."""
 
 import pyarrow as pa
 import pytest

@@ -1,4 +1,4 @@
-"""What docs/pipelines.md shows is what there is."""
+"""The examples and tables of docs/pipelines.md match the code."""
 
 import re
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""Of what Spark says when a query fails, the cause is told in one line."""
+"""Summaries of Spark's errors in one line."""
 
 import pytest
 

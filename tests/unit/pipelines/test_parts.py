@@ -1,4 +1,4 @@
-"""The parts of a pipeline that need no Spark: the environment, names, what needs what, whose a checkpoint is."""
+"""Parts of a pipeline that need no Spark: variables, names, dependencies, owners of checkpoints."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def pipeline(*views: View, name: str = "p") -> PipelineDefinition:
     return PipelineDefinition(name, (ORDERS, CUSTOMERS), views, (Sink("out", SinkKind.CONSOLE),))
 
 
-# The environment
+# Environment variables
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_secret_settings_are_recognised(key: str) -> None:
     assert not is_secret("security.protocol")
 
 
-# Texts
+# Values
 
 
 def test_durations_become_spark_intervals() -> None:
@@ -100,7 +100,7 @@ def test_a_time_without_a_zone_is_in_utc() -> None:
         parse_starting("yesterday")
 
 
-# What needs what
+# Dependencies
 
 
 def test_dependencies_of_a_view_are_transitive() -> None:
@@ -126,7 +126,7 @@ def test_parameters_of_a_function_are_its_dependencies() -> None:
     assert [each.name for each in dependencies_of(one, "joined")] == ["orders", "customers", "joined"]
 
 
-# Whose a checkpoint is
+# Owners of checkpoints
 
 
 class Files(dict[str, str]):
@@ -194,7 +194,7 @@ def test_the_sql_hash_is_stored_and_may_change() -> None:
     )
 
 
-# Whose a directory of Parquet is
+# Owners of Parquet directories
 
 
 def identity(query: str = "out") -> QueryIdentity:
@@ -213,7 +213,7 @@ def test_a_directory_belongs_to_the_query_that_claimed_it_first() -> None:
     ):
         claim_directory(files, "d", second)
     with pytest.raises(PipelineError, match="belongs to the query a"):
-        # Its checkpoint was made anew: batch 0 would be taken for one that is there.
+        # With a new checkpoint batch 0 would be taken for the existing one.
         claim_directory(files, "d", identity("a"))
     with pytest.raises(PipelineError, match="b has no checkpoint yet, but d has rows of another query"):
         check_owner(files, "d", "b", None)
@@ -260,7 +260,7 @@ def test_a_record_without_error_headers_is_not_a_dead_letter() -> None:
     assert original_record(letter(("moldau.error.topic", b""))) is None
 
 
-# What Spark says
+# Spark's errors
 
 
 def test_incompatible_state_is_reported_with_our_advice_not_sparks() -> None:

@@ -1,4 +1,4 @@
-"""What a process keeps for its tasks ends with its portal."""
+"""Objects cached for tasks are closed with the event loop thread."""
 
 import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""What is decided before a query starts: where its generation begins, which of several rows counts."""
+"""Decisions before a query starts: starting offsets of a generation, and the order of rows with one key."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from support.log_writer import LogWriter, ProducedRecord
 
 
 class Kept(dict[str, str]):
-    """Files by their paths."""
+    """Files by path."""
 
     def exists(self, path: str) -> bool:
         return path in self
@@ -66,7 +66,7 @@ def test_all_queries_of_a_generation_start_at_the_same_offsets() -> None:
         assert first == {"startingOffsets": '{"t": {"0": 1, "1": 0}}'}
         written.send("t", [b"1", ProducedRecord(b"0", partition=1)])
         assert begin(has_begun=True) == first
-        # One that was given up before it began leaves nothing to go by.
+        # An abandoned generation has no stored offsets.
         assert begin(has_begun=False) == {"startingOffsets": '{"t": {"0": 2, "1": 1}}'}
         assert begin(StartPosition("earliest"), has_begun=True) == {"startingOffsets": "earliest"}
 

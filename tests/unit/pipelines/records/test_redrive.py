@@ -1,4 +1,4 @@
-"""Dead letters sent back, over a real broker."""
+"""Redrive of dead letters over a real broker."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is in the topics now is asked for in the background; brokers that do not answer are nothing to fail for."""
+"""End offsets are fetched in the background, and unreachable brokers are not an error."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What Spark tells about a batch becomes a few numbers, and is kept in a file that does not grow for ever."""
+"""Progress parsed from Spark's reports, and its rotated file."""
 
 import json
 from pathlib import Path

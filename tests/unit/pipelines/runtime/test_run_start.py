@@ -1,4 +1,4 @@
-"""A run that cannot begin: nothing that others go by has changed, and what is told names the query once."""
+"""A run that cannot start changes no state, and its error names the query once."""
 
 from pathlib import Path
 from types import SimpleNamespace

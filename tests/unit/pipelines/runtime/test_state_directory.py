@@ -1,4 +1,4 @@
-"""What a pipeline keeps on disk: one run at a time, who runs it, and which checkpoints are used."""
+"""The state directory: one run at a time, the run record, and checkpoint generations."""
 
 import os
 import signal
@@ -115,7 +115,7 @@ def test_the_lock_is_held_until_the_java_of_a_killed_run_exits(
         os.kill(java, signal.SIGKILL)
     monkeypatch.undo()
     with state.locked():
-        """It is waited for."""
+        """The lock is waited for."""
 
 
 def test_an_ended_run_releases_its_lock_although_java_lives_on(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_two_runs_with_one_checkpoint_are_refused_in_any_state_directories(
     with other.locked(checkpoint):
         pass
     with one.locked("s3a://bucket/checkpoints"), other.locked("s3a://bucket/checkpoints"):
-        """There is no lock in a bucket."""
+        """Buckets have no locks."""
 
 
 def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The first signal asks a run to end, the second makes it; while Spark starts, the first one does."""
+"""The first signal requests a stop, the second interrupts; while Spark starts the first one does."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from moldau.pipelines.runtime.stop_request import SIGNALS, StopRequest, stop_on_
 
 
 def signalled(number: int) -> None:
-    """Sends it to this process, and gives Python the moment to act on it."""
+    """Sends the signal to this process, and lets Python handle it."""
     os.kill(os.getpid(), number)
     signal.sigtimedwait([], 0.01)
 

@@ -1,4 +1,4 @@
-"""Times as people give them."""
+"""Times entered by users."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""A pipeline from its file: what is read, and what is said of a file that cannot be."""
+"""Loading of pipeline files, and errors for invalid ones."""
 
 import textwrap
 from pathlib import Path
@@ -192,7 +192,7 @@ def test_a_sink_may_feed_another_source_but_not_in_a_cycle(tmp_path: Path) -> No
     assert len(load(written(tmp_path, CHAIN.format(target="c", options=""))).sinks) == 2
     circle = written(tmp_path, CHAIN.format(target="a", options=""))
     assert "b1 is read by the source b ('b.*' matches it), which feeds this sink" in failure(circle)
-    # The topic of this name in another cluster is another one.
+    # A topic with this name in another cluster is a different one.
     elsewhere = ", options: {kafka.bootstrap.servers: far.away:9092}"
     assert len(load(written(tmp_path, CHAIN.format(target="a", options=elsewhere))).sinks) == 2
 

@@ -1,4 +1,4 @@
-"""A pipeline written in Python."""
+"""Pipelines in Python files."""
 
 import textwrap
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Data made on the spot: the same for the same seed, with what makes real data hard."""
+"""Generated data: reproducible by seed, with late and invalid records."""
 
 import asyncio
 import json

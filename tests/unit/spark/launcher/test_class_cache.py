@@ -1,4 +1,4 @@
-"""The class cache: which one fits, who makes it, and that nothing that goes wrong with it is in the way."""
+"""The class cache: which one is valid, which process builds it, and that failures do not matter."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ def spark(tmp_path: Path) -> SparkHome:
 
 @pytest.fixture
 def java(tmp_path: Path) -> Java:
-    """Its `java` takes a cache that begins with the word good."""
+    """Its `java` accepts a cache that starts with the word good."""
     program = tmp_path / "java" / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(

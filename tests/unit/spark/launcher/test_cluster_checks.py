@@ -1,4 +1,4 @@
-"""A master that cannot be reached, executors that lack something, and the code that is brought to them."""
+"""An unreachable master, executors without packages, and the code archive for them."""
 
 import socket
 import subprocess

@@ -1,4 +1,4 @@
-"""What `moldau spark …` says to who calls it wrongly, before any Java is started."""
+"""Errors of `moldau spark …` for wrong arguments, before any Java is started."""
 
 import socket
 import subprocess

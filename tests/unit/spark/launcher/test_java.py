@@ -1,4 +1,4 @@
-"""Which Java is taken, and what is said where none can be."""
+"""Discovery of Java, and errors if there is none."""
 
 import os
 import subprocess

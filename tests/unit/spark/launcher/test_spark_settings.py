@@ -1,4 +1,4 @@
-"""Masters, settings and who wins, and the command line that comes of it."""
+"""Master URLs, precedence of settings, and the resulting command line."""
 
 from pathlib import Path
 

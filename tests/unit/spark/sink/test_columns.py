@@ -1,4 +1,4 @@
-"""Which columns rows may have that become records."""
+"""Columns of rows that become records."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""Files of a Delta table and commits to it, without Spark: what plain deltalake reads is exactly what was written."""
+"""Files of a Delta table and commits, without Spark: plain deltalake reads exactly the written rows."""
 
 import json
 import threading
@@ -172,7 +172,7 @@ def test_a_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
         TableFiles(locate(str(tmp_path / "file")), SCHEMA, ())
 
 
-# What is noted about files
+# Statistics
 
 
 def test_statistics_bound_all_values(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_the_same_batch_of_a_query_with_another_checkpoint_is_never_dropped(tmp_
 def test_a_commit_that_succeeded_despite_an_error_keeps_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, app_id: str | None
 ) -> None:
-    """As a store does that lost its first answer: the retry finds the file of the first try."""
+    """As with a store that lost its first response: the retry finds the file of the first attempt."""
     commit(tmp_path, write(tmp_path, rows([1])), 0, app_id=app_id)
 
     class Retried(DeltaTable):
@@ -456,13 +456,13 @@ def test_nested_columns_may_be_non_null(tmp_path: Path) -> None:
 
 
 def test_a_commit_that_creates_the_table_is_not_retried_by_the_library() -> None:
-    """Its second try goes over the table that another writer made meanwhile, with the batch that it has already."""
+    """Its retry would overwrite a table that another writer created meanwhile and that already has the batch."""
     assert batch_commit_properties("app", 0, creates_table=True).max_commit_retries == 0
     assert batch_commit_properties("app", 0).max_commit_retries is None
 
 
 def test_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:
-    """The table is made by one of them, the others append; each batch is offered twice at the same time."""
+    """One writer creates the table, the others append; each batch is committed twice concurrently."""
     failures: list[BaseException] = []
     taken: list[tuple[int, int]] = []
     start, pairs = threading.Barrier(6), [threading.Barrier(2) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The Delta sink's options, and which rows fit which table."""
+"""Options of the Delta sink, and compatibility of rows with a table."""
 
 from pathlib import Path
 from typing import Any

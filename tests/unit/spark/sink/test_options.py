@@ -1,4 +1,4 @@
-"""What options of a write to topics mean, and what is said of those that mean nothing."""
+"""Options of a write to topics: values and errors."""
 
 import pytest
 

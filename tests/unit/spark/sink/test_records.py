@@ -1,4 +1,4 @@
-"""Rows as records: topics, partitions, times and sizes, and what is said of rows that cannot be written."""
+"""Rows as records: topics, partitions, timestamps and sizes, and errors for invalid rows."""
 
 from collections import Counter
 from datetime import UTC, datetime

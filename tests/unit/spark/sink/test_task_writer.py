@@ -1,4 +1,4 @@
-"""Rows into topics of a real broker, as a task writes them: all acknowledged, in order, bounded in memory."""
+"""A task's write to topics of a real broker: all acknowledged, in order, bounded in memory."""
 
 import asyncio
 import threading
@@ -108,7 +108,7 @@ def test_sections_in_flight_are_bounded(broker: Broker, monkeypatch: pytest.Monk
 
 
 def test_rows_are_encoded_while_others_are_sent(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows that come last are asked for before the first are on their way."""
+    """The last rows are requested before the first are sent."""
     asked = threading.Event()
     was_asked_first: list[bool] = []
     deliver = SectionSender._deliver

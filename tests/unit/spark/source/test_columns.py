@@ -1,4 +1,4 @@
-"""The columns of a read, and schemas that ask for some of them."""
+"""Columns of a read, and schemas that request some of them."""
 
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema

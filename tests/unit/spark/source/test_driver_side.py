@@ -1,4 +1,4 @@
-"""The driver's part of a read against a real broker, without Spark: what is planned, followed, lost and published."""
+"""The driver's part of a read against a real broker, without Spark: planning, offset tracking, data loss and commits."""
 
 import asyncio
 import json
@@ -229,7 +229,7 @@ def test_an_invalid_address_is_refused(written: LogWriter) -> None:
 
 
 class Followed:
-    """A query as Spark drives it: each batch begins where the last one ended."""
+    """A query as Spark drives it: each micro-batch starts where the last one ended."""
 
     def __init__(self, written: LogWriter, **options: str) -> None:
         self.options = parsed(written, is_stream=True, **options)
@@ -247,7 +247,7 @@ class Followed:
         return sizes(event_loop_thread().run(self.following.ranges(start, end)))
 
     def until(self, start: StreamPosition, partitions: int) -> StreamPosition:
-        """New partitions are found in the background."""
+        """Polls, because new partitions are found in the background."""
 
         async def look() -> StreamPosition:
             async with asyncio.timeout(10):
@@ -410,7 +410,7 @@ def test_a_recreated_topic_is_data_loss_or_read_from_its_beginning(written: LogW
     start = query.initial_position()
     written.delete(topic)
     written.create_named(topic)
-    # As many as before and more: by their offsets alone nobody would know.
+    # As many records as before and more, so that offsets alone do not reveal the recreation.
     written.spread(topic, {0: 9})
     event_loop_thread().run(query.following.fix_end())
     with pytest.raises(
@@ -447,7 +447,7 @@ def test_a_truncated_log_is_data_loss_or_continues_at_its_end(
 
 
 def test_no_micro_batch_is_delayed_after_data_loss(written: LogWriter) -> None:
-    """Else what comes until then would lie below the position, and never be read."""
+    """Otherwise records that arrive until then would be below the position, and never be read."""
     topic = written.create(partitions=2)
     written.spread(topic, {0: 2, 1: 2})
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -513,7 +513,7 @@ def test_an_unsubscribed_topic_is_reported(written: LogWriter) -> None:
 
 
 def slow_offsets(monkeypatch: pytest.MonkeyPatch, needs_ms: int) -> list[int]:
-    """Has brokers that need so long to tell offsets; what they are given is noted."""
+    """Makes brokers slow to respond to ListOffsets, and records their timeouts."""
     given: list[int] = []
     call = Cluster.call
 
@@ -548,7 +548,7 @@ def test_a_list_offsets_timeout_is_reported_with_its_duration(
     given = slow_offsets(monkeypatch, 60_000)
     with pytest.raises(SparkSourceError, match=r"no offsets within \d{3} ms"):
         planned(written, subscribe=topic, **{"kafkaConsumer.pollTimeoutMs": "1000"})
-    # 100, 200, and then all that is left.
+    # 100, 200, and then all remaining time.
     assert max(given) > 400
     assert min(given) > 50
 
@@ -649,7 +649,7 @@ def test_newer_offsets_replace_pending_ones(written: LogWriter, monkeypatch: pyt
             publisher.commit({partition: 3})
             await publisher.drain()
             assert commits == [{partition: 1}, {partition: 3}]
-            # Brokers forget a group that is not heard of for long.
+            # Brokers expire the offsets of an inactive group.
             monkeypatch.setattr(publishing, "RECOMMIT_INTERVAL_S", 0.0)
             publisher.commit({partition: 3})
             await publisher.drain()

@@ -1,4 +1,4 @@
-"""How errors reach who wrote the query, and the way from Spark's threads to the client."""
+"""Errors for authors of queries, and calls from Spark's threads to the event loop."""
 
 import asyncio
 import os

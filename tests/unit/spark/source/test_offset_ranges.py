@@ -1,4 +1,4 @@
-"""Which task reads what."""
+"""Division of offset ranges into tasks."""
 
 import pytest
 from hypothesis import given

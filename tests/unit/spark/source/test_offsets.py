@@ -1,4 +1,4 @@
-"""Offsets as options and checkpoints spell them."""
+"""Offsets in options and checkpoints."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Options of a read: which there are, what they may be, and what is said of those that are wrong."""
+"""Options of a read: names, values, and errors."""
 
 import pickle
 from typing import Any
@@ -41,7 +41,7 @@ def refusal(options: dict[str, str], *, is_stream: bool = False) -> str:
     return str(refused.value)
 
 
-# What there must be
+# Required options
 
 
 def test_bootstrap_servers_are_needed() -> None:
@@ -312,7 +312,7 @@ def test_an_invalid_security_setting_is_reported_as_such() -> None:
         connection(kafka__security__protocol="SASL_TELEPATHY")
 
 
-# What is known early
+# Checks at load()
 
 
 def test_reads_and_writes_are_distinguished_by_the_subscription() -> None:

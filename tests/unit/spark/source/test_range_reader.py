@@ -1,4 +1,4 @@
-"""What a task reads of a range, without Spark: gaps, losses, damage, brokers that go away."""
+"""A task's read of an offset range, without Spark: gaps, data loss, corruption and failing brokers."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -62,7 +62,7 @@ def reading(
 
 
 def schema_of(columns: str) -> StructType:
-    """Of names with commas between; `value as text` is one of its own kind."""
+    """Parses comma-separated names; `value as text` is a column of its own."""
     schema = StructType()
     for column in columns.split(", "):
         name = column.removesuffix(" as text")
@@ -78,7 +78,7 @@ def offsets(*args: Any, **options: str) -> list[int]:
     return [row["offset"] for row in rows(*args, **options)]
 
 
-# What there is
+# Records
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
@@ -180,7 +180,7 @@ def test_an_abandoned_read_does_not_end_a_running_one(written: LogWriter) -> Non
 
 
 def test_time_spent_by_spark_does_not_count_as_idle(scripted: Any) -> None:
-    """The broker hangs up once, just when the time would be over if it had run since the last records came."""
+    """The broker closes the connection just when the timeout would expire if it had run since the last records."""
     log = Log((0, 0, batch(0, "a")), (1, 1, batch(1, "b")), end=2)
     count = 0
 
@@ -247,7 +247,7 @@ def marker(offset: int, *, producer_id: int, is_commit: bool) -> bytes:
 
 
 class Log:
-    """The answers of a broker whose log of one topic a test has made by hand."""
+    """Responses of a broker whose log is built by a test."""
 
     def __init__(self, *batches: tuple[int, int, bytes], aborted: list[Tree] | None = None, end: int) -> None:
         self.batches = batches
@@ -364,7 +364,7 @@ def test_a_transaction_whose_end_cannot_be_read_is_an_error_and_no_rows(scripted
 
 
 def test_an_empty_response_is_retried(scripted: Any) -> None:
-    """As of a leader that did not get its records from remote storage in time."""
+    """As from a leader whose remote storage was too slow."""
     log = Log((0, 0, batch(0, "a")), (1, 1, batch(1, "b")), end=2)
     count = 0
 
@@ -385,7 +385,7 @@ def test_offsets_without_records_are_logged(
     assert f"t-0 at {broker.bootstrap} has no records from offset 1 to 4" in caplog.text
 
 
-# Losses
+# Data loss
 
 
 def test_records_before_the_log_start_are_data_loss(written: LogWriter) -> None:
@@ -442,7 +442,7 @@ def test_a_topic_deleted_before_a_read_is_data_loss(written: LogWriter) -> None:
     assert offsets(written.bootstrap, "gone", 0, 3, failOnDataLoss="false") == []
 
 
-# Brokers that go away
+# Failing brokers
 
 
 def test_a_broker_that_dies_during_a_read_is_named() -> None:
@@ -478,7 +478,7 @@ def test_a_closed_connection_is_retried(scripted: Any) -> None:
     assert offsets(broker.bootstrap, "t", 0, 3) == [0, 1, 2]
 
 
-# The end of the process's portal
+# The end of the event loop thread
 
 
 def test_fetchers_are_closed_with_the_event_loop_thread() -> None:

@@ -1,4 +1,4 @@
-"""How far a micro-batch reads."""
+"""Limits on the size and delay of a micro-batch."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,7 +53,7 @@ def test_a_capped_batch_advances_within_its_ends_and_the_limit(
     for partition, offset in batch.items():
         assert start[partition] <= offset <= end[partition]
         assert offset > start[partition] or end[partition] == start[partition]
-    # Each partition that is rounded up to one may go beyond the limit by that one.
+    # Each partition that is rounded up to 1 may exceed the limit by 1.
     assert pending_offsets(start, batch) <= limit + len(partitions)
 
 
