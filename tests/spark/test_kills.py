@@ -32,12 +32,12 @@ def test_killed_queries_lose_nothing_and_duplicate_only_repeated_batches(
         PARQUET: check_table(outcome.input, outcome.tables[PARQUET]),
         DELTA: check_table(outcome.input, outcome.tables[DELTA]),
     }
-    print(told(outcome))
-    assert not any(wrong.values()), f"MOLDAU_SEED={SEED}: {wrong}\n{told(outcome)}"
+    print(message(outcome))
+    assert not any(wrong.values()), f"MOLDAU_SEED={SEED}: {wrong}\n{message(outcome)}"
     assert any(replays.count for replays in outcome.replays.values()), "no kill struck a batch under way"
 
 
-def told(outcome: KillsOutcome) -> str:
+def message(outcome: KillsOutcome) -> str:
     replayed = {query: replays.count for query, replays in outcome.replays.items()}
     twice, retried = duplicated(outcome.copies), len({copy.by for copy in outcome.copies if copy.by.number})
     summary = (

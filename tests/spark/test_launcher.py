@@ -153,8 +153,8 @@ def test_a_port_without_a_master_times_out_and_a_lost_java_is_restarted() -> Non
             "print(moldau.spark.session(master='local[1]', quiet=True).range(5).count())\n"
         )
         done = run("-c", program)
-    told, *counts = done.stdout.splitlines()
-    assert told.startswith(
+    message, *counts = done.stdout.splitlines()
+    assert message.startswith(
         f"LaunchError {url} takes connections but did not register this application within 1 s"
     )
     assert counts == ["4", "5"], done.stderr
@@ -205,10 +205,10 @@ def test_a_class_cache_is_built_and_used_by_java(
     monkeypatch.setenv("JAVA_HOME", java_home)
     monkeypatch.setenv("MOLDAU_CACHE", str(tmp_path))
     monkeypatch.setenv("MOLDAU_CLASS_CACHE", "on")
-    told: list[str] = []
+    message: list[str] = []
     java, spark = find_java(), find_spark()
-    options: Sequence[str] = class_cache_options(java, spark, say=told.append)
-    assert "done in" in told[-1]
+    options: Sequence[str] = class_cache_options(java, spark, say=message.append)
+    assert "done in" in message[-1]
     cache = ClassCache(tmp_path / "spark", java, spark)
     assert cache.is_ready()
     assert options == cache.jvm_options()

@@ -53,10 +53,10 @@ def test_a_run_resumes_where_the_last_one_ended_and_reports_progress(
         spark, broker.bootstrap, tmp_path, pipeline(topic, f"{{out: {{topic: {topic}.out}}}}")
     )
     send_all(broker.bootstrap, topic, values(*range(10)))
-    outcome = runs.caught_up()
+    outcome = runs.run_to_end()
     assert [(each.query, each.state, each.rows) for each in outcome.states] == [("out", QueryStatus.DONE, 10)]
     send_all(broker.bootstrap, topic, values(*range(10, 15)))
-    outcome = runs.caught_up()
+    outcome = runs.run_to_end()
     assert outcome.states[0].rows == 5
     assert out(broker.bootstrap, topic) == list(range(15))
     record = runs.state.read_run()
@@ -80,18 +80,18 @@ def test_a_stopped_run_finishes_its_batch_and_loses_nothing(
     send_all(broker.bootstrap, topic, values(*range(10)))
     stop_request = StopRequest()
 
-    class Stopping(type(runs.heard)):  # type: ignore[misc]
+    class Stopping(type(runs.recorded)):  # type: ignore[misc]
         def batch(self, progress: object) -> None:
             stop_request.request()
 
-    runs.heard = Stopping()
+    runs.recorded = Stopping()
     outcome = runs.run(stop_request, available_now=False)
     assert (outcome.name, outcome.error) == ("stopped", None)
     assert [each.state for each in outcome.states] == [QueryStatus.STOPPED]
     assert not any(query.isActive for query in spark.streams.active)
     assert out(broker.bootstrap, topic) == list(range(10))
     send_all(broker.bootstrap, topic, values(10))
-    runs.caught_up()
+    runs.run_to_end()
     assert out(broker.bootstrap, topic) == list(range(11)), "each once: the batch was finished"
 
 
@@ -103,7 +103,7 @@ def test_a_running_pipeline_cannot_be_started_again(
     refused: list[str] = []
     stop_request = StopRequest()
 
-    class Second(type(runs.heard)):  # type: ignore[misc]
+    class Second(type(runs.recorded)):  # type: ignore[misc]
         def states(self, states: object) -> None:
             if not refused:
                 try:
@@ -112,7 +112,7 @@ def test_a_running_pipeline_cannot_be_started_again(
                     refused.append(str(error))
                 stop_request.request()
 
-    runs.heard = Second()
+    runs.recorded = Second()
     assert runs.run(stop_request, available_now=False).name == "stopped"
     assert f"{topic} is already running as process" in refused[0]
 
@@ -171,10 +171,10 @@ def test_a_replay_is_a_new_generation_and_the_old_one_can_be_resumed(
 
     directories = ["files"]
     send_all(broker.bootstrap, topic, values(1, 2))
-    runs.caught_up()
+    runs.run_to_end()
     assert written() == {name: [1, 2] for name in ("files", "appended", "kept")}
     send_all(broker.bootstrap, topic, values(3))
-    assert runs.caught_up(replay_from="earliest").generation == 2
+    assert runs.run_to_end(replay_from="earliest").generation == 2
     directories.append("files.2")
     assert written() == {
         "appended": [1, 1, 2, 2, 3],
@@ -183,9 +183,9 @@ def test_a_replay_is_a_new_generation_and_the_old_one_can_be_resumed(
         "files.2": [1, 2, 3],
     }
     send_all(broker.bootstrap, topic, values(4))
-    assert runs.caught_up().generation == 2, "what follows goes on with the new one"
+    assert runs.run_to_end().generation == 2, "what follows goes on with the new one"
     assert written()["files.2"] == [1, 2, 3, 4]
-    assert runs.caught_up(generation=1).generation == 1
+    assert runs.run_to_end(generation=1).generation == 1
     assert written() == {
         "appended": [1, 1, 2, 2, 3, 3, 4, 4],
         "kept": [1, 2, 3, 4],
@@ -202,11 +202,11 @@ def test_rows_of_a_long_stream_are_all_counted(
     text = pipeline(topic, f"{{out: {{topic: {topic}.out}}}}", more="rate_limit: 5")
     runs = PipelineRuns(spark, broker.bootstrap, tmp_path, text)
     send_all(broker.bootstrap, topic, values(*islice(count(), 23)))
-    outcome = runs.caught_up()
+    outcome = runs.run_to_end()
     assert outcome.states[0].rows == 23
-    assert len(runs.heard.batches) >= 5
-    assert runs.heard.batches[0].lag == 23 - runs.heard.batches[0].rows
-    assert runs.heard.batches[-1].lag == 0
+    assert len(runs.recorded.batches) >= 5
+    assert runs.recorded.batches[0].lag == 23 - runs.recorded.batches[0].rows
+    assert runs.recorded.batches[-1].lag == 0
 
 
 def test_a_stop_request_from_another_thread_ends_an_idle_run(
@@ -218,11 +218,11 @@ def test_a_stop_request_from_another_thread_ends_an_idle_run(
     stop_request = StopRequest()
     has_batch = threading.Event()
 
-    class Telling(type(runs.heard)):  # type: ignore[misc]
+    class Telling(type(runs.recorded)):  # type: ignore[misc]
         def batch(self, progress: object) -> None:
             has_batch.set()
 
-    runs.heard = Telling()
+    runs.recorded = Telling()
     thread = threading.Thread(target=lambda: has_batch.wait(60) and stop_request.request())
     thread.start()
     outcome = runs.run(stop_request, available_now=False)

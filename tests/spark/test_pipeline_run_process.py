@@ -127,8 +127,8 @@ def test_a_terminal_shows_a_table_and_ctrl_c_ends_the_run(broker: Broker, direct
         # The query has read and shown all records.
         terminal.wait_for(r"out +(running|waiting) .* 10 +0\b", process)
         status = done("pipeline", "status", "numbers", "--json", directory=directory)
-        told = json.loads(status.stdout)
-        assert (told["state"], told["run"]["pid"]) == ("running", process.pid)
+        message = json.loads(status.stdout)
+        assert (message["state"], message["run"]["pid"]) == ("running", process.pid)
         second = done("pipeline", "run", "numbers.yaml", directory=directory)
         assert second.returncode == 1
         assert f"numbers is already running as process {process.pid}" in second.stderr

@@ -95,7 +95,7 @@ def test_orders_become_revenue_per_minute_and_product(orders_revenue: PipelineRu
     expected = Revenue()
     for part in parts:
         send_all(bootstrap, "orders", part)
-        orders_revenue.caught_up()
+        orders_revenue.run_to_end()
         expected.add(part)
     assert expected.late > 2
     assert len(expected.bad) > 2
@@ -107,10 +107,12 @@ def test_orders_become_revenue_per_minute_and_product(orders_revenue: PipelineRu
     assert sorted(record.value or b"" for record in dead) == sorted(expected.bad)
     reasons = {dict(record.headers)["moldau.error.reason"] for record in dead}
     assert reasons == {b"malformed", b"expectation"}
-    told = orders_revenue.heard.batches
-    assert 0 < sum(each.late for each in told if each.query == "table") <= expected.late, "Spark counts sums"
-    assert sum(each.rows for each in told if each.query == "table") == len(made)
-    assert {each.query: each.lag for each in told} == dict.fromkeys({each.query for each in told}, 0)
+    message = orders_revenue.recorded.batches
+    assert 0 < sum(each.late for each in message if each.query == "table") <= expected.late, (
+        "Spark counts sums"
+    )
+    assert sum(each.rows for each in message if each.query == "table") == len(made)
+    assert {each.query: each.lag for each in message} == dict.fromkeys({each.query for each in message}, 0)
 
 
 def test_a_topic_becomes_a_table(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_a_topic_becomes_a_table(spark: SparkSession, broker: Broker, tmp_path: 
     expected: dict[str, dict[str, Any]] = {}
     for part in (made[:400], made[400:]):
         send_all(broker.bootstrap, "customers", part)
-        runs.caught_up()
+        runs.run_to_end()
         for each in part:
             if each.value is None:
                 expected.pop(each.key.decode(), None)

@@ -199,8 +199,8 @@ def test_a_new_checkpoint_with_an_old_app_id_is_refused(spark: SparkSession, tmp
     offer(spark, source, 0, 5)
     stream(spark, source, path, tmp_path / "first", appId="mine")
     offer(spark, tmp_path / "other", 5, 10)
-    told = failure(lambda: stream(spark, tmp_path / "other", path, tmp_path / "second", appId="mine"))
-    assert "has batch 0 of 'mine', but this write is at 0: its checkpoint is new" in told
+    message = failure(lambda: stream(spark, tmp_path / "other", path, tmp_path / "second", appId="mine"))
+    assert "has batch 0 of 'mine', but this write is at 0: its checkpoint is new" in message
     assert len(data_files(path)) == len(DeltaTable(path).file_uris())
     stream(spark, tmp_path / "other", path, tmp_path / "third", appId="another")
     assert [row["id"] for row in rows(path)] == list(range(10))

@@ -71,7 +71,7 @@ class Reads:
         rows = self.frame("partition INT, offset BIGINT", **options).collect()
         return sorted((row.partition, row.offset) for row in rows)
 
-    def refusal(self, schema: str | None = None, /, **options: object) -> str:
+    def error_text(self, schema: str | None = None, /, **options: object) -> str:
         """Returns the message of the error on the driver."""
         with pytest.raises(PySparkException) as refused:
             self.frame(schema, **options).collect()
@@ -153,7 +153,7 @@ def test_a_schema_requests_some_columns_in_any_order(reads: Reads, topics: dict[
 def test_an_invalid_schema_is_refused(
     reads: Reads, topics: dict[str, str], schema: str, complaint: str
 ) -> None:
-    assert complaint in reads.refusal(schema, subscribe=topics["orders"])
+    assert complaint in reads.error_text(schema, subscribe=topics["orders"])
 
 
 # Subscriptions and ranges
@@ -221,7 +221,7 @@ def test_a_global_timestamp_overrides_the_others(reads: Reads, topics: dict[str,
 
 def test_starting_offsets_by_timestamp_strategy(reads: Reads, topics: dict[str, str]) -> None:
     late: dict[str, Any] = {"subscribe": topics["orders"], "startingTimestamp": FIRST_MS + 99_000}
-    assert "has no record at or after" in reads.refusal(**late)
+    assert "has no record at or after" in reads.error_text(**late)
     assert reads.places(**late, startingOffsetsByTimestampStrategy="latest") == []
 
 
@@ -241,7 +241,7 @@ def test_max_records_per_partition(reads: Reads, topics: dict[str, str]) -> None
 def test_fail_on_data_loss(reads: Reads, topics: dict[str, str]) -> None:
     cut = topics["cut"]
     gone = {"subscribe": cut, "startingOffsets": at(cut, {0: 2}), "endingOffsets": at(cut, {0: 20})}
-    text = reads.refusal(**gone)
+    text = reads.error_text(**gone)
     assert f"{cut}-0 at {reads.bootstrap} should be read from offset 2, but its log starts at 6" in text
     assert "With failOnDataLoss set to false the query begins at 6" in text
     assert reads.places(**gone, failOnDataLoss="false") == [(0, offset) for offset in (6, 7, 8, 9)]
@@ -293,7 +293,7 @@ def test_settings_of_kafkas_clients(reads: Reads, topics: dict[str, str]) -> Non
 def test_an_invalid_option_is_reported_on_the_driver_in_one_sentence(
     reads: Reads, options: dict[str, str], complaint: str
 ) -> None:
-    assert complaint in reads.refusal(**{"kafka.request.timeout.ms": "500", **options})
+    assert complaint in reads.error_text(**{"kafka.request.timeout.ms": "500", **options})
 
 
 def test_an_error_in_a_worker_is_reported_in_one_sentence(
@@ -306,6 +306,6 @@ def test_an_error_in_a_worker_is_reported_in_one_sentence(
         written = LogWriter(reads.bootstrap)
         topic = written.create("binary")
         written.send(topic, [b"\xff"])
-        assert "one that is not UTF-8" in reads.refusal("value STRING", subscribe=topic)
+        assert "one that is not UTF-8" in reads.error_text("value STRING", subscribe=topic)
     finally:
         spark.conf.set(hide, before)

@@ -55,7 +55,7 @@ class Query:
         assert query.awaitTermination(WAIT_S)
         return self.batches[before:]
 
-    def refusal(self) -> str:
+    def error_text(self) -> str:
         with pytest.raises(StreamingQueryException) as failed:
             self.run()
         text = find_user_message(failed.value)
@@ -179,7 +179,7 @@ def test_a_deleted_topic_stops_the_query_unless_data_loss_is_allowed(
     reader.run()
     written.delete(gone)
     written.spread(stays, {0: 2})
-    assert f"{gone}-0 was read before and no longer exists" in reader.refusal()
+    assert f"{gone}-0 was read before and no longer exists" in reader.error_text()
     reader.options["failOnDataLoss"] = "false"
     assert reader.run()[0] == [(stays, 0, 0), (stays, 0, 1)]
 
@@ -194,7 +194,7 @@ def test_deleted_records_stop_the_query_unless_data_loss_is_allowed(
     written.spread(topic, {0: 5})
     written.delete_records(topic, 4)
     assert f"{topic}-0 at {written.bootstrap} should be read from offset 2 to 7, but its log starts at 4" in (
-        reader.refusal()
+        reader.error_text()
     )
     reader.options["failOnDataLoss"] = "false"
     assert offsets(reader.run()) == [[(0, 4), (0, 5), (0, 6)]]

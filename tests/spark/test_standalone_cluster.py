@@ -78,11 +78,11 @@ def test_batches_and_streams_run_on_executors_without_our_source_tree(
         environ={"PYSPARK_PYTHON": executor_python},
     )
     assert done.returncode == 0, done.stderr + cluster.logs()
-    told = json.loads(done.stdout)
-    assert told["master"] == cluster.url
-    assert told["read"] == list(range(100))
-    assert told["written"] == 100
-    for directory, file, source_trees in told["places"]:
+    message = json.loads(done.stdout)
+    assert message["master"] == cluster.url
+    assert message["read"] == list(range(100))
+    assert message["written"] == 100
+    for directory, file, source_trees in message["places"]:
         assert "/work-" in directory
         assert file.endswith("moldau.zip/moldau/__init__.py")
         assert source_trees == []

@@ -21,7 +21,7 @@ from moldau.pipelines.spec.loader import load
 from moldau.pipelines.templates.generator import GeneratedRecord, send
 
 
-class Heard:
+class RecordedRun:
     """An observer that stores what it receives."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class PipelineRuns:
         self.file.write_text(text)
         self.pipeline: PipelineDefinition = load(self.file, overrides={"bootstrap": bootstrap})
         self.state = StateDirectory.of(directory / "state", self.pipeline.name)
-        self.heard = Heard()
+        self.recorded = RecordedRun()
 
     def run(self, stop_request: StopRequest | None = None, **options: Any) -> RunOutcome:
         options.setdefault("available_now", True)
@@ -62,11 +62,11 @@ class PipelineRuns:
             self.state,
             RunOptions(**options),
             stop_request or StopRequest(),
-            self.heard,
+            self.recorded,
             spark=self.spark,
         )
 
-    def caught_up(self, **options: Any) -> RunOutcome:
+    def run_to_end(self, **options: Any) -> RunOutcome:
         outcome = self.run(**options)
         assert outcome.name == "done", outcome.error
         return outcome

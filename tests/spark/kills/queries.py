@@ -78,9 +78,9 @@ def main() -> None:
     spark.streams.addListener(_Telling(news))
     queries = [start(spark, job) for start in (_to_topic, _to_parquet, _to_delta)]
     threading.Thread(target=lambda: news.put(sys.stdin.readline().strip()), daemon=True).start()
-    heard = news.get()
-    if heard != FINISH:
-        raise SystemExit(heard or "nobody is there any more")
+    recorded = news.get()
+    if recorded != FINISH:
+        raise SystemExit(recorded or "nobody is there any more")
     for query in queries:
         query.processAllAvailable()
         query.stop()
@@ -99,8 +99,8 @@ class _Telling(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
         if progress.numInputRows:
-            told = {"query": progress.name, "batch": progress.batchId, "rows": progress.numInputRows}
-            print(json.dumps(told), flush=True)
+            message = {"query": progress.name, "batch": progress.batchId, "rows": progress.numInputRows}
+            print(json.dumps(message), flush=True)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         pass

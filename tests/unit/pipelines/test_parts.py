@@ -269,9 +269,9 @@ def test_incompatible_state_is_reported_with_our_advice_not_sparks() -> None:
         "key schema does not match existing state key schema. If you want to force running the query without schema "
         "validation, please set spark.sql.streaming.stateStore.stateSchemaCheck to false. SQLSTATE: 42K06"
     )
-    told = summarize_error(RuntimeError(text))
-    assert "replay FILE --from earliest" in told
-    assert "stateSchemaCheck" not in told
+    message = summarize_error(RuntimeError(text))
+    assert "replay FILE --from earliest" in message
+    assert "stateSchemaCheck" not in message
 
 
 def test_internal_columns_are_not_suggested() -> None:

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from moldau.client.net.cluster import Cluster
 from moldau.spark.loop_thread import event_loop_thread
-from moldau.spark.sink import task_writer as sending
+from moldau.spark.sink import task_writer
 from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import parse_topic_options
 from moldau.spark.sink.task_writer import write_rows
@@ -37,8 +37,8 @@ def test_producers_are_closed_with_the_event_loop_thread() -> None:
         rows = pa.record_batch({"value": [b"a"]})
         write_rows(iter([rows]), options, SinkColumns(0))
         gate = event_loop_thread()
-        assert [kept for kept, _ in sending._producers if kept is gate]
+        assert [kept for kept, _ in task_writer._producers if kept is gate]
         gate.close()
-        assert [kept for kept, _ in sending._producers if kept is gate] == []
+        assert [kept for kept, _ in task_writer._producers if kept is gate] == []
         write_rows(iter([rows]), options, SinkColumns(0))
         event_loop_thread().close()

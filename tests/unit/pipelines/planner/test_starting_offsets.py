@@ -20,7 +20,7 @@ from moldau.testing import Broker
 from support.log_writer import LogWriter, ProducedRecord
 
 
-class Kept(dict[str, str]):
+class StoredFiles(dict[str, str]):
     """Files by path."""
 
     def exists(self, path: str) -> bool:
@@ -42,11 +42,11 @@ def test_stored_offsets_are_used_unless_the_log_has_changed() -> None:
 
 def test_starting_offsets_are_read_back() -> None:
     offsets = {TopicPartition("t", 0): 5, TopicPartition("t", 11): 0, TopicPartition("u", 0): 1}
-    assert read_starting_offsets(Kept({"f": offsets_json(offsets)}), "f") == offsets
-    assert read_starting_offsets(Kept({"f": offsets_json({})}), "f") == {}
-    assert read_starting_offsets(Kept({}), "f") is None
+    assert read_starting_offsets(StoredFiles({"f": offsets_json(offsets)}), "f") == offsets
+    assert read_starting_offsets(StoredFiles({"f": offsets_json({})}), "f") == {}
+    assert read_starting_offsets(StoredFiles({}), "f") is None
     with pytest.raises(PipelineError, match="f cannot be read"):
-        read_starting_offsets(Kept({"f": "{"}), "f")
+        read_starting_offsets(StoredFiles({"f": "{"}), "f")
 
 
 def test_all_queries_of_a_generation_start_at_the_same_offsets() -> None:
@@ -56,7 +56,7 @@ def test_all_queries_of_a_generation_start_at_the_same_offsets() -> None:
         pipeline = PipelineDefinition(
             "p", (source,), (), (Sink("out", SinkKind.CONSOLE, view="s"),), bootstrap=broker.bootstrap
         )
-        files = Kept()
+        files = StoredFiles()
 
         def begin(start: StartPosition = SOURCE_START, *, has_begun: bool) -> dict[str, str]:
             return starting_options_for(files, pipeline, source, start, "ck/1", has_begun=has_begun)
@@ -77,7 +77,7 @@ def test_a_topic_created_later_starts_at_its_first_record() -> None:
         pipeline = PipelineDefinition(
             "p", (source,), (), (Sink("out", SinkKind.CONSOLE, view="s"),), bootstrap=broker.bootstrap
         )
-        files = Kept()
+        files = StoredFiles()
         found = starting_options_for(files, pipeline, source, SOURCE_START, "ck/1", has_begun=False)
         assert found == {"startingOffsets": "latest"}
         written = LogWriter(broker.bootstrap)

@@ -9,7 +9,7 @@ import pytest
 
 from moldau.client import Producer
 from moldau.pipelines.definition import PipelineDefinition
-from moldau.pipelines.runtime import end_offsets as log_ends
+from moldau.pipelines.runtime import end_offsets
 from moldau.pipelines.runtime.end_offsets import EndOffsets, EndOffsetTracker
 from moldau.pipelines.runtime.progress import Progress
 from moldau.testing import Broker
@@ -35,7 +35,7 @@ def looked(ends: EndOffsetTracker, wanted: EndOffsets) -> EndOffsets | None:
 
 
 def test_end_offsets_are_current_and_unknown_without_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_ends, "FETCH_INTERVAL_S", 0.05)
+    monkeypatch.setattr(end_offsets, "FETCH_INTERVAL_S", 0.05)
     with Broker(topics={"numbers": 2}) as broker:
         ends = EndOffsetTracker(PipelineDefinition("p", (), (), (), bootstrap=broker.bootstrap))
         assert ends.poll([]) is None, "nothing is asked where nothing is read"
@@ -44,8 +44,8 @@ def test_end_offsets_are_current_and_unknown_without_a_broker(monkeypatch: pytes
             wanted = {("numbers", "0"): 0, ("numbers", "1"): sent}
             assert looked(ends, wanted) == wanted
             assert BATCH.lag_to(wanted) == sent
-    monkeypatch.setattr(log_ends, "STALE_AFTER_S", 0.2)
-    monkeypatch.setattr(log_ends, "FETCH_TIMEOUT_MS", 200)
+    monkeypatch.setattr(end_offsets, "STALE_AFTER_S", 0.2)
+    monkeypatch.setattr(end_offsets, "FETCH_TIMEOUT_MS", 200)
     assert looked(ends, {}) == {}
     assert BATCH.lag_to({}) is None
     ends.close()
@@ -54,7 +54,7 @@ def test_end_offsets_are_current_and_unknown_without_a_broker(monkeypatch: pytes
 def test_read_committed_counts_committed_records_only() -> None:
     def level(kafka: dict[str, str], **options: str) -> bool:
         source: Any = SimpleNamespace(options=options)
-        return log_ends._reads_committed(PipelineDefinition("p", (source,), (), (), kafka=kafka))
+        return end_offsets._reads_committed(PipelineDefinition("p", (source,), (), (), kafka=kafka))
 
     assert not level({})
     assert level({"isolation.level": "read_committed"})

@@ -59,7 +59,7 @@ def test_progress_is_parsed_from_sparks_report() -> None:
 
 
 def test_a_batch_without_rows_has_a_lag_and_no_rates() -> None:
-    told = {
+    message = {
         "batchId": 8,
         "durationMs": {"triggerExecution": 12},
         "sources": [
@@ -71,7 +71,7 @@ def test_a_batch_without_rows_has_a_lag_and_no_rates() -> None:
             )
         ],
     }
-    made = parse_progress("q", told)
+    made = parse_progress("q", message)
     assert (made.rows, made.input_rate, made.process_rate, made.batch_ms, made.lag) == (0, 0.0, 0.0, 12, 5)
 
 

@@ -69,14 +69,14 @@ def test_a_replay_that_cannot_be_planned_does_not_become_current(
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (PipelineError("out: Invalid mode"), "out: Invalid mode"),
         (RuntimeError("the disk is full"), "out: the disk is full"),
     ],
 )
 def test_a_replay_whose_queries_do_not_start_does_not_become_current(
-    state: StateDirectory, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
     current: list[int] = []
 
@@ -86,7 +86,7 @@ def test_a_replay_whose_queries_do_not_start_does_not_become_current(
 
     planned = [SimpleNamespace(name="out", start=start)]
     monkeypatch.setattr("moldau.pipelines.planner.query_planner.plan", lambda *_, **__: planned)
-    assert run_replay(state).error == told
+    assert run_replay(state).error == message
     assert current == [2], "who is killed from now on has begun"
     kept = state.generations("later")
     assert (kept.current, [each.number for each in kept.all]) == (1, [1, 2]), "its number is not used again"

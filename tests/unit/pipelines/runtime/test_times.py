@@ -46,7 +46,7 @@ def test_an_invalid_start_time_is_explained(given: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("time", "told"),
+    ("time", "message"),
     [
         ("2026-01-31T11:59:55Z", "5 s"),
         ("2026-01-31T11:57:01Z", "2 min"),
@@ -55,5 +55,5 @@ def test_an_invalid_start_time_is_explained(given: str, why: str) -> None:
         ("2026-01-31T12:00:03Z", "0 s"),
     ],
 )
-def test_elapsed_time_is_shown_briefly(time: str, told: str) -> None:
-    assert elapsed_text(time, NOW) == told
+def test_elapsed_time_is_shown_briefly(time: str, message: str) -> None:
+    assert elapsed_text(time, NOW) == message

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from moldau.pipelines.definition import BadRecordPolicy, Format, PipelineError, SinkKind, Watermark
-from moldau.pipelines.spec import loader as loading
+from moldau.pipelines.spec import loader
 from moldau.pipelines.spec.loader import load
 
 WHOLE = """
@@ -79,7 +79,7 @@ def test_a_yaml_file_is_parsed_completely(tmp_path: Path) -> None:
 
 def test_the_example_with_all_settings_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASSWORD", "x")
-    text = loading.__doc__ or ""
+    text = loader.__doc__ or ""
     example = text[text.index("    name:") : text.index("Relative paths")]
     assert len(load(written(tmp_path, example)).sinks) == 4
 
@@ -175,9 +175,9 @@ def test_without_a_transformation_sinks_write_the_only_source(tmp_path: Path) ->
 def test_an_error_has_the_line_and_a_suggestion(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     assert change[0] in WHOLE
     path = written(tmp_path, WHOLE.replace(*change, 1))
-    told = failure(path)
-    assert told.startswith(f"{path}:")
-    assert said in told
+    message = failure(path)
+    assert message.startswith(f"{path}:")
+    assert said in message
 
 
 CHAIN = """
@@ -227,9 +227,9 @@ def test_environment_variables_are_substituted_and_secrets_never_shown(
     assert pipeline.bootstrap == "kafka:9092"
     assert pipeline.kafka["sasl.password"] == "hunter2"
     assert "hunter2" not in repr(pipeline)
-    told = failure(written(tmp_path, text.replace("'${SECRET}'", "['${SECRET}']")))
-    assert "kafka.sasl.password" in told
-    assert "hunter2" not in told
+    message = failure(written(tmp_path, text.replace("'${SECRET}'", "['${SECRET}']")))
+    assert "kafka.sasl.password" in message
+    assert "hunter2" not in message
 
 
 def test_an_avro_schema_is_read_from_its_file(tmp_path: Path) -> None:

@@ -110,9 +110,9 @@ def test_modules_beside_the_file_can_be_imported(tmp_path: Path) -> None:
 )
 def test_an_error_has_the_line(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     assert change[0] in FILE
-    told = failure(written(tmp_path, FILE.replace(*change, 1)))
-    assert told.startswith(str(tmp_path / "revenue.py"))
-    assert said in told
+    message = failure(written(tmp_path, FILE.replace(*change, 1)))
+    assert message.startswith(str(tmp_path / "revenue.py"))
+    assert said in message
 
 
 def test_a_file_must_define_exactly_one_pipeline(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_when_the_cache_is_enabled(environ: dict[str, str], is_wanted: bool) -> 
     assert is_enabled(environ) is is_wanted
 
 
-class Told:
+class Messages:
     def __init__(self) -> None:
         self.text = ""
 
@@ -177,15 +177,15 @@ def test_the_cache_is_built_at_the_first_start_and_used_from_then_on(
         return True
 
     monkeypatch.setattr(driver, "_train_class_cache", train)
-    told = Told()
-    options = driver.class_cache_options(in_cache.java, in_cache.spark, say=told)
+    message = Messages()
+    options = driver.class_cache_options(in_cache.java, in_cache.spark, say=message)
     assert options == in_cache.jvm_options()
-    assert told.text.startswith("Building a class cache for faster starts of Spark: once")
-    assert told.text.endswith("done in 0 s.\n")
+    assert message.text.startswith("Building a class cache for faster starts of Spark: once")
+    assert message.text.endswith("done in 0 s.\n")
 
-    told = Told()
-    assert driver.class_cache_options(in_cache.java, in_cache.spark, say=told) == options
-    assert told.text == ""
+    message = Messages()
+    assert driver.class_cache_options(in_cache.java, in_cache.spark, say=message) == options
+    assert message.text == ""
 
 
 def test_ctrl_c_skips_the_build(in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +194,9 @@ def test_ctrl_c_skips_the_build(in_cache: ClassCache, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(driver, "_train_class_cache", train)
-    told = Told()
-    assert driver.class_cache_options(in_cache.java, in_cache.spark, say=told) == []
-    assert told.text.endswith("skipped.\n")
+    message = Messages()
+    assert driver.class_cache_options(in_cache.java, in_cache.spark, say=message) == []
+    assert message.text.endswith("skipped.\n")
     assert not list(in_cache.directory.glob("*.aot"))
 
 
@@ -204,9 +204,9 @@ def test_a_failed_training_is_reported_and_not_an_error(
     in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "_train_class_cache", lambda cache, output: False)
-    told = Told()
-    assert driver.class_cache_options(in_cache.java, in_cache.spark, say=told) == []
-    assert "continuing without" in told.text
+    message = Messages()
+    assert driver.class_cache_options(in_cache.java, in_cache.spark, say=message) == []
+    assert "continuing without" in message.text
 
 
 def test_a_disk_that_fills_up_is_not_an_error(in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +214,6 @@ def test_a_disk_that_fills_up_is_not_an_error(in_cache: ClassCache, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(driver, "_train_class_cache", train)
-    told = Told()
-    assert driver.class_cache_options(in_cache.java, in_cache.spark, say=told) == []
-    assert "No space left on device" in told.text
+    message = Messages()
+    assert driver.class_cache_options(in_cache.java, in_cache.spark, say=message) == []
+    assert "No space left on device" in message.text

@@ -60,9 +60,9 @@ def test_another_python_version_on_executors_is_explained() -> None:
         "Job aborted … PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 "
         "than that in driver: 3.11, PySpark cannot run with different minor versions."
     )
-    told = executor_error_text(failure, "python3")
-    assert "Executors run Python 3.12 and this driver 3.11" in told
-    assert "PYSPARK_PYTHON" in told
+    message = executor_error_text(failure, "python3")
+    assert "Executors run Python 3.12 and this driver 3.11" in message
+    assert "PYSPARK_PYTHON" in message
 
 
 def test_a_missing_python_on_executors_is_explained() -> None:

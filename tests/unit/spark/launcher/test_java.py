@@ -74,8 +74,8 @@ def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
 
 
 def test_a_java_without_a_release_file_is_run_for_its_version(tmp_path: Path) -> None:
-    told = "cat >&2 <<END\n    java.runtime.version = 21.0.9+7\n    java.version = 21.0.9\nEND"
-    home = make_java(tmp_path / "mute", None, wrapper_script=told)
+    message = "cat >&2 <<END\n    java.runtime.version = 21.0.9+7\n    java.version = 21.0.9\nEND"
+    home = make_java(tmp_path / "mute", None, wrapper_script=message)
     found = find_java({"JAVA_HOME": str(home)})
     assert (found.release, found.build) == (21, "21.0.9+7")
 

@@ -50,7 +50,7 @@ def test_a_standalone_master_may_be_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("spark://host", "lacks a port"),
         ("spark://host:x", "lacks a port"),
@@ -60,8 +60,8 @@ def test_a_standalone_master_may_be_several() -> None:
         ("", "is not a master"),
     ],
 )
-def test_an_invalid_master_url_is_refused_with_examples(url: str, told: str) -> None:
-    with pytest.raises(LaunchError, match=told):
+def test_an_invalid_master_url_is_refused_with_examples(url: str, message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
         parse_master(url)
 
 

@@ -20,8 +20,7 @@ from pyspark.sql.types import (
 )
 
 from moldau.spark.errors import SparkSourceError
-from moldau.spark.sink import task_writer as topic_rows
-from moldau.spark.sink import writers as writer
+from moldau.spark.sink import task_writer, writers
 from moldau.spark.sink.columns import SinkColumns, sink_columns
 from moldau.spark.sink.writers import SparkTask, TopicRowWriter
 
@@ -101,16 +100,16 @@ def test_ignored_columns_are_logged_once_per_query(
     rows = TopicRowWriter(
         {"kafka.bootstrap.servers": "localhost:1", "topic": "t"}, struct(id=BIGINT, value=STRING, price=INT)
     )
-    monkeypatch.setattr(topic_rows, "write_rows", lambda *_: {})
+    monkeypatch.setattr(task_writer, "write_rows", lambda *_: {})
     for batch_id, partition_id, attempt in itertools.product((0, 1), repeat=3):
         task = SparkTask("query", batch_id, partition_id, attempt)
-        monkeypatch.setattr(writer, "current_task", lambda _, task=task: task)
+        monkeypatch.setattr(writers, "current_task", lambda _, task=task: task)
         assert rows.write(iter([])).task == task
     assert caplog.messages == ["a record has no columns id, price: they are not written"]
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "told"),
+    ("name", "kind", "message"),
     [
         ("value", INT, r"'value' is INT and must be STRING or BINARY: CAST\(value AS STRING\) AS value"),
         ("value", struct(a=INT), r"must be STRING or BINARY: encode it, as to_json\(value\) AS value"),
@@ -124,8 +123,8 @@ def test_ignored_columns_are_logged_once_per_query(
         ("headers", ArrayType(struct(k=STRING, v=BINARY)), r"build it as array\(struct\("),
     ],
 )
-def test_a_wrong_column_type_is_named_with_a_fix(name: str, kind: DataType, told: str) -> None:
-    with pytest.raises(SparkSourceError, match=told):
+def test_a_wrong_column_type_is_named_with_a_fix(name: str, kind: DataType, message: str) -> None:
+    with pytest.raises(SparkSourceError, match=message):
         sink_columns(struct(**{"value": STRING, name: kind}), has_topic=True, includes_headers=True)
 
 

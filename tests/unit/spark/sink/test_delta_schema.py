@@ -60,7 +60,7 @@ def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("given", "is_streaming", "told"),
+    ("given", "is_streaming", "message"),
     [
         ({}, True, r"needs the table's directory: .option\('path'"),
         ({"path": "/t", "partitionsBy": "a"}, True, r"no option 'partitionsBy'; did you mean partitionBy\?"),
@@ -77,8 +77,8 @@ def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_p
         ({"path": "/t", "batchId": "x", "appId": "a"}, False, r"an integer, 0 or more, not 'x'"),
     ],
 )
-def test_invalid_options_are_named(given: dict[str, str], is_streaming: bool, told: str) -> None:
-    with pytest.raises(OptionError, match=told):
+def test_invalid_options_are_named(given: dict[str, str], is_streaming: bool, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         parse_delta_options(given, is_streaming=is_streaming)
 
 
@@ -86,7 +86,7 @@ def test_invalid_options_are_named(given: dict[str, str], is_streaming: bool, to
 
 
 @pytest.mark.parametrize(
-    ("types", "partition_by", "told"),
+    ("types", "partition_by", "message"),
     [
         ({}, (), r"a table needs columns"),
         ({"a": "long", "A": "long"}, (), r"the column 'a' is duplicated"),
@@ -102,9 +102,9 @@ def test_invalid_options_are_named(given: dict[str, str], is_streaming: bool, to
     ],
 )
 def test_rows_that_delta_cannot_store_are_refused(
-    types: dict[str, Any], partition_by: tuple[str, ...], told: str
+    types: dict[str, Any], partition_by: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(SparkSourceError, match=told):
+    with pytest.raises(SparkSourceError, match=message):
         check_row_schema(struct(**types), partition_by)
 
 
@@ -155,7 +155,7 @@ def test_rows_may_have_the_columns_in_any_order_or_fewer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         (
             struct(a="integer"),
@@ -168,8 +168,8 @@ def test_rows_may_have_the_columns_in_any_order_or_fewer() -> None:
         (struct(A="long"), r"A \(BIGINT\) is not in the table"),
     ],
 )
-def test_all_mismatched_columns_are_named(rows: dict[str, Any], told: str) -> None:
-    with pytest.raises(SparkSourceError, match=told):
+def test_all_mismatched_columns_are_named(rows: dict[str, Any], message: str) -> None:
+    with pytest.raises(SparkSourceError, match=message):
         check(rows, struct(a="long", b="string"))
 
 

@@ -64,7 +64,7 @@ def test_options_of_spark_and_consumer_settings_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"topik": "t"}, r"no write option 'topik'; did you mean topic\?"),
         ({"zzz": "t"}, r"no write option 'zzz'; there are topic, includeHeaders"),
@@ -85,8 +85,8 @@ def test_options_of_spark_and_consumer_settings_are_accepted() -> None:
         ({"kafka.partitioner.class": "x"}, r"partitioner\.class cannot be set: .*add a column `partition`"),
     ],
 )
-def test_invalid_options_are_named_with_what_is_allowed(given: dict[str, str], told: str) -> None:
-    with pytest.raises(OptionError, match=told):
+def test_invalid_options_are_named_with_what_is_allowed(given: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         parse_topic_options({**BOOTSTRAP, **given})
 
 

@@ -15,7 +15,7 @@ from moldau.client.errors import ErrorCode, KafkaError
 from moldau.columnar.encode import to_sections
 from moldau.spark.errors import SparkSourceError
 from moldau.spark.loop_thread import EventLoopThread, event_loop_thread
-from moldau.spark.sink import task_writer as sending_module
+from moldau.spark.sink import task_writer
 from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import TopicSinkOptions, parse_topic_options
 from moldau.spark.sink.task_writer import SectionSender, write_rows
@@ -31,9 +31,9 @@ def broker() -> Iterator[Broker]:
     topics = {"one": 1, "four": 4, "small": 1, "other": 2}
     with Broker(topics, settings={"auto.create.topics.enable": "false"}) as running:
         yield running
-        for (opened, _), producer in list(sending_module._producers.items()):
+        for (opened, _), producer in list(task_writer._producers.items()):
             opened.run(producer.abort())
-        sending_module._producers.clear()
+        task_writer._producers.clear()
         event_loop_thread().close()
 
 
@@ -129,7 +129,7 @@ def test_rows_are_encoded_while_others_are_sent(broker: Broker, monkeypatch: pyt
 
 
 def test_a_missing_topic_is_named(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending_module, "TOPIC_WAIT_MS", 300)
+    monkeypatch.setattr(task_writer, "TOPIC_WAIT_MS", 300)
     with pytest.raises(
         SparkSourceError, match=r"the topic 'missing' does not exist, and the broker at .*: create it"
     ):
@@ -188,8 +188,8 @@ def test_a_partition_deleted_during_a_write_is_named(broker: Broker) -> None:
     writer = LogWriter(broker.bootstrap)
     topic = writer.create(partitions=3)
     given = options(broker, topic=topic, delivery_timeout_ms="500", request_timeout_ms="500")
-    sending = SectionSender(event_loop_thread(), given)
-    assert sending.topic_target(topic).partition_count == 3
+    sender = SectionSender(event_loop_thread(), given)
+    assert sender.topic_target(topic).partition_count == 3
     writer.delete(topic)
     writer.create_named(topic, partitions=1)
     (encoded,) = to_sections(
@@ -201,10 +201,10 @@ def test_a_partition_deleted_during_a_write_is_named(broker: Broker) -> None:
         batch_bytes_max=100,
         compression=0,
     )
-    sending.send(topic, 2, encoded.section)
+    sender.send(topic, 2, encoded.section)
     with pytest.raises(SparkSourceError, match=rf"partition 2 of '{topic}' "):
-        sending.flush()
-    sending.abort()
+        sender.flush()
+    sender.abort()
 
 
 def test_an_unreachable_broker_is_reported_in_one_sentence() -> None:
@@ -224,8 +224,8 @@ def test_an_unreachable_broker_is_reported_in_one_sentence() -> None:
 def test_a_broker_lost_during_a_write_is_reported_in_one_sentence() -> None:
     with Broker({"t": 1}) as broker:
         given = options(broker, topic="t", delivery_timeout_ms="500", request_timeout_ms="300")
-        sending = SectionSender(event_loop_thread(), given)
-        assert sending.topic_target("t").partition_count == 1
+        sender = SectionSender(event_loop_thread(), given)
+        assert sender.topic_target("t").partition_count == 1
 
     def rows() -> Iterator[pa.RecordBatch]:
         yield batch(value=["never there"])

@@ -1,4 +1,4 @@
-"""The driver's part of a read against a real broker, without Spark: planning, offset tracking, data loss and commits."""
+"""The driver's part of a read against a real broker, without Spark: planning, offsets, data loss and commits."""
 
 import asyncio
 import json
@@ -16,8 +16,7 @@ from moldau.client.net.cluster import Cluster
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import DataLossError, OptionError, SparkSourceError, user_facing_errors
 from moldau.spark.loop_thread import event_loop_thread
-from moldau.spark.source import offset_committer as publishing
-from moldau.spark.source import partition_catalog as catalog
+from moldau.spark.source import offset_committer, partition_catalog
 from moldau.spark.source.offset_committer import OffsetCommitter
 from moldau.spark.source.offset_ranges import OffsetRange, TriggerLimits
 from moldau.spark.source.offset_tracker import StreamOffsetTracker
@@ -228,30 +227,30 @@ def test_an_invalid_address_is_refused(written: LogWriter) -> None:
 # Streams
 
 
-class Followed:
+class StreamQuery:
     """A query as Spark drives it: each micro-batch starts where the last one ended."""
 
     def __init__(self, written: LogWriter, **options: str) -> None:
         self.options = parsed(written, is_stream=True, **options)
-        self.following = StreamOffsetTracker(self.options)
+        self.tracker = StreamOffsetTracker(self.options)
 
     def initial_position(self) -> StreamPosition:
-        return event_loop_thread().run(self.following.initial_position())
+        return event_loop_thread().run(self.tracker.initial_position())
 
     def next_position(
         self, start: StreamPosition, limits: TriggerLimits | None = NO_LIMITS
     ) -> StreamPosition:
-        return event_loop_thread().run(self.following.next_position(start, limits))
+        return event_loop_thread().run(self.tracker.next_position(start, limits))
 
     def ranges(self, start: StreamPosition, end: StreamPosition) -> dict[int, tuple[int, int]]:
-        return sizes(event_loop_thread().run(self.following.ranges(start, end)))
+        return sizes(event_loop_thread().run(self.tracker.ranges(start, end)))
 
     def until(self, start: StreamPosition, partitions: int) -> StreamPosition:
         """Polls, because new partitions are found in the background."""
 
         async def look() -> StreamPosition:
             async with asyncio.timeout(10):
-                while len((end := await self.following.next_position(start, NO_LIMITS)).offsets) < partitions:
+                while len((end := await self.tracker.next_position(start, NO_LIMITS)).offsets) < partitions:
                     await asyncio.sleep(0.02)
                 return end
 
@@ -262,13 +261,13 @@ def test_a_new_stream_starts_at_the_end_or_at_the_given_offsets(written: LogWrit
     topic = written.create(partitions=2)
     written.spread(topic, {0: 5, 1: 3})
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    assert Followed(written, subscribe=topic).initial_position().offsets == {zero: 5, one: 3}
-    assert Followed(written, subscribe=topic, startingOffsets="earliest").initial_position().offsets == {
+    assert StreamQuery(written, subscribe=topic).initial_position().offsets == {zero: 5, one: 3}
+    assert StreamQuery(written, subscribe=topic, startingOffsets="earliest").initial_position().offsets == {
         zero: 0,
         one: 0,
     }
     given = at(topic, {0: 2, 1: -1})
-    assert Followed(written, subscribe=topic, startingOffsets=given).initial_position().offsets == {
+    assert StreamQuery(written, subscribe=topic, startingOffsets=given).initial_position().offsets == {
         zero: 2,
         one: 3,
     }
@@ -277,12 +276,14 @@ def test_a_new_stream_starts_at_the_end_or_at_the_given_offsets(written: LogWrit
 def test_a_new_stream_gets_a_generated_group_unless_one_is_set(written: LogWriter) -> None:
     topic = written.create()
     made_up = [
-        Followed(written, subscribe=topic, groupIdPrefix="team").initial_position().group or ""
+        StreamQuery(written, subscribe=topic, groupIdPrefix="team").initial_position().group or ""
         for _ in range(2)
     ]
     assert all(group.startswith("team-") for group in made_up)
     assert made_up[0] != made_up[1]
-    assert Followed(written, subscribe=topic, **{"kafka.group.id": "named"}).initial_position().group is None
+    assert (
+        StreamQuery(written, subscribe=topic, **{"kafka.group.id": "named"}).initial_position().group is None
+    )
 
 
 def test_a_stream_cannot_start_outside_the_log_unless_data_loss_is_allowed(written: LogWriter) -> None:
@@ -290,28 +291,28 @@ def test_a_stream_cannot_start_outside_the_log_unless_data_loss_is_allowed(writt
     written.spread(topic, {0: 5})
     beyond = at(topic, {0: 9})
     with pytest.raises(DataLossError, match="from offset 9, but its log has 0 to 5"):
-        Followed(written, subscribe=topic, startingOffsets=beyond).initial_position()
-    lenient = Followed(written, subscribe=topic, startingOffsets=beyond, failOnDataLoss="false")
+        StreamQuery(written, subscribe=topic, startingOffsets=beyond).initial_position()
+    lenient = StreamQuery(written, subscribe=topic, startingOffsets=beyond, failOnDataLoss="false")
     assert lenient.initial_position().offsets == {TopicPartition(topic, 0): 0}
 
 
 def test_a_micro_batch_ends_at_the_log_end_or_at_the_limit(written: LogWriter) -> None:
     topic = written.create(partitions=2)
-    query = Followed(written, subscribe=topic)
+    query = StreamQuery(written, subscribe=topic)
     start = query.initial_position()
     assert query.next_position(start) == start
     written.spread(topic, {0: 30, 1: 10})
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
     assert query.next_position(start, TriggerLimits(offsets_max=20)).offsets == {zero: 15, one: 5}
     assert query.next_position(start).offsets == {zero: 30, one: 10}
-    assert query.following.latest == {zero: 30, one: 10}
+    assert query.tracker.latest == {zero: 30, one: 10}
     assert query.ranges(start, StreamPosition({zero: 15, one: 5})) == {0: (0, 15), 1: (0, 5)}
 
 
 def test_a_micro_batch_waits_for_the_minimum_except_the_first(written: LogWriter) -> None:
     topic = written.create()
     limits = TriggerLimits(offsets_min=5)
-    query = Followed(written, subscribe=topic)
+    query = StreamQuery(written, subscribe=topic)
     start = query.initial_position()
     written.spread(topic, {0: 2})
     first = query.next_position(start, limits)
@@ -324,7 +325,7 @@ def test_a_micro_batch_waits_for_the_minimum_except_the_first(written: LogWriter
 
 def test_a_micro_batch_starts_after_the_maximum_delay(written: LogWriter) -> None:
     topic = written.create()
-    query = Followed(written, subscribe=topic)
+    query = StreamQuery(written, subscribe=topic)
     start = query.next_position(query.initial_position(), TriggerLimits(offsets_min=5))
     written.spread(topic, {0: 1})
     assert list(
@@ -335,9 +336,9 @@ def test_a_micro_batch_starts_after_the_maximum_delay(written: LogWriter) -> Non
 def test_available_now_ends_at_the_initial_log_ends(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 4})
-    query = Followed(written, subscribe=topic, startingOffsets="earliest")
+    query = StreamQuery(written, subscribe=topic, startingOffsets="earliest")
     start = query.initial_position()
-    event_loop_thread().run(query.following.fix_end())
+    event_loop_thread().run(query.tracker.fix_end())
     written.spread(topic, {0: 4})
     end = query.next_position(start, TriggerLimits(offsets_min=100))
     assert list(end.offsets.values()) == [4]
@@ -346,7 +347,7 @@ def test_available_now_ends_at_the_initial_log_ends(written: LogWriter) -> None:
 
 def test_new_partitions_are_read_from_their_beginning(written: LogWriter) -> None:
     topic = written.create()
-    query = Followed(written, subscribe=topic)
+    query = StreamQuery(written, subscribe=topic)
     start = query.initial_position()
     written.add_partitions(topic, 2)
     written.spread(topic, {1: 3})
@@ -355,7 +356,7 @@ def test_new_partitions_are_read_from_their_beginning(written: LogWriter) -> Non
 
 
 def test_new_topics_of_a_pattern_are_read_from_their_beginning(written: LogWriter) -> None:
-    query = Followed(written, subscribePattern="comes-later-.*")
+    query = StreamQuery(written, subscribePattern="comes-later-.*")
     start = query.initial_position()
     assert start.offsets == {}
     topic = written.create("comes-later")
@@ -368,7 +369,7 @@ def test_new_topics_of_a_pattern_are_read_from_their_beginning(written: LogWrite
 
 def test_a_limit_counts_new_partitions_from_their_beginning(written: LogWriter) -> None:
     topic = written.create()
-    query = Followed(written, subscribe=topic)
+    query = StreamQuery(written, subscribe=topic)
     start = query.initial_position()
     written.add_partitions(topic, 2)
     written.spread(topic, {1: 10})
@@ -378,7 +379,7 @@ def test_a_limit_counts_new_partitions_from_their_beginning(written: LogWriter) 
 
 def test_a_new_partition_without_its_first_records_is_data_loss(written: LogWriter) -> None:
     topic = written.create()
-    query = Followed(written, subscribe=topic)
+    query = StreamQuery(written, subscribe=topic)
     start = query.initial_position()
     written.add_partitions(topic, 2)
     written.spread(topic, {1: 3})
@@ -390,8 +391,8 @@ def test_a_new_partition_without_its_first_records_is_data_loss(written: LogWrit
 
 def test_a_deleted_topic_is_data_loss(written: LogWriter, caplog: pytest.LogCaptureFixture) -> None:
     gone, stays = written.create("gone"), written.create("stays")
-    query = Followed(written, subscribe=f"{gone},{stays}")
-    lenient = Followed(written, subscribe=f"{gone},{stays}", failOnDataLoss="false")
+    query = StreamQuery(written, subscribe=f"{gone},{stays}")
+    lenient = StreamQuery(written, subscribe=f"{gone},{stays}", failOnDataLoss="false")
     start = query.initial_position()
     written.delete(gone)
     with pytest.raises(DataLossError, match=f"{gone}-0 was read before and no longer exists"):
@@ -405,19 +406,19 @@ def test_a_deleted_topic_is_data_loss(written: LogWriter, caplog: pytest.LogCapt
 def test_a_recreated_topic_is_data_loss_or_read_from_its_beginning(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 3})
-    query = Followed(written, subscribe=topic)
-    lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
+    query = StreamQuery(written, subscribe=topic)
+    lenient = StreamQuery(written, subscribe=topic, failOnDataLoss="false")
     start = query.initial_position()
     written.delete(topic)
     written.create_named(topic)
     # As many records as before and more, so that offsets alone do not reveal the recreation.
     written.spread(topic, {0: 9})
-    event_loop_thread().run(query.following.fix_end())
+    event_loop_thread().run(query.tracker.fix_end())
     with pytest.raises(
         DataLossError, match=f"the topic '{topic}' was deleted and recreated since it was read"
     ):
         query.next_position(start)
-    event_loop_thread().run(lenient.following.fix_end())
+    event_loop_thread().run(lenient.tracker.fix_end())
     end = lenient.next_position(start)
     assert end.offsets == {TopicPartition(topic, 0): 9}
     assert lenient.ranges(start, end) == {0: (0, 9)}
@@ -430,14 +431,14 @@ def test_a_truncated_log_is_data_loss_or_continues_at_its_end(
     topic = written.create()
     written.spread(topic, {0: 20})
     partition = TopicPartition(topic, 0)
-    lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
+    lenient = StreamQuery(written, subscribe=topic, failOnDataLoss="false")
     ids = lenient.initial_position().topic_ids
     start = StreamPosition({partition: 23}, ids)
     with pytest.raises(
         DataLossError,
         match=f"{topic}-0 was read up to offset 23, but its log ends at 20 now.*continues at 20",
     ):
-        Followed(written, subscribe=topic).next_position(start)
+        StreamQuery(written, subscribe=topic).next_position(start)
     end = lenient.next_position(start, TriggerLimits(offsets_max=4))
     assert end.offsets == {partition: 20}
     assert lenient.ranges(start, end) == {0: (20, 20)}
@@ -451,7 +452,7 @@ def test_no_micro_batch_is_delayed_after_data_loss(written: LogWriter) -> None:
     topic = written.create(partitions=2)
     written.spread(topic, {0: 2, 1: 2})
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
+    lenient = StreamQuery(written, subscribe=topic, failOnDataLoss="false")
     begun = lenient.next_position(lenient.initial_position())
     end = lenient.next_position(
         StreamPosition({zero: 9, one: 1}, begun.topic_ids), TriggerLimits(offsets_min=100)
@@ -466,12 +467,12 @@ def test_a_shorter_log_without_topic_ids_is_read_from_its_beginning_within_the_l
     written.spread(topic, {0: 8, 1: 1})
     written.delete_records(topic, 2)
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    lenient = Followed(written, subscribe=topic, failOnDataLoss="false")
+    lenient = StreamQuery(written, subscribe=topic, failOnDataLoss="false")
     start = StreamPosition({zero: 9, one: 1})
     end = lenient.next_position(start, TriggerLimits(offsets_max=4))
     assert end.offsets == {zero: 6, one: 1}
     assert lenient.ranges(start, end) == {0: (2, 6), 1: (1, 1)}
-    assert Followed(written, subscribe=topic, failOnDataLoss="false").ranges(start, end)[0] == (2, 6)
+    assert StreamQuery(written, subscribe=topic, failOnDataLoss="false").ranges(start, end)[0] == (2, 6)
     assert lenient.next_position(end).offsets == {zero: 8, one: 1}
     assert "is new and already begins" not in caplog.text
 
@@ -481,7 +482,7 @@ def test_a_repeated_micro_batch_skips_a_recreated_topic(written: LogWriter) -> N
     written.spread(topic, {0: 3})
     written.spread(other, {0: 1})
     names = f"{topic},{other}"
-    query = Followed(written, subscribe=names, startingOffsets="earliest")
+    query = StreamQuery(written, subscribe=names, startingOffsets="earliest")
     start = query.initial_position()
     end = query.next_position(start)
     written.delete(topic)
@@ -490,25 +491,25 @@ def test_a_repeated_micro_batch_skips_a_recreated_topic(written: LogWriter) -> N
     with pytest.raises(
         DataLossError, match=f"the topic '{topic}' was deleted and recreated since this micro-batch"
     ):
-        Followed(written, subscribe=names).ranges(start, end)
-    lenient = Followed(written, subscribe=names, failOnDataLoss="false")
-    assert event_loop_thread().run(lenient.following.ranges(start, end)) == [OffsetRange(other, 0, 0, 1)]
+        StreamQuery(written, subscribe=names).ranges(start, end)
+    lenient = StreamQuery(written, subscribe=names, failOnDataLoss="false")
+    assert event_loop_thread().run(lenient.tracker.ranges(start, end)) == [OffsetRange(other, 0, 0, 1)]
     later = lenient.next_position(end)
-    assert sorted(event_loop_thread().run(lenient.following.ranges(end, later))) == sorted(
+    assert sorted(event_loop_thread().run(lenient.tracker.ranges(end, later))) == sorted(
         [OffsetRange(topic, 0, 0, 9), OffsetRange(other, 0, 1, 1)]
     )
 
 
 def test_an_unsubscribed_topic_is_reported(written: LogWriter) -> None:
     dropped, stays = written.create("dropped"), written.create("stays")
-    start = Followed(written, subscribe=f"{dropped},{stays}").initial_position()
+    start = StreamQuery(written, subscribe=f"{dropped},{stays}").initial_position()
     with pytest.raises(DataLossError, match=f"{dropped}-0 was read before, but subscribe no longer names it"):
-        Followed(written, subscribe=stays).next_position(start)
+        StreamQuery(written, subscribe=stays).next_position(start)
     with pytest.raises(DataLossError, match="subscribePattern no longer names it"):
-        Followed(written, subscribePattern="stays.*").next_position(start)
+        StreamQuery(written, subscribePattern="stays.*").next_position(start)
     with pytest.raises(DataLossError, match="assign no longer names it"):
-        Followed(written, assign=json.dumps({stays: [0]})).next_position(start)
-    lenient = Followed(written, subscribe=stays, failOnDataLoss="false")
+        StreamQuery(written, assign=json.dumps({stays: [0]})).next_position(start)
+    lenient = StreamQuery(written, subscribe=stays, failOnDataLoss="false")
     assert lenient.next_position(start).offsets == {TopicPartition(stays, 0): 0}
 
 
@@ -533,7 +534,7 @@ def slow_offsets(monkeypatch: pytest.MonkeyPatch, needs_ms: int) -> list[int]:
 def test_list_offsets_is_retried_with_a_longer_timeout(
     written: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "_FIRST_ATTEMPT_MS", 40)
+    monkeypatch.setattr(partition_catalog, "_FIRST_ATTEMPT_MS", 40)
     topic = written.create()
     written.spread(topic, {0: 3})
     slow_offsets(monkeypatch, 150)
@@ -543,7 +544,7 @@ def test_list_offsets_is_retried_with_a_longer_timeout(
 def test_a_list_offsets_timeout_is_reported_with_its_duration(
     written: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "_FIRST_ATTEMPT_MS", 100)
+    monkeypatch.setattr(partition_catalog, "_FIRST_ATTEMPT_MS", 100)
     topic = written.create()
     given = slow_offsets(monkeypatch, 60_000)
     with pytest.raises(SparkSourceError, match=r"no offsets within \d{3} ms"):
@@ -557,11 +558,11 @@ def test_a_list_offsets_timeout_is_reported_with_its_duration(
 def test_topics_are_untracked_when_the_query_ends(written: LogWriter, how: str) -> None:
     topic = written.create()
     options = {how: topic, "kafka.client.id": f"{how}-{topic}"}
-    query = Followed(written, **options)
+    query = StreamQuery(written, **options)
     query.initial_position()
-    cluster = event_loop_thread().run(query.following._catalog.cluster())
+    cluster = event_loop_thread().run(query.tracker._catalog.cluster())
     assert (list(cluster._tracked), cluster._track_all_count) != ([], 0)
-    event_loop_thread().run(query.following.stop())
+    event_loop_thread().run(query.tracker.stop())
     assert (list(cluster._tracked), cluster._track_all_count) == ([], 0)
     planned(written, **options)
     assert (list(cluster._tracked), cluster._track_all_count) == ([], 0)
@@ -571,9 +572,9 @@ def test_metadata_refresh_waits_for_a_restarting_broker(tmp_path: Path) -> None:
     data = {"store": "files", "data.dir": str(tmp_path)}
     with Broker(topics=["t"], settings=data) as before:
         written = LogWriter(before.bootstrap)
-        query = Followed(written, subscribe="t", **{"kafka.retry.backoff.max.ms": "50"})
+        query = StreamQuery(written, subscribe="t", **{"kafka.retry.backoff.max.ms": "50"})
         start = query.initial_position()
-    advancing = event_loop_thread().start(query.following.next_position(start, NO_LIMITS))
+    advancing = event_loop_thread().start(query.tracker.next_position(start, NO_LIMITS))
     # Long enough for the first attempts to fail.
     assert not wait([advancing], timeout=1.5).done
     with Broker(settings={**data, "listen": written.bootstrap}):
@@ -588,18 +589,18 @@ def test_metadata_refresh_waits_for_a_restarting_broker(tmp_path: Path) -> None:
 def test_the_start_of_a_micro_batch_is_committed_to_the_group(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 4})
-    query = Followed(written, subscribe=topic, **{"kafka.group.id": f"lag-of-{topic}"})
+    query = StreamQuery(written, subscribe=topic, **{"kafka.group.id": f"lag-of-{topic}"})
     partition = TopicPartition(topic, 0)
     query.next_position(StreamPosition({partition: 3}))
-    event_loop_thread().run(query.following.stop())
+    event_loop_thread().run(query.tracker.stop())
     assert written.committed(f"lag-of-{topic}") == {partition: 3}
 
 
 def test_the_last_batch_of_available_now_is_committed_before_the_query_ends(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 4})
-    query = Followed(written, subscribe=topic, **{"kafka.group.id": f"lag-of-{topic}"})
-    event_loop_thread().run(query.following.fix_end())
+    query = StreamQuery(written, subscribe=topic, **{"kafka.group.id": f"lag-of-{topic}"})
+    event_loop_thread().run(query.tracker.fix_end())
     query.next_position(StreamPosition({TopicPartition(topic, 0): 4}))
     assert written.committed(f"lag-of-{topic}") == {TopicPartition(topic, 0): 4}
 
@@ -615,11 +616,11 @@ def test_a_group_with_members_is_a_warning(written: LogWriter, caplog: pytest.Lo
         ):
             consumer.subscribe([topic])
             await consumer.poll(1_000)
-            publisher = OffsetCommitter(cluster, group)
-            publisher.commit({TopicPartition(topic, 0): 1})
-            await publisher.drain()
-            publisher.commit({TopicPartition(topic, 0): 2})
-            await publisher.drain()
+            committer = OffsetCommitter(cluster, group)
+            committer.commit({TopicPartition(topic, 0): 1})
+            await committer.drain()
+            committer.commit({TopicPartition(topic, 0): 2})
+            await committer.drain()
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(work())
@@ -634,25 +635,25 @@ def test_newer_offsets_replace_pending_ones(written: LogWriter, monkeypatch: pyt
 
     async def work() -> None:
         async with Cluster(written.bootstrap) as cluster:
-            publisher = OffsetCommitter(cluster, f"group-{topic}")
-            commit = publisher._offsets.commit_each
+            committer = OffsetCommitter(cluster, f"group-{topic}")
+            commit = committer._offsets.commit_each
 
             async def noted(offsets: Any, *args: Any, **more: Any) -> Any:
                 commits.append({each: at.offset for each, at in offsets.items()})
                 return await commit(offsets, *args, **more)
 
-            monkeypatch.setattr(publisher._offsets, "commit_each", noted)
+            monkeypatch.setattr(committer._offsets, "commit_each", noted)
             for offset in (1, 2, 3):
-                publisher.commit({partition: offset})
+                committer.commit({partition: offset})
                 await asyncio.sleep(0)
-            await publisher.drain()
-            publisher.commit({partition: 3})
-            await publisher.drain()
+            await committer.drain()
+            committer.commit({partition: 3})
+            await committer.drain()
             assert commits == [{partition: 1}, {partition: 3}]
             # Brokers expire the offsets of an inactive group.
-            monkeypatch.setattr(publishing, "RECOMMIT_INTERVAL_S", 0.0)
-            publisher.commit({partition: 3})
-            await publisher.drain()
+            monkeypatch.setattr(offset_committer, "RECOMMIT_INTERVAL_S", 0.0)
+            committer.commit({partition: 3})
+            await committer.drain()
 
     asyncio.run(work())
     assert commits == [{partition: 1}, {partition: 3}, {partition: 3}]

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError
-from moldau.spark import loop_thread as portals
+from moldau.spark import loop_thread
 from moldau.spark.errors import (
     DataLossError,
     OptionError,
@@ -77,14 +77,14 @@ def test_other_errors_have_no_user_message() -> None:
 
 
 def test_a_process_has_one_event_loop_thread_until_closed_or_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = portals.event_loop_thread()
-    assert portals.event_loop_thread() is first
+    first = loop_thread.event_loop_thread()
+    assert loop_thread.event_loop_thread() is first
     assert first.run(asyncio.sleep(0, "done")) == "done"
     first.close()
-    second = portals.event_loop_thread()
+    second = loop_thread.event_loop_thread()
     assert second is not first
     monkeypatch.setattr(second, "process_id", -1)
-    third = portals.event_loop_thread()
+    third = loop_thread.event_loop_thread()
     assert third is not second
     second.close()
     third.close()
@@ -95,5 +95,5 @@ def test_exceptions_in_the_loop_are_raised_in_the_calling_thread() -> None:
         raise KafkaError(ErrorCode.corrupt_message, "x")
 
     with pytest.raises(KafkaError, match="CORRUPT_MESSAGE"):
-        portals.event_loop_thread().run(fails())
-    portals.event_loop_thread().close()
+        loop_thread.event_loop_thread().run(fails())
+    loop_thread.event_loop_thread().close()

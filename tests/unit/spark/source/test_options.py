@@ -35,7 +35,7 @@ def dotted(options: dict[str, str]) -> dict[str, str]:
     return {name.replace("__", "."): value for name, value in options.items()}
 
 
-def refusal(options: dict[str, str], *, is_stream: bool = False) -> str:
+def error_text(options: dict[str, str], *, is_stream: bool = False) -> str:
     with pytest.raises(OptionError) as refused:
         parse_source_options(options, is_stream=is_stream)
     return str(refused.value)
@@ -45,23 +45,23 @@ def refusal(options: dict[str, str], *, is_stream: bool = False) -> str:
 
 
 def test_bootstrap_servers_are_needed() -> None:
-    assert "kafka.bootstrap.servers is missing" in refusal({"subscribe": "orders"})
-    assert "kafka.bootstrap.servers is missing" in refusal(
+    assert "kafka.bootstrap.servers is missing" in error_text({"subscribe": "orders"})
+    assert "kafka.bootstrap.servers is missing" in error_text(
         {"subscribe": "orders", "kafka.bootstrap.servers": " "}
     )
 
 
 def test_a_subscription_is_required() -> None:
-    assert "set subscribe, subscribePattern or assign" in refusal({"kafka.bootstrap.servers": "b:1"})
+    assert "set subscribe, subscribePattern or assign" in error_text({"kafka.bootstrap.servers": "b:1"})
 
 
 def test_only_one_subscription_is_allowed() -> None:
-    assert "not subscribe and assign" in refusal({**BASE, "assign": '{"a": [0]}'})
+    assert "not subscribe and assign" in error_text({**BASE, "assign": '{"a": [0]}'})
 
 
 def test_topics_are_comma_separated() -> None:
     assert batch(subscribe=" b, a ,,a").subscription == Subscription(topics=("a", "b"))
-    assert "subscribe must be a comma-separated list of topics" in refusal({**BASE, "subscribe": " , "})
+    assert "subscribe must be a comma-separated list of topics" in error_text({**BASE, "subscribe": " , "})
 
 
 def test_a_pattern_is_a_regular_expression() -> None:
@@ -70,8 +70,8 @@ def test_a_pattern_is_a_regular_expression() -> None:
         parse_source_options({**given, "subscribePattern": "or.*"}, is_stream=True).subscription.pattern
         == "or.*"
     )
-    assert "is not a regular expression" in refusal({**given, "subscribePattern": "(("})
-    assert "subscribePattern is empty" in refusal({**given, "subscribePattern": " "})
+    assert "is not a regular expression" in error_text({**given, "subscribePattern": "(("})
+    assert "subscribePattern is empty" in error_text({**given, "subscribePattern": " "})
 
 
 def test_partitions_may_be_assigned() -> None:
@@ -111,7 +111,7 @@ def test_names_are_case_insensitive() -> None:
     ],
 )
 def test_an_unknown_option_is_refused_with_a_suggestion(option: str, hint: str) -> None:
-    assert hint in refusal({**BASE, option: "1"})
+    assert hint in error_text({**BASE, option: "1"})
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_an_unknown_option_is_refused_with_a_suggestion(option: str, hint: str) 
     ],
 )
 def test_settings_that_the_connector_refuses_are_refused_with_the_reason(name: str) -> None:
-    assert f"kafka.{name} cannot be set: " in refusal({**BASE, f"kafka.{name}": "x"})
+    assert f"kafka.{name} cannot be set: " in error_text({**BASE, f"kafka.{name}": "x"})
 
 
 @pytest.mark.parametrize(
@@ -161,18 +161,20 @@ def test_a_global_time_overrides_times_and_times_override_offsets() -> None:
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"])
 def test_a_stream_has_no_end(name: str) -> None:
-    assert f"{name} is for batch queries: a stream has no end" in refusal({**BASE, name: "5"}, is_stream=True)
+    assert f"{name} is for batch queries: a stream has no end" in error_text(
+        {**BASE, name: "5"}, is_stream=True
+    )
 
 
 def test_a_batch_cannot_start_at_the_latest_or_end_at_the_earliest() -> None:
-    assert "startingOffsets cannot be latest" in refusal({**BASE, "startingOffsets": "latest"})
-    assert "endingOffsets cannot be earliest" in refusal({**BASE, "endingOffsets": "earliest"})
+    assert "startingOffsets cannot be latest" in error_text({**BASE, "startingOffsets": "latest"})
+    assert "endingOffsets cannot be earliest" in error_text({**BASE, "endingOffsets": "earliest"})
     assert stream(startingOffsets="latest").starting == EarliestOrLatest(LATEST)
 
 
 def test_both_ends_of_a_batch_are_compared() -> None:
     starting, ending = '{"orders": {"0": 9}}', '{"orders": {"0": 3}}'
-    assert "the end is before the start" in refusal(
+    assert "the end is before the start" in error_text(
         {**BASE, "startingOffsets": starting, "endingOffsets": ending}
     )
 
@@ -180,7 +182,7 @@ def test_both_ends_of_a_batch_are_compared() -> None:
 def test_the_strategy_without_a_matching_record_can_be_chosen() -> None:
     assert not stream().starts_at_latest_without_match
     assert stream(startingOffsetsByTimestampStrategy="Latest").starts_at_latest_without_match
-    assert "must be error or latest, not 'first'" in refusal(
+    assert "must be error or latest, not 'first'" in error_text(
         {**BASE, "startingOffsetsByTimestampStrategy": "first"}
     )
 
@@ -217,14 +219,14 @@ def test_the_strategy_without_a_matching_record_can_be_chosen() -> None:
     ],
 )
 def test_an_invalid_value_is_refused(name: str, value: str, complaint: str) -> None:
-    assert complaint in refusal({**BASE, name: value})
+    assert complaint in error_text({**BASE, name: value})
 
 
 def test_limits_of_a_trigger() -> None:
     assert stream(
         maxOffsetsPerTrigger="100", minOffsetsPerTrigger="10", maxTriggerDelay="30s"
     ).limits == TriggerLimits(100, 10, 30_000)
-    assert "minOffsetsPerTrigger (5) is higher than maxOffsetsPerTrigger (4)" in refusal(
+    assert "minOffsetsPerTrigger (5) is higher than maxOffsetsPerTrigger (4)" in error_text(
         {**BASE, "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, is_stream=True
     )
 

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StringType, StructType
 
-from moldau.client.consumer import fetch_position as partition_reading
+from moldau.client.consumer import fetch_position
 from moldau.records.batch_builder import build_batch
 from moldau.records.control_records import EndTransaction, control_batch
 from moldau.records.record import Record
 from moldau.spark.errors import DataLossError, SparkSourceError, user_facing_errors
 from moldau.spark.loop_thread import event_loop_thread
-from moldau.spark.source import range_reader as fetching
+from moldau.spark.source import range_reader
 from moldau.spark.source.columns import TYPES, requested_columns
 from moldau.spark.source.offset_ranges import OffsetRange
 from moldau.spark.source.options import SourceOptions, parse_source_options
@@ -42,8 +42,8 @@ def written(broker: Broker) -> LogWriter:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "_IDLE_CHECK_MS", 50)
-    monkeypatch.setattr(fetching, "_UNKNOWN_PARTITION_MS", 100)
+    monkeypatch.setattr(range_reader, "_IDLE_CHECK_MS", 50)
+    monkeypatch.setattr(range_reader, "_UNKNOWN_PARTITION_MS", 100)
 
 
 def options_of(bootstrap: str, **options: str) -> SourceOptions:
@@ -128,7 +128,7 @@ def test_invalid_utf8_is_refused_as_text(written: LogWriter) -> None:
 def test_many_records_become_several_arrow_batches(
     written: LogWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "ARROW_BYTES", 2_000)
+    monkeypatch.setattr(range_reader, "ARROW_BYTES", 2_000)
     topic = written.create()
     written.send(topic, [b"x" * 100 for _ in range(200)], batch_size=1_000)
     parts = list(reading(written.bootstrap, topic, 0, 200, "value, offset"))
@@ -379,7 +379,7 @@ def test_an_empty_response_is_retried(scripted: Any) -> None:
 def test_offsets_without_records_are_logged(
     scripted: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition_reading, "EMPTY_DURATION_MIN_S", 0)
+    monkeypatch.setattr(fetch_position, "EMPTY_DURATION_MIN_S", 0)
     broker = scripted(Log((0, 0, batch(0, "a")), end=5).fetch)
     assert offsets(broker.bootstrap, "t", 0, 4) == [0]
     assert f"t-0 at {broker.bootstrap} has no records from offset 1 to 4" in caplog.text
@@ -459,10 +459,10 @@ def test_a_broker_that_dies_during_a_read_is_named() -> None:
             kafka__request__timeout__ms="200",
         )
         next(read)
-    with pytest.raises(SparkSourceError) as told:
+    with pytest.raises(SparkSourceError) as message:
         list(read)
-    assert f"is led by broker 1 at {bootstrap}" in str(told.value)
-    assert "Check that the broker is up" in str(told.value)
+    assert f"is led by broker 1 at {bootstrap}" in str(message.value)
+    assert "Check that the broker is up" in str(message.value)
 
 
 def test_a_closed_connection_is_retried(scripted: Any) -> None:
@@ -485,9 +485,9 @@ def test_fetchers_are_closed_with_the_event_loop_thread() -> None:
     with Broker(topics=["t"]) as broker:
         LogWriter(broker.bootstrap).send("t", range(3))
         assert offsets(broker.bootstrap, "t", 0, 3) == [0, 1, 2]
-        kept = [fetcher for (cluster, _), each in fetching._idle_fetchers.items() for fetcher in each]
+        kept = [fetcher for (cluster, _), each in range_reader._idle_fetchers.items() for fetcher in each]
         assert kept
         event_loop_thread().close()
-        assert fetching._idle_fetchers == {}
+        assert range_reader._idle_fetchers == {}
         assert all(fetcher._is_closed for fetcher in kept)
         assert offsets(broker.bootstrap, "t", 0, 3) == [0, 1, 2]
