@@ -224,7 +224,7 @@ def test_compaction_gaps_are_not_data_loss(broker: Broker, written: LogWriter) -
 
 def compact(broker: Broker) -> None:
     assert broker._loop is not None
-    asyncio.run_coroutine_threadsafe(broker.node._housekeeping.run_compaction(), broker._loop).result()
+    asyncio.run_coroutine_threadsafe(broker.node._log_maintenance.run_compaction(), broker._loop).result()
 
 
 def batch(offset: int, *values: str, **settings: Any) -> bytes:
