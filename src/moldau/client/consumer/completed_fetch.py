@@ -1,4 +1,4 @@
-"""What a fetch of one partition brought: its batches cut out, checked, and cleared of what was aborted."""
+"""Completed fetches of one partition: batches, validated and without those of aborted transactions."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -15,37 +15,37 @@ READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
 
 class LogTruncationError(KafkaError):
-    """What was read last is not in the log any more: the log was cut, and has gone on differently."""
+    """The log was truncated below the position and has diverged from what was read."""
 
     def __init__(self, partition: TopicPartition, position: int, end_offset: int, leader_epoch: int) -> None:
         super().__init__(
             ErrorCode.offset_out_of_range,
-            f"the log of {partition} was cut at {end_offset}, before {position}",
+            f"the log of {partition} was truncated to {end_offset}, below the position {position}",
         )
         self.offset = min(end_offset, position)
-        """Up to here all is as it was when it was read."""
+        """The end of the common part of both logs."""
         self.leader_epoch = leader_epoch
-        """Of the record before that."""
+        """The leader epoch of the record before it."""
 
 
 class CompletedFetch(NamedTuple):
-    """News of one partition. With an error the partition is not fetched from any more until somebody seeks."""
+    """The fetched batches of one partition. After an error the partition is not fetched again until a seek."""
 
     partition: TopicPartition
     position: int
-    """The offset that was asked for: records below it, which a first batch may hold, are not wanted."""
+    """The fetch offset: records below it, which the first batch may have, are to be skipped."""
     next_offset: int
-    """Where the next fetch goes on. It may be ahead of the last batch, for control records are not handed out; or
-    inside it, where a bounded read ends."""
+    """The offset of the next fetch. It may be after the last batch, because control batches are left out, or inside it,
+    where a bounded read ends."""
     batches: Sequence[Batch]
     high_watermark: int
     last_stable_offset: int
     log_start_offset: int
     error: KafkaError | None = None
     is_empty: bool = False
-    """A bounded read ends here: from `position` to its end the leader had nothing, however often it was asked."""
+    """Whether a bounded read ends here because the leader has no records from `position` to its end."""
     leader_epoch: int = -1
-    """Of the last batch before `next_offset`, also of one that is not handed out; -1 if none was passed."""
+    """The leader epoch of the last batch before `next_offset`, control batches included; -1 if there was none."""
 
     @property
     def size(self) -> int:
@@ -56,24 +56,26 @@ class ParsedBatches(NamedTuple):
     batches: list[Batch]
     next_offset: int
     leader_epoch: int
-    """Of the last batch there was; -1 if there was none."""
+    """The leader epoch of the last batch; -1 if there was none."""
     error: KafkaError | None
 
 
 def parse_batches(
     partition: TopicPartition,
-    answer: Message,
+    response: Message,
     position: int,
     isolation_level: int,
     until: int | None = None,
 ) -> ParsedBatches:
-    """The batches of records from `position` on, up to the first that is damaged or the one that reaches `until`. Where
-    it cannot be told which of them were aborted there are none."""
+    """Parses the batches from `position` on, up to the first corrupt one or the one that reaches `until`.
+
+    Returns none if it cannot be determined which transactions were aborted.
+    """
     batches: list[Batch] = []
     next_offset, leader_epoch = position, -1
     error: KafkaError | None = None
     try:
-        for batch in _split_batches(answer.records):
+        for batch in _split_batches(response.records):
             if until is not None and next_offset >= until:
                 break
             if not batch.has_valid_checksum():
@@ -81,48 +83,48 @@ def parse_batches(
             if batch.next_offset > next_offset:
                 batches.append(batch)
                 next_offset, leader_epoch = batch.next_offset, batch.leader_epoch
-    except KafkaError as found:
-        error = found
-    except MoldauError as found:
-        error = KafkaError(ErrorCode.corrupt_message, f"{partition} at offset {next_offset}: {found}")
+    except KafkaError as failure:
+        error = failure
+    except MoldauError as failure:
+        error = KafkaError(ErrorCode.corrupt_message, f"{partition} at offset {next_offset}: {failure}")
     if isolation_level == READ_COMMITTED:
         try:
-            batches = _drop_aborted(batches, answer.aborted_transactions or ())
-        except MoldauError as found:
-            told = f"a transaction's end in {partition} from offset {position} on: {found}"
-            return ParsedBatches([], position, -1, KafkaError(ErrorCode.corrupt_message, told))
+            batches = _drop_aborted(batches, response.aborted_transactions or ())
+        except MoldauError as failure:
+            text = f"transaction marker in {partition} from offset {position} on: {failure}"
+            return ParsedBatches([], position, -1, KafkaError(ErrorCode.corrupt_message, text))
     batches = [batch for batch in batches if not batch.is_control]
     return ParsedBatches(batches, next_offset, leader_epoch, error)
 
 
 def _split_batches(records: memoryview | None) -> Iterable[Batch]:
-    """The batches in an answer; a last one that the byte limit has cut off is left out."""
+    """Yields the batches of a response, without a last one that the byte limit has truncated."""
     position, end = 0, 0 if records is None else len(records)
     while records is not None and end - position >= HEADER_SIZE:
         size = int.from_bytes(records[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
         if position + size > end:
             if position == 0:
                 raise KafkaError(
-                    ErrorCode.message_too_large, f"a batch of {size} bytes comes cut off at {end}"
+                    ErrorCode.message_too_large, f"a batch of {size} bytes is truncated to {end}"
                 )
             return
-        # Batch refuses a size that is too small to be one.
+        # Batch raises for a size that is too small.
         yield Batch(records[position : position + max(size, 0)])
         position += size
 
 
 def _drop_aborted(batches: Sequence[Batch], aborted: Iterable[Message]) -> list[Batch]:
-    """Leaves out the batches of transactions that were aborted: from their first offset to their abort marker."""
-    beginning = sorted((each.first_offset, each.producer_id) for each in aborted)
-    beginning.reverse()
-    open_now: dict[int, None] = {}
+    """Drops the batches of aborted transactions: from their first offset to their abort marker."""
+    pending = sorted((each.first_offset, each.producer_id) for each in aborted)
+    pending.reverse()
+    aborting: dict[int, None] = {}
     kept = []
     for batch in batches:
-        while beginning and beginning[-1][0] <= batch.last_offset:
-            open_now[beginning.pop()[1]] = None
+        while pending and pending[-1][0] <= batch.last_offset:
+            aborting[pending.pop()[1]] = None
         if batch.is_control and _is_abort_marker(batch):
-            open_now.pop(batch.producer_id, None)
-        elif not (batch.is_transactional and batch.producer_id in open_now):
+            aborting.pop(batch.producer_id, None)
+        elif not (batch.is_transactional and batch.producer_id in aborting):
             kept.append(batch)
     return kept
 

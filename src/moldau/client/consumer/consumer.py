@@ -1,33 +1,31 @@
-"""Reads topics, alone or sharing them with the other consumers of a group.
+"""The consumer: reads topics, alone or sharing them with the other consumers of a group.
 
     async with Consumer("localhost:9092", group_id="billing") as consumer:
         consumer.subscribe(["orders"])
         async for record in consumer:
             ...
 
-Heartbeats and fetches go on in the background; everything that takes partitions from the user or gives them some
-happens inside `poll` (or `async for`, which polls). So poll often: who does not for `max_poll_interval_ms` leaves the
-group. And never block the event loop, which sends the heartbeats: who sends none for `session_timeout_ms` is taken for
-dead. What computes for long belongs in a thread.
+Heartbeats and fetches go on in the background. Partitions are assigned and revoked only inside `poll` (or
+`async for`, which polls). So poll often: a consumer that does not poll for `max_poll_interval_ms` leaves the group. And
+never block the event loop, which sends the heartbeats: after `session_timeout_ms` without one the group removes the
+consumer. Run long computations in a thread.
 """
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from moldau.client.consumer.close_task import CloseTask
-from moldau.client.consumer.commit_manager import CommitManager
 from moldau.client.consumer.completed_fetch import READ_COMMITTED, READ_UNCOMMITTED, CompletedFetch
-from moldau.client.consumer.fetch_manager import FetchManager
-from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets
-from moldau.client.consumer.rebalance_handler import (
+from moldau.client.consumer.consumer_coordinator import (
+    ConsumerCoordinator,
     ConsumerRebalanceListener,
     RebalanceCallback,
-    RebalanceHandler,
 )
+from moldau.client.consumer.fetch_manager import FetchManager
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, OffsetAndTimestamp, list_offsets
 from moldau.client.consumer.subscription_state import (
     RESET_STRATEGIES,
     OffsetAndMetadata,
@@ -45,25 +43,64 @@ from moldau.client.group.member_state import ConsumerGroupMetadata, GroupRebalan
 from moldau.client.group.offsets import GroupOffsets
 from moldau.client.net.cluster import Cluster, resolve_cluster
 from moldau.client.record import ConsumerRecord, TopicPartition, is_valid_topic_name
+from moldau.observe.logging import get_logger
 
 _ISOLATION_LEVELS = {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED}
 _ITERATION_POLL_MS = 60_000
 _ITERATION_SLICE_S = 0.005
-"""How long an iteration hands out records that are there before it looks after the group and lets others run."""
+"""How long an iteration returns buffered records before it polls, which serves the group and other tasks."""
 
 T = TypeVar("T")
+
+_log = get_logger("client.consumer")
+
+
+class _CloseTask:
+    """Closes a consumer once, in stages with a common deadline.
+
+    Cancelling a caller of `wait` ends the waiting of all stages, but every stage still runs to its end.
+    """
+
+    def __init__(self, close: Callable[["_CloseTask"], Coroutine[Any, Any, None]], timeout_ms: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + timeout_ms / 1000
+        self._timeout: asyncio.Timeout | None = None
+        self.task = loop.create_task(close(self), name="consumer closes")
+
+    async def wait(self) -> None:
+        """Waits until the consumer is closed."""
+        try:
+            await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            self._deadline = asyncio.get_running_loop().time()
+            if self._timeout is not None and not self._timeout.expired():
+                self._timeout.reschedule(self._deadline)
+            await asyncio.gather(asyncio.shield(self.task), return_exceptions=True)
+            raise
+
+    async def run_stage(self, name: str, stage: Coroutine[Any, Any, None]) -> None:
+        """Runs a stage until the deadline; it starts even if that has passed."""
+        try:
+            async with asyncio.timeout_at(self._deadline) as self._timeout:
+                await stage
+        except TimeoutError:
+            if self._timeout is None or not self._timeout.expired():
+                raise
+            _log.warning("the consumer closes without completing a stage", stage=name)
+        finally:
+            self._timeout = None
 
 
 class _State(Enum):
     NEW = "new"
     STARTED = "started"
     CLOSING = "closing"
-    """Callbacks may still commit what is being given back."""
+    """Rebalance callbacks may still commit the offsets of revoked partitions."""
     CLOSED = "closed"
 
 
 class Consumer:
-    """Start it before use and close it after, or use it in `async with`. One task polls at a time."""
+    """Start it before use and close it after, or use it in `async with`. Only one task may poll at a time."""
 
     def __init__(
         self,
@@ -88,30 +125,29 @@ class Consumer:
         exclude_internal_topics: bool = True,
         **cluster_settings: Any,
     ) -> None:
-        """Either `bootstrap` (`host:port`, several with commas or as a list; with `cluster_settings` as `Cluster` has
-        them) or a started `cluster` to share.
+        """Takes either `bootstrap` servers, with `cluster_settings` as in `Cluster`, or a started, shared `cluster`.
 
-        Where all `assignors` are cooperative, partitions that stay are kept through a rebalance; otherwise all are
-        given up before it. Without a group there is nothing to commit to, and partitions are assigned by hand.
+        If all `assignors` are cooperative, members keep their partitions during a rebalance; otherwise they revoke all
+        of them first. Without a group the consumer cannot commit, and partitions are assigned manually.
         """
-        given = cluster if bootstrap is None else bootstrap
-        if given is None or (bootstrap is not None and cluster is not None):
+        source = cluster if bootstrap is None else bootstrap
+        if source is None or (bootstrap is not None and cluster is not None):
             raise ValueError("a consumer needs either bootstrap servers or a cluster")
         if group_id == "":
-            raise ValueError("the group id is empty; to read without a group, leave it out")
+            raise ValueError("group_id is empty; to read without a group, leave it out")
         if group_instance_id is not None and group_id is None:
-            raise ValueError("a group_instance_id is an id in a group: group_id is missing")
+            raise ValueError("group_instance_id requires a group_id")
         if auto_offset_reset not in RESET_STRATEGIES:
             raise ValueError(
-                f"auto_offset_reset is one of {', '.join(RESET_STRATEGIES)}, not {auto_offset_reset!r}"
+                f"unknown auto_offset_reset {auto_offset_reset!r}; use one of {', '.join(RESET_STRATEGIES)}"
             )
         if isolation_level not in _ISOLATION_LEVELS:
             raise ValueError(
-                f"isolation_level is one of {', '.join(_ISOLATION_LEVELS)}, not {isolation_level!r}"
+                f"unknown isolation_level {isolation_level!r}; use one of {', '.join(_ISOLATION_LEVELS)}"
             )
         if max_poll_records < 1:
-            raise ValueError(f"max_poll_records is at least 1, not {max_poll_records}")
-        self.cluster, self._owns_cluster = resolve_cluster(given, cluster_settings)
+            raise ValueError(f"max_poll_records must be at least 1, not {max_poll_records}")
+        self.cluster, self._owns_cluster = resolve_cluster(source, cluster_settings)
         self._max_poll_records = max_poll_records
         self._isolation_level = _ISOLATION_LEVELS[isolation_level]
         self._group_config = GroupRebalanceConfig(
@@ -147,29 +183,24 @@ class Consumer:
             self._on_topics_changed,
             excludes_internal=exclude_internal_topics,
         )
-        interval_ms = auto_commit_interval_ms if enable_auto_commit else None
-        self._group = None if offsets is None else self._create_group(offsets, interval_ms)
+        self._coordinator: ConsumerCoordinator | None = None
+        if offsets is not None:
+            self._coordinator = ConsumerCoordinator(
+                offsets,
+                MembershipDriver(self.cluster, self._group_config, self._wakeup.set),
+                self._subscriptions,
+                self._fetch_manager,
+                auto_commit_interval_ms=auto_commit_interval_ms if enable_auto_commit else None,
+            )
         self._polling_task: asyncio.Task[object] | None = None
         self._poll_finished = asyncio.Event()
         self._poll_finished.set()
         self._iteration_deadline = 0.0
         self._state = _State.NEW
-        self._close_task: CloseTask | None = None
-
-    def _create_group(self, offsets: GroupOffsets, interval_ms: int | None) -> "_GroupComponents":
-        coordinator = MembershipDriver(self.cluster, self._group_config, self._wakeup.set)
-        commit_manager = CommitManager(offsets, coordinator, self._subscriptions, interval_ms=interval_ms)
-        return _GroupComponents(
-            offsets,
-            coordinator,
-            commit_manager,
-            RebalanceHandler(coordinator, commit_manager, self._fetch_manager),
-        )
-
-    # Life
+        self._close_task: _CloseTask | None = None
 
     async def start(self) -> None:
-        """Raises KafkaError when no broker answers."""
+        """Raises KafkaError when no broker responds."""
         if self._state in (_State.CLOSING, _State.CLOSED):
             raise IllegalStateError("the consumer is closed")
         if self._owns_cluster:
@@ -177,48 +208,48 @@ class Consumer:
         self._state = _State.STARTED
 
     async def close(self, *, commit: bool = True, timeout_ms: int = 30_000) -> None:
-        """Commits what was consumed if the consumer commits by itself, gives its partitions back and leaves the group,
-        so that others need not wait for its session to end; a static member stays, to be back in time.
+        """Commits consumed offsets if auto commit is enabled, revokes the partitions and leaves the group.
 
-        When the time is over, or this is cancelled, what is not done is left undone, but nothing is left running."""
+        So other members need not wait for the session to expire. A static member stays in the group until then, to
+        return in time. After the timeout, or if this call is cancelled, the rest is skipped, but all tasks are stopped.
+        """
         if self._is_in_callback():
             raise IllegalStateError("a rebalance callback cannot close its consumer")
         if self._close_task is None:
             self._state = _State.CLOSING
             self._iteration_deadline = 0.0
             self._wakeup.set()
-            self._close_task = CloseTask(lambda close_task: self._close(close_task, commit), timeout_ms)
+            self._close_task = _CloseTask(lambda close_task: self._close(close_task, commit), timeout_ms)
         elif self._close_task.task.done():
-            # What went wrong was told to the one who closed it.
+            # The caller that closed the consumer got the error.
             return
         await self._close_task.wait()
 
-    async def _close(self, close_task: CloseTask, commit: bool) -> None:
+    async def _close(self, close_task: _CloseTask, commit: bool) -> None:
         try:
-            await close_task.run_stage("partitions to be given back", self._revoke_all(commit))
+            await close_task.run_stage("revoking partitions", self._revoke_all(commit))
         finally:
-            if self._group is not None:
-                # Whatever a callback raises, the others in the group should not have to wait.
-                self._group.coordinator.step(Closed())
-                await close_task.run_stage("the group to be left", self._group.coordinator.wait_until_left())
+            if self._coordinator is not None:
+                # The consumer leaves even if a callback raises, so that the other members need not wait.
+                self._coordinator.member.step(Closed())
+                await close_task.run_stage("leaving the group", self._coordinator.member.wait_until_left())
             self._state = _State.CLOSED
             await self._close_components()
 
     async def _revoke_all(self, commit: bool) -> None:
         await self._poll_finished.wait()
-        if self._group is None:
+        if self._coordinator is None:
             return
         if self._subscriptions.is_auto_assigned:
-            self._group.coordinator.step(RevokeAll(commit))
-            await self._group.rebalance_handler.run_pending()
+            self._coordinator.member.step(RevokeAll(commit))
+            await self._coordinator.run_pending()
         elif commit and self._group_config.auto_commit:
-            await self._group.commit_manager.commit_before_revocation()
+            await self._coordinator.commit_before_revocation()
 
     async def _close_components(self) -> None:
         await self._topic_subscription.close()
-        if self._group is not None:
-            await self._group.coordinator.close()
-            await self._group.commit_manager.close()
+        if self._coordinator is not None:
+            await self._coordinator.close()
         await self._fetch_manager.close()
         if self._owns_cluster:
             await self.cluster.close()
@@ -234,7 +265,7 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # What an error kept from being worked on is not committed: it will be read again.
+        # After an error the records may not have been processed, so they are not committed.
         await self.close(commit=kind is None)
 
     def _is_in_callback(self) -> bool:
@@ -246,20 +277,22 @@ class Consumer:
         if self._state is _State.CLOSED:
             raise IllegalStateError("the consumer is closed")
         if self._state is _State.NEW:
-            raise IllegalStateError("the consumer is not started: `await consumer.start()` or `async with`")
+            raise IllegalStateError(
+                "the consumer is not started: use `await consumer.start()` or `async with`"
+            )
 
     def _check_pollable(self) -> None:
         self._check_open()
         if self._state is _State.CLOSING:
             raise IllegalStateError("the consumer is closed")
 
-    def _require_group(self, what: str) -> "_GroupComponents":
+    def _require_group(self, what: str) -> ConsumerCoordinator:
         self._check_open()
-        if self._group is None:
+        if self._coordinator is None:
             raise IllegalStateError(f"a consumer without a group_id cannot {what}")
-        return self._group
+        return self._coordinator
 
-    # What is read
+    # Subscription
 
     def subscribe(
         self,
@@ -270,50 +303,50 @@ class Consumer:
         on_revoked: RebalanceCallback | None = None,
         on_lost: RebalanceCallback | None = None,
     ) -> None:
-        """Shares these topics, or all whose whole name fits a pattern, with the other members of the group.
+        """Subscribes to topics, or to all whose full name matches a pattern, together with the other group members.
 
-        The callbacks, plain or async, are called inside `poll` with the partitions concerned: `on_revoked` before they
-        go, with time to commit; `on_lost` (`on_revoked` if it is not given) when others may have them already.
+        The callbacks, plain or async, are called inside `poll` with the affected partitions: `on_revoked` before they
+        are revoked, with time to commit; `on_lost` (default `on_revoked`) when other members may own them already.
         """
-        group = self._require_group("subscribe: assign partitions to it")
+        coordinator = self._require_group("subscribe: assign partitions to it")
         if (topics is None) == (pattern is None):
-            raise ValueError("subscribe to topics or to a pattern, to one of the two")
+            raise ValueError("subscribe to either topics or a pattern")
         if isinstance(topics, str):
-            raise ValueError(f"topics is a list of names, as [{topics!r}]")
+            raise ValueError(f"topics must be a list of names, as [{topics!r}]")
         listener = ConsumerRebalanceListener(on_assigned, on_revoked, on_lost or on_revoked)
         if pattern is not None:
             self._topic_subscription.subscribe_pattern(re.compile(pattern))
         else:
             names = list(topics or ())
             if not names or not all(map(is_valid_topic_name, names)):
-                raise ValueError("subscribe to at least one topic, each by its name")
+                raise ValueError("subscribe to at least one topic, with valid names")
             self._topic_subscription.subscribe(names)
-        group.rebalance_handler.listener = listener
+        coordinator.listener = listener
 
     def _on_topics_changed(self, topics: tuple[str, ...]) -> None:
-        if self._group is not None:
-            self._group.coordinator.step(SubscriptionChanged(topics))
+        if self._coordinator is not None:
+            self._coordinator.member.step(SubscriptionChanged(topics))
             self._wakeup.set()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Reads exactly these partitions, whoever else does. Those that were read before keep their position."""
+        """Reads exactly these partitions, without group management. Partitions assigned before keep their position."""
         self._check_open()
-        wanted = [TopicPartition(*each) for each in partitions]
-        for each in wanted:
+        requested = [TopicPartition(*each) for each in partitions]
+        for each in requested:
             if not is_valid_topic_name(each.topic) or each.partition < 0:
                 raise ValueError(f"{each!r} is not a partition")
         self._subscriptions.set_user_assigned()
-        self._fetch_manager.assign(wanted)
+        self._fetch_manager.assign(requested)
 
     async def unsubscribe(self) -> None:
-        """Gives everything back, and leaves the group. What was consumed is not committed by this."""
+        """Revokes all partitions and leaves the group, without a commit."""
         self._check_open()
         if self._polling_task is not None:
-            raise IllegalStateError("the consumer is being polled: unsubscribe between two polls")
-        if self._group is not None and self._subscriptions.is_auto_assigned:
-            self._group.coordinator.step(RevokeAll(commit=False))
-            await self._group.rebalance_handler.run_pending()
-            self._group.coordinator.step(Unsubscribed())
+            raise IllegalStateError("a poll is in progress: unsubscribe between two polls")
+        if self._coordinator is not None and self._subscriptions.is_auto_assigned:
+            self._coordinator.member.step(RevokeAll(commit=False))
+            await self._coordinator.run_pending()
+            self._coordinator.member.step(Unsubscribed())
         self._topic_subscription.unsubscribe()
         self._fetch_manager.assign(())
         self._subscriptions.unsubscribe()
@@ -324,12 +357,12 @@ class Consumer:
 
     @property
     def subscription(self) -> tuple[str, ...]:
-        """The topics; with a pattern, those that fit it as far as is known."""
+        """The subscribed topics; with a pattern, the known ones that match."""
         return self._subscriptions.topics
 
     def group_metadata(self) -> ConsumerGroupMetadata:
-        group = self._require_group("tell of its membership")
-        generation = group.coordinator.membership.generation
+        coordinator = self._require_group("have group metadata")
+        generation = coordinator.member.membership.generation
         return ConsumerGroupMetadata(
             self._group_config.group_id,
             generation.generation_id,
@@ -340,29 +373,30 @@ class Consumer:
     # Polling
 
     async def poll(self, timeout_ms: int = 1_000, max_records: int | None = None) -> list[ConsumerRecord]:
-        """The next records, waited for; [] when none came in time. Rebalances happen in here, and their callbacks and
-        commits may take longer than the timeout.
+        """Returns the next records, or [] after the timeout.
 
-        Calling it again says that what it returned before has been worked on: that is what gets committed.
+        Rebalances happen in here, and their callbacks and commits may take longer than the timeout. Calling it again
+        says that the records returned before are processed: these are what gets committed.
         """
         records_max = self._max_poll_records if max_records is None else max_records
         if records_max < 1:
-            raise ValueError(f"max_records is at least 1, not {max_records}")
-        return await self._poll(timeout_ms, lambda: self._fetch_manager.take(records_max))
+            raise ValueError(f"max_records must be at least 1, not {max_records}")
+        return await self._poll(timeout_ms, lambda: self._fetch_manager.take_records(records_max))
 
     async def raw_poll(self, timeout_ms: int = 1_000) -> list[CompletedFetch]:
-        """As `poll`, but hands out whole batches as they are stored. Records below a `CompletedFetch`'s
-        position, which its
-        first batch may hold, are to be skipped."""
-        return await self._poll(timeout_ms, self._fetch_manager.take_raw)
+        """As `poll`, but returns whole batches as they are stored.
+
+        Records below the position of a `CompletedFetch`, which its first batch may have, are to be skipped.
+        """
+        return await self._poll(timeout_ms, self._fetch_manager.take_batches)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        # One at a time, so that a commit in between covers what was handed out and no more.
+        # One record at a time, so that a commit in between covers exactly the returned records.
         if asyncio.get_running_loop().time() < self._iteration_deadline and self._polling_task is None:
-            records = self._fetch_manager.take(1)
+            records = self._fetch_manager.take_records(1)
             if records:
                 return records[0]
         while self._state is not _State.CLOSED:
@@ -387,7 +421,7 @@ class Consumer:
             raise IllegalStateError("there is nothing to read: subscribe or assign first")
         self._polling_task = asyncio.current_task()
         self._poll_finished.clear()
-        # What is cancelled in here may be the commit of all that was handed out.
+        # If this poll is cancelled, the next iteration must poll again, to complete a pending commit.
         self._iteration_deadline = 0.0
         try:
             deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
@@ -403,28 +437,28 @@ class Consumer:
 
     async def _poll_once(self, take: Callable[[], list[T]]) -> list[T]:
         self._wakeup.clear()
-        if self._group is not None and self._subscriptions.is_auto_assigned:
-            await self._group.rebalance_handler.advance()
+        if self._coordinator is not None and self._subscriptions.is_auto_assigned:
+            await self._coordinator.advance()
             self._check_pollable()
-        if self._group is not None:
-            self._group.commit_manager.maybe_auto_commit()
+        if self._coordinator is not None:
+            self._coordinator.maybe_auto_commit()
         self._fetch_manager.start_lookup()
-        # So that polls with a timeout of 0, too, let the requests under way come forward.
+        # So that polls with a timeout of 0 let requests in flight make progress too.
         await asyncio.sleep(0)
         return take()
 
     async def _wait_for_wakeup(self, deadline: float) -> None:
         now = asyncio.get_running_loop().time()
-        wakes = [deadline, now + self._group_config.poll_interval_max_ms / 2000]
-        if self._group is not None:
+        deadlines = [deadline, now + self._group_config.poll_interval_max_ms / 2000]
+        if self._coordinator is not None:
             times = (
                 self._topic_subscription.refresh_missing_topics(now),
-                self._group.coordinator.next_poll_at(),
-                self._group.commit_manager.next_auto_commit_at(),
+                self._coordinator.member.next_poll_at(),
+                self._coordinator.next_auto_commit_at(),
             )
-            wakes += [each for each in times if each is not None]
+            deadlines += [each for each in times if each is not None]
         try:
-            async with asyncio.timeout_at(min(wakes)):
+            async with asyncio.timeout_at(min(deadlines)):
                 await self._wakeup.wait()
         except TimeoutError:
             pass
@@ -432,19 +466,21 @@ class Consumer:
     # Positions and offsets
 
     async def position(self, partition: TopicPartition, *, timeout_ms: int | None = None) -> int:
-        """The offset of the next record to hand out. If it is not known it is looked up, within the cluster's
-        request_timeout_ms unless something else is said; then raises KafkaError."""
+        """Returns the offset of the next record, looking it up if needed.
+
+        Raises KafkaError if that takes longer than `timeout_ms`, by default the cluster's request_timeout_ms.
+        """
         self._check_open()
         limit_ms = self.cluster.request_timeout_ms if timeout_ms is None else timeout_ms
         return await self._fetch_manager.position(TopicPartition(*partition), limit_ms)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Goes on from this offset; the next poll returns nothing of what came before."""
+        """Continues from this offset; records fetched before are discarded."""
         self._check_open()
         self._fetch_manager.seek(TopicPartition(*partition), offset)
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] | None = None) -> None:
-        """Of all assigned partitions if none are named."""
+        """Seeks to the log start of these partitions, or of all assigned ones."""
         self._request_offset_reset(partitions, OffsetResetStrategy.EARLIEST)
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
@@ -458,7 +494,7 @@ class Consumer:
             self._fetch_manager.request_offset_reset(TopicPartition(*partition), reset)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hands out nothing of these until `resume`; the consumer keeps them."""
+        """Returns no records of these partitions until `resume`; they stay assigned."""
         self._check_open()
         self._fetch_manager.pause(TopicPartition(*each) for each in partitions)
 
@@ -471,52 +507,45 @@ class Consumer:
         return self._subscriptions.paused
 
     async def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
-        """Commits these offsets, each that of the next record to read; without any, all that was handed out.
+        """Commits these offsets, each that of the next record to read; by default those of all returned records.
 
-        Raises CommitFailedError when the group has gone on without this consumer, and RebalanceInProgressError while it
-        is changing.
+        Raises CommitFailedError when the group has rebalanced without this consumer, and RebalanceInProgressError
+        during a rebalance.
         """
-        group = self._require_group("commit")
-        wanted = self._subscriptions.all_consumed() if offsets is None else validate_offsets(offsets)
-        await group.commit_manager.commit(wanted)
+        coordinator = self._require_group("commit")
+        requested = self._subscriptions.all_consumed() if offsets is None else validate_offsets(offsets)
+        await coordinator.commit(requested)
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed; None where that is nothing."""
-        group = self._require_group("have committed")
-        wanted = [TopicPartition(*each) for each in partitions]
-        found = await group.offsets.committed(wanted)
-        return {each: found.get(each) for each in wanted}
+        """Returns the group's committed offsets, None for partitions without one."""
+        coordinator = self._require_group("have committed")
+        requested = [TopicPartition(*each) for each in partitions]
+        found = await coordinator.offsets.committed(requested)
+        return {each: found.get(each) for each in requested}
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return await self._offsets_at(partitions, EARLIEST)
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where the next records go: the high watermark, or the last stable offset for who reads committed."""
+        """Returns the high watermarks, or the last stable offsets with read_committed."""
         return await self._offsets_at(partitions, LATEST)
 
     async def offsets_for_times(
         self, times: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after each time (milliseconds since 1970); None where there is none."""
+        """Returns the first record at or after each time (milliseconds since 1970), None if there is none."""
         self._check_open()
         for partition, time in times.items():
             if time < 0:
-                raise ValueError(f"{time} is not a time to look for in {partition}")
-        wanted = {TopicPartition(*each): time for each, time in times.items()}
-        found = await list_offsets(self.cluster, wanted, isolation_level=self._isolation_level)
-        return {each: found.get(each) for each in wanted}
+                raise ValueError(f"{time} is not a valid timestamp for {partition}")
+        requested = {TopicPartition(*each): time for each, time in times.items()}
+        found = await list_offsets(self.cluster, requested, isolation_level=self._isolation_level)
+        return {each: found.get(each) for each in requested}
 
     async def _offsets_at(self, partitions: Iterable[TopicPartition], time: int) -> dict[TopicPartition, int]:
         self._check_open()
-        wanted = {TopicPartition(*each): time for each in partitions}
-        found = await list_offsets(self.cluster, wanted, isolation_level=self._isolation_level)
+        requested = {TopicPartition(*each): time for each in partitions}
+        found = await list_offsets(self.cluster, requested, isolation_level=self._isolation_level)
         return {each: at.offset for each, at in found.items()}
-
-
-class _GroupComponents(NamedTuple):
-    offsets: GroupOffsets
-    coordinator: MembershipDriver
-    commit_manager: CommitManager
-    rebalance_handler: RebalanceHandler

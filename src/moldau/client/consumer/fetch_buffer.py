@@ -1,5 +1,7 @@
-"""What was fetched and not yet handed to the user: a user takes so many records at a time, and fetches bring as many
-as they bring. Pure."""
+"""The fetch buffer: completed fetches whose records were not yet returned to the user. Pure.
+
+A poll returns a limited number of records, while a fetch returns as many as it gets.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,11 +13,11 @@ from moldau.client.record import ConsumerRecord, TopicPartition, decode_records
 from moldau.errors import MoldauError
 
 PositionUpdate = Callable[[TopicPartition, int, int], None]
-"""Hears where a partition stands: the offset to read next, and the leader epoch of what is before it."""
+"""Called with a partition, its next offset, and the leader epoch of the record before it."""
 
 
 class PartitionFetchError(Exception):
-    """A partition cannot be read on."""
+    """An error that stops reading a partition until a seek."""
 
     def __init__(self, partition: TopicPartition, error: KafkaError) -> None:
         super().__init__(f"{partition}: {error}")
@@ -24,6 +26,8 @@ class PartitionFetchError(Exception):
 
 
 class FetchBuffer:
+    """Completed fetches in the order of their arrival."""
+
     def __init__(self) -> None:
         self._entries: deque[_BufferedFetch] = deque()
 
@@ -31,26 +35,25 @@ class FetchBuffer:
         self._entries.extend(_BufferedFetch(each) for each in fetched)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        gone = set(partitions)
-        self._entries = deque(each for each in self._entries if each.partition not in gone)
+        dropped = set(partitions)
+        self._entries = deque(each for each in self._entries if each.partition not in dropped)
 
     def has_readable(self, is_paused: Callable[[TopicPartition], bool]) -> bool:
-        """Whether there is something to take: as long as there is, no more should be added."""
+        """Returns whether there are records to take; until they are taken, nothing should be added."""
         return any(not each.is_drained for each in self._readable(is_paused))
 
     @property
     def failed_partitions(self) -> list[TopicPartition]:
-        """Those that are not read on until they are dropped."""
+        """The partitions with an error, which are not read until they are dropped."""
         return [each.partition for each in self._entries if each.is_drained]
 
-    def take(
+    def take_records(
         self, records_max: int, is_paused: Callable[[TopicPartition], bool], update_position: PositionUpdate
     ) -> list[ConsumerRecord]:
-        """Up to so many records, partition after partition; what is paused stays. `update_position` is
-        called also where
-        offsets were passed over that hold no records.
+        """Returns up to `records_max` records, partition by partition, without paused ones.
 
-        Raises PartitionError when nothing else can be handed out, each time, until the partition is dropped.
+        Calls `update_position` also for offsets without records. Raises PartitionFetchError when only failed
+        partitions are left, each time until they are dropped.
         """
         taken: list[ConsumerRecord] = []
         for entry in self._readable(is_paused):
@@ -61,10 +64,10 @@ class FetchBuffer:
         self._remove_drained(taken, is_paused)
         return taken
 
-    def take_raw(
+    def take_batches(
         self, is_paused: Callable[[TopicPartition], bool], update_position: PositionUpdate
     ) -> list[CompletedFetch]:
-        """All of it, in whole batches."""
+        """Returns all remaining batches."""
         taken: list[CompletedFetch] = []
         for entry in self._readable(is_paused):
             fetched = entry.remaining()
@@ -79,7 +82,7 @@ class FetchBuffer:
             if not is_paused(entry.partition) and entry.partition not in failed_partitions:
                 yield entry
                 if entry.error is not None:
-                    # What came after the break must not be read as if nothing were missing.
+                    # Later fetches of the partition must not be read, because records between them are missing.
                     failed_partitions.add(entry.partition)
 
     def _remove_drained(self, taken: Iterable[object], is_paused: Callable[[TopicPartition], bool]) -> None:
@@ -92,7 +95,7 @@ class FetchBuffer:
 
 
 class _BufferedFetch:
-    """One partition's fetched batches, read record by record."""
+    """A completed fetch that is read record by record."""
 
     def __init__(self, fetched: CompletedFetch) -> None:
         self.partition = fetched.partition
@@ -100,7 +103,7 @@ class _BufferedFetch:
         self.leader_epoch = -1
         self.error = fetched.error
         self.is_drained = False
-        """Whether there are no more records; with an error, that is where it comes."""
+        """Whether all records were read; then the error, if any, is due."""
         self._fetched = fetched
         self._records = (
             record

@@ -1,4 +1,4 @@
-"""Keeps a consumer's fetcher in step with its positions, and looks up the positions that are not known yet."""
+"""Keeps a consumer's fetcher in step with its subscription state, and looks up missing positions."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -25,6 +25,8 @@ _log = get_logger("client.consumer")
 
 
 class FetchManager:
+    """The fetcher, its buffer and the position lookups of one consumer."""
+
     def __init__(
         self,
         cluster: Cluster,
@@ -35,7 +37,7 @@ class FetchManager:
         isolation_level: int,
         fetch_settings: Mapping[str, Any],
     ) -> None:
-        """`wakeup` is set when there may be more to take. Without a group's `offsets` nothing was ever committed."""
+        """`wakeup` is set when there may be more records. `offsets` is None without a group."""
         self._cluster = cluster
         self._subscriptions = subscriptions
         self._group_offsets = offsets
@@ -46,10 +48,10 @@ class FetchManager:
         self._backoff = cluster.backoff()
         self._lookup_task: asyncio.Task[None] | None = None
         self._positions_found = asyncio.Event()
-        """Set, and replaced, when a look-up has found something and goes on."""
+        """Set, and replaced, when a lookup has found positions and continues."""
         self._lookup_error: Exception | None = None
         self._last_logged_error = ""
-        """Why the last look-up failed, if it did."""
+        """The error of the last lookup, to log each error once."""
 
     async def close(self) -> None:
         if self._lookup_task is not None:
@@ -57,7 +59,7 @@ class FetchManager:
             await asyncio.gather(self._lookup_task, return_exceptions=True)
         await self._fetcher.close()
 
-    # What the positions are changed by
+    # Changing the assignment and positions
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         before = self._subscriptions.assigned
@@ -66,9 +68,9 @@ class FetchManager:
         self._sync_fetcher()
 
     def revoke(self, partitions: Iterable[TopicPartition]) -> None:
-        gone = list(partitions)
-        self._subscriptions.revoke(gone)
-        self._discard(gone)
+        revoked = list(partitions)
+        self._subscriptions.revoke(revoked)
+        self._discard(revoked)
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
         self._subscriptions.seek(partition, offset, leader_epoch)
@@ -93,14 +95,14 @@ class FetchManager:
         self._wakeup.set()
 
     def _discard(self, partitions: Iterable[TopicPartition]) -> None:
-        gone = list(partitions)
-        self._fetcher.remove(gone)
-        self._buffer.drop(gone)
+        revoked = list(partitions)
+        self._fetcher.remove(revoked)
+        self._buffer.drop(revoked)
 
     def _sync_fetcher(self) -> None:
-        """Fetches every partition whose position is known, and that can be read from there."""
-        left_out = {*self._fetcher.partitions, *self._buffer.failed_partitions}
-        known = {each: at for each, at in self._subscriptions.all_consumed().items() if each not in left_out}
+        """Fetches every partition that has a position and no error."""
+        excluded = {*self._fetcher.partitions, *self._buffer.failed_partitions}
+        known = {each: at for each, at in self._subscriptions.all_consumed().items() if each not in excluded}
         self._fetcher.add(
             {each: at.offset for each, at in known.items()},
             leader_epochs={each: at.leader_epoch for each, at in known.items()},
@@ -108,38 +110,40 @@ class FetchManager:
         fetched = set(self._fetcher.partitions)
         self._fetcher.pause(each for each in self._subscriptions.paused if each in fetched)
 
-    # Handing out
+    # Returning records
 
-    def take(self, records_max: int) -> list[ConsumerRecord]:
-        """Raises what keeps a partition from being read on, once nothing else is left to hand out."""
+    def take_records(self, records_max: int) -> list[ConsumerRecord]:
+        """Returns records; raises the error of a failed partition once no other records are left."""
         self._refill_buffer()
         try:
-            return self._buffer.take(
+            return self._buffer.take_records(
                 records_max, self._subscriptions.is_paused, self._subscriptions.update_position
             )
-        except PartitionFetchError as failed_partitions:
-            self._handle_partition_error(failed_partitions)
+        except PartitionFetchError as failure:
+            self._handle_partition_error(failure)
             return []
 
-    def take_raw(self) -> list[CompletedFetch]:
+    def take_batches(self) -> list[CompletedFetch]:
         self._refill_buffer()
         try:
-            return self._buffer.take_raw(self._subscriptions.is_paused, self._subscriptions.update_position)
-        except PartitionFetchError as failed_partitions:
-            self._handle_partition_error(failed_partitions)
+            return self._buffer.take_batches(
+                self._subscriptions.is_paused, self._subscriptions.update_position
+            )
+        except PartitionFetchError as failure:
+            self._handle_partition_error(failure)
             return []
 
     def _refill_buffer(self) -> None:
-        """Only when all was handed out: what the fetcher keeps is limited, what is taken from it is not."""
+        """Takes from the fetcher only when the buffer is empty, because only the fetcher limits its memory."""
         if not self._buffer.has_readable(self._subscriptions.is_paused):
             self._buffer.add(self._fetcher.take())
 
-    def _handle_partition_error(self, failed_partitions: PartitionFetchError) -> None:
-        partition, error = failed_partitions.partition, failed_partitions.error
+    def _handle_partition_error(self, failure: PartitionFetchError) -> None:
+        partition, error = failure.partition, failure.error
         if error.code != ErrorCode.offset_out_of_range:
             self._fetcher.remove([partition])
             raise error
-        _log.info("the position is not in the log", partition=str(partition), error=error)
+        _log.info("position is out of range", partition=str(partition), error=error)
         if isinstance(error, LogTruncationError):
             self._subscriptions.reset_to_truncation_offset(partition, error.offset, error.leader_epoch)
         else:
@@ -148,10 +152,10 @@ class FetchManager:
         self._sync_fetcher()
         self.start_lookup()
 
-    # Looking up
+    # Looking up positions
 
     def start_lookup(self) -> None:
-        """Sees to it that missing positions are looked for; raises what went wrong the last time."""
+        """Starts a lookup of missing positions; raises the fatal error of the last one."""
         failure, self._lookup_error = self._lookup_error, None
         if failure is not None:
             raise failure
@@ -168,19 +172,21 @@ class FetchManager:
                     await self._wait_for_lookup()
                 return offset
         except TimeoutError:
-            raise RequestTimedOutError(f"no position of {partition} was found in {timeout_ms} ms") from None
+            raise RequestTimedOutError(
+                f"no position of {partition} was found within {timeout_ms} ms"
+            ) from None
 
     async def _wait_for_lookup(self) -> None:
-        """Returns when the look-up under way has found something, or has ended."""
-        looking_up = self._lookup_task
-        if looking_up is not None:
+        """Waits until the running lookup has found positions or ended."""
+        lookup = self._lookup_task
+        if lookup is not None:
             found = asyncio.ensure_future(self._positions_found.wait())
             try:
-                await asyncio.wait([looking_up, found], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([lookup, found], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 found.cancel()
-            if looking_up.done():
-                await await_shared(looking_up)
+            if lookup.done():
+                await await_shared(lookup)
 
     def _publish_found(self) -> None:
         self._sync_fetcher()
@@ -200,7 +206,7 @@ class FetchManager:
             else:
                 if str(error) != self._last_logged_error:
                     self._last_logged_error = str(error)
-                    _log.info("positions could not be looked up and will be again", error=error)
+                    _log.info("position lookup failed and is retried", error=error)
                 await asyncio.sleep(self._backoff.next_delay_ms() / 1000)
         finally:
             self._lookup_task = None
@@ -208,30 +214,32 @@ class FetchManager:
         self._sync_fetcher()
 
     async def _look_up_committed(self) -> None:
-        asked = self._subscriptions.initializing_partitions()
-        if asked:
-            found = {} if self._group_offsets is None else await self._group_offsets.committed(asked)
-            self._subscriptions.committed(asked, found)
+        requested = self._subscriptions.initializing_partitions()
+        if requested:
+            found = {} if self._group_offsets is None else await self._group_offsets.committed(requested)
+            self._subscriptions.apply_committed(requested, found)
 
     async def _look_up_reset_offsets(self) -> None:
-        asked = self._subscriptions.partitions_needing_reset()
-        times = {each: place.reset.value for each, place in asked.items() if place.reset is not None}
+        requested = self._subscriptions.partitions_needing_reset()
+        times = {each: state.reset.value for each, state in requested.items() if state.reset is not None}
 
-        def take(answered: dict[TopicPartition, OffsetAndTimestamp]) -> None:
+        def on_offsets(offsets: dict[TopicPartition, OffsetAndTimestamp]) -> None:
             found = {
                 each: OffsetAndMetadata(at.offset, leader_epoch=at.leader_epoch)
-                for each, at in answered.items()
+                for each, at in offsets.items()
                 if at.offset >= 0
             }
-            self._subscriptions.apply_reset_offsets(asked, found)
+            self._subscriptions.apply_reset_offsets(requested, found)
             self._publish_found()
 
         if times:
-            await list_offsets_once(self._cluster, times, take, isolation_level=self._isolation_level)
+            await list_offsets_once(self._cluster, times, on_offsets, isolation_level=self._isolation_level)
 
     def _is_fatal(self, error: KafkaError) -> bool:
-        """Brokers come back. A partition that does not exist is the user's affair where they named it themselves;
-        in a group the next assignment does without it."""
+        """Returns whether to raise an error to the user instead of retrying.
+
+        A missing partition is fatal if the user assigned it; in a group the next assignment leaves it out.
+        """
         if error.code == ErrorCode.unknown_topic_or_partition:
             return self._subscriptions.subscription_type is SubscriptionType.USER_ASSIGNED
         return not error.is_retriable

@@ -1,4 +1,4 @@
-"""A partition that the fetcher reads: where it is, how far it goes, and what was fetched of it."""
+"""The fetch position of one partition: where the fetcher reads, up to which offset, and what it has fetched."""
 
 from dataclasses import dataclass
 from uuid import UUID
@@ -8,54 +8,54 @@ from moldau.client.net.metadata import TopicInfo
 
 EMPTY_RESPONSES_MIN = 5
 EMPTY_DURATION_MIN_S = 2.0
-"""So many empty answers in a row, over so long, and there are no records. Fewer say nothing: a leader that could not
-bring records from remote storage in time answers the same."""
+"""After this many empty responses in a row, over this time, there are no records. Fewer prove nothing: a leader that
+could not fetch records from remote storage in time responds the same way."""
 
 
 @dataclass(slots=True, eq=False)
 class FetchPosition:
-    """A seek puts a new one in its place, so what comes for the old one is known to be late."""
+    """The state of one fetched partition. A seek replaces it, so that responses for the old one are discarded."""
 
     position: int
     """The offset to fetch next."""
     until: int | None = None
-    """Where reading ends; the position does not pass it."""
+    """The end offset of a bounded read, which the position does not pass."""
     leader_epoch: int = -1
-    """Of the last batch read: by it a leader whose log went another way notices."""
+    """The leader epoch of the last batch, by which the leader detects a truncated log."""
     is_paused: bool = False
     has_failed: bool = False
-    """An error was told, and only a seek goes on from there."""
+    """Whether an error was reported; only a seek resumes fetching."""
     failures: int = 0
     """In a row."""
     backoff_until: float = 0.0
-    """Loop time of the next attempt after a failed one."""
+    """The loop time of the next attempt after a failed one."""
     completed: CompletedFetch | None = None
     high_watermark: int = -1
     readable_end_offset: int = -1
-    """The offset below which the leader lets records be read, as it told last: the high watermark, or the last stable
-    offset."""
+    """The end of what the leader lets consumers read: the high watermark or the last stable offset."""
     log_start_offset: int = -1
     empty_responses: int = 0
-    """In a row, though all that is to be read should be there."""
+    """In a row, though the log should have all records up to `until`."""
     empty_since: float = 0.0
-    """Loop time of the first of them."""
+    """The loop time of the first of them."""
     topic_id: UUID | None = None
-    """Of the topic that was read last, where brokers tell it."""
+    """The id of the topic at the last fetch, if brokers return it."""
     stale_leader_since: float | None = None
-    """Loop time since when the leader that is known is older than the last batch read."""
+    """The loop time since when the known leader epoch is older than that of the last batch."""
 
     def record_empty_response(self, now: float) -> bool:
-        """Whether this one more empty answer is enough to believe that there is nothing."""
+        """Counts an empty response; returns whether it proves that there are no records."""
         if self.empty_responses == 0:
             self.empty_since = now
         self.empty_responses += 1
         return self.empty_responses >= EMPTY_RESPONSES_MIN and now - self.empty_since >= EMPTY_DURATION_MIN_S
 
-    def awaits_newer_leader(self, topic: TopicInfo, index: int, now: float, patience_s: float) -> bool:
-        """Whether the last batch read is of a newer leader than the one that is known: that one's log may lack it.
+    def awaits_newer_leader(self, topic: TopicInfo, index: int, now: float, timeout_s: float) -> bool:
+        """Returns whether the last batch is of a newer leader than the known one, whose log may lack it.
 
-        Epochs are compared within one topic: one that was made anew begins its own. But nobody can tell whether a
-        position that was kept comes from the topic's predecessor: so there is a limit to waiting for news."""
+        Epochs are comparable only within one topic, and a saved position may come from a deleted topic of the same
+        name. So the wait for newer metadata is limited to `timeout_s`.
+        """
         known = topic.partition(index)
         if self.topic_id is not None and topic.topic_id != self.topic_id:
             self.leader_epoch = -1
@@ -64,7 +64,7 @@ class FetchPosition:
             self.stale_leader_since = None
             return False
         self.stale_leader_since = now if self.stale_leader_since is None else self.stale_leader_since
-        if now - self.stale_leader_since < patience_s:
+        if now - self.stale_leader_since < timeout_s:
             return True
         self.leader_epoch = -1
         return False
@@ -75,7 +75,7 @@ class FetchPosition:
 
     @property
     def is_end_available(self) -> bool:
-        """Whether all that is to be read is in the log already, for all that is known: it need not be waited for."""
+        """Whether the log has all records up to `until`, as far as is known, so that a fetch need not wait."""
         if self.until is None or self.empty_responses:
             return False
         return self.readable_end_offset < 0 or self.readable_end_offset >= self.until

@@ -1,22 +1,21 @@
-"""Reads partitions ahead of its user: raw batches from many leaders at once, one long poll at each.
+"""The fetcher: reads ahead raw batches of many partitions, with one long poll per leader.
 
-A leader is asked again as soon as what it sent was taken, so the next batches are on their way while the last ones are
-worked on. No more than a limit lies ready, but for what partitions that were paused or leaders that would starve bring
-beyond it. Where reading starts and what is done about an offset that is gone is the caller's to decide.
+A leader gets the next fetch as soon as its last response was taken, so that batches arrive while the previous ones are
+processed. The buffered bytes are limited, except for paused partitions and for one response per leader that would
+otherwise starve. The caller decides where to start and what to do about an offset out of range.
 
     fetcher = Fetcher(cluster)
     fetcher.assign({TopicPartition("orders", 0): 0})
     for fetched in await fetcher.next(1_000):
         for batch in fetched.batches: ...
 
-A bounded read names the offset at which each partition ends, `until`, and takes what comes while not `is_finished`. The
-last records below that offset may be gone: compacted away, or control records. A leader sends at least one batch of the
-first partition in a request that has any up to the high watermark (with READ_COMMITTED, up to the last stable offset).
-So where nothing comes for a partition, and nothing for those asked for before it, though that mark has reached
-`until`, there should be nothing. But a leader that cannot get at records in time says the same: it is asked several
-times more, and then the partition is done, with an entry that tells so (`is_empty`). If the mark has not reached
-`until`, the records are still to come, or a log was cut: the partition is asked for until they are there, and how long
-to wait for that is again the caller's to decide.
+A bounded read gives each partition an end offset, `until`, and takes batches until `is_finished`. The last records
+below that offset may be missing: compacted away, or control records. A leader returns at least one batch of the first
+partition in a request that has any below the high watermark (with READ_COMMITTED, the last stable offset). So if that
+mark has reached `until`, and neither the partition nor those before it in the request got a batch, there should be
+none. But a leader that cannot read records in time responds the same way, so it gets several more fetches; then the
+partition is finished, with an entry whose `is_empty` is set. While the mark is below `until`, records are still to come
+or the log was truncated: the fetcher continues, and the caller decides how long to wait.
 """
 
 import asyncio
@@ -44,23 +43,25 @@ from moldau.wire.codec import Message
 __all__ = ["READ_COMMITTED", "READ_UNCOMMITTED", "CompletedFetch", "Fetcher", "LogTruncationError"]
 
 LANE = "fetch"
-"""Fetches wait at the broker: nothing else may stand behind them."""
+"""A lane of its own, because fetches wait at the broker."""
 
 _log = get_logger("client.fetcher")
 
 
 @dataclass(slots=True, eq=False)
 class _InFlightFetch:
-    """A request under way to one leader."""
+    """A request in flight to one leader."""
 
-    readings: Mapping[TopicPartition, FetchPosition]
+    positions: Mapping[TopicPartition, FetchPosition]
     bytes_max: int
     task: "asyncio.Task[None]"
     is_abandoned: bool = False
-    """Nobody wants its answer any more."""
+    """Whether its response is no longer needed."""
 
 
 class Fetcher:
+    """Fetches assigned partitions in the background; `next` and `take` return what has arrived."""
+
     def __init__(
         self,
         cluster: Cluster,
@@ -74,9 +75,11 @@ class Fetcher:
         news: asyncio.Event | None = None,
         lane: str = LANE,
     ) -> None:
-        """The cluster must be started, and stays its owner's. `max_bytes` is for one answer; at least one batch
-        comes whatever its size. `news` is set whenever there is something to take, for who waits for other things
-        as well. Fetchers that share a cluster wait for each other unless their lanes differ."""
+        """The cluster must be started, and is not closed by the fetcher.
+
+        `max_bytes` limits one response; at least one batch is returned whatever its size. `news` is set whenever there
+        is something to take. Fetchers that share a cluster need different lanes, or they wait for each other.
+        """
         self._cluster = cluster
         self._min_bytes = min_bytes
         self._max_wait_ms = max_wait_ms
@@ -87,17 +90,17 @@ class Fetcher:
         self._lane = lane
         self._backoff = cluster.backoff()
         self._partitions: dict[TopicPartition, FetchPosition] = {}
-        """In the order they are asked for; those that brought something go to the end, so that none starves."""
+        """In the order of requests; partitions that returned batches move to the end, so that none starves."""
         self._in_flight: dict[int, _InFlightFetch] = {}
         """By leader."""
         self._reserved_bytes = 0
-        """What the answers under way may have."""
+        """The byte limits of the requests in flight."""
         self._data_available = asyncio.Event() if news is None else news
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._remove_update_listener = cluster.on_update(self._send_fetches)
 
-    # What is read
+    # Assignment
 
     @property
     def partitions(self) -> list[TopicPartition]:
@@ -105,14 +108,13 @@ class Fetcher:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every partition was read up to its `until`, and all of that was handed out."""
+        """Whether every partition was read up to its `until` and everything was taken."""
         return all(each.is_at_end and each.completed is None for each in self._partitions.values())
 
     def assign(
         self, offsets: Mapping[TopicPartition, int], until: Mapping[TopicPartition, int] | None = None
     ) -> None:
-        """Reads exactly these partitions from now on, each from the given offset on and, where `until` names it, up to
-        that one, which is not read any more."""
+        """Reads exactly these partitions, each from the given offset and, if in `until`, up to that one (exclusive)."""
         self.remove(list(self._partitions))
         self.add(offsets, until)
 
@@ -122,32 +124,32 @@ class Fetcher:
         until: Mapping[TopicPartition, int] | None = None,
         leader_epochs: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """Reads these partitions too; others are not disturbed. The leader epochs are as in `seek`."""
+        """Reads these partitions as well. The leader epochs are as in `seek`."""
         until, epochs = until or {}, leader_epochs or {}
         for partition in until:
             if partition not in offsets:
-                raise ValueError(f"{partition} has an end and no offset to be read from")
+                raise ValueError(f"{partition} has an end offset but no start offset")
         for partition, offset in offsets.items():
             if partition in self._partitions:
                 self._reset_position(partition, offset, until.get(partition), epochs.get(partition, -1))
             else:
                 epoch = epochs.get(partition, -1)
-                reading = FetchPosition(_validate_offset(partition, offset), until.get(partition), epoch)
+                state = FetchPosition(_validate_offset(partition, offset), until.get(partition), epoch)
                 self._cluster.track([partition.topic])
-                self._partitions[partition] = reading
+                self._partitions[partition] = state
         self._send_fetches()
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
-        """Does not read these any more; what was fetched of them is dropped."""
+        """Stops reading these partitions and drops their batches."""
         for partition in partitions:
             if self._partitions.pop(partition, None) is not None:
                 self._cluster.untrack([partition.topic])
         self._send_fetches()
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
-        """Goes on from another offset, up to the same end: nothing that was fetched before will be handed out.
+        """Continues from another offset, up to the same end; batches fetched before are dropped.
 
-        With the leader epoch of the record before the offset a log that was cut since is noticed.
+        With the leader epoch of the record before the offset, a truncated log is detected.
         """
         self._reset_position(partition, offset, self._partitions[partition].until, leader_epoch)
         self._send_fetches()
@@ -166,27 +168,27 @@ class Fetcher:
         )
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hands out nothing of these until `resume`; what was fetched of them is kept."""
+        """Returns nothing of these partitions until `resume`; their batches are kept."""
         for partition in partitions:
             self._partitions[partition].is_paused = True
-        # Others of the same leader may have waited until what it sent of these was taken.
+        # Other partitions of the same leader may have waited for these to be taken.
         self._send_fetches()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         for partition in partitions:
-            reading = self._partitions[partition]
-            reading.is_paused = False
-            if reading.completed is not None:
+            state = self._partitions[partition]
+            state.is_paused = False
+            if state.completed is not None:
                 self._data_available.set()
         self._send_fetches()
 
     def position(self, partition: TopicPartition) -> int:
-        """The offset behind what was handed out."""
-        reading = self._partitions[partition]
-        return reading.position if reading.completed is None else reading.completed.position
+        """Returns the offset after the last taken batch."""
+        state = self._partitions[partition]
+        return state.position if state.completed is None else state.completed.position
 
     def high_watermark(self, partition: TopicPartition) -> int:
-        """As the leader told it last; -1 before it did."""
+        """Returns the high watermark of the last response, -1 before the first."""
         return self._partitions[partition].high_watermark
 
     def log_start_offset(self, partition: TopicPartition) -> int:
@@ -213,13 +215,13 @@ class Fetcher:
     ) -> None:
         await self.close()
 
-    # Handing out
+    # Taking batches
 
     async def next(self, timeout_ms: int) -> list[CompletedFetch]:
-        """What has been fetched of all partitions that are not paused, waited for; [] when nothing came in time.
+        """Waits for batches and returns those of all partitions that are not paused; [] after the timeout.
 
-        Of each partition there is one entry at most. Records below its `position`, and those at or above the `until`
-        of a bounded read, are to be skipped.
+        There is at most one entry per partition. Records below its `position`, and those at or above the `until` of a
+        bounded read, are to be skipped.
         """
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         while not (taken := self.take()):
@@ -232,12 +234,12 @@ class Fetcher:
         return taken
 
     def take(self) -> list[CompletedFetch]:
-        """What `next` would give now, without waiting."""
+        """As `next`, without waiting."""
         taken = []
-        for reading in self._partitions.values():
-            if reading.completed is not None and not reading.is_paused:
-                taken.append(reading.completed)
-                reading.completed = None
+        for state in self._partitions.values():
+            if state.completed is not None and not state.is_paused:
+                taken.append(state.completed)
+                state.completed = None
         if taken:
             self._send_fetches()
         return taken
@@ -245,7 +247,7 @@ class Fetcher:
     # Fetching
 
     def _send_fetches(self) -> None:
-        """Starts a fetch at every leader that has none under way and whose last answer was taken."""
+        """Sends a fetch to every leader that has none in flight and whose last response was taken."""
         if self._is_closed:
             return
         self._cancel_stale_fetches()
@@ -253,64 +255,64 @@ class Fetcher:
         next_attempt: float | None = None
         by_leader: dict[int, dict[TopicPartition, FetchPosition]] = {}
         untaken: dict[int, None] = {}
-        for partition, reading in self._partitions.items():
-            if reading.is_paused or reading.has_failed:
+        for partition, state in self._partitions.items():
+            if state.is_paused or state.has_failed:
                 continue
-            if reading.is_at_end and reading.completed is None:
+            if state.is_at_end and state.completed is None:
                 continue
             leader = self._cluster.known_leader_of(partition)
-            if reading.completed is not None:
+            if state.completed is not None:
                 untaken[leader] = None
-            elif reading.backoff_until > now:
-                next_attempt = min(next_attempt or reading.backoff_until, reading.backoff_until)
-            elif leader == NO_LEADER or self._awaits_newer_leader(partition, reading, now):
+            elif state.backoff_until > now:
+                next_attempt = min(next_attempt or state.backoff_until, state.backoff_until)
+            elif leader == NO_LEADER or self._awaits_newer_leader(partition, state, now):
                 self._cluster.refresh_soon()
                 retry_at = now + self._cluster.retry_backoff_ms / 1000
                 next_attempt = min(next_attempt or retry_at, retry_at)
             else:
-                by_leader.setdefault(leader, {})[partition] = reading
-        for leader, readings in by_leader.items():
-            # A long poll begun now for the rest would keep those waiting that are taken in a moment.
+                by_leader.setdefault(leader, {})[partition] = state
+        for leader, positions in by_leader.items():
+            # A long poll for the other partitions would delay those that are taken in a moment.
             if leader not in self._in_flight and leader not in untaken:
-                self._start_fetch(leader, readings)
+                self._start_fetch(leader, positions)
         self._set_timer(next_attempt)
 
-    def _awaits_newer_leader(self, partition: TopicPartition, reading: FetchPosition, now: float) -> bool:
+    def _awaits_newer_leader(self, partition: TopicPartition, state: FetchPosition, now: float) -> bool:
         topic = self._cluster.topics.get(partition.topic)
-        patience_s = self._cluster.request_timeout_ms / 1000
-        return topic is not None and reading.awaits_newer_leader(topic, partition.partition, now, patience_s)
+        timeout_s = self._cluster.request_timeout_ms / 1000
+        return topic is not None and state.awaits_newer_leader(topic, partition.partition, now, timeout_s)
 
     def _set_timer(self, at: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if at is None else asyncio.get_running_loop().call_at(at, self._send_fetches)
 
-    def _start_fetch(self, leader: int, readings: Mapping[TopicPartition, FetchPosition]) -> None:
+    def _start_fetch(self, leader: int, positions: Mapping[TopicPartition, FetchPosition]) -> None:
         room = self._buffered_bytes_max - self._reserved_bytes - self._buffered_bytes()
-        # Whatever fills the room may stay for long, as paused partitions do: these must not wait for it.
+        # The buffer may stay full for long, as by paused partitions: the others must not wait for it.
         bytes_max = min(self._max_bytes, max(room, self._partition_max_bytes))
         self._reserved_bytes += bytes_max
         task = asyncio.get_running_loop().create_task(
-            self._fetch(leader, readings, bytes_max), name=f"fetches from node {leader}"
+            self._fetch(leader, positions, bytes_max), name=f"fetches from node {leader}"
         )
-        self._in_flight[leader] = fetch = _InFlightFetch(readings, bytes_max, task)
-        # A callback and not the end of the coroutine, which a task that is cancelled soon enough never enters.
+        self._in_flight[leader] = fetch = _InFlightFetch(positions, bytes_max, task)
+        # A callback, because a task that is cancelled at once never enters its coroutine.
         task.add_done_callback(lambda _: self._on_fetch_done(leader, fetch))
 
     def _on_fetch_done(self, leader: int, fetch: _InFlightFetch) -> None:
         del self._in_flight[leader]
         self._reserved_bytes -= fetch.bytes_max
-        # Cancelled by somebody else, the whole client is coming to its end.
+        # A task cancelled from outside means that the whole client is closing.
         if fetch.is_abandoned or not fetch.task.cancelled():
             self._send_fetches()
 
     def _cancel_stale_fetches(self) -> None:
-        """Ends the fetches of which nothing is wanted any more: others would have to wait as long as they do."""
+        """Cancels fetches whose partitions were all removed or moved, because later fetches would wait behind them."""
         for fetch in self._in_flight.values():
-            is_wanted = any(
-                self._partitions.get(partition) is reading for partition, reading in fetch.readings.items()
+            is_needed = any(
+                self._partitions.get(partition) is state for partition, state in fetch.positions.items()
             )
-            if not is_wanted and not fetch.is_abandoned:
+            if not is_needed and not fetch.is_abandoned:
                 fetch.is_abandoned = True
                 fetch.task.cancel()
 
@@ -318,48 +320,48 @@ class Fetcher:
         return sum(each.completed.size for each in self._partitions.values() if each.completed is not None)
 
     async def _fetch(
-        self, leader: int, readings: Mapping[TopicPartition, FetchPosition], bytes_max: int
+        self, leader: int, positions: Mapping[TopicPartition, FetchPosition], bytes_max: int
     ) -> None:
-        request = self._build_request(readings, bytes_max)
+        request = self._build_request(positions, bytes_max)
         try:
-            answer = await self._cluster.call(
+            response = await self._cluster.call(
                 leader,
                 ApiKey.FETCH,
                 request,
                 timeout_ms=self._cluster.request_timeout_ms + self._max_wait_ms,
                 lane=self._lane,
             )
-            self._handle_response(answer, request, readings)
+            self._handle_response(response, request, positions)
         except KafkaError as error:
-            _log.debug("a fetch failed", node=leader, error=error)
+            _log.debug("fetch failed", node=leader, error=error)
             if _is_transient(error):
-                _warn_once(error, readings.values())
-                self._back_off(readings.values())
+                _warn_once(error, positions.values())
+                self._back_off(positions.values())
             else:
-                self._fail_all(request, readings, error)
+                self._fail_all(request, positions, error)
         except Exception as error:
-            # A bug, here or there: who reads must not wait for ever.
-            _log.exception("an answer to a fetch could not be read", node=leader)
-            told = KafkaError(ErrorCode.unknown_server_error, f"what node {leader} sent: {error!r}")
-            self._fail_all(request, readings, told)
+            # A bug in client or broker: the reader must not wait for ever.
+            _log.exception("fetch response cannot be processed", node=leader)
+            failure = KafkaError(ErrorCode.unknown_server_error, f"the response of node {leader}: {error!r}")
+            self._fail_all(request, positions, failure)
 
     def _build_request(
-        self, readings: Mapping[TopicPartition, FetchPosition], bytes_max: int
+        self, positions: Mapping[TopicPartition, FetchPosition], bytes_max: int
     ) -> dict[str, Any]:
         topics: dict[str, list[dict[str, Any]]] = {}
-        for partition, reading in readings.items():
+        for partition, state in positions.items():
             known = self._cluster.partition_info(partition)
             topics.setdefault(partition.topic, []).append(
                 {
                     "partition": partition.partition,
                     "current_leader_epoch": -1 if known is None else known.leader_epoch,
-                    "fetch_offset": reading.position,
-                    "last_fetched_epoch": reading.leader_epoch,
+                    "fetch_offset": state.position,
+                    "last_fetched_epoch": state.leader_epoch,
                     "partition_max_bytes": self._partition_max_bytes,
                 }
             )
         return {
-            "max_wait": 0 if any(each.is_end_available for each in readings.values()) else self._max_wait_ms,
+            "max_wait": 0 if any(each.is_end_available for each in positions.values()) else self._max_wait_ms,
             "min_bytes": self._min_bytes,
             "max_bytes": bytes_max,
             "isolation_level": self._isolation_level,
@@ -368,153 +370,153 @@ class Fetcher:
         }
 
     def _requested_positions(
-        self, request: Mapping[str, Any], readings: Mapping[TopicPartition, FetchPosition]
+        self, request: Mapping[str, Any], positions: Mapping[TopicPartition, FetchPosition]
     ) -> Iterable[tuple[TopicPartition, FetchPosition, bool]]:
-        """The partitions in the order of a request, and whether an answer to it is still wanted for each."""
+        """Yields the partitions in the order of a request, and whether the response is still needed for each."""
         for topic in request["topics"]:
             for each in topic["partitions"]:
                 partition = TopicPartition(topic["topic"], each["partition"])
-                reading = readings[partition]
-                # After a seek, or if it is not read any more, this is a question of before. The position tells whether
-                # another leader, to which the partition has moved meanwhile, was faster.
-                is_wanted = self._partitions.get(partition) is reading and not reading.has_failed
-                yield partition, reading, is_wanted and reading.position == each["fetch_offset"]
+                state = positions[partition]
+                # Not after a seek or removal. The position differs if the partition has moved to another leader whose
+                # response arrived first.
+                is_needed = self._partitions.get(partition) is state and not state.has_failed
+                yield partition, state, is_needed and state.position == each["fetch_offset"]
 
     def _handle_response(
-        self, answer: Message, request: Mapping[str, Any], readings: Mapping[TopicPartition, FetchPosition]
+        self, response: Message, request: Mapping[str, Any], positions: Mapping[TopicPartition, FetchPosition]
     ) -> None:
-        if answer.error_code != ErrorCode.none:
-            raise KafkaError(answer.error_code, "the fetch as a whole")
-        told = {
+        if response.error_code != ErrorCode.none:
+            raise KafkaError(response.error_code, "fetch")
+        responses = {
             TopicPartition(topic.topic, each.partition_index): each
-            for topic in answer.responses
+            for topic in response.responses
             for each in topic.partitions
         }
         failed: list[FetchPosition] = []
         is_empty_so_far = True
-        for partition, reading, is_wanted in self._requested_positions(request, readings):
-            each = told.get(partition)
+        for partition, state, is_needed in self._requested_positions(request, positions):
+            each = responses.get(partition)
             if each is None:
                 continue
             is_empty_so_far = is_empty_so_far and not each.records
-            if not is_wanted:
+            if not is_needed:
                 continue
             if each.error_code == ErrorCode.none:
-                self._handle_partition_data(partition, reading, each, is_empty_response=is_empty_so_far)
+                self._handle_partition_data(partition, state, each, is_empty_response=is_empty_so_far)
                 continue
             self._update_leader(partition, each)
             error = KafkaError(each.error_code, f"{partition}")
             if _is_transient(error):
-                _warn_once(error, [reading])
-                failed.append(reading)
+                _warn_once(error, [state])
+                failed.append(state)
             else:
-                self._fail_partition(partition, reading, error)
+                self._fail_partition(partition, state, error)
         self._back_off(failed)
 
     def _handle_partition_data(
-        self, partition: TopicPartition, reading: FetchPosition, answer: Message, *, is_empty_response: bool
+        self, partition: TopicPartition, state: FetchPosition, response: Message, *, is_empty_response: bool
     ) -> None:
-        """`is_empty_response`: up to what the leader lets be read there is no batch, of this and those asked
-        before it."""
-        diverging = answer.get("diverging_epoch")
+        """`is_empty_response` says that neither this partition nor those before it in the request got a batch."""
+        diverging = response.get("diverging_epoch")
         if diverging is not None and diverging.end_offset >= 0:
-            if diverging.end_offset < reading.position:
-                cut = LogTruncationError(partition, reading.position, diverging.end_offset, diverging.epoch)
-                self._fail_partition(partition, reading, cut)
+            if diverging.end_offset < state.position:
+                truncation = LogTruncationError(
+                    partition, state.position, diverging.end_offset, diverging.epoch
+                )
+                self._fail_partition(partition, state, truncation)
             else:
-                # Most likely nothing was cut: a leader may have gone before it wrote anything.
-                reading.leader_epoch = diverging.epoch
+                # Most likely nothing was truncated: a leader may have failed before it wrote anything.
+                state.leader_epoch = diverging.epoch
             return
-        reading.failures, reading.backoff_until = 0, 0.0
-        reading.high_watermark = answer.high_watermark
+        state.failures, state.backoff_until = 0, 0.0
+        state.high_watermark = response.high_watermark
         is_committed = self._isolation_level == READ_COMMITTED
-        reading.readable_end_offset = answer.last_stable_offset if is_committed else answer.high_watermark
-        reading.log_start_offset = answer.log_start_offset
-        contents = parse_batches(partition, answer, reading.position, self._isolation_level, reading.until)
-        next_offset, is_empty = contents.next_offset, False
-        if reading.until is not None:
-            if reading.readable_end_offset < reading.until:
-                reading.empty_responses = 0
+        state.readable_end_offset = response.last_stable_offset if is_committed else response.high_watermark
+        state.log_start_offset = response.log_start_offset
+        parsed = parse_batches(partition, response, state.position, self._isolation_level, state.until)
+        next_offset, is_empty = parsed.next_offset, False
+        if state.until is not None:
+            if state.readable_end_offset < state.until:
+                state.empty_responses = 0
             elif is_empty_response:
-                is_empty = self._confirm_empty(reading)
-            next_offset = reading.until if is_empty else min(next_offset, reading.until)
-        if next_offset == reading.position and contents.error is None:
+                is_empty = self._confirm_empty(state)
+            next_offset = state.until if is_empty else min(next_offset, state.until)
+        if next_offset == state.position and parsed.error is None:
             return
-        reading.empty_responses = 0
-        reading.completed = CompletedFetch(
+        state.empty_responses = 0
+        state.completed = CompletedFetch(
             partition,
-            reading.position,
+            state.position,
             next_offset,
-            contents.batches,
-            answer.high_watermark,
-            answer.last_stable_offset,
-            answer.log_start_offset,
-            contents.error,
+            parsed.batches,
+            response.high_watermark,
+            response.last_stable_offset,
+            response.log_start_offset,
+            parsed.error,
             is_empty,
-            contents.leader_epoch,
+            parsed.leader_epoch,
         )
-        reading.position = next_offset
-        if contents.leader_epoch >= 0:
-            reading.leader_epoch = contents.leader_epoch
-        reading.has_failed = contents.error is not None
+        state.position = next_offset
+        if parsed.leader_epoch >= 0:
+            state.leader_epoch = parsed.leader_epoch
+        state.has_failed = parsed.error is not None
         self._partitions[partition] = self._partitions.pop(partition)
         self._data_available.set()
 
-    def _confirm_empty(self, reading: FetchPosition) -> bool:
-        """Whether an empty answer is believed. If not, the next one is waited for, at the leader and before it
-        is asked: some answer at once."""
+    def _confirm_empty(self, state: FetchPosition) -> bool:
+        """Returns whether an empty response is final; if not, delays the next fetch."""
         now = asyncio.get_running_loop().time()
-        if reading.record_empty_response(now):
+        if state.record_empty_response(now):
             return True
-        reading.backoff_until = now + self._backoff.delay_ms(reading.empty_responses) / 1000
+        state.backoff_until = now + self._backoff.delay_ms(state.empty_responses) / 1000
         return False
 
     def _fail_all(
-        self, request: Mapping[str, Any], readings: Mapping[TopicPartition, FetchPosition], error: KafkaError
+        self, request: Mapping[str, Any], positions: Mapping[TopicPartition, FetchPosition], error: KafkaError
     ) -> None:
-        for partition, reading, is_wanted in self._requested_positions(request, readings):
-            if is_wanted:
-                self._fail_partition(partition, reading, error)
+        for partition, state, is_needed in self._requested_positions(request, positions):
+            if is_needed:
+                self._fail_partition(partition, state, error)
 
-    def _back_off(self, readings: Collection[FetchPosition]) -> None:
-        """All at the same time, so that one request asks for them again."""
-        if not readings:
+    def _back_off(self, positions: Collection[FetchPosition]) -> None:
+        """Delays all by the same time, so that one request fetches them again."""
+        if not positions:
             return
-        failures = max(each.failures for each in readings) + 1
+        failures = max(each.failures for each in positions) + 1
         backoff_until = asyncio.get_running_loop().time() + self._backoff.delay_ms(failures) / 1000
-        for reading in readings:
-            reading.failures, reading.backoff_until = failures, backoff_until
+        for state in positions:
+            state.failures, state.backoff_until = failures, backoff_until
         self._cluster.refresh_soon()
 
-    def _fail_partition(self, partition: TopicPartition, reading: FetchPosition, error: KafkaError) -> None:
-        reading.has_failed = True
-        reading.completed = CompletedFetch(
+    def _fail_partition(self, partition: TopicPartition, state: FetchPosition, error: KafkaError) -> None:
+        state.has_failed = True
+        state.completed = CompletedFetch(
             partition,
-            reading.position,
-            reading.position,
+            state.position,
+            state.position,
             (),
-            reading.high_watermark,
+            state.high_watermark,
             -1,
-            reading.log_start_offset,
+            state.log_start_offset,
             error,
         )
         self._data_available.set()
 
-    def _update_leader(self, partition: TopicPartition, answer: Message) -> None:
-        leader = answer.get("current_leader")
+    def _update_leader(self, partition: TopicPartition, response: Message) -> None:
+        leader = response.get("current_leader")
         if leader is not None and leader.leader_id >= 0:
             self._cluster.learn_leader(partition, leader.leader_id, leader.leader_epoch)
 
 
 def _is_transient(error: KafkaError) -> bool:
-    """Whether asking again may help. What a broker did not foresee often does not happen again."""
+    """Returns whether to retry. Unexpected broker errors often do not recur."""
     return error.is_retriable or error.code is ErrorCode.unknown_server_error
 
 
-def _warn_once(error: KafkaError, readings: Iterable[FetchPosition]) -> None:
-    """Of what should not be, and what users are not told as long as it is tried again."""
-    if error.code is ErrorCode.unknown_server_error and not any(each.failures for each in readings):
-        _log.warning("a fetch failed at the broker and is tried again", error=error)
+def _warn_once(error: KafkaError, positions: Iterable[FetchPosition]) -> None:
+    """Logs the first of a row of unexpected broker errors, which users do not see while they are retried."""
+    if error.code is ErrorCode.unknown_server_error and not any(each.failures for each in positions):
+        _log.warning("fetch failed at the broker and is retried", error=error)
 
 
 def _validate_offset(partition: TopicPartition, offset: int) -> int:

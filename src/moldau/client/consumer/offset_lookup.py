@@ -1,4 +1,4 @@
-"""Asks partitions' leaders for offsets: of the log's start and end, or of the first record at or after a time."""
+"""Offset lookup at the partition leaders (ListOffsets): log start, log end, or the first record at or after a time."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -11,18 +11,18 @@ from moldau.client.record import TopicPartition
 from moldau.wire.api_keys import ApiKey
 
 EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3
-"""What `list_offsets` takes in the place of a time."""
+"""Special timestamps of `list_offsets`."""
 
 
 class OffsetAndTimestamp(NamedTuple):
     offset: int
     timestamp: int
-    """Of the record found, in milliseconds since 1970."""
+    """The timestamp of the record, in milliseconds since 1970."""
     leader_epoch: int = -1
 
 
 OffsetsCallback = Callable[[dict[TopicPartition, OffsetAndTimestamp]], None]
-"""Hears what a leader has answered, as soon as it has."""
+"""Called with the offsets of each leader's response."""
 
 
 async def list_offsets(
@@ -32,21 +32,23 @@ async def list_offsets(
     isolation_level: int = 0,
     timeout_ms: int | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
-    """For each partition the offset of its time, which may be EARLIEST, LATEST or MAX_TIMESTAMP. Those are left out
-    that have no record at or after theirs. Raises KafkaError when some partition cannot be asked in time."""
+    """Returns the offset of each partition at its time, which may be EARLIEST, LATEST or MAX_TIMESTAMP.
+
+    Partitions without a record at or after their time are left out. Raises KafkaError if one cannot be queried.
+    """
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
-    left = dict(times)
+    remaining = dict(times)
     retry = cluster.retry(timeout_ms)
 
-    def take(answered: dict[TopicPartition, OffsetAndTimestamp]) -> None:
-        for partition, offset in answered.items():
-            del left[partition]
+    def on_offsets(offsets: dict[TopicPartition, OffsetAndTimestamp]) -> None:
+        for partition, offset in offsets.items():
+            del remaining[partition]
             if offset.offset >= 0:
                 found[partition] = offset
 
-    while left:
-        by_leader, failure = await _group_by_leader(cluster, left, retry)
-        failure = await _query_leaders(cluster, by_leader, isolation_level, retry, take) or failure
+    while remaining:
+        by_leader, failure = await _group_by_leader(cluster, remaining, retry)
+        failure = await _query_leaders(cluster, by_leader, isolation_level, retry, on_offsets) or failure
         if failure is not None:
             await retry.wait_or_raise(failure)
             cluster.refresh_soon()
@@ -54,10 +56,16 @@ async def list_offsets(
 
 
 async def list_offsets_once(
-    cluster: Cluster, times: Mapping[TopicPartition, int], take: OffsetsCallback, *, isolation_level: int = 0
+    cluster: Cluster,
+    times: Mapping[TopicPartition, int],
+    on_offsets: OffsetsCallback,
+    *,
+    isolation_level: int = 0,
 ) -> None:
-    """One attempt at what `list_offsets` does, for those who go on with the partitions that can be asked: none of
-    them waits for another's leader. Raises KafkaError at the end if there were some that could not."""
+    """Makes one attempt at `list_offsets` and calls back with the offsets of each leader as they arrive.
+
+    No partition waits for another's leader. Raises KafkaError at the end if some could not be queried.
+    """
     retry = cluster.retry()
     unknown = dict.fromkeys(each.topic for each in times if cluster.partition_info(each) is None)
     if unknown:
@@ -65,15 +73,15 @@ async def list_offsets_once(
     by_leader: dict[int, dict[TopicPartition, int]] = {}
     for partition, time in times.items():
         by_leader.setdefault(cluster.known_leader_of(partition), {})[partition] = time
-    without = by_leader.pop(NO_LEADER, {})
-    failure = await _query_leaders(cluster, by_leader, isolation_level, retry, take)
-    if failure is None and without:
-        for partition in without:
+    without_leader = by_leader.pop(NO_LEADER, {})
+    failure = await _query_leaders(cluster, by_leader, isolation_level, retry, on_offsets)
+    if failure is None and without_leader:
+        for partition in without_leader:
             if cluster.partition_info(partition) is None:
-                # It may be on its way: that there is none is said only when it has not come in time.
+                # The partition may be new: it is reported missing only if it does not appear in time.
                 await cluster.leader_of(partition, timeout_ms=retry.remaining_ms)
-        names = ", ".join(map(str, without))
-        failure = KafkaError(ErrorCode.leader_not_available, f"no leader to ask for an offset of {names}")
+        names = ", ".join(map(str, without_leader))
+        failure = KafkaError(ErrorCode.leader_not_available, f"no leader to look up an offset of {names}")
     if failure is not None:
         cluster.refresh_soon()
         raise failure
@@ -99,19 +107,19 @@ async def _query_leaders(
     by_leader: Mapping[int, Mapping[TopicPartition, int]],
     isolation_level: int,
     retry: Retry,
-    take: OffsetsCallback,
+    on_offsets: OffsetsCallback,
 ) -> KafkaError | None:
-    """Asks all leaders at the same time. Returns a failure if there was any, first of all one that no retry helps."""
+    """Queries all leaders concurrently. Returns a failure if there was any, preferably one that is not retriable."""
 
-    async def ask(leader: int, times: Mapping[TopicPartition, int]) -> KafkaError | None:
+    async def query(leader: int, times: Mapping[TopicPartition, int]) -> KafkaError | None:
         try:
-            answered, failure = await _query_leader(cluster, leader, times, isolation_level, retry)
+            offsets, failure = await _query_leader(cluster, leader, times, isolation_level, retry)
         except KafkaError as error:
             return error
-        take(answered)
+        on_offsets(offsets)
         return failure
 
-    failures = await asyncio.gather(*(ask(leader, times) for leader, times in by_leader.items()))
+    failures = await asyncio.gather(*(query(leader, times) for leader, times in by_leader.items()))
     failed = [each for each in failures if each is not None]
     return min(failed, key=lambda each: each.is_retriable, default=None)
 
@@ -136,20 +144,20 @@ async def _query_leader(
         "timeout": retry.remaining_ms,
     }
     timeout_ms = min(retry.remaining_ms, cluster.request_timeout_ms)
-    answer = await cluster.call(leader, ApiKey.LIST_OFFSETS, tree, timeout_ms=timeout_ms)
+    response = await cluster.call(leader, ApiKey.LIST_OFFSETS, tree, timeout_ms=timeout_ms)
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     failure: KafkaError | None = None
-    told = {
+    responses = {
         TopicPartition(topic.name, each.partition_index): each
-        for topic in answer.topics
+        for topic in response.topics
         for each in topic.partitions
     }
     for partition in times:
-        each = told.get(partition)
+        each = responses.get(partition)
         if each is None:
-            failure = KafkaError(ErrorCode.network_exception, f"an answer without {partition}")
+            failure = KafkaError(ErrorCode.network_exception, f"the response lacks {partition}")
         elif each.error_code != ErrorCode.none:
-            failure = KafkaError(each.error_code, f"{partition} was asked for an offset")
+            failure = KafkaError(each.error_code, f"offset lookup of {partition}")
         else:
             found[partition] = OffsetAndTimestamp(each.offset, each.timestamp, each.leader_epoch)
     return found, failure

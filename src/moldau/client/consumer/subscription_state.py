@@ -1,8 +1,7 @@
-"""What a consumer reads and where it stands: its subscription, the partitions it has, a position in each. Pure.
+"""The consumer's subscription state: the subscription, the assigned partitions and their positions. Pure.
 
-A partition's position is looked for when it is first assigned: where the group committed, or else where the reset
-policy says. Every seek puts a new entry in the partition's place, so that what was looked up for the old one is
-known to be late.
+The position of a newly assigned partition is the group's committed offset, or else decided by the reset strategy.
+Every seek replaces the partition's state object, so that the result of a lookup for the old one is discarded.
 """
 
 import re
@@ -16,8 +15,7 @@ from moldau.client.record import TopicPartition
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed offset is the next one to read. The leader epoch is that of the record before it, -1 where it
-    is not known."""
+    """A committed offset: the next one to read, with the leader epoch of the record before it (-1 if unknown)."""
 
     offset: int
     metadata: str = ""
@@ -27,18 +25,18 @@ class OffsetAndMetadata(NamedTuple):
 def validate_offsets(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Offsets as a user gives them; raises ValueError for what is none."""
-    wanted = {}
+    """Converts the offsets that a user commits; raises ValueError for an invalid one."""
+    commits = {}
     for partition, given in offsets.items():
         each = given if isinstance(given, OffsetAndMetadata) else OffsetAndMetadata(given)
         if each.offset < 0:
-            raise ValueError(f"{each.offset} is not an offset of {partition} to commit")
-        wanted[TopicPartition(*partition)] = each
-    return wanted
+            raise ValueError(f"{each.offset} is not a valid offset of {partition} to commit")
+        commits[TopicPartition(*partition)] = each
+    return commits
 
 
 class OffsetResetStrategy(Enum):
-    """Where to begin when nothing says where; the values are ListOffsets' special times."""
+    """Where to start without a position; the values are the special timestamps of ListOffsets."""
 
     EARLIEST = -2
     LATEST = -1
@@ -61,8 +59,7 @@ class SubscriptionType(Enum):
 
 @dataclass(slots=True, eq=False)
 class TopicPartitionState:
-    """Where one partition is read. Without an offset, one is looked for: by `reset` or, without that, by what was
-    committed."""
+    """The position of one partition. Without an offset it is looked up: by `reset`, or else the committed offset."""
 
     offset: int | None = None
     leader_epoch: int = -1
@@ -71,11 +68,13 @@ class TopicPartitionState:
 
 
 class SubscriptionState:
+    """What a consumer reads, and how far it has read."""
+
     def __init__(self, reset: OffsetResetStrategy) -> None:
         self._reset_strategy = reset
         self.subscription_type = SubscriptionType.NONE
         self.topics: tuple[str, ...] = ()
-        """What is subscribed to by name, or what fits the pattern as far as is known."""
+        """The topics subscribed to by name, or the known topics that match the pattern."""
         self.pattern: re.Pattern[str] | None = None
         self._partitions: dict[TopicPartition, TopicPartitionState] = {}
 
@@ -90,7 +89,7 @@ class SubscriptionState:
         self.pattern = pattern
 
     def set_user_assigned(self) -> None:
-        """Which partitions, `set_assignment` is told."""
+        """Switches to manual assignment; `set_assignment` sets the partitions."""
         self._set_subscription_type(SubscriptionType.USER_ASSIGNED)
 
     def unsubscribe(self) -> None:
@@ -106,7 +105,7 @@ class SubscriptionState:
     def _set_subscription_type(self, subscription_type: SubscriptionType) -> None:
         if self.subscription_type not in (SubscriptionType.NONE, subscription_type):
             raise IllegalStateError(
-                f"the consumer reads {self.subscription_type.value}: unsubscribe before it is given "
+                f"the consumer reads {self.subscription_type.value}: unsubscribe before switching to "
                 f"{subscription_type.value}"
             )
         self.subscription_type = subscription_type
@@ -118,7 +117,7 @@ class SubscriptionState:
         return list(self._partitions)
 
     def set_assignment(self, partitions: Iterable[TopicPartition]) -> None:
-        """Those that stay keep their position."""
+        """Sets the assigned partitions; those assigned before keep their position."""
         self._partitions = {
             each: self._partitions.get(each, TopicPartitionState()) for each in sorted(set(partitions))
         }
@@ -148,11 +147,11 @@ class SubscriptionState:
     # Positions
 
     def position(self, partition: TopicPartition) -> int | None:
-        """None while it is being looked for."""
+        """Returns the next offset to read; None while it is looked up."""
         return self._partition_state(partition).offset
 
     def all_consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What there is to commit: every position that is known."""
+        """Returns all known positions, to be committed."""
         return {
             each: OffsetAndMetadata(state.offset, leader_epoch=state.leader_epoch)
             for each, state in self._partitions.items()
@@ -167,7 +166,7 @@ class SubscriptionState:
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
         if offset < 0:
-            raise ValueError(f"{partition} has no offset {offset}; the first one is 0")
+            raise ValueError(f"{partition} has no offset {offset}; offsets start at 0")
         is_paused = self._partition_state(partition).is_paused
         self._partitions[partition] = TopicPartitionState(offset, leader_epoch, is_paused=is_paused)
 
@@ -176,39 +175,40 @@ class SubscriptionState:
         self._partitions[partition] = TopicPartitionState(reset=reset, is_paused=is_paused)
 
     def reset_out_of_range(self, partition: TopicPartition) -> None:
-        """What is to be read next is not in the log; raises where the policy is not to guess."""
+        """Applies the reset strategy to a position outside the log; raises NoOffsetForPartitionError if it is NONE."""
         if self._reset_strategy is OffsetResetStrategy.NONE:
             position = self._partitions[partition].offset
             raise NoOffsetForPartitionError([partition], f"the log has no offset {position}")
         self.request_offset_reset(partition, self._reset_strategy)
 
     def reset_to_truncation_offset(self, partition: TopicPartition, offset: int, leader_epoch: int) -> None:
-        """The log has gone on differently from this offset on: so it is read from there, whatever the policy for
-        those who do not know where; raises where the policy is not to guess."""
+        """Moves the position back to the truncation offset; raises if the strategy is NONE."""
         if self._reset_strategy is OffsetResetStrategy.NONE:
-            raise NoOffsetForPartitionError([partition], f"the log was cut at offset {offset}")
+            raise NoOffsetForPartitionError([partition], f"the log was truncated to offset {offset}")
         self.seek(partition, offset, leader_epoch)
 
-    # Looking positions up
+    # Missing positions
 
     @property
     def has_missing_positions(self) -> bool:
         return any(state.offset is None for state in self._partitions.values())
 
     def initializing_partitions(self) -> dict[TopicPartition, TopicPartitionState]:
-        """Those whose committed offset is asked for next."""
+        """Returns the partitions whose committed offset is to be fetched."""
         return self._missing_positions(lambda state: state.reset is None)
 
     def partitions_needing_reset(self) -> dict[TopicPartition, TopicPartitionState]:
         return self._missing_positions(lambda state: state.reset is not None)
 
-    def committed(
+    def apply_committed(
         self,
         requested: Mapping[TopicPartition, TopicPartitionState],
         found: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> None:
-        """What was committed is where to go on; where nothing was, the reset policy says. Raises where it says
-        not to guess."""
+        """Sets positions to committed offsets, and marks partitions without one for a reset.
+
+        Raises NoOffsetForPartitionError if the reset strategy is NONE.
+        """
         without = []
         for partition, state in self._still_current(requested).items():
             committed = found.get(partition)
@@ -232,10 +232,10 @@ class SubscriptionState:
                 state.offset, state.leader_epoch, state.reset = at.offset, at.leader_epoch, None
 
     def _missing_positions(
-        self, fits: Callable[[TopicPartitionState], bool]
+        self, matches: Callable[[TopicPartitionState], bool]
     ) -> dict[TopicPartition, TopicPartitionState]:
         return {
-            each: state for each, state in self._partitions.items() if state.offset is None and fits(state)
+            each: state for each, state in self._partitions.items() if state.offset is None and matches(state)
         }
 
     def _still_current(

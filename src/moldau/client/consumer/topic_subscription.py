@@ -1,4 +1,4 @@
-"""Keeps the topics of a subscription in the metadata: those named, or those that fit a pattern as they come and go."""
+"""The topics of a subscription in the metadata: by name, or all that match a pattern as they come and go."""
 
 import asyncio
 import re
@@ -15,6 +15,8 @@ _log = get_logger("client.consumer")
 
 
 class TopicSubscription:
+    """Tracks the subscribed topics in the cluster's metadata."""
+
     def __init__(
         self,
         cluster: Cluster,
@@ -23,7 +25,7 @@ class TopicSubscription:
         *,
         excludes_internal: bool,
     ) -> None:
-        """`on_topics_changed` hears of the topics whenever they may be others than before."""
+        """`on_topics_changed` is called whenever the subscribed topics may have changed."""
         self._cluster = cluster
         self._subscriptions = subscriptions
         self._on_topics_changed = on_topics_changed
@@ -43,7 +45,7 @@ class TopicSubscription:
         if self._pattern_task is None:
             self._cluster.track_all()
             self._pattern_task = asyncio.get_running_loop().create_task(
-                self._resolve_pattern(), name="consumer looks which topics fit its pattern"
+                self._resolve_pattern(), name="consumer resolves its pattern"
             )
         elif self._pattern_task.done():
             self._on_metadata_update()
@@ -63,8 +65,10 @@ class TopicSubscription:
             await asyncio.gather(resolving, return_exceptions=True)
 
     def refresh_missing_topics(self, now: float) -> float | None:
-        """Topics that do not exist yet are asked for again and again: when they come, the leader shares them out.
-        Returns the loop time to call again."""
+        """Refreshes the metadata if subscribed topics do not exist yet; returns the loop time of the next call.
+
+        When they are created, the group leader assigns them.
+        """
         if self._subscriptions.subscription_type is not SubscriptionType.AUTO_TOPICS:
             return None
         missing = [name for name in self._subscriptions.topics if name not in self._cluster.topics]
@@ -82,14 +86,14 @@ class TopicSubscription:
         self._tracked_topics = topics
 
     async def _resolve_pattern(self) -> None:
-        """All topics have to be known once before it is said which of them fit."""
+        """Fetches the metadata of all topics once before matching the pattern."""
         backoff = self._cluster.backoff()
         while True:
             try:
                 await self._cluster.refresh(all_topics=True)
                 break
             except KafkaError as error:
-                _log.info("topics could not be listed and will be again", error=error)
+                _log.info("listing topics failed and is retried", error=error)
                 await asyncio.sleep(backoff.next_delay_ms() / 1000)
         self._match_pattern()
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from moldau.client.consumer.commit_manager import CommitManager
+from moldau.client.consumer.consumer_coordinator import ConsumerCoordinator
+from moldau.client.consumer.fetch_manager import FetchManager
 from moldau.client.consumer.subscription_state import (
     OffsetAndMetadata,
     OffsetResetStrategy,
@@ -128,7 +129,11 @@ def test_offsets_of_one_generation_are_not_committed_in_the_name_of_the_next() -
         positions = SubscriptionState(OffsetResetStrategy.LATEST)
         positions.subscribe(["t"])
         positions.set_assignment([HERE])
-        commits = CommitManager(GroupOffsets(cluster, "g"), member, positions, interval_ms=0)
+        offsets = GroupOffsets(cluster, "g")
+        fetch_manager = FetchManager(
+            cluster, positions, offsets, asyncio.Event(), isolation_level=0, fetch_settings={}
+        )
+        commits = ConsumerCoordinator(offsets, member, positions, fetch_manager, auto_commit_interval_ms=0)
         member.membership.generation = Generation(1, "m1", "range")
         under_way = asyncio.create_task(commits.commit({HERE: OffsetAndMetadata(50)}))
         await asyncio.sleep(1)
@@ -142,11 +147,11 @@ def test_offsets_of_one_generation_are_not_committed_in_the_name_of_the_next() -
         member.membership.generation = Generation(2, "m1", "range")
         go_on.set()
         await under_way
-        with pytest.raises(CommitFailedError, match="gone on"):
+        with pytest.raises(CommitFailedError, match="has rebalanced since"):
             await behind_it
         await asyncio.sleep(1)
         assert sent == [(1, 50)]
         await commits.close()
-        await member.close()
+        await fetch_manager.close()
 
     run(scenario)

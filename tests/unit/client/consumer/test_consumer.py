@@ -504,7 +504,7 @@ def test_who_does_not_want_to_guess_hears_of_a_log_that_was_cut() -> None:
             await consumer.poll()
             cluster.cut_at = 1
             for _ in range(2):
-                with pytest.raises(NoOffsetForPartitionError, match="cut at offset 1"):
+                with pytest.raises(NoOffsetForPartitionError, match="truncated to offset 1"):
                     await consumer.poll(10_000)
             cluster.cut_at = None
             consumer.seek(HERE, 2)
@@ -567,7 +567,7 @@ def test_topics_that_cannot_be_are_refused(name: Any) -> None:
 
     async def scenario() -> None:
         async with in_group(cluster) as consumer:
-            with pytest.raises(ValueError, match="by its name"):
+            with pytest.raises(ValueError, match="valid names"):
                 consumer.subscribe(["t", name])
             with pytest.raises(ValueError, match="not a partition"):
                 consumer.assign([TopicPartition(name, 0)])
@@ -578,8 +578,8 @@ def test_topics_that_cannot_be_are_refused(name: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"group_id": ""}, "group id is empty"),
-        ({"group_instance_id": "a"}, "group_id is missing"),
+        ({"group_id": ""}, "group_id is empty"),
+        ({"group_instance_id": "a"}, "requires a group_id"),
         ({"auto_offset_reset": "first"}, "auto_offset_reset"),
         ({"isolation_level": "serializable"}, "isolation_level"),
         ({"max_poll_records": 0}, "max_poll_records"),

@@ -243,7 +243,7 @@ def test_a_log_that_was_cut_below_the_position_is_told() -> None:
         fetched = await take(fetcher)
         assert isinstance(fetched.error, LogTruncationError)
         assert fetched.error.code is ErrorCode.offset_out_of_range
-        assert "was cut at 1" in str(fetched.error)
+        assert "was truncated to 1" in str(fetched.error)
         assert (fetched.error.offset, fetched.error.leader_epoch) == (1, 3)
         assert broker.asked[-1].request.topics[0].partitions[0].last_fetched_epoch == 4
 
@@ -633,7 +633,7 @@ def test_a_seek_keeps_the_end_and_an_end_of_its_own_needs_an_offset() -> None:
         fetcher.seek(ORDERS, 1)
         assert not fetcher.is_finished
         assert [values(each) for each in await read_all(fetcher)] == [["b"]]
-        with pytest.raises(ValueError, match="orders-1 has an end and no offset"):
+        with pytest.raises(ValueError, match="orders-1 has an end offset but no start offset"):
             fetcher.add({ORDERS: 0}, until={OTHER: 4})
 
     with_fetcher(test, lambda asked: gives(batch(0, "a", "b"))(asked))
@@ -746,7 +746,7 @@ def test_an_answer_that_makes_no_sense_is_told_and_not_asked_for_for_ever() -> N
             fetcher.assign({TopicPartition("t", 0): 0})
             error = (await take(fetcher)).error
             assert error is not None
-            assert "what node 1 sent: AttributeError" in str(error)
+            assert "the response of node 1: AttributeError" in str(error)
             await asyncio.sleep(1)
             assert cluster.fetches == 1
 

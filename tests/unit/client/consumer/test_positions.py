@@ -36,7 +36,7 @@ def test_a_consumer_reads_one_kind_of_thing_at_a_time() -> None:
     assert positions.topics == ("a", "b")
     with pytest.raises(IllegalStateError, match="reads topics: unsubscribe"):
         positions.set_user_assigned()
-    with pytest.raises(IllegalStateError, match="given a pattern"):
+    with pytest.raises(IllegalStateError, match="switching to a pattern"):
         positions.subscribe_pattern(re.compile("x"))
     positions.unsubscribe()
     positions.set_user_assigned()
@@ -61,7 +61,7 @@ def test_a_position_comes_from_what_was_committed_or_else_from_the_reset_policy(
     positions = assigned(A, B)
     asked = positions.initializing_partitions()
     assert list(asked) == [A, B]
-    positions.committed(asked, {A: OffsetAndMetadata(7, "", 3)})
+    positions.apply_committed(asked, {A: OffsetAndMetadata(7, "", 3)})
     assert positions.position(A) == 7
     resets = positions.partitions_needing_reset()
     assert {each: place.reset for each, place in resets.items()} == {B: OffsetResetStrategy.EARLIEST}
@@ -73,7 +73,7 @@ def test_a_position_comes_from_what_was_committed_or_else_from_the_reset_policy(
 def test_without_a_policy_nothing_is_guessed() -> None:
     positions = assigned(A, B, C, reset=OffsetResetStrategy.NONE)
     with pytest.raises(NoOffsetForPartitionError, match="t-1, t-2") as told:
-        positions.committed(positions.initializing_partitions(), {A: OffsetAndMetadata(1)})
+        positions.apply_committed(positions.initializing_partitions(), {A: OffsetAndMetadata(1)})
     assert told.value.partitions == [B, C]
     with pytest.raises(NoOffsetForPartitionError, match="has no offset 1"):
         positions.reset_out_of_range(A)
@@ -84,7 +84,7 @@ def test_what_was_looked_up_for_a_position_of_before_is_dropped() -> None:
     asked = positions.initializing_partitions()
     positions.seek(A, 9)
     positions.request_offset_reset(B, OffsetResetStrategy.LATEST)
-    positions.committed(asked, {A: OffsetAndMetadata(1), B: OffsetAndMetadata(1)})
+    positions.apply_committed(asked, {A: OffsetAndMetadata(1), B: OffsetAndMetadata(1)})
     assert positions.position(A) == 9
     assert positions.position(B) is None
     asked = positions.partitions_needing_reset()
@@ -125,8 +125,8 @@ def fetched(
 
 class Reader:
     def __init__(self, *news: CompletedFetch) -> None:
-        self.undelivered = FetchBuffer()
-        self.undelivered.add(news)
+        self.buffer = FetchBuffer()
+        self.buffer.add(news)
         self.at: dict[TopicPartition, int] = {}
         self.paused: list[TopicPartition] = []
 
@@ -134,11 +134,11 @@ class Reader:
         self.at[partition] = offset
 
     def take(self, records_max: int) -> list[tuple[int, int]]:
-        taken = self.undelivered.take(records_max, self.paused.__contains__, self.update_position)
+        taken = self.buffer.take_records(records_max, self.paused.__contains__, self.update_position)
         return [(each.partition, each.offset) for each in taken]
 
     def take_raw(self) -> list[CompletedFetch]:
-        return self.undelivered.take_raw(self.paused.__contains__, self.update_position)
+        return self.buffer.take_batches(self.paused.__contains__, self.update_position)
 
 
 def test_records_are_handed_out_so_many_at_a_time() -> None:
@@ -167,7 +167,7 @@ def test_what_is_paused_stays_and_what_is_dropped_goes() -> None:
     assert reader.take(10) == [(1, 0)]
     reader.paused = []
     assert reader.take(1) == [(0, 0)]
-    reader.undelivered.drop([A])
+    reader.buffer.drop([A])
     assert reader.take(10) == []
 
 
@@ -179,11 +179,11 @@ def test_an_error_comes_after_what_was_read_before_it_and_again_until_it_is_drop
         with pytest.raises(PartitionFetchError, match="t-0") as told:
             reader.take(10)
         assert told.value.error is error
-    reader.undelivered.add([fetched(B, batch(1, 1))])
+    reader.buffer.add([fetched(B, batch(1, 1))])
     assert reader.take(10) == [(1, 1)]
     reader.paused = [A]
     assert reader.take(10) == []
-    reader.undelivered.drop([A])
+    reader.buffer.drop([A])
     reader.paused = []
     assert reader.take(10) == []
 
@@ -212,22 +212,22 @@ def test_raw_batches_come_whole_and_from_the_position_on() -> None:
 
 
 def test_records_know_where_they_come_from() -> None:
-    undelivered = FetchBuffer()
-    undelivered.add([fetched(A, batch(5, 1, leader_epoch=3))])
+    buffer = FetchBuffer()
+    buffer.add([fetched(A, batch(5, 1, leader_epoch=3))])
     epochs: list[int] = []
-    [record] = undelivered.take(1, lambda _: False, lambda _, __, epoch: epochs.append(epoch))
+    [record] = buffer.take_records(1, lambda _: False, lambda _, __, epoch: epochs.append(epoch))
     assert record == ConsumerRecord("t", 0, 5, 0, False, None, b"5", (), 3)
     assert epochs == [3]
 
 
 @pytest.mark.parametrize("is_raw", [False, True])
 def test_a_position_knows_the_epoch_of_what_it_passed_though_that_was_not_handed_out(is_raw: bool) -> None:
-    undelivered = FetchBuffer()
-    undelivered.add([fetched(A, batch(0, 2, leader_epoch=3), next_offset=4, leader_epoch=5)])
+    buffer = FetchBuffer()
+    buffer.add([fetched(A, batch(0, 2, leader_epoch=3), next_offset=4, leader_epoch=5)])
     heard: list[tuple[int, ...]] = []
-    undelivered.take(1, lambda _: False, lambda _, *at: heard.append(at))
+    buffer.take_records(1, lambda _: False, lambda _, *at: heard.append(at))
     if is_raw:
-        undelivered.take_raw(lambda _: False, lambda _, *at: heard.append(at))
+        buffer.take_batches(lambda _: False, lambda _, *at: heard.append(at))
     else:
-        undelivered.take(10, lambda _: False, lambda _, *at: heard.append(at))
+        buffer.take_records(10, lambda _: False, lambda _, *at: heard.append(at))
     assert heard == [(1, 3), (4, 5)]
