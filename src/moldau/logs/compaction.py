@@ -129,12 +129,7 @@ class OffsetMap:
 
 
 def clean_batch(
-    batch: Batch,
-    offsets: OffsetMap,
-    *,
-    now_ms: int,
-    delete_retention_ms: int,
-    retain_empty: bool = False,
+    batch: Batch, offsets: OffsetMap, *, now_ms: int, delete_retention_ms: int, retain_empty: bool = False
 ) -> Batch | None:
     """Returns what remains of a batch: itself if nothing changes, a smaller batch, or None.
 

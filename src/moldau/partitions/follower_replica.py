@@ -4,12 +4,7 @@ from collections.abc import Awaitable
 from typing import NamedTuple
 from uuid import UUID
 
-from moldau.errors import (
-    CorruptRecordError,
-    FencedLeaderEpochError,
-    NotLeaderOrFollowerError,
-    StorageError,
-)
+from moldau.errors import CorruptRecordError, FencedLeaderEpochError, NotLeaderOrFollowerError, StorageError
 from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
 from moldau.partitions.follower_state import FollowerState, parse_batches, truncation_offset

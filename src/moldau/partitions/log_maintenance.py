@@ -2,7 +2,7 @@
 disk."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from moldau.errors import MoldauError, StorageError
 from moldau.observe.logging import get_logger
@@ -27,21 +27,14 @@ class LogMaintenance:
         """Whether the last check found the disk full."""
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(
-                self._repeat(
-                    lambda: self._settings.broker.log_retention_check_interval_ms, self.run_retention
-                )
-            ),
-            loop.create_task(
-                self._repeat(lambda: self._settings.broker.log_cleaner_backoff_ms, self.run_compaction)
-            ),
-            loop.create_task(
-                self._repeat(lambda: HIGH_WATERMARK_CHECKPOINT_MS, self.checkpoint_high_watermarks)
-            ),
-            loop.create_task(self._repeat(lambda: DISK_SPACE_CHECK_MS, self.check_disk_space)),
-        ]
+        settings = self._settings
+        rounds: Sequence[tuple[Callable[[], int], Callable[[], Awaitable[None]]]] = (
+            (lambda: settings.broker.log_retention_check_interval_ms, self.run_retention),
+            (lambda: settings.broker.log_cleaner_backoff_ms, self.run_compaction),
+            (lambda: HIGH_WATERMARK_CHECKPOINT_MS, self.checkpoint_high_watermarks),
+            (lambda: DISK_SPACE_CHECK_MS, self.check_disk_space),
+        )
+        self._tasks = [asyncio.create_task(self._repeat(*each)) for each in rounds]
 
     async def stop(self) -> None:
         for task in self._tasks:

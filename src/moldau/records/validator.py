@@ -23,15 +23,7 @@ from moldau.records.batch import (
     Batch,
 )
 from moldau.records.batch_builder import recompress, with_append_time
-from moldau.records.compression import (
-    CODECS_BY_NAME,
-    DECOMPRESSED_BYTES_MAX,
-    GZIP,
-    LZ4,
-    NAMES,
-    NONE,
-    ZSTD,
-)
+from moldau.records.compression import CODECS_BY_NAME, DECOMPRESSED_BYTES_MAX, GZIP, LZ4, NAMES, NONE, ZSTD
 from moldau.records.record import RECORD_BYTES_MIN, section, spans
 from moldau.settings.registry import LONG_MAX
 from moldau.settings.topic import TopicSettings

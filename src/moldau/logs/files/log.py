@@ -26,14 +26,7 @@ from moldau.logs.files.segment import LogSegment
 from moldau.logs.files.segments import LogSegments, RollPolicy
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
-from moldau.logs.store import (
-    EMPTY_SLICES,
-    TRANSIENT_ERRNOS,
-    Log,
-    LogName,
-    RecordSlices,
-    TimestampAndOffset,
-)
+from moldau.logs.store import EMPTY_SLICES, TRANSIENT_ERRNOS, Log, LogName, RecordSlices, TimestampAndOffset
 from moldau.logs.timestamp_lookup import first_record_at_or_after, max_timestamp_record
 from moldau.observe.logging import get_logger
 from moldau.platform.disk import Buffer, Disk
