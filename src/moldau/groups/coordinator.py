@@ -353,9 +353,7 @@ class GroupCoordinator:
 
     async def delete_group(self, group_id: str) -> None:
         await self._submit(
-            group_id,
-            EmptyResponse,
-            lambda shard, now, request_id: shard.delete_group(group_id, request_id),
+            group_id, EmptyResponse, lambda shard, now, request_id: shard.delete_group(group_id, request_id)
         )
 
     async def list_groups(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[ListedGroup]:

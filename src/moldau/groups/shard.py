@@ -8,12 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
 from moldau.coordinator import CoordinatorResult
-from moldau.errors import (
-    GroupIdNotFoundError,
-    GroupSubscribedToTopicError,
-    MoldauError,
-    NonEmptyGroupError,
-)
+from moldau.errors import GroupIdNotFoundError, GroupSubscribedToTopicError, MoldauError, NonEmptyGroupError
 from moldau.groups.classic_group_metadata import ClassicGroupMetadata
 from moldau.groups.group_metadata_manager import GroupMetadataManager
 from moldau.groups.offset_metadata_manager import (

@@ -1,1 +1,1 @@
-"""What a node tells of itself."""
+"""Observability: structured logging."""

@@ -1,7 +1,7 @@
-"""Log lines a person can read: a message and its facts, `log.info("topic created", topic=name, count=3)`.
+"""Structured logging: a message with fields, `log.info("topic created", topic=name, count=3)`.
 
-A thin layer on the standard library's logging, so that its filters and handlers work as ever. Nothing is
-formatted for levels that are off, and the time of a line comes from the clock that `configure` is given.
+A thin layer on the standard library's logging, whose filters and handlers keep working. Disabled levels are not
+formatted, and timestamps come from the clock passed to `configure`.
 """
 
 import json
@@ -17,11 +17,11 @@ COLOURS = {"DEBUG": "\x1b[2m", "INFO": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 WallClock = Callable[[], int]
-"""Milliseconds since 1970, as `platform.clock.wall_ms`."""
+"""Returns milliseconds since 1970."""
 
 
 class Logger:
-    """What `get_logger` gives. Facts are keyword arguments."""
+    """A logger whose keyword arguments are fields of the log line."""
 
     __slots__ = ("_logger",)
 
@@ -41,17 +41,17 @@ class Logger:
         self._write(logging.ERROR, message, fields)
 
     def exception(self, message: str, **fields: Any) -> None:
-        """An error with the traceback of the exception being handled."""
+        """Logs an error with the traceback of the current exception."""
         self._write(logging.ERROR, message, fields, traceback=True)
 
     def _write(self, level: int, message: str, fields: dict[str, Any], *, traceback: bool = False) -> None:
         if self._logger.isEnabledFor(level):
-            # stacklevel: the caller of info(), not this file.
+            # The stack level makes the caller of info() the origin of the line.
             self._logger.log(level, message, extra={FIELDS: fields}, exc_info=traceback or None, stacklevel=3)
 
 
 def get_logger(name: str) -> Logger:
-    """`get_logger("controller")` writes as `moldau.controller`."""
+    """Returns the logger `moldau.<name>`."""
     return Logger(logging.getLogger(f"{ROOT}.{name.removeprefix(f'{ROOT}.')}"))
 
 
@@ -87,7 +87,7 @@ class JsonFormatter(logging.Formatter):
                 _to_datetime(self._clock()).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             )
         line |= {"level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
-        # Facts come last and never hide what every line has.
+        # Fields come last and never replace the standard ones.
         line |= {f"{name}_" if name in line else name: value for name, value in _fields(record).items()}
         if traceback := _traceback(self, record):
             line["traceback"] = traceback
@@ -97,9 +97,9 @@ class JsonFormatter(logging.Formatter):
 def configure(
     *, level: str = "info", style: str = "text", clock: WallClock | None = None, stream: TextIO | None = None
 ) -> None:
-    """Sends all of Moldau's lines to one stream (stderr), replacing what an earlier call set up.
+    """Sends all log lines to one stream, by default stderr, and replaces an earlier configuration.
 
-    Without a clock lines carry no time, which is what a simulation wants.
+    Without a clock, lines have no timestamp; simulations use that.
     """
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
@@ -127,7 +127,7 @@ def _to_datetime(wall_ms: int) -> datetime:
 
 
 def _to_text(value: Any) -> str:
-    """Without addresses: an object that has no text of its own is named by its type."""
+    """Formats a value; objects without their own text are shown as their type, not with a memory address."""
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {value}" if str(value) else type(value).__name__
     kind: Any = type(value)
@@ -137,7 +137,7 @@ def _to_text(value: Any) -> str:
 
 
 def _format_field(value: Any) -> str:
-    """A fact on a text line: quoted where it would not be one word."""
+    """Formats a field of a text line, quoted unless it is one word."""
     if isinstance(value, bool | None):
         return json.dumps(value)
     text = _to_text(value)
@@ -147,5 +147,5 @@ def _format_field(value: Any) -> str:
 
 
 def _escape_message(message: str) -> str:
-    """What a client sent must not look like a line of its own."""
+    """Escapes newlines and control characters, so that data from clients cannot forge log lines."""
     return message if message.isprintable() else json.dumps(message, ensure_ascii=False)

@@ -13,27 +13,20 @@ from moldau.settings.topic import TopicSettings
 from moldau.settings.voters import VoterAddress, parse_voters
 
 START_HERE = "Start here"
-IDENTITY = "Identity"
-CLUSTER = "Cluster"
-REPLICATION = "Replication"
-TOPICS = "Topics"
-LIMITS = "Limits"
-LOG_MAINTENANCE = "Log maintenance"
-CONSUMER_GROUPS = "Consumer groups"
-PROCESS = "Process"
 TOPIC_DEFAULTS = "Topic defaults"
-SECTIONS = (
-    START_HERE,
-    IDENTITY,
-    CLUSTER,
-    REPLICATION,
-    TOPICS,
-    LIMITS,
-    CONSUMER_GROUPS,
-    LOG_MAINTENANCE,
-    PROCESS,
-    TOPIC_DEFAULTS,
-)
+SECTION_STARTS = {
+    "listen": START_HERE,
+    "node.id": "Identity",
+    "controller.quorum.voters": "Cluster",
+    "replica.lag.time.max.ms": "Replication",
+    "num.partitions": "Topics",
+    "socket.request.max.bytes": "Limits",
+    "group.min.session.timeout.ms": "Consumer groups",
+    "producer.id.expiration.ms": "Log maintenance",
+    "log.format": "Process",
+}
+"""Sections of the documentation, by the first setting of each. The settings below are declared in this order."""
+SECTIONS = (*SECTION_STARTS.values(), TOPIC_DEFAULTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +38,6 @@ class BrokerSettings:
         "this machine only; 0.0.0.0 also needs advertised.listeners. Port 0 picks a free port.",
         values="comma-separated host:port or NAME://host:port",
         aliases=(Alias("listeners"),),
-        section=START_HERE,
     )
     advertised_listeners: tuple[str, ...] = setting(
         (),
@@ -53,7 +45,6 @@ class BrokerSettings:
         "Addresses that clients connect to, matched with listen by listener name; if empty, the addresses "
         "of listen.",
         values="comma-separated host:port or NAME://host:port",
-        section=START_HERE,
     )
     data_dir: str = setting(
         "./moldau-data",
@@ -62,14 +53,12 @@ class BrokerSettings:
         aliases=(Alias("log.dirs"), Alias("log.dir")),
         values="a path",
         check=lambda path: None if path else "Value must not be empty",
-        section=START_HERE,
     )
     store: str = setting(
         "files",
         "store",
         "Storage of records: `files` in data.dir, or `memory`, which loses them when the process exits.",
         choices=("files", "memory"),
-        section=START_HERE,
     )
     node_id: int = setting(
         1,
@@ -78,20 +67,17 @@ class BrokerSettings:
         low=0,
         high=INT_MAX,
         aliases=(Alias("broker.id"),),
-        section=IDENTITY,
     )
     cluster_id: str = setting(
         "",
         "cluster.id",
         "Id of the cluster; if empty, it is generated on first startup and stored in data.dir.",
-        section=IDENTITY,
     )
     rack: str = setting(
         "",
         "broker.rack",
         "Rack of this node. Replicas are spread over racks, and consumers can fetch from a replica in their"
         " rack.",
-        section=IDENTITY,
     )
     quorum_voters: tuple[str, ...] = setting(
         (),
@@ -100,14 +86,12 @@ class BrokerSettings:
         "node is the only voter. Change them later with `moldau cluster`: the metadata log stores the "
         "current voters.",
         values="comma-separated id@host:port",
-        section=CLUSTER,
     )
     quorum_bootstrap: tuple[str, ...] = setting(
         (),
         "controller.quorum.bootstrap.servers",
         "Nodes through which a new node that is not listed in controller.quorum.voters finds the cluster.",
         values="comma-separated host:port",
-        section=CLUSTER,
     )
     quorum_fetch_timeout_ms: int = setting(
         1_500,
@@ -117,7 +101,6 @@ class BrokerSettings:
         " 2000.)",
         low=1,
         high=INT_MAX,
-        section=CLUSTER,
     )
     quorum_election_timeout_ms: int = setting(
         500,
@@ -126,7 +109,6 @@ class BrokerSettings:
         "same time. (Kafka's default is 1000.)",
         low=1,
         high=INT_MAX,
-        section=CLUSTER,
     )
     quorum_request_timeout_ms: int = setting(
         1_000,
@@ -134,7 +116,6 @@ class BrokerSettings:
         "How long a voter waits for a response from another voter. (Kafka's default is 2000.)",
         low=1,
         high=INT_MAX,
-        section=CLUSTER,
     )
     broker_heartbeat_interval_ms: int = setting(
         500,
@@ -142,7 +123,6 @@ class BrokerSettings:
         "Interval between heartbeats from a broker to the controller. (Kafka's default is 2000.)",
         low=1,
         high=INT_MAX,
-        section=CLUSTER,
     )
     broker_session_timeout_ms: int = setting(
         3_000,
@@ -152,34 +132,27 @@ class BrokerSettings:
         "9000.)",
         low=1,
         high=INT_MAX,
-        section=CLUSTER,
     )
     inter_broker_listener_name: str = setting(
         "",
         "inter.broker.listener.name",
         "Listener for requests between nodes; if empty, the first listener. If it is set, inter-broker "
         "requests are accepted on this listener only.",
-        section=CLUSTER,
     )
     controlled_shutdown_enable: bool = setting(
-        True,
-        "controlled.shutdown.enable",
-        "Move leadership to other nodes before shutting down.",
-        section=CLUSTER,
+        True, "controlled.shutdown.enable", "Move leadership to other nodes before shutting down."
     )
     auto_leader_rebalance_enable: bool = setting(
         True,
         "auto.leader.rebalance.enable",
         "Move leadership back to the preferred replicas if too many of a broker's preferred partitions are "
         "led by others.",
-        section=CLUSTER,
     )
     leader_imbalance_check_interval_seconds: int = setting(
         300,
         "leader.imbalance.check.interval.seconds",
         "How often the controller checks the leader imbalance.",
         low=1,
-        section=CLUSTER,
     )
     leader_imbalance_per_broker_percentage: int = setting(
         10,
@@ -188,7 +161,6 @@ class BrokerSettings:
         "moved back.",
         low=0,
         high=100,
-        section=CLUSTER,
     )
     placement_policy: str = setting(
         "round-robin",
@@ -197,7 +169,6 @@ class BrokerSettings:
         "which prefers the brokers with the fewest replicas.",
         choices=("round-robin", "load"),
         dynamic=True,
-        section=CLUSTER,
     )
     metadata_snapshot_bytes: int = setting(
         20_971_520,
@@ -205,21 +176,18 @@ class BrokerSettings:
         "Bytes of new metadata records after which a snapshot is written and the older part of the log is "
         "removed.",
         low=1,
-        section=CLUSTER,
     )
     metadata_snapshot_interval_ms: int = setting(
         3_600_000,
         "metadata.log.max.snapshot.interval.ms",
         "Maximum time between two metadata snapshots while the metadata changes; 0 means no limit.",
         low=0,
-        section=CLUSTER,
     )
     replica_lag_time_max_ms: int = setting(
         10_000,
         "replica.lag.time.max.ms",
         "How long a follower may lag behind before it is removed from the ISR. (Kafka's default is 30000.)",
         low=1,
-        section=REPLICATION,
     )
     replica_fetch_max_bytes: int = setting(
         1_048_576,
@@ -228,7 +196,6 @@ class BrokerSettings:
         "larger.",
         low=0,
         high=INT_MAX,
-        section=REPLICATION,
     )
     replica_fetch_response_max_bytes: int = setting(
         10_485_760,
@@ -236,7 +203,6 @@ class BrokerSettings:
         "Maximum bytes in the response to a follower's fetch, over all partitions.",
         low=0,
         high=INT_MAX,
-        section=REPLICATION,
     )
     replica_fetch_wait_max_ms: int = setting(
         500,
@@ -245,7 +211,6 @@ class BrokerSettings:
         "records.",
         low=0,
         high=INT_MAX,
-        section=REPLICATION,
     )
     replica_fetch_backoff_ms: int = setting(
         200,
@@ -253,7 +218,6 @@ class BrokerSettings:
         "Backoff of a follower after a failed fetch. (Kafka's default is 1000.)",
         low=0,
         high=INT_MAX,
-        section=REPLICATION,
     )
     leader_replication_throttled_rate: int = setting(
         LONG_MAX,
@@ -261,7 +225,6 @@ class BrokerSettings:
         "Maximum bytes per second that this broker sends to throttled replicas that are catching up.",
         low=0,
         dynamic=True,
-        section=REPLICATION,
     )
     follower_replication_throttled_rate: int = setting(
         LONG_MAX,
@@ -269,7 +232,6 @@ class BrokerSettings:
         "Maximum bytes per second that this broker fetches for throttled replicas that are catching up.",
         low=0,
         dynamic=True,
-        section=REPLICATION,
     )
     replica_selector_class: str = setting(
         "",
@@ -281,43 +243,25 @@ class BrokerSettings:
             if name.rpartition(".")[2] in ("", "RackAwareReplicaSelector", "LeaderSelector")
             else "No such replica selector"
         ),
-        section=REPLICATION,
     )
     num_partitions: int = setting(
-        1,
-        "num.partitions",
-        "Default number of partitions of a new topic.",
-        low=1,
-        high=INT_MAX,
-        section=TOPICS,
+        1, "num.partitions", "Default number of partitions of a new topic.", low=1, high=INT_MAX
     )
     default_replication_factor: int = setting(
-        1,
-        "default.replication.factor",
-        "Default replication factor of a new topic.",
-        low=1,
-        high=INT_MAX,
-        section=TOPICS,
+        1, "default.replication.factor", "Default replication factor of a new topic.", low=1, high=INT_MAX
     )
     auto_create_topics_enable: bool = setting(
         True,
         "auto.create.topics.enable",
         "Create a topic when a client that allows it first requests its metadata.",
-        section=TOPICS,
     )
-    delete_topic_enable: bool = setting(
-        True,
-        "delete.topic.enable",
-        "Allow clients to delete topics.",
-        section=TOPICS,
-    )
+    delete_topic_enable: bool = setting(True, "delete.topic.enable", "Allow clients to delete topics.")
     socket_request_max_bytes: int = setting(
         104_857_600,
         "socket.request.max.bytes",
         "Maximum size of a request; a connection that announces a larger one is closed.",
         low=1,
         high=INT_MAX,
-        section=LIMITS,
     )
     queued_max_request_bytes: int = setting(
         268_435_456,
@@ -326,7 +270,6 @@ class BrokerSettings:
         "from connections that have requests in progress or send large ones. A dedicated inter-broker "
         "listener has a separate limit of the same size. (Kafka has no limit by default.)",
         low=1,
-        section=LIMITS,
     )
     max_connections: int = setting(
         10_000,
@@ -336,7 +279,6 @@ class BrokerSettings:
         low=1,
         high=INT_MAX,
         dynamic=True,
-        section=LIMITS,
     )
     max_connections_per_ip: int = setting(
         5_000,
@@ -345,14 +287,9 @@ class BrokerSettings:
         low=1,
         high=INT_MAX,
         dynamic=True,
-        section=LIMITS,
     )
     connections_max_idle_ms: int = setting(
-        600_000,
-        "connections.max.idle.ms",
-        "How long a connection may be idle before it is closed.",
-        low=1,
-        section=LIMITS,
+        600_000, "connections.max.idle.ms", "How long a connection may be idle before it is closed.", low=1
     )
     fetch_max_bytes: int = setting(
         57_671_680,
@@ -360,7 +297,6 @@ class BrokerSettings:
         "Maximum bytes of records in one fetch response, regardless of the client's limit.",
         low=1024,
         high=INT_MAX,
-        section=LIMITS,
     )
     max_incremental_fetch_session_cache_slots: int = setting(
         1000,
@@ -369,7 +305,6 @@ class BrokerSettings:
         " in every fetch.",
         low=0,
         high=INT_MAX,
-        section=LIMITS,
     )
     group_min_session_timeout_ms: int = setting(
         6_000,
@@ -378,7 +313,6 @@ class BrokerSettings:
         " more frequent heartbeats.",
         low=0,
         high=INT_MAX,
-        section=CONSUMER_GROUPS,
     )
     group_max_session_timeout_ms: int = setting(
         1_800_000,
@@ -387,7 +321,6 @@ class BrokerSettings:
         "partitions of a failed member unread for longer.",
         low=0,
         high=INT_MAX,
-        section=CONSUMER_GROUPS,
     )
     group_initial_rebalance_delay_ms: int = setting(
         3_000,
@@ -396,15 +329,9 @@ class BrokerSettings:
         "members start together rebalances only once. 0 lets a single consumer start at once.",
         low=0,
         high=INT_MAX,
-        section=CONSUMER_GROUPS,
     )
     group_max_size: int = setting(
-        INT_MAX,
-        "group.max.size",
-        "Maximum number of members of a group.",
-        low=1,
-        high=INT_MAX,
-        section=CONSUMER_GROUPS,
+        INT_MAX, "group.max.size", "Maximum number of members of a group.", low=1, high=INT_MAX
     )
     offset_metadata_max_bytes: int = setting(
         4_096,
@@ -412,7 +339,6 @@ class BrokerSettings:
         "Maximum length of the metadata string of a committed offset.",
         low=0,
         high=INT_MAX,
-        section=CONSUMER_GROUPS,
     )
     offsets_retention_minutes: int = setting(
         10_080,
@@ -422,14 +348,12 @@ class BrokerSettings:
         " at the last commit.",
         low=1,
         high=INT_MAX,
-        section=CONSUMER_GROUPS,
     )
     offsets_retention_check_interval_ms: int = setting(
         600_000,
         "offsets.retention.check.interval.ms",
         "How often groups are checked for expired offsets.",
         low=1,
-        section=CONSUMER_GROUPS,
     )
     offsets_commit_timeout_ms: int = setting(
         5_000,
@@ -437,7 +361,6 @@ class BrokerSettings:
         "How long a group change may take to be committed before the coordinator returns a retriable error.",
         low=1,
         high=INT_MAX,
-        section=CONSUMER_GROUPS,
     )
     offsets_topic_num_partitions: int = setting(
         50,
@@ -445,7 +368,6 @@ class BrokerSettings:
         "Number of partitions of __consumer_offsets. Only used when the topic is created.",
         low=1,
         high=INT_MAX,
-        section=CONSUMER_GROUPS,
     )
     offsets_topic_replication_factor: int = setting(
         1,
@@ -454,7 +376,6 @@ class BrokerSettings:
         "groups cannot work on a single node.)",
         low=1,
         high=INT_MAX,
-        section=CONSUMER_GROUPS,
     )
     offsets_topic_segment_bytes: int = setting(
         104_857_600,
@@ -463,7 +384,6 @@ class BrokerSettings:
         "smaller segments make groups load faster.",
         low=1024,
         high=INT_MAX,
-        section=CONSUMER_GROUPS,
     )
     offsets_load_buffer_size: int = setting(
         5_242_880,
@@ -471,7 +391,6 @@ class BrokerSettings:
         "Bytes of __consumer_offsets that are read at a time when groups are loaded.",
         low=1,
         high=INT_MAX,
-        section=CONSUMER_GROUPS,
     )
     producer_id_expiration_ms: int = setting(
         86_400_000,
@@ -479,20 +398,17 @@ class BrokerSettings:
         "How long the state of an inactive idempotent producer is kept.",
         low=1,
         high=INT_MAX,
-        section=LOG_MAINTENANCE,
     )
     log_retention_check_interval_ms: int = setting(
         300_000,
         "log.retention.check.interval.ms",
         "How often logs are checked for segments to delete.",
         low=1,
-        section=LOG_MAINTENANCE,
     )
     log_cleaner_enable: bool = setting(
         True,
         "log.cleaner.enable",
         "Compact topics whose cleanup.policy includes `compact`. If it is off, they grow without limit.",
-        section=LOG_MAINTENANCE,
     )
     log_cleaner_backoff_ms: int = setting(
         15_000,
@@ -500,28 +416,24 @@ class BrokerSettings:
         "How long the log cleaner pauses if no log needs compaction.",
         low=1,
         dynamic=True,
-        section=LOG_MAINTENANCE,
     )
     log_format: str = setting(
         "text",
         "log.format",
         "Format of log lines: `text` for people, `json` for machines.",
         choices=("text", "json"),
-        section=PROCESS,
     )
     log_level: str = setting(
         "info",
         "log.level",
         "Minimum level of the log lines that are written.",
         choices=("debug", "info", "warning", "error"),
-        section=PROCESS,
     )
     event_loop: str = setting(
         "auto",
         "event.loop",
         "Event loop implementation; `auto` uses uvloop if it is installed.",
         choices=("auto", "uvloop", "asyncio"),
-        section=PROCESS,
     )
     topic_defaults: TopicSettings = field(default_factory=TopicSettings)
     explicitly_set: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
@@ -587,8 +499,13 @@ def _listeners(addresses: tuple[str, ...], setting: str) -> tuple[ListenerEndpoi
 @cache
 def broker_definitions() -> Mapping[str, SettingDefinition]:
     """Returns all broker settings by name, in the order of the documentation."""
-    topic_defaults = map(_broker_wide_definition, setting_definitions(TopicSettings).values())
-    definitions = [*setting_definitions(BrokerSettings).values(), *topic_defaults]
+    definitions = []
+    section = ""
+    for definition in setting_definitions(BrokerSettings).values():
+        section = SECTION_STARTS.get(definition.setting.name, section)
+        setting = dataclasses.replace(definition.setting, section=section)
+        definitions.append(dataclasses.replace(definition, setting=setting))
+    definitions += map(_broker_wide_definition, setting_definitions(TopicSettings).values())
     definitions.sort(key=lambda each: SECTIONS.index(each.setting.section))
     return MappingProxyType({each.setting.name: each for each in definitions})
 

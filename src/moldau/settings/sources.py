@@ -12,11 +12,7 @@ from moldau.errors import InvalidConfigError
 from moldau.settings.broker import BrokerSettings, broker_aliases, broker_definitions, with_values
 from moldau.settings.option_parser import OptionValueError, did_you_mean, parse_integer
 from moldau.settings.registry import Alias, ConfigType, SettingDefinition
-from moldau.settings.values import (
-    describe_allowed_values,
-    format_value,
-    parse_value,
-)
+from moldau.settings.values import describe_allowed_values, format_value, parse_value
 
 ENVIRONMENT_PREFIX = "MOLDAU_"
 CONFIG_VARIABLE = "MOLDAU_CONFIG"

@@ -20,8 +20,7 @@ def spark_master(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port for workers and drivers.")] = DEFAULT_PORT,
     webui_port: Annotated[
-        int,
-        typer.Option("--webui-port", min=0, max=65535, help="Port of the web UI; 0 for any free port."),
+        int, typer.Option("--webui-port", min=0, max=65535, help="Port of the web UI; 0 for any free port.")
     ] = 8080,
 ) -> None:
     """Run the master of a Spark cluster until Ctrl-C.

@@ -36,9 +36,7 @@ def up(
     data_dir: Annotated[
         Path,
         typer.Option(
-            "--data-dir",
-            metavar="DIR",
-            help="Directory for the data, with a subdirectory per node.",
+            "--data-dir", metavar="DIR", help="Directory for the data, with a subdirectory per node."
         ),
     ] = Path("moldau-cluster"),
     sync: Annotated[
