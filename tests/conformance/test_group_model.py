@@ -22,16 +22,16 @@ from moldau.groups.requests import (
     RequestId,
     SyncResponse,
 )
-from support.classic_group import Stage, speaking
+from support.classic_group import GroupHarness, named_protocols
 
 A_DAY_MS = 24 * 3_600_000
 
 PROTOCOLS = [
-    speaking("range"),
-    speaking("range", metadata=b"more"),
-    speaking("range", "sticky"),
-    speaking("sticky", "range"),
-    speaking("sticky"),
+    named_protocols("range"),
+    named_protocols("range", metadata=b"more"),
+    named_protocols("range", "sticky"),
+    named_protocols("sticky", "range"),
+    named_protocols("sticky"),
 ]
 
 instances = st.sampled_from([None, None, "one", "two"])
@@ -64,7 +64,7 @@ class Client:
 class GroupModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.stage: Stage
+        self.harness: GroupHarness
         self.asked: dict[RequestId, Client] = {}
         """The client of each request."""
         self.seen: set[RequestId] = set()
@@ -92,7 +92,9 @@ class GroupModel(RuleBasedStateMachine):
     def begin(
         self, size_max: int, delay_ms: int, first: list[tuple[str | None, tuple[Protocol, ...]]]
     ) -> None:
-        self.stage = Stage(GroupCoordinatorConfig(size_max=size_max, initial_rebalance_delay_ms=delay_ms))
+        self.harness = GroupHarness(
+            GroupCoordinatorConfig(size_max=size_max, initial_rebalance_delay_ms=delay_ms)
+        )
         for instance, protocols in first:
             self.join_new_client(instance, protocols=protocols)
 
@@ -103,8 +105,8 @@ class GroupModel(RuleBasedStateMachine):
         protocols=protocols,
         session_ms=session_ms,
         rebalance_ms=rebalance_ms,
-        asks_for_id=st.booleans(),
-        skips_assignment=st.booleans(),
+        requires_known_member_id=st.booleans(),
+        supports_skipping_assignment=st.booleans(),
     )
     def join_new_client(self, instance: str | None, **how: Any) -> None:
         client = Client(f"member-{len(self.identities)}", instance)
@@ -129,7 +131,7 @@ class GroupModel(RuleBasedStateMachine):
                     self.send_sync(client)
                 else:
                     self.send_heartbeat(client)
-            if self.stage.metadata.state is GroupState.PREPARING_REBALANCE and rounds > 2:
+            if self.harness.metadata.state is GroupState.PREPARING_REBALANCE and rounds > 2:
                 self.advance_to_next_deadline()
 
     @rule(who=anybody)
@@ -144,17 +146,17 @@ class GroupModel(RuleBasedStateMachine):
     def commit(self, who: int) -> None:
         client = self.client(who)
         try:
-            self.stage.commit(client.member_id, generation=client.generation, instance=client.instance)
+            self.harness.commit(client.member_id, generation=client.generation, instance=client.instance)
         except MoldauError:
             return
-        if not self.stage.metadata.is_empty:
+        if not self.harness.metadata.is_empty:
             self.is_a_member(client)
 
     @rule(who=anybody)
     def leave(self, who: int) -> None:
         client = self.client(who)
         self.lose(client)
-        self.expect(client, self.stage.leave(LeavingMember(client.member_id, client.instance)))
+        self.expect(client, self.harness.leave(LeavingMember(client.member_id, client.instance)))
 
     @rule(who=anybody)
     def stop_client(self, who: int) -> None:
@@ -169,28 +171,28 @@ class GroupModel(RuleBasedStateMachine):
 
     @rule(instance=st.sampled_from(["one", "two", "strange"]))
     def remove_static_member(self, instance: str) -> None:
-        self.stage.leave(LeavingMember(UNKNOWN_MEMBER_ID, instance))
+        self.harness.leave(LeavingMember(UNKNOWN_MEMBER_ID, instance))
         self.check_responses()
 
     # Time, log failures and crashes
 
     @rule(delay_ms=st.sampled_from([1, 500, 3_000, 3_000, 6_000, 70_000]))
     def wait(self, delay_ms: int) -> None:
-        self.stage.wait(delay_ms)
+        self.harness.wait(delay_ms)
         self.check_responses()
 
     @rule()
     def advance_to_next_deadline(self) -> None:
-        due_ms = self.stage.group.next_deadline_ms
+        due_ms = self.harness.group.next_deadline_ms
         if due_ms is not None:
-            self.stage.wait(max(0, due_ms - self.stage.now_ms))
+            self.harness.wait(max(0, due_ms - self.harness.now_ms))
             self.check_responses()
 
     @rule(rounds=st.integers(1, 3))
     def fail_log(self, rounds: int) -> None:
-        self.stage.log_fails = True
+        self.harness.log_fails = True
         self.run_clients(rounds)
-        self.stage.log_fails = False
+        self.harness.log_fails = False
 
     @rule()
     def crash(self) -> None:
@@ -199,7 +201,7 @@ class GroupModel(RuleBasedStateMachine):
             client.waits_for = None
         self.told.clear()
         self.fenced.clear()
-        self.stage.crash()
+        self.harness.crash()
         self.check_responses()
 
     # Helpers
@@ -213,10 +215,11 @@ class GroupModel(RuleBasedStateMachine):
 
     def join(self, client: Client, **how: Any) -> None:
         client.protocols = how["protocols"]
-        fresh_id = f"{client.name}-{len(self.identities)}"
-        self.identities[fresh_id] = client.identity
+        new_member_id = f"{client.name}-{len(self.identities)}"
+        self.identities[new_member_id] = client.identity
         self.expect(
-            client, self.stage.join(client.member_id, instance=client.instance, fresh_id=fresh_id, **how)
+            client,
+            self.harness.join(client.member_id, instance=client.instance, new_member_id=new_member_id, **how),
         )
 
     def send_sync(self, client: Client) -> None:
@@ -225,21 +228,21 @@ class GroupModel(RuleBasedStateMachine):
             self.assigned += 1
             assignments = {
                 member_id: f"{self.assigned} for {self.identities[member_id]}".encode()
-                for member_id in self.stage.members
+                for member_id in self.harness.members
             }
-        request_id = self.stage.sync(
+        request_id = self.harness.sync(
             client.member_id, assignments, generation=client.generation, instance=client.instance
         )
         self.expect(client, request_id)
 
     def send_heartbeat(self, client: Client) -> None:
-        request_id = self.stage.heartbeat(
+        request_id = self.harness.heartbeat(
             client.member_id, generation=client.generation, instance=client.instance
         )
-        holder = client.instance and self.stage.group._members.static_member_id(client.instance)
+        holder = client.instance and self.harness.group._members.static_member_id(client.instance)
         if holder is not None and holder != client.member_id:
-            assert self.stage.refused(request_id) is FencedInstanceIdError
-        if self.stage.answer(request_id) is EMPTY_RESPONSE:
+            assert self.harness.error_type(request_id) is FencedInstanceIdError
+        if self.harness.response(request_id) is EMPTY_RESPONSE:
             self.is_a_member(client)
         self.expect(client, request_id)
 
@@ -253,23 +256,25 @@ class GroupModel(RuleBasedStateMachine):
     def check_responses(self) -> None:
         """Checks every response since the last call."""
         self.read_log()
-        for request_id in [each for each in self.asked if each not in self.seen and each in self.stage.lost]:
+        for request_id in [
+            each for each in self.asked if each not in self.seen and each in self.harness.lost
+        ]:
             self.seen.add(request_id)
             self.asked[request_id].waits_for = None
         for request_id in [
-            each for each in self.asked if each not in self.seen and each in self.stage.answers
+            each for each in self.asked if each not in self.seen and each in self.harness.responses
         ]:
             assert request_id not in self.lost_requests, "a crashed coordinator cannot respond"
             self.seen.add(request_id)
-            client, answer = self.asked[request_id], self.stage.answers[request_id]
+            client, response = self.asked[request_id], self.harness.responses[request_id]
             if client.waits_for == request_id:
                 client.waits_for = None
-            if isinstance(answer, JoinResponse):
-                self.check_join_response(client, answer)
-            elif isinstance(answer, SyncResponse):
-                self.check_sync_response(client, answer)
-            elif isinstance(answer, MoldauError):
-                self.check_error(client, answer)
+            if isinstance(response, JoinResponse):
+                self.check_join_response(client, response)
+            elif isinstance(response, SyncResponse):
+                self.check_sync_response(client, response)
+            elif isinstance(response, MoldauError):
+                self.check_error(client, response)
 
     def check_join_response(self, client: Client, reply: JoinResponse) -> None:
         leader = self.identities[reply.leader]
@@ -288,7 +293,7 @@ class GroupModel(RuleBasedStateMachine):
             self.fenced.discard(reply.member_id)
 
     def check_sync_response(self, client: Client, reply: SyncResponse) -> None:
-        assert client.member_id not in self.fenced or client.member_id not in self.stage.members
+        assert client.member_id not in self.fenced or client.member_id not in self.harness.members
         parts = self.parts.setdefault(self.generation_written, {})
         assert parts.setdefault(client.identity, reply.assignment) == reply.assignment
         assert len({part.split()[0] for part in parts.values() if part}) <= 1, (
@@ -309,12 +314,12 @@ class GroupModel(RuleBasedStateMachine):
             self.lose(client)
 
     def is_a_member(self, client: Client) -> None:
-        assert client.member_id in self.stage.members
-        assert client.generation == self.stage.metadata.generation
+        assert client.member_id in self.harness.members
+        assert client.generation == self.harness.metadata.generation
         assert client.member_id not in self.fenced
 
     def read_log(self) -> None:
-        for record in self.stage.log[self.records_seen :]:
+        for record in self.harness.log[self.records_seen :]:
             assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
             assert record.metadata.generation >= self.generation_written, (
@@ -324,13 +329,13 @@ class GroupModel(RuleBasedStateMachine):
             assert len({each.instance_id for each in record.metadata.members if each.instance_id}) == len(
                 [each for each in record.metadata.members if each.instance_id]
             )
-        self.records_seen = len(self.stage.log)
+        self.records_seen = len(self.harness.log)
 
     # Invariants
 
     @invariant()
     def members_are_consistent(self) -> None:
-        group = self.stage.group
+        group = self.harness.group
         members, state = group.metadata.members.by_id, group.metadata.state
         assert (state is GroupState.EMPTY) == (not members) or state is GroupState.PREPARING_REBALANCE
         assert group.metadata.leader in members if members else group.metadata.leader is None
@@ -351,7 +356,7 @@ class GroupModel(RuleBasedStateMachine):
     @invariant()
     def every_member_has_a_deadline(self) -> None:
         """Every member has a pending request or a heartbeat deadline."""
-        group = self.stage.group
+        group = self.harness.group
         watched = group._session_deadlines._deadlines
         for member_id, member in group.metadata.members.by_id.items():
             is_waiting = member_id in group._join.parked or member_id in group._sync.parked
@@ -360,17 +365,17 @@ class GroupModel(RuleBasedStateMachine):
 
     @invariant()
     def size_is_limited(self) -> None:
-        group = self.stage.group
-        assert len(group._join.parked) <= self.stage.config.size_max
+        group = self.harness.group
+        assert len(group._join.parked) <= self.harness.config.size_max
         if group.metadata.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             dynamic = [each for each in group.metadata.members.by_id.values() if not each.is_static]
-            assert len(dynamic) <= self.stage.config.size_max
+            assert len(dynamic) <= self.harness.config.size_max
 
     @invariant()
     def matches_the_log_when_stable(self) -> None:
-        group = self.stage.group
+        group = self.harness.group
         if group.metadata.state is GroupState.STABLE:
-            record = self.stage.log[-1]
+            record = self.harness.log[-1]
             assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
             assert (record.metadata.generation, record.metadata.leader) == (
@@ -383,19 +388,19 @@ class GroupModel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Without further requests, every pending request gets a response and the group becomes empty."""
-        if not hasattr(self, "stage"):
+        if not hasattr(self, "harness"):
             return
-        self.stage.wait(A_DAY_MS)
+        self.harness.wait(A_DAY_MS)
         self.check_responses()
         assert set(self.asked) - self.seen == self.lost_requests - self.seen
-        assert (self.stage.metadata.state, self.stage.group.next_deadline_ms) == (
+        assert (self.harness.metadata.state, self.harness.group.next_deadline_ms) == (
             GroupState.EMPTY,
             None,
         )
-        self.stage.crash()
-        self.stage.wait(A_DAY_MS)
-        assert self.stage.metadata.state is GroupState.EMPTY
-        for record in self.stage.log[-1:]:
+        self.harness.crash()
+        self.harness.wait(A_DAY_MS)
+        assert self.harness.metadata.state is GroupState.EMPTY
+        for record in self.harness.log[-1:]:
             assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
             assert not record.metadata.members, "also in the log"

@@ -10,7 +10,7 @@ from apache_kafka import ApacheKafka, available
 from broker_under_test import Broker
 
 from support.broker_process import BrokerProcess
-from support.classic_group import Stage
+from support.classic_group import GroupHarness
 from support.group_wire import WireGroupHarness
 from transcripts.group_runner import GroupTranscriptRunner
 
@@ -48,9 +48,9 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 class WireTranscriptRunner(GroupTranscriptRunner):
     """A transcript runner that sees what members see: responses, but no log and no state."""
 
-    def __init__(self, stage: WireGroupHarness, restart: Callable[[], None]) -> None:
-        super().__init__(cast(Stage, _Adapted(stage, restart)))
-        self._wire = stage
+    def __init__(self, harness: WireGroupHarness, restart: Callable[[], None]) -> None:
+        super().__init__(cast(GroupHarness, _Adapted(harness, restart)))
+        self._wire = harness
 
     def _let_pass(self, delay_ms: int) -> None:
         self._wire.wait(delay_ms / 1_000 + LATE_S)
@@ -61,13 +61,13 @@ class WireTranscriptRunner(GroupTranscriptRunner):
 
 
 class _Adapted:
-    def __init__(self, stage: WireGroupHarness, restart: Callable[[], None]) -> None:
-        self._stage = stage
+    def __init__(self, harness: WireGroupHarness, restart: Callable[[], None]) -> None:
+        self._harness = harness
         self.crash = restart
         self.now_ms = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stage, name)
+        return getattr(self._harness, name)
 
 
 def seen_by_members(lines: list[str]) -> list[str]:
@@ -83,20 +83,20 @@ def seen_by_members(lines: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
 def test_brokers_match_the_transcript(path: Path, broker: Broker) -> None:
-    stage = WireGroupHarness(broker.bootstrap, path.stem)
-    stage.prepare()
+    harness = WireGroupHarness(broker.bootstrap, path.stem)
+    harness.prepare()
 
     def restart() -> None:
-        stage.close()
+        harness.close()
         broker.stop()
         broker.start()
-        stage.prepare()
+        harness.prepare()
 
-    runner = WireTranscriptRunner(stage, restart)
+    runner = WireTranscriptRunner(harness, restart)
     for command, expected in commands(path.read_text()):
         told = asyncio.run(runner.execute(command))
         assert seen_by_members(told) == seen_by_members(expected), command
-    stage.close()
+    harness.close()
 
 
 def commands(transcript: str) -> Iterator[tuple[str, list[str]]]:

@@ -32,11 +32,11 @@ GROUP = "readers"
 WALL_MS = 1_700_000_000_000
 RANGE = (Protocol("range", b"mine"),)
 
-WAITS = None
+PENDING = None
 """What is known of a request that has not been answered."""
 
 
-def speaking(*names: str, metadata: bytes = b"mine") -> tuple[Protocol, ...]:
+def named_protocols(*names: str, metadata: bytes = b"mine") -> tuple[Protocol, ...]:
     return tuple(Protocol(name, metadata) for name in names)
 
 
@@ -44,14 +44,14 @@ def subscribed_to(*topics: str) -> tuple[Protocol, ...]:
     return (Protocol("range", encode_subscription(Subscription(topics))),)
 
 
-class Stage:
+class GroupHarness:
     def __init__(self, config: GroupCoordinatorConfig | None = None) -> None:
         self.config = config or GroupCoordinatorConfig()
         self.group = ClassicGroup(GROUP, self.config)
         self.now_ms = 1_000
         self.log: list[GroupRecord] = []
         self.log_fails = False
-        self.answers: dict[RequestId, GroupResponse | MoldauError] = {}
+        self.responses: dict[RequestId, GroupResponse | MoldauError] = {}
         self.lost: list[RequestId] = []
         """Whose answer depended on a record that could not be written."""
         self._request_ids = 0
@@ -105,16 +105,16 @@ class Stage:
         protocol_type: str = "consumer",
         session_ms: int = 10_000,
         rebalance_ms: int = 60_000,
-        asks_for_id: bool = False,
-        skips_assignment: bool = True,
+        requires_known_member_id: bool = False,
+        supports_skipping_assignment: bool = True,
         client_host: str = "/10.0.0.1",
-        fresh_id: str | None = None,
+        new_member_id: str | None = None,
     ) -> RequestId:
         self._member_ids += 1
         request = JoinRequest(
             group_id=GROUP,
             member_id=member_id,
-            new_member_id=fresh_id or f"{instance or 'member'}-{self._member_ids}",
+            new_member_id=new_member_id or f"{instance or 'member'}-{self._member_ids}",
             instance_id=instance,
             client_id="client",
             client_host=client_host,
@@ -122,10 +122,10 @@ class Stage:
             rebalance_timeout_ms=rebalance_ms,
             protocol_type=protocol_type,
             protocols=protocols,
-            requires_known_member_id=asks_for_id,
-            supports_skipping_assignment=skips_assignment,
+            requires_known_member_id=requires_known_member_id,
+            supports_skipping_assignment=supports_skipping_assignment,
         )
-        return self._ask(lambda request_id: self.group.join(self.now, request, request_id))
+        return self._submit(lambda request_id: self.group.join(self.now, request, request_id))
 
     def sync(
         self,
@@ -146,17 +146,17 @@ class Stage:
             protocol_name=protocol_name,
             assignments=assignments or {},
         )
-        return self._ask(lambda request_id: self.group.sync(self.now, request, request_id))
+        return self._submit(lambda request_id: self.group.sync(self.now, request, request_id))
 
     def heartbeat(
         self, member_id: str, *, generation: int | None = None, instance: str | None = None
     ) -> RequestId:
         identity = self.identity(member_id, generation=generation, instance=instance)
-        return self._ask(lambda request_id: self.group.heartbeat(self.now, identity, request_id))
+        return self._submit(lambda request_id: self.group.heartbeat(self.now, identity, request_id))
 
     def leave(self, *members: LeavingMember | str) -> RequestId:
         leaving = [LeavingMember(each, None) if isinstance(each, str) else each for each in members]
-        return self._ask(lambda request_id: self.group.leave(self.now, leaving, request_id))
+        return self._submit(lambda request_id: self.group.leave(self.now, leaving, request_id))
 
     def commit(self, member_id: str, *, generation: int | None = None, instance: str | None = None) -> None:
         self.group.validate_offset_commit(
@@ -175,24 +175,24 @@ class Stage:
 
     # Answers
 
-    def answer(self, request_id: RequestId) -> GroupResponse | MoldauError | None:
-        return self.answers.get(request_id)
+    def response(self, request_id: RequestId) -> GroupResponse | MoldauError | None:
+        return self.responses.get(request_id)
 
     def joined(self, request_id: RequestId) -> JoinResponse:
-        answer = self.answers[request_id]
-        assert isinstance(answer, JoinResponse), answer
-        return answer
+        response = self.responses[request_id]
+        assert isinstance(response, JoinResponse), response
+        return response
 
     def assignment(self, request_id: RequestId) -> bytes:
-        answer = self.answers[request_id]
-        assert isinstance(answer, SyncResponse), answer
-        return answer.assignment
+        response = self.responses[request_id]
+        assert isinstance(response, SyncResponse), response
+        return response.assignment
 
-    def refused(self, request_id: RequestId) -> type[Any]:
+    def error_type(self, request_id: RequestId) -> type[Any]:
         """The kind of error it was answered with."""
-        answer = self.answers[request_id]
-        assert isinstance(answer, MoldauError), answer
-        return type(answer)
+        response = self.responses[request_id]
+        assert isinstance(response, MoldauError), response
+        return type(response)
 
     # Whole stories that tests begin with
 
@@ -211,30 +211,30 @@ class Stage:
 
     # Underneath
 
-    def _ask(self, decide: Callable[[RequestId], GroupResult]) -> RequestId:
+    def _submit(self, decide: Callable[[RequestId], GroupResult]) -> RequestId:
         self._request_ids += 1
         request_id = self._request_ids
         try:
             decision = decide(request_id)
         except MoldauError as error:
-            self._note(request_id, error)
+            self._record_response(request_id, error)
         else:
             self._apply_decision(decision)
         return request_id
 
     def _apply_decision(self, decision: GroupResult) -> None:
         if decision.records and self.log_fails:
-            self.lost += [answer.request_id for answer in decision.response]
+            self.lost += [response.request_id for response in decision.response]
             return
         for record in decision.records:
             assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
             self.log.append(record)
             self.group.apply(record.metadata)
-        for answer in decision.response:
-            self._note(answer.request_id, answer.response)
+        for response in decision.response:
+            self._record_response(response.request_id, response.response)
 
-    def _note(self, request_id: RequestId, answer: GroupResponse | MoldauError) -> None:
-        assert request_id not in self.answers, f"ticket {request_id} is answered twice"
+    def _record_response(self, request_id: RequestId, response: GroupResponse | MoldauError) -> None:
+        assert request_id not in self.responses, f"ticket {request_id} is answered twice"
         assert request_id not in self.lost, f"ticket {request_id} is answered after it was lost"
-        self.answers[request_id] = answer
+        self.responses[request_id] = response

@@ -38,7 +38,7 @@ TRANSIENT = {14, 15, 16}
 
 class WireGroupHarness:
     def __init__(self, bootstrap: str, group_id: str, topic: str = "orders") -> None:
-        self.answers: dict[RequestId, GroupResponse | MoldauError] = {}
+        self.responses: dict[RequestId, GroupResponse | MoldauError] = {}
         self.log: list[GroupRecord] = []
         """What is written cannot be seen from here."""
         self._bootstrap = bootstrap
@@ -72,10 +72,10 @@ class WireGroupHarness:
         protocols: tuple[Protocol, ...],
         session_ms: int,
         rebalance_ms: int,
-        asks_for_id: bool,
-        fresh_id: str,
+        requires_known_member_id: bool,
+        new_member_id: str,
     ) -> RequestId:
-        version = 9 if asks_for_id or instance is not None else 3
+        version = 9 if requires_known_member_id or instance is not None else 3
         tree = {
             "group_id": self._group_id,
             "session_timeout": session_ms,
@@ -85,7 +85,7 @@ class WireGroupHarness:
             "protocol_type": "consumer",
             "protocols": [{"name": each.name, "metadata": each.metadata} for each in protocols],
         }
-        return self._ask(JOIN_GROUP, version, tree, fresh_id)
+        return self._ask(JOIN_GROUP, version, tree, new_member_id)
 
     def sync(
         self, member_id: str, assignments: Mapping[str, bytes], *, generation: int, instance: str | None
@@ -126,15 +126,15 @@ class WireGroupHarness:
             if not ready:
                 break
             for each in ready:
-                wire, api, version, fresh_id = self._waiting.pop(sockets[each])
+                wire, api, version, new_member_id = self._waiting.pop(sockets[each])
                 _, answer = wire.receive(api, version)
                 wire.close()
-                arrived[sockets[each]] = (api, fresh_id, answer)
-        for _, fresh_id, answer in arrived.values():
-            self._learn(answer.get("member_id", UNKNOWN_MEMBER_ID), fresh_id)
+                arrived[sockets[each]] = (api, new_member_id, answer)
+        for _, new_member_id, answer in arrived.values():
+            self._learn(answer.get("member_id", UNKNOWN_MEMBER_ID), new_member_id)
         for request_id in sorted(arrived):
             api, _, answer = arrived[request_id]
-            self.answers[request_id] = self._understood(api, answer)
+            self.responses[request_id] = self._understood(api, answer)
 
     def close(self) -> None:
         for wire, _, _, _ in self._waiting.values():
@@ -150,18 +150,18 @@ class WireGroupHarness:
         }
 
     def _ask(
-        self, api: int, version: int, tree: dict[str, Any], fresh_id: str = UNKNOWN_MEMBER_ID
+        self, api: int, version: int, tree: dict[str, Any], new_member_id: str = UNKNOWN_MEMBER_ID
     ) -> RequestId:
         self._request_ids += 1
         wire = WireClient(self._bootstrap)
         wire.send(api, version, tree)
-        self._waiting[self._request_ids] = (wire, api, version, fresh_id)
+        self._waiting[self._request_ids] = (wire, api, version, new_member_id)
         self.gather()
         return self._request_ids
 
-    def _learn(self, member_id: str, fresh_id: str) -> None:
+    def _learn(self, member_id: str, new_member_id: str) -> None:
         if member_id not in self._shown:
-            self._shown[member_id], self._real[fresh_id] = fresh_id, member_id
+            self._shown[member_id], self._real[new_member_id] = new_member_id, member_id
 
     def _understood(self, api: int, answer: dict[str, Any]) -> GroupResponse | MoldauError:
         if answer["error_code"]:

@@ -45,16 +45,16 @@ TOPIC_ID = UUID(int=7)
 
 
 @dataclass
-class Groups:
+class ShardHarness:
     """A state and its log, run as the driver runs them; records go through their bytes."""
 
     state: GroupCoordinatorShard = field(default_factory=lambda: GroupCoordinatorShard(LIMITS))
     log: list[GroupRecord] = field(default_factory=list)
     now_ms: int = 1_000
     request_ids: int = 0
-    answers: dict[int, GroupResponse | MoldauError] = field(default_factory=dict)
+    responses: dict[int, GroupResponse | MoldauError] = field(default_factory=dict)
     fresh_ids: int = 0
-    lose_writes: bool = False
+    fail_writes: bool = False
     """The log takes nothing: who asks gets an error, and nothing is applied."""
 
     @property
@@ -62,37 +62,39 @@ class Groups:
         return Now(self.now_ms, WALL_MS + self.now_ms)
 
     def submit(self, step: Callable[[int], GroupResult]) -> int:
-        """Runs a request's decision; what is answered by it, to whomever, is in `answers`."""
+        """Runs a request's decision; what is answered by it, to whomever, is in `responses`."""
         self.request_ids += 1
         try:
             self.run(step(self.request_ids))
         except MoldauError as error:
-            self.answers[self.request_ids] = error
+            self.responses[self.request_ids] = error
         return self.request_ids
 
     def run(self, decision: GroupResult) -> Sequence[GroupRecord]:
         records = [read for key, value in map(encode, decision.records) if (read := decode(key, value))]
         assert records == list(decision.records)
-        if records and self.lose_writes:
-            for answer in decision.response:
-                self.answers[answer.request_id] = CoordinatorNotAvailableError("the log takes nothing")
+        if records and self.fail_writes:
+            for submit_and_wait in decision.response:
+                self.responses[submit_and_wait.request_id] = CoordinatorNotAvailableError(
+                    "the log takes nothing"
+                )
             return []
         if records:
             self.log += records
             self.state.apply(records, len(self.log))
         for request_id, reply in decision.response:
-            assert request_id not in self.answers, "an answer is given once"
-            self.answers[request_id] = reply
+            assert request_id not in self.responses, "an answer is given once"
+            self.responses[request_id] = reply
         return records
 
-    def answer(self, kind: type[R], step: Callable[[int], GroupResult]) -> R:
-        reply = self.answers[self.submit(step)]
+    def submit_and_wait(self, kind: type[R], step: Callable[[int], GroupResult]) -> R:
+        reply = self.responses[self.submit(step)]
         if isinstance(reply, MoldauError):
             raise reply
         assert isinstance(reply, kind)
         return reply
 
-    def pass_time(self, ms: int) -> None:
+    def advance(self, ms: int) -> None:
         until_ms = self.now_ms + ms
         while (due_ms := self.state.groups.next_deadline_ms) is not None and due_ms <= until_ms:
             self.now_ms = max(due_ms, self.now_ms)
@@ -113,9 +115,9 @@ class Groups:
             written.append(self.run(decision))
         return written
 
-    def restarted(self) -> "Groups":
+    def restarted(self) -> "ShardHarness":
         """The same log on another node, some time later."""
-        after = Groups(log=list(self.log), now_ms=self.now_ms)
+        after = ShardHarness(log=list(self.log), now_ms=self.now_ms)
         after.state.apply(after.log, len(after.log))
         after.run(after.state.groups.on_loaded(after.now))
         return after
@@ -151,11 +153,11 @@ class Groups:
         )
         return self.submit(lambda request_id: self.state.groups.join(self.now, request, request_id))
 
-    def joined(self, group_id: str = "g", **details: object) -> MemberIdentity:
+    def join_alone(self, group_id: str = "g", **details: object) -> MemberIdentity:
         """A member that is alone in its group, which waits for it to sync."""
         request_id = self.join(group_id, **details)  # type: ignore[arg-type]
-        self.pass_time(0)
-        reply = self.answers[request_id]
+        self.advance(0)
+        reply = self.responses[request_id]
         assert isinstance(reply, JoinResponse), reply
         instance_id = details.get("instance_id")
         assert instance_id is None or isinstance(instance_id, str)
@@ -166,20 +168,20 @@ class Groups:
             instance_id=instance_id,
         )
 
-    def member(self, group_id: str = "g", **details: object) -> MemberIdentity:
+    def join_and_sync(self, group_id: str = "g", **details: object) -> MemberIdentity:
         """A member that is alone in its group, which is stable."""
-        identity = self.joined(group_id, **details)
-        self.answer(
+        identity = self.join_alone(group_id, **details)
+        self.submit_and_wait(
             SyncResponse, lambda request_id: self.state.groups.sync(self.now, synced(identity), request_id)
         )
         return identity
 
     def leave(self, identity: MemberIdentity) -> None:
-        assert self.try_to_leave(identity) is None
+        assert self.leave_error(identity) is None
 
-    def try_to_leave(self, identity: MemberIdentity) -> MoldauError | None:
+    def leave_error(self, identity: MemberIdentity) -> MoldauError | None:
         leaving = [LeavingMember(identity.member_id, identity.instance_id)]
-        reply = self.answer(
+        reply = self.submit_and_wait(
             LeaveResponse,
             lambda request_id: self.state.groups.leave(self.now, identity.group_id, leaving, request_id),
         )
@@ -188,7 +190,7 @@ class Groups:
 
     def commit(self, identity: MemberIdentity, *offsets: OffsetToCommit) -> CommitResponse:
         request = CommitRequest(identity=identity, offsets=offsets or (offset("orders", 0, 7),))
-        return self.answer(
+        return self.submit_and_wait(
             CommitResponse, lambda request_id: self.state.commit(self.now, request, request_id)
         )
 
@@ -196,7 +198,7 @@ class Groups:
         self, group_id: str, partitions: Sequence[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset | None]:
         return dict(
-            self.answer(
+            self.submit_and_wait(
                 OffsetsResponse,
                 lambda request_id: self.state.fetch_offsets(group_id, partitions, request_id),
             ).offsets
@@ -209,28 +211,30 @@ class Groups:
         self, group_id: str, *partitions: TopicPartition
     ) -> dict[TopicPartition, MoldauError | None]:
         return dict(
-            self.answer(
+            self.submit_and_wait(
                 DeleteOffsetsResponse,
                 lambda request_id: self.state.delete_offsets(group_id, partitions, request_id),
             ).errors
         )
 
     def delete_group(self, group_id: str) -> None:
-        reply = self.answer(object, lambda request_id: self.state.delete_group(group_id, request_id))
+        reply = self.submit_and_wait(object, lambda request_id: self.state.delete_group(group_id, request_id))
         assert reply == EMPTY_RESPONSE
 
     def describe(self, group_id: str) -> GroupDescription:
-        return self.answer(
+        return self.submit_and_wait(
             GroupDescription, lambda request_id: self.state.groups.describe(group_id, request_id)
         )
 
     def topics_of(self, group_id: str) -> list[str]:
         """What the members of a stable group of consumers read."""
         members = self.describe(group_id).members
-        return [topic for member in members for topic in decode_subscription(member.metadata).topics]
+        return [
+            topic for join_and_sync in members for topic in decode_subscription(join_and_sync.metadata).topics
+        ]
 
     def listed(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[str]:
-        reply = self.answer(
+        reply = self.submit_and_wait(
             ListResponse, lambda request_id: self.state.groups.list_groups(states, types, request_id)
         )
         return [group.group_id for group in reply.groups]
@@ -252,12 +256,12 @@ def offset(topic: str, partition: int, number: int, *, expire_at_ms: int = NO_EX
     return OffsetToCommit(topic, partition, number, -1, "", expire_at_ms, TOPIC_ID)
 
 
-def nobody(group_id: str = "g") -> MemberIdentity:
+def standalone_identity(group_id: str = "g") -> MemberIdentity:
     """A consumer that commits without being a member."""
     return MemberIdentity(group_id=group_id, generation=-1, member_id="", instance_id=None)
 
 
-def claims(
+def with_identity(
     identity: MemberIdentity,
     *,
     generation: int | None = None,

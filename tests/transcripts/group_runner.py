@@ -19,7 +19,7 @@ from moldau.groups.requests import (
     RequestId,
     SyncResponse,
 )
-from support.classic_group import Stage, speaking
+from support.classic_group import GroupHarness, named_protocols
 
 
 class _Actor:
@@ -28,21 +28,21 @@ class _Actor:
     def __init__(self, name: str) -> None:
         self.name = name
         self.instance: str | None = None
-        self.protocols: tuple[Protocol, ...] = speaking("range")
+        self.protocols: tuple[Protocol, ...] = named_protocols("range")
         self.member_id = UNKNOWN_MEMBER_ID
         self.generation = -1
 
 
 class GroupTranscriptRunner:
-    def __init__(self, stage: Stage | None = None) -> None:
-        self._stage = stage or Stage()
+    def __init__(self, harness: GroupHarness | None = None) -> None:
+        self._harness = harness or GroupHarness()
         self._actors: dict[str, _Actor] = {}
-        self._asked: dict[RequestId, tuple[_Actor | None, str]] = {}
+        self._requests: dict[RequestId, tuple[_Actor | None, str]] = {}
         self._emitted: set[RequestId] = set()
         self._ids = 0
         self._written = 0
         self._state = GroupState.EMPTY
-        self._began_ms = self._stage.now_ms
+        self._began_ms = self._harness.now_ms
         self._lines: list[str] = []
 
     async def execute(self, command: str) -> list[str]:
@@ -51,11 +51,13 @@ class GroupTranscriptRunner:
         if words == ["pass"]:
             self._let_pass(_ms(who))
         elif (who, *words) == ("coordinator", "restarts"):
-            self._stage.crash()
-            self._emitted.update(self._asked)
+            self._harness.crash()
+            self._emitted.update(self._requests)
             self._emit_state()
         elif who == "operator":
-            self._ask(None, "remove", self._stage.leave(LeavingMember(UNKNOWN_MEMBER_ID, words[-1])))
+            self._emit_request(
+                None, "remove", self._harness.leave(LeavingMember(UNKNOWN_MEMBER_ID, words[-1]))
+            )
         else:
             actor = self._actors.setdefault(who, _Actor(who))
             getattr(self, f"_{words[0]}")(actor, *words[1:])
@@ -70,45 +72,47 @@ class GroupTranscriptRunner:
             options[word] = "" if word == "at-once" else next(words)
         actor.instance = options.get("static", actor.instance)
         if "speaking" in options:
-            actor.protocols = speaking(*options["speaking"].split(","))
+            actor.protocols = named_protocols(*options["speaking"].split(","))
         self._ids += actor.member_id == UNKNOWN_MEMBER_ID
-        ticket = self._stage.join(
+        request_id = self._harness.join(
             actor.member_id,
             instance=actor.instance,
             protocols=actor.protocols,
             session_ms=_ms(options["session"]),
             rebalance_ms=_ms(options["rebalance"]),
-            asks_for_id="at-once" not in options,
-            fresh_id=f"{actor.name}{self._ids}",
+            requires_known_member_id="at-once" not in options,
+            new_member_id=f"{actor.name}{self._ids}",
         )
-        self._ask(actor, "join", ticket)
+        self._emit_request(actor, "join", request_id)
 
     def _syncs(self, actor: _Actor, *parts: str) -> None:
         given = dict(part.split("=") for part in parts)
         assignments = {
             self._actors[name].member_id: partitions.encode() for name, partitions in given.items()
         }
-        ticket = self._stage.sync(
+        request_id = self._harness.sync(
             actor.member_id, assignments, generation=actor.generation, instance=actor.instance
         )
-        self._ask(actor, "sync", ticket)
+        self._emit_request(actor, "sync", request_id)
 
     def _heartbeats(self, actor: _Actor) -> None:
-        ticket = self._stage.heartbeat(actor.member_id, generation=actor.generation, instance=actor.instance)
-        self._ask(actor, "heartbeat", ticket)
+        request_id = self._harness.heartbeat(
+            actor.member_id, generation=actor.generation, instance=actor.instance
+        )
+        self._emit_request(actor, "heartbeat", request_id)
 
     def _commits(self, actor: _Actor, *of_generation: str) -> None:
         generation = int(of_generation[-1]) if of_generation else actor.generation
         try:
-            self._stage.commit(actor.member_id, generation=generation, instance=actor.instance)
+            self._harness.commit(actor.member_id, generation=generation, instance=actor.instance)
         except MoldauError as error:
             self._emit(actor.name, f"may not commit: {_error_name(error)}")
         else:
             self._emit(actor.name, "may commit")
 
     def _leaves(self, actor: _Actor) -> None:
-        ticket = self._stage.leave(LeavingMember(actor.member_id, actor.instance))
-        self._ask(actor, "leave", ticket)
+        request_id = self._harness.leave(LeavingMember(actor.member_id, actor.instance))
+        self._emit_request(actor, "leave", request_id)
 
     def _restarts(self, actor: _Actor) -> None:
         """Restarts the member's process; the old process, if used again, has the name with a prime."""
@@ -116,25 +120,25 @@ class GroupTranscriptRunner:
         shadow.instance, shadow.member_id = actor.instance, actor.member_id
         shadow.generation, shadow.protocols = actor.generation, actor.protocols
         self._actors[shadow.name] = shadow
-        for ticket, (asker, what) in self._asked.items():
-            if asker is actor and ticket not in self._emitted:
-                self._asked[ticket] = (shadow, what)
+        for request_id, (asker, what) in self._requests.items():
+            if asker is actor and request_id not in self._emitted:
+                self._requests[request_id] = (shadow, what)
         actor.member_id, actor.generation = UNKNOWN_MEMBER_ID, -1
         self._emit(actor.name, "has forgotten who it was")
 
     def _let_pass(self, delay_ms: int) -> None:
-        until_ms = self._stage.now_ms + delay_ms
-        while (due_ms := self._stage.group.next_deadline_ms) is not None and due_ms <= until_ms:
-            self._stage.wait(max(0, due_ms - self._stage.now_ms))
+        until_ms = self._harness.now_ms + delay_ms
+        while (due_ms := self._harness.group.next_deadline_ms) is not None and due_ms <= until_ms:
+            self._harness.wait(max(0, due_ms - self._harness.now_ms))
             self._emit_changes()
-        self._stage.wait(until_ms - self._stage.now_ms)
+        self._harness.wait(until_ms - self._harness.now_ms)
 
     # Output
 
-    def _ask(self, actor: _Actor | None, what: str, ticket: RequestId) -> None:
-        self._asked[ticket] = (actor, what)
+    def _emit_request(self, actor: _Actor | None, what: str, request_id: RequestId) -> None:
+        self._requests[request_id] = (actor, what)
         self._emit_changes()
-        if ticket not in self._emitted:
+        if request_id not in self._emitted:
             assert actor is not None
             self._emit(actor.name, "waits")
 
@@ -142,29 +146,31 @@ class GroupTranscriptRunner:
         self._lines.append(f"{who:<8} {what}")
 
     def _emit_changes(self) -> None:
-        for record in self._stage.log[self._written :]:
+        for record in self._harness.log[self._written :]:
             assert isinstance(record, GroupMetadataRecord)
             metadata = record.metadata
             assert metadata is not None
             parts = " ".join(f"{each.member_id}={each.assignment.decode()}" for each in metadata.members)
             self._emit("log", f"generation {metadata.generation}: {parts or 'nobody'}")
-        self._written = len(self._stage.log)
+        self._written = len(self._harness.log)
         self._emit_state()
-        for ticket, answer in self._stage.answers.items():
-            if ticket not in self._emitted:
-                self._emitted.add(ticket)
-                self._emit_response(*self._asked[ticket], answer)
+        for request_id, answer in self._harness.responses.items():
+            if request_id not in self._emitted:
+                self._emitted.add(request_id)
+                self._emit_response(*self._requests[request_id], answer)
 
     def _emit_state(self) -> None:
-        if self._stage.metadata.state is not self._state:
-            self._state = self._stage.metadata.state
-            seconds = (self._stage.now_ms - self._began_ms) / 1_000
+        if self._harness.metadata.state is not self._state:
+            self._state = self._harness.metadata.state
+            seconds = (self._harness.now_ms - self._began_ms) / 1_000
             self._emit(
                 "group",
-                f"{self._state} at {seconds:g} s, with {', '.join(self._stage.members) or 'nobody'}",
+                f"{self._state} at {seconds:g} s, with {', '.join(self._harness.members) or 'nobody'}",
             )
 
-    def _emit_response(self, actor: _Actor | None, asked: str, answer: GroupResponse | MoldauError) -> None:
+    def _emit_response(
+        self, actor: _Actor | None, requests: str, answer: GroupResponse | MoldauError
+    ) -> None:
         who = "operator" if actor is None else actor.name
         if isinstance(answer, JoinResponse):
             assert actor is not None
@@ -174,15 +180,15 @@ class GroupTranscriptRunner:
             self._emit(who, f"gets {answer.assignment.decode() or 'nothing'}")
         elif isinstance(answer, LeaveResponse):
             [left] = answer.members
-            self._emit(who, f"{asked}: {_error_name(left.error) if left.error else 'done'}")
+            self._emit(who, f"{requests}: {_error_name(left.error) if left.error else 'done'}")
         elif isinstance(answer, MoldauError):
-            self._emit(who, f"{asked}: {_error_name(answer)}")
+            self._emit(who, f"{requests}: {_error_name(answer)}")
             if actor is not None and isinstance(answer, MemberIdRequiredError):
                 actor.member_id = answer.member_id
             elif actor is not None and isinstance(answer, UnknownMemberIdError):
                 actor.member_id = UNKNOWN_MEMBER_ID
         else:
-            self._emit(who, f"{asked}: fine")
+            self._emit(who, f"{requests}: fine")
 
 
 def _format_join(reply: JoinResponse) -> str:

@@ -57,7 +57,7 @@ from support.wire import WireClient
         ("🙂", 1772965, 15),
     ],
 )
-def test_a_group_is_where_kafka_would_look_for_it(group_id: str, code: int, partition: int) -> None:
+def test_groups_have_the_same_partition_as_in_kafka(group_id: str, code: int, partition: int) -> None:
     """The numbers are what Java's String.hashCode and Kafka's Utils.abs give."""
     assert java_hash(group_id) == code
     assert partition_for(group_id, 50) == partition
@@ -131,7 +131,7 @@ async def turns(count: int = 20) -> None:
 # The topic
 
 
-def test_the_first_who_asks_makes_the_topic_and_all_wait_for_the_same_one() -> None:
+def test_concurrent_lookups_create_the_offsets_topic_once() -> None:
     async def scene() -> None:
         async with Broker(settings={"offsets.topic.num.partitions": "5"}) as broker:
             parts = broker.node.broker
@@ -162,7 +162,7 @@ def test_the_first_who_asks_makes_the_topic_and_all_wait_for_the_same_one() -> N
     asyncio.run(scene())
 
 
-def test_a_topic_that_cannot_be_made_is_tried_again_by_the_next_who_asks() -> None:
+def test_a_failed_creation_of_the_offsets_topic_is_retried() -> None:
     async def scene() -> None:
         async with Broker(settings={"offsets.topic.replication.factor": "3"}) as broker:
             groups = broker.node.broker.groups
@@ -174,7 +174,7 @@ def test_a_topic_that_cannot_be_made_is_tried_again_by_the_next_who_asks() -> No
     asyncio.run(scene())
 
 
-def test_groups_go_with_their_topic_and_a_new_one_begins_empty() -> None:
+def test_deleting_the_offsets_topic_deletes_all_groups() -> None:
     async def scene() -> None:
         async with Broker(topics=["orders"]) as broker:
             parts = broker.node.broker
@@ -238,7 +238,7 @@ def test_groups_and_offsets_survive_a_restart(on_files: dict[str, str]) -> None:
     asyncio.run(scene())
 
 
-def test_the_offsets_of_a_deleted_topic_are_forgotten_for_good(on_files: dict[str, str]) -> None:
+def test_offsets_of_a_deleted_topic_are_deleted(on_files: dict[str, str]) -> None:
     async def scene() -> None:
         async with Broker(topics=["orders", "payments"], settings=on_files) as broker:
             parts = broker.node.broker
@@ -258,7 +258,7 @@ def test_the_offsets_of_a_deleted_topic_are_forgotten_for_good(on_files: dict[st
     asyncio.run(scene())
 
 
-def test_a_topic_made_anew_inherits_nothing_though_a_crash_came_before_the_tombstones(
+def test_a_recreated_topic_has_no_offsets_after_a_crash_before_the_tombstones(
     on_files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:
@@ -286,7 +286,7 @@ def test_a_topic_made_anew_inherits_nothing_though_a_crash_came_before_the_tombs
     asyncio.run(scene())
 
 
-def test_groups_that_cannot_be_loaded_for_the_moment_are_loaded_when_they_can(
+def test_loading_is_retried_after_a_transient_error(
     on_files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("moldau.groups.coordinator.LOAD_RETRY_BACKOFF_S", 0.001)
@@ -316,7 +316,7 @@ def test_groups_that_cannot_be_loaded_for_the_moment_are_loaded_when_they_can(
     asyncio.run(scene())
 
 
-def test_groups_that_break_when_they_are_let_go_of_are_loaded_again_all_the_same(
+def test_groups_are_reloaded_after_an_unexpected_unload_error(
     on_files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:
@@ -343,7 +343,7 @@ def test_groups_that_break_when_they_are_let_go_of_are_loaded_again_all_the_same
     asyncio.run(scene())
 
 
-def test_a_topic_deleted_while_groups_are_loaded_is_forgotten_too(
+def test_offsets_of_a_topic_deleted_during_loading_are_deleted(
     on_files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:
@@ -372,7 +372,7 @@ def test_a_topic_deleted_while_groups_are_loaded_is_forgotten_too(
     asyncio.run(scene())
 
 
-def test_a_topic_made_anew_keeps_its_commits_though_the_old_one_is_forgotten_in_a_later_epoch(
+def test_a_recreated_topic_keeps_its_offsets_in_a_later_epoch(
     on_files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene() -> None:
@@ -399,7 +399,7 @@ def test_a_topic_made_anew_keeps_its_commits_though_the_old_one_is_forgotten_in_
     asyncio.run(scene())
 
 
-def test_expired_offsets_are_forgotten_by_themselves() -> None:
+def test_expired_offsets_are_deleted_in_the_background() -> None:
     async def scene() -> None:
         settings = {"offsets.retention.check.interval.ms": "5"}
         async with Broker(topics=["orders"], settings=settings) as broker:
@@ -418,7 +418,7 @@ def test_expired_offsets_are_forgotten_by_themselves() -> None:
 # Names
 
 
-def test_group_ids_that_cannot_be() -> None:
+def test_invalid_group_ids() -> None:
     async def scene() -> None:
         async with Broker() as broker:
             groups = broker.node.broker.groups
@@ -432,7 +432,7 @@ def test_group_ids_that_cannot_be() -> None:
     asyncio.run(scene())
 
 
-def test_what_could_never_be_written_of_a_member_is_not_kept() -> None:
+def test_a_member_too_large_for_a_record_is_rejected() -> None:
     async def scene() -> None:
         async with Broker() as broker:
             groups = broker.node.broker.groups
@@ -447,7 +447,7 @@ def test_what_could_never_be_written_of_a_member_is_not_kept() -> None:
     asyncio.run(scene())
 
 
-def test_why_members_come_and_go_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_join_and_leave_reasons_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         async with Broker() as broker:
             groups = broker.node.broker.groups
@@ -464,7 +464,7 @@ def test_why_members_come_and_go_is_in_the_log(caplog: pytest.LogCaptureFixture)
 # Ending
 
 
-def test_a_node_that_stops_answers_those_who_wait_to_join() -> None:
+def test_stopping_fails_parked_joins() -> None:
     with Broker() as broker:
         with WireClient(broker.bootstrap) as finder:
             finder.request(10, 2, {"key": "g", "key_type": 0})
@@ -478,7 +478,7 @@ def test_a_node_that_stops_answers_those_who_wait_to_join() -> None:
     another.close()
 
 
-def test_whoever_comes_after_the_end_is_sent_away() -> None:
+def test_requests_after_close_fail() -> None:
     async def scene() -> None:
         async with Broker(topics=["orders"]) as broker:
             groups = broker.node.broker.groups
@@ -503,7 +503,7 @@ def sizes(groups: GroupCoordinator) -> tuple[int, int, int]:
     )
 
 
-def test_hundreds_of_joins_and_leaves_leave_nothing_behind() -> None:
+def test_many_joins_and_leaves_leak_nothing() -> None:
     async def scene() -> None:
         async with Broker() as broker:
             groups = broker.node.broker.groups
@@ -524,6 +524,6 @@ def test_hundreds_of_joins_and_leaves_leave_nothing_behind() -> None:
 # Settings
 
 
-def test_session_timeouts_that_leave_no_room_are_refused() -> None:
+def test_conflicting_session_timeout_settings_are_rejected() -> None:
     with pytest.raises(InvalidConfigError, match=r"group\.min\.session\.timeout\.ms"):
         build_settings(flags={"group.min.session.timeout.ms": "100", "group.max.session.timeout.ms": "99"})

@@ -80,7 +80,7 @@ def on_replicas(scene: Callable[[Replicas, Coordinator], Awaitable[None]]) -> No
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_commit_is_answered_when_all_in_sync_replicas_have_it() -> None:
+def test_a_commit_completes_when_all_in_sync_replicas_have_it() -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         answered = coordinator.commit(5)
         await turns()
@@ -94,7 +94,7 @@ def test_a_commit_is_answered_when_all_in_sync_replicas_have_it() -> None:
     on_replicas(scene)
 
 
-def test_offsets_are_there_whoever_leads_next() -> None:
+def test_offsets_survive_a_leader_change() -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         answered = coordinator.commit(5)
         await turns()
@@ -123,7 +123,7 @@ def test_offsets_are_there_whoever_leads_next() -> None:
     on_replicas(scene)
 
 
-def test_a_successor_that_is_succeeded_while_it_loads_serves_nothing() -> None:
+def test_a_leader_replaced_while_loading_stays_inactive() -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         answered = coordinator.commit(5)
         await turns()
@@ -145,7 +145,7 @@ def test_a_successor_that_is_succeeded_while_it_loads_serves_nothing() -> None:
     on_replicas(scene)
 
 
-def test_too_few_replicas_make_the_coordinator_not_available() -> None:
+def test_too_few_in_sync_replicas_return_coordinator_not_available() -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         replicas.image = type(replicas.image)(0, (1, 2, 3), (1,), 1, 0, 5)
         await replicas.publish_image(1)
@@ -155,7 +155,7 @@ def test_too_few_replicas_make_the_coordinator_not_available() -> None:
     on_replicas(scene)
 
 
-def test_without_a_lease_everybody_is_sent_to_look_for_the_coordinator() -> None:
+def test_requests_without_a_lease_return_not_coordinator() -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         answered = coordinator.commit(5)
         await turns()
@@ -179,7 +179,7 @@ def test_without_a_lease_everybody_is_sent_to_look_for_the_coordinator() -> None
     on_replicas(scene)
 
 
-def test_who_waits_when_the_lease_ends_is_sent_to_look_for_the_coordinator_at_once() -> None:
+def test_pending_requests_fail_when_the_lease_expires() -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         answered = coordinator.commit(5)
         await turns()
@@ -192,7 +192,7 @@ def test_who_waits_when_the_lease_ends_is_sent_to_look_for_the_coordinator_at_on
     on_replicas(scene)
 
 
-def test_without_a_lease_groups_that_are_loading_are_not_served_here_either() -> None:
+def test_loading_groups_without_a_lease_return_not_coordinator() -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         loading = Coordinator(replicas, 1)
         replicas.leases[1].valid = False
@@ -213,7 +213,7 @@ async def taken_over(replicas: Replicas, coordinator: Coordinator) -> None:
         await answered
 
 
-def test_a_lease_that_ends_while_groups_are_loaded_only_puts_that_off() -> None:
+def test_loading_resumes_after_the_lease_is_renewed() -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         await taken_over(replicas, coordinator)
         successor = Coordinator(replicas, 2)
@@ -232,7 +232,7 @@ def test_a_lease_that_ends_while_groups_are_loaded_only_puts_that_off() -> None:
     on_replicas(scene)
 
 
-def test_groups_that_wait_for_a_commit_do_not_keep_others_from_being_loaded() -> None:
+def test_a_shard_that_waits_for_a_commit_does_not_block_other_shards() -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         await taken_over(replicas, coordinator)
         other = Replicas((1, 2, 3), min_insync_replicas=2)
@@ -266,7 +266,7 @@ def test_groups_that_wait_for_a_commit_do_not_keep_others_from_being_loaded() ->
     on_replicas(scene)
 
 
-def test_what_was_decided_in_a_former_epoch_is_not_written_in_a_later_one() -> None:
+def test_operations_of_an_earlier_epoch_are_not_written() -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         # The append of the commit waits behind both changes of the leader.
         async with replicas[1]._lock:

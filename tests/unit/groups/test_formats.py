@@ -119,7 +119,7 @@ def unhex(text: str | None) -> bytes | None:
     ("record", "key", "value"),
     [pytest.param(*rest, id=story) for story, *rest in WRITTEN_BY_KAFKA],
 )
-def test_records_are_kafkas_to_the_byte_both_ways(record: GroupRecord, key: str, value: str | None) -> None:
+def test_records_match_kafkas_bytes(record: GroupRecord, key: str, value: str | None) -> None:
     assert decode(bytes.fromhex(key), unhex(value)) == record
     assert encode(record) == (bytes.fromhex(key), unhex(value))
 
@@ -137,12 +137,12 @@ OLDER_OFFSETS = [
 
 
 @pytest.mark.parametrize(("value", "committed"), OLDER_OFFSETS)
-def test_offsets_of_every_older_version_are_read(value: str, committed: CommittedOffset) -> None:
+def test_all_versions_of_offset_values_are_decoded(value: str, committed: CommittedOffset) -> None:
     key, _ = encode(OffsetCommitRecord("g", "t", 0, None))
     assert decode(key, bytes.fromhex(value)) == OffsetCommitRecord("g", "t", 0, committed)
 
 
-def test_a_key_of_version_0_is_read_as_one_of_version_1() -> None:
+def test_a_version_0_key_is_decoded_like_version_1() -> None:
     key, _ = encode(OffsetCommitRecord("g", "t", 3, None))
     assert decode(b"\0\0" + key[2:], None) == OffsetCommitRecord("g", "t", 3, None)
 
@@ -179,7 +179,7 @@ OLDER_BYTES = "00000001 73 00000001 74"
     ],
     ids=["no times, one timeout", "two timeouts", "time of the state", "static members", "flexible"],
 )
-def test_groups_of_every_version_are_read(
+def test_all_versions_of_group_values_are_decoded(
     value: str, state_timestamp_ms: int, rebalance_timeout_ms: int, instance_id: str | None
 ) -> None:
     member = MemberMetadataValue("m", instance_id, "a", "h", rebalance_timeout_ms, 10, b"s", b"t")
@@ -189,12 +189,12 @@ def test_groups_of_every_version_are_read(
 
 
 @pytest.mark.parametrize("version", [-1, 3, 8, 13, 20, 999])
-def test_keys_of_other_kinds_are_passed_over_whatever_is_in_them(version: int) -> None:
+def test_other_record_types_are_ignored(version: int) -> None:
     assert decode(version.to_bytes(2, "big", signed=True) + b"\xff\xff\xff", b"anything") is None
 
 
 @pytest.mark.parametrize("story", WRITTEN_BY_KAFKA, ids=lambda story: story[0])
-def test_a_record_that_is_cut_off_anywhere_is_corrupt(
+def test_a_truncated_record_is_corrupt(
     story: tuple[str, GroupRecord, str, str | None],
 ) -> None:
     _, _, key_text, value_text = story
@@ -207,7 +207,7 @@ def test_a_record_that_is_cut_off_anywhere_is_corrupt(
             decode(key, (value or b"")[:end])
 
 
-def test_a_value_of_a_version_from_the_future_is_refused_not_guessed_at() -> None:
+def test_an_unknown_value_version_is_corrupt() -> None:
     key, value = encode(OffsetCommitRecord("g", "t", 0, CommittedOffset(5, -1, "", 100)))
     assert value is not None
     with pytest.raises(CorruptRecordError, match="version 5 of the value of an offset"):
@@ -216,7 +216,7 @@ def test_a_value_of_a_version_from_the_future_is_refused_not_guessed_at() -> Non
         decode(encode(GroupMetadataRecord("g", None))[0], b"\xff\xff" + value[2:])
 
 
-def test_a_tag_that_is_not_known_is_passed_over() -> None:
+def test_an_unknown_tag_is_ignored() -> None:
     key, value = encode(OffsetCommitRecord("g", "t", 0, CommittedOffset(5, -1, "", 100)))
     assert value is not None
     assert value[-1] == 0, "no tags"
@@ -224,14 +224,14 @@ def test_a_tag_that_is_not_known_is_passed_over() -> None:
     assert decode(key, with_tag) == OffsetCommitRecord("g", "t", 0, CommittedOffset(5, -1, "", 100))
 
 
-def test_an_array_that_says_it_is_huge_costs_nothing() -> None:
+def test_a_huge_array_length_allocates_nothing() -> None:
     key, _ = encode(GroupMetadataRecord("g", None))
     with pytest.raises(CorruptRecordError, match="elements"):
         decode(key, bytes.fromhex("0003 0000 00000000 ffff ffff 0000000000000064 7fffffff"))
 
 
 @given(st.binary(max_size=60), st.none() | st.binary(max_size=120))
-def test_any_bytes_are_a_record_or_corrupt_or_passed_over(key: bytes, value: bytes | None) -> None:
+def test_arbitrary_bytes_are_decoded_ignored_or_corrupt(key: bytes, value: bytes | None) -> None:
     with contextlib.suppress(CorruptRecordError):
         decode(key, value)
 
@@ -260,11 +260,11 @@ records = st.one_of(
 
 
 @given(records)
-def test_what_is_written_is_read_back(record: GroupRecord) -> None:
+def test_encoded_records_decode_to_themselves(record: GroupRecord) -> None:
     assert decode(*encode(record)) == record
 
 
-def test_nothing_read_keeps_the_batch_it_came_from_in_memory() -> None:
+def test_decoded_records_do_not_reference_the_batch() -> None:
     _, _, key, value = WRITTEN_BY_KAFKA[6]
     record = decode(memoryview(bytes.fromhex(key)), memoryview(bytes.fromhex(value or "")))
     assert isinstance(record, GroupMetadataRecord)
@@ -273,6 +273,6 @@ def test_nothing_read_keeps_the_batch_it_came_from_in_memory() -> None:
     assert type(record.metadata.members[0].assignment) is bytes
 
 
-def test_a_name_that_is_too_long_for_the_format_is_refused() -> None:
+def test_a_string_too_long_for_the_format_is_rejected() -> None:
     with pytest.raises(InvalidRequestError, match="too large for a group record"):
         encode(GroupMetadataRecord("g" * 40_000, None))

@@ -1,725 +1,729 @@
-"""A shard: when answers leave, what is said when the log fails, what loading takes and gives, whose timers run."""
+"""All groups of a partition together: who may commit, read and delete offsets, what expires and when, what is given up,
+and what is left after a restart."""
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
 
 from moldau.errors import (
-    CoordinatorLoadInProgressError,
-    CoordinatorNotAvailableError,
+    FencedInstanceIdError,
     GroupIdNotFoundError,
-    InvalidCommitOffsetSizeError,
+    GroupSubscribedToTopicError,
+    IllegalGenerationError,
+    InconsistentGroupProtocolError,
+    InvalidSessionTimeoutError,
+    MemberIdRequiredError,
     MoldauError,
-    NotCoordinatorError,
-    NotEnoughReplicasError,
-    StorageError,
+    NonEmptyGroupError,
+    OffsetMetadataTooLargeError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
 )
-from moldau.groups.formats import decode
-from moldau.groups.records import NO_EXPIRY, OffsetCommitRecord
+from moldau.groups.classic_group_metadata import ClassicGroupMetadata
+from moldau.groups.formats import encode
+from moldau.groups.group_metadata_manager import PENDING_MEMBER_IDS_BYTES_MAX
+from moldau.groups.records import NO_EXPIRY, CommittedOffset, GroupMetadataRecord, OffsetCommitRecord
 from moldau.groups.requests import (
-    NO_GENERATION,
-    UNKNOWN_MEMBER_ID,
     CommitRequest,
     CommitResponse,
-    GroupCoordinatorConfig,
-    GroupDescription,
-    GroupResponse,
-    GroupResult,
     GroupState,
-    JoinRequest,
     JoinResponse,
+    LeaveResponse,
+    LeavingMember,
     MemberIdentity,
-    Now,
-    OffsetsResponse,
     OffsetToCommit,
-    Protocol,
-    SyncRequest,
 )
-from moldau.groups.shard import GroupCoordinatorShard
-from moldau.groups.shard_driver import ShardDriver
-from moldau.logs.memory import MemoryLog
-from moldau.logs.store import LogName
-from moldau.metadata.image import PartitionRegistration
-from moldau.partitions.partition import Partition
-from moldau.platform.clock import SystemClock
-from moldau.records.batch import Batch, split
-from moldau.records.batch_builder import build_batch
-from moldau.records.record import Record, iterate_records
-from moldau.settings.topic import TopicSettings
-
-T = TypeVar("T")
-
-NAME = LogName("__consumer_offsets", 7)
-TOPIC_ID = UUID(int=7)
-LIMITS = GroupCoordinatorConfig(session_timeout_ms_min=1, initial_rebalance_delay_ms=0)
-LONG_MS = 600_000
-PATIENCE_S = 20
+from moldau.groups.shard import TOMBSTONES_BYTES_MAX
+from support.groups import (
+    RETENTION_MS,
+    SESSION_MS,
+    TOPIC_ID,
+    ShardHarness,
+    offset,
+    standalone_identity,
+    synced,
+    with_identity,
+)
 
 
-class GatedLog(MemoryLog):
-    """A log that can be told to wait, or to fail."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(NAME, TOPIC_ID, TopicSettings(**settings), 86_400_000)
-        self.synced = asyncio.Event()
-        self.synced.set()
-        self.append_error: Exception | None = None
-        self.read_error: Exception | None = None
-        self.sync_errors: list[Exception] = []
-        self.offline: str | None = None
-        self.reads = 0
-
-    @property
-    def failure(self) -> str | None:
-        return self.offline
-
-    async def append(self, batches: Sequence[Batch]) -> None:
-        if self.append_error is not None:
-            raise self.append_error
-        await super().append(batches)
-
-    async def flush(self) -> None:
-        await self.synced.wait()
-        if self.sync_errors:
-            raise self.sync_errors.pop()
-        await super().flush()
-
-    async def read(self, *arguments: Any, **more: Any) -> Any:
-        self.reads += 1
-        if self.read_error is not None:
-            raise self.read_error
-        return await super().read(*arguments, **more)
+@pytest.fixture
+def groups() -> ShardHarness:
+    return ShardHarness()
 
 
-def image(leader: int = 1, epoch: int = 3) -> PartitionRegistration:
-    return PartitionRegistration(NAME.partition, (1,), (1,), leader, epoch, epoch)
+# Commits
 
 
-class Stage:
-    """A partition, and the shard on it."""
-
-    def __init__(self, log: GatedLog, partition: Partition, commit_timeout_ms: int) -> None:
-        self.log = log
-        self.partition = partition
-        self.shard = ShardDriver(partition, SystemClock(), commit_timeout_ms=commit_timeout_ms)
-        self.ids = 0
-
-    def commit(
-        self, *offsets: int, group_id: str = "g", metadata: str = "", topic_id: UUID | None = None
-    ) -> "asyncio.Future[GroupResponse]":
-        """Offset by partition, of a consumer in no group."""
-        identity = MemberIdentity(
-            group_id=group_id, generation=NO_GENERATION, member_id=UNKNOWN_MEMBER_ID, instance_id=None
-        )
-        made = [
-            OffsetToCommit("orders", p, offset, -1, metadata, NO_EXPIRY, topic_id)
-            for p, offset in enumerate(offsets)
-        ]
-        request = CommitRequest(identity=identity, offsets=tuple(made))
-        return self.shard.submit(
-            lambda state, now, request_id: state.commit(now, request, request_id), is_commit=True
-        )
-
-    async def offsets(self, group_id: str = "g") -> list[int]:
-        reply = await self.shard.submit(
-            lambda state, now, request_id: state.fetch_offsets(group_id, None, request_id)
-        )
-        assert isinstance(reply, OffsetsResponse)
-        return [each.offset for each in reply.offsets.values() if each is not None]
-
-    def join(self, group_id: str = "g", member_id: str = "", **more: Any) -> "asyncio.Future[GroupResponse]":
-        self.ids += 1
-        details: dict[str, Any] = {
-            "new_member_id": f"member-{self.ids}",
-            "instance_id": None,
-            "client_id": "client",
-            "client_host": "/127.0.0.1",
-            "session_timeout_ms": LONG_MS,
-            "rebalance_timeout_ms": LONG_MS,
-            "protocol_type": "consumer",
-            "protocols": (Protocol("range", b""),),
-            "requires_known_member_id": False,
-            "supports_skipping_assignment": False,
-        }
-        request = JoinRequest(group_id=group_id, member_id=member_id, **{**details, **more})
-        return self.shard.submit(lambda state, now, request_id: state.groups.join(now, request, request_id))
-
-    def sync(
-        self, joined: JoinResponse, group_id: str = "g", assignment: bytes = b"all"
-    ) -> "asyncio.Future[GroupResponse]":
-        request = SyncRequest(
-            group_id=group_id,
-            generation=joined.generation,
-            member_id=joined.member_id,
-            instance_id=None,
-            protocol_type=None,
-            protocol_name=None,
-            assignments={joined.member_id: assignment},
-        )
-        return self.shard.submit(lambda state, now, request_id: state.groups.sync(now, request, request_id))
-
-    async def member(self, group_id: str = "g", **more: Any) -> JoinResponse:
-        joined = await self.join(group_id, **more)
-        assert isinstance(joined, JoinResponse)
-        await self.sync(joined, group_id)
-        return joined
-
-    async def describe(self, group_id: str = "g") -> GroupDescription:
-        reply = await self.shard.submit(
-            lambda state, now, request_id: state.groups.describe(group_id, request_id)
-        )
-        assert isinstance(reply, GroupDescription)
-        return reply
-
-    async def reopened(self, bytes_per_read: int = 1 << 20) -> "Stage":
-        """The same log under a new leader epoch, loaded."""
-        await self.shard.close()
-        await self.partition.apply_image(image(epoch=self.partition.leader_epoch + 1))
-        again = Stage(self.log, self.partition, LONG_MS)
-        await again.shard.load(GroupCoordinatorShard(LIMITS), bytes_per_read)
-        return again
+def test_a_commit_without_membership_creates_an_empty_group(groups: ShardHarness) -> None:
+    assert groups.commit(standalone_identity(), offset("orders", 0, 7)).errors == {("orders", 0): None}
+    assert groups.committed() == {("orders", 0): 7}
+    described = groups.describe("g")
+    assert (described.state, described.protocol_type) == (GroupState.EMPTY, "")
 
 
-def on_stage(
-    scene: Callable[[Stage], Coroutine[Any, Any, T]], *, commit_timeout_ms: int = LONG_MS, **settings: Any
-) -> T:
-    async def run() -> T:
-        log = GatedLog(**settings)
-        partition = Partition(NAME, TOPIC_ID, 1, log, SystemClock())
-        await partition.apply_image(image())
-        stage = Stage(log, partition, commit_timeout_ms)
-        stage.shard.activate(GroupCoordinatorShard(LIMITS), 0)
-        result = await asyncio.wait_for(scene(stage), PATIENCE_S)
-        log.synced.set()
-        await stage.shard.close()
-        await partition.close()
-        return result
-
-    return asyncio.run(run())
+def test_a_commit_is_invisible_until_its_records_are_applied(groups: ShardHarness) -> None:
+    request = CommitRequest(identity=standalone_identity(), offsets=(offset("orders", 0, 7),))
+    decision = groups.state.commit(groups.now, request, 99)
+    assert groups.committed() == {}
+    assert groups.listed() == []
+    groups.run(decision)
+    assert groups.committed() == {("orders", 0): 7}
 
 
-async def turns(count: int = 20) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
+def test_a_member_commits_offsets(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync()
+    groups.commit(identity, offset("orders", 0, 7), offset("orders", 1, 8))
+    assert groups.committed() == {("orders", 0): 7, ("orders", 1): 8}
 
 
-# Answers
+def test_a_commit_rejected_for_all_partitions_writes_nothing(groups: ShardHarness) -> None:
+    written = len(groups.log)
+    too_large = OffsetToCommit("orders", 0, 7, -1, "x" * 4_097, NO_EXPIRY)
+    errors = groups.commit(standalone_identity(), too_large).errors
+    assert isinstance(errors["orders", 0], OffsetMetadataTooLargeError)
+    assert len(groups.log) == written
+    assert groups.listed() == []
 
 
-def test_an_answer_leaves_when_its_records_are_safe_and_not_before() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.log.synced.clear()
-        answered = stage.commit(5)
-        await turns()
-        assert stage.log.end_offset == 1
-        assert not answered.done()
-        looking = asyncio.ensure_future(stage.offsets())
-        await turns()
-        assert not looking.done(), "nobody is shown what a power cut could take back"
-        stage.log.synced.set()
-        reply = await answered
-        assert isinstance(reply, CommitResponse)
-        assert list(reply.errors.values()) == [None]
-        assert await looking == [5]
-
-    on_stage(scene)
+def test_a_commit_of_no_offsets_writes_nothing(groups: ShardHarness) -> None:
+    request = CommitRequest(identity=standalone_identity(), offsets=())
+    assert (
+        groups.submit_and_wait(CommitResponse, lambda t: groups.state.commit(groups.now, request, t)).errors
+        == {}
+    )
+    assert groups.log == []
+    assert groups.listed() == []
 
 
-def test_decisions_do_not_wait_for_each_others_syncs() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.log.synced.clear()
-        answers = [stage.commit(number) for number in range(100)]
-        await turns(500)
-        assert stage.log.end_offset == 100
-        stage.log.synced.set()
-        await asyncio.gather(*answers)
-        assert await stage.offsets() == [99]
-
-    on_stage(scene)
+def test_a_member_cannot_commit_to_a_missing_group(groups: ShardHarness) -> None:
+    identity = MemberIdentity(group_id="gone", generation=3, member_id="m", instance_id=None)
+    with pytest.raises(GroupIdNotFoundError):
+        groups.commit(identity)
 
 
 @pytest.mark.parametrize(
-    ("why", "told"),
+    ("differs", "error"),
     [
-        (NotEnoughReplicasError("two are needed"), CoordinatorNotAvailableError),
-        (StorageError("disk full"), NotCoordinatorError),
+        ({"generation": 9}, IllegalGenerationError),
+        ({"generation": -1}, IllegalGenerationError),
+        ({"member_id": "stranger"}, UnknownMemberIdError),
+        ({"generation": -1, "member_id": ""}, UnknownMemberIdError),
+        ({"instance_id": "i-1", "member_id": "stranger"}, FencedInstanceIdError),
+        ({"instance_id": "i-9"}, UnknownMemberIdError),
     ],
 )
-def test_a_log_that_takes_no_records_is_told_as_kafka_tells_it(
-    why: MoldauError, told: type[MoldauError]
+def test_only_a_member_of_this_generation_commits_to_a_group_that_has_members(
+    groups: ShardHarness, differs: dict[str, object], error: type[MoldauError]
 ) -> None:
-    async def scene(stage: Stage) -> None:
-        stage.log.append_error = why
-        with pytest.raises(told):
-            await stage.commit(5)
-        joined = await stage.join()
-        assert isinstance(joined, JoinResponse)
-        with pytest.raises(told):
-            await stage.sync(joined)
-        stage.log.append_error = None
-        await stage.commit(6, group_id="another")
-        assert await stage.offsets() == []
-        assert await stage.offsets("another") == [6]
-
-    on_stage(scene)
+    identity = groups.join_and_sync(instance_id="i-1")
+    with pytest.raises(error):
+        groups.commit(with_identity(identity, **differs))  # type: ignore[arg-type]
+    assert groups.committed() == {}
 
 
-def test_a_commit_that_does_not_fit_a_batch_is_refused_and_others_are_not() -> None:
-    async def scene(stage: Stage) -> None:
-        with pytest.raises(InvalidCommitOffsetSizeError):
-            await stage.commit(*range(100), metadata="m" * 100)
-        await stage.commit(5)
-        assert await stage.offsets() == [5]
-
-    on_stage(scene, max_message_bytes=2000)
+def test_a_member_that_has_not_synced_yet_cannot_commit(groups: ShardHarness) -> None:
+    identity = groups.join_alone()
+    with pytest.raises(RebalanceInProgressError):
+        groups.commit(identity)
 
 
-def test_an_assignment_that_does_not_fit_a_batch_is_an_error_without_a_name() -> None:
-    async def scene(stage: Stage) -> None:
-        joined = await stage.join()
-        assert isinstance(joined, JoinResponse)
-        with pytest.raises(MoldauError) as refused:
-            await stage.sync(joined, assignment=b"x" * 3000)
-        assert type(refused.value) is MoldauError
-
-    on_stage(scene, max_message_bytes=2000)
+def test_a_commit_without_membership_to_an_empty_group_succeeds(groups: ShardHarness) -> None:
+    groups.leave(groups.join_and_sync())
+    groups.commit(standalone_identity(), offset("orders", 0, 7))
+    assert groups.committed() == {("orders", 0): 7}
 
 
-def test_who_waits_too_long_for_a_sync_is_told_to_try_again() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.log.synced.clear()
-        with pytest.raises(CoordinatorNotAvailableError):
-            await stage.commit(5)
-        with pytest.raises(CoordinatorNotAvailableError):
-            await stage.offsets()
-        stage.log.synced.set()
-        await stage.commit(6)
-        assert await stage.offsets() == [6]
-
-    on_stage(scene, commit_timeout_ms=20)
+def test_a_commit_extends_the_session(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync()
+    for _ in range(3):
+        groups.advance(SESSION_MS - 1)
+        groups.commit(identity)
+    groups.advance(SESSION_MS)
+    with pytest.raises(UnknownMemberIdError):
+        groups.commit(identity)
 
 
-def test_a_request_that_was_given_up_before_it_was_decided_comes_to_nothing() -> None:
-    async def scene(stage: Stage) -> None:
-        async with stage.partition._lock:
-            commit_future, joining = stage.commit(5, group_id="another"), stage.join()
-            for late in (commit_future, joining):
-                with pytest.raises(CoordinatorNotAvailableError):
-                    await late
-        await turns()
-        assert await stage.offsets("another") == [5], "what was decided is written"
-        with pytest.raises(GroupIdNotFoundError):
-            await stage.describe()
-
-    on_stage(scene, commit_timeout_ms=20)
+# Reading offsets
 
 
-def test_after_a_sync_that_failed_for_the_moment_the_groups_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.partitions.log_flusher.FLUSH_RETRY_S_MIN", 0.001)
-
-    async def scene(stage: Stage) -> None:
-        joined = await stage.join()
-        assert isinstance(joined, JoinResponse)
-        stage.log.sync_errors = [StorageError("no descriptors")] * 3
-        await stage.sync(joined)
-        assert (await stage.describe()).state is GroupState.STABLE
-
-    on_stage(scene)
+def test_fetched_offsets_are_in_request_order(
+    groups: ShardHarness,
+) -> None:
+    groups.commit(standalone_identity(), offset("b", 0, 1), offset("a", 0, 2))
+    found = groups.fetch("g", [("b", 0), ("c", 5), ("a", 0)])
+    assert list(found) == [("b", 0), ("c", 5), ("a", 0)]
+    assert [None if each is None else each.offset for each in found.values()] == [1, None, 2]
 
 
-def test_a_caller_that_has_gone_leaves_nothing_behind() -> None:
-    async def scene(stage: Stage) -> None:
-        waiting = asyncio.ensure_future(_awaited(stage.commit(5)))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await turns()
-        assert await stage.offsets() == [5], "what was asked for is done all the same"
-        assert not stage.shard._pending_responses
-        assert not stage.shard._pending_operations
-
-    on_stage(scene)
+def test_all_offsets_are_sorted_by_partition(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity(), offset("b", 10, 1), offset("b", 9, 2), offset("a", 0, 3))
+    assert list(groups.fetch("g")) == [("a", 0), ("b", 9), ("b", 10)]
 
 
-async def _awaited(future: "asyncio.Future[GroupResponse]") -> GroupResponse:
-    return await future
+def test_a_missing_group_has_no_offsets(groups: ShardHarness) -> None:
+    assert groups.fetch("nobody") == {}
+    assert groups.fetch("nobody", [("orders", 0)]) == {("orders", 0): None}
 
 
-# Ending
+def test_a_fetched_offset_has_epoch_and_metadata(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity(), OffsetToCommit("orders", 0, 7, 3, "here", NO_EXPIRY, TOPIC_ID))
+    found = groups.fetch("g")["orders", 0]
+    assert found == CommittedOffset(7, 3, "here", groups.now.wall_ms, NO_EXPIRY, TOPIC_ID)
 
 
-def test_all_who_wait_are_told_when_the_shard_is_unloaded() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.member()
-        parked = stage.join()
-        stage.log.synced.clear()
-        commit_future = stage.commit(5, group_id="another")
-        await turns()
-        assert not parked.done()
-        stage.shard.unload(NotCoordinatorError("elsewhere"))
-        for each in (parked, commit_future):
-            with pytest.raises(NotCoordinatorError, match="elsewhere"):
-                await each
-        with pytest.raises(NotCoordinatorError):
-            stage.commit(6)
-
-    on_stage(scene)
+# Deleting offsets
 
 
-def test_a_partition_that_fails_takes_its_groups_with_it() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.member()
-        parked = stage.join()
-        await turns()
-        stage.partition.guarded_log.mark_offline(StorageError("the disk is gone"))
-        with pytest.raises(NotCoordinatorError):
-            await parked
-        with pytest.raises(NotCoordinatorError):
-            stage.commit(6)
-
-    on_stage(scene)
+def test_deleting_offsets_writes_tombstones_for_existing_offsets_only(
+    groups: ShardHarness,
+) -> None:
+    groups.commit(standalone_identity(), offset("orders", 0, 7), offset("orders", 1, 8))
+    written = len(groups.log)
+    errors = groups.delete_offsets("g", ("orders", 0), ("orders", 5), ("orders", 0))
+    assert errors == {("orders", 0): None, ("orders", 5): None}
+    assert groups.log[written:] == [OffsetCommitRecord("g", "orders", 0, None)]
+    assert groups.committed() == {("orders", 1): 8}
 
 
-def test_a_log_that_goes_offline_at_an_append_takes_its_groups_with_it() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.member()
-        parked = stage.join()
-        stage.log.append_error = StorageError("EIO")
-        stage.log.offline = "EIO"
-        with pytest.raises(NotCoordinatorError):
-            await stage.commit(5, group_id="another")
-        with pytest.raises(NotCoordinatorError):
-            await parked
-
-    on_stage(scene)
+def test_offsets_of_subscribed_topics_are_not_deleted(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync(topics=["orders"])
+    groups.commit(identity, offset("orders", 0, 7), offset("other", 0, 8))
+    errors = groups.delete_offsets("g", ("orders", 0), ("other", 0))
+    assert isinstance(errors["orders", 0], GroupSubscribedToTopicError)
+    assert errors["other", 0] is None
+    assert groups.committed() == {("orders", 0): 7}
 
 
-def test_a_leader_that_is_one_no_more_lets_go() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.member()
-        parked = stage.join()
-        await turns()
-        await stage.partition.apply_image(image(leader=2, epoch=4))
-        with pytest.raises(NotCoordinatorError):
-            await parked
-
-    on_stage(scene)
+def test_an_invalid_subscription_protects_all_offsets(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync(metadata=b"?")
+    groups.commit(identity, offset("other", 0, 8))
+    errors = groups.delete_offsets("g", ("other", 0))
+    assert isinstance(errors["other", 0], GroupSubscribedToTopicError)
 
 
-# Loading
+def test_offsets_of_a_non_consumer_group_with_members_are_not_deleted(groups: ShardHarness) -> None:
+    identity = groups.join_alone(protocol_type="connect")
+    with pytest.raises(NonEmptyGroupError):
+        groups.delete_offsets("g", ("orders", 0))
+    groups.leave(identity)
+    assert groups.delete_offsets("g", ("orders", 0)) == {("orders", 0): None}
 
 
-@pytest.mark.parametrize("bytes_per_read", [1, 500, 1 << 20])
-def test_groups_and_offsets_are_loaded_from_the_log(bytes_per_read: int) -> None:
-    async def scene(stage: Stage) -> None:
-        joined = await stage.member("members")
-        for number in range(50):
-            await stage.commit(number, number + 1, group_id=f"group-{number % 5}")
-        before = await stage.describe("members")
-        reads = stage.log.reads
-        again = await stage.reopened(bytes_per_read)
-        assert again.shard.is_active
-        assert await again.describe("members") == before
-        assert before.state is GroupState.STABLE
-        assert [each.member_id for each in before.members] == [joined.member_id]
-        assert await again.offsets("group-3") == [48, 49]
-        if bytes_per_read == 1:
-            assert stage.log.reads - reads > 50, "in pieces as small as was asked for"
-        await again.commit(100, group_id="group-3")
-        assert await again.offsets("group-3") == [100, 49]
-        await again.shard.close()
-
-    on_stage(scene)
+def test_deleting_offsets_of_a_missing_group_fails(groups: ShardHarness) -> None:
+    with pytest.raises(GroupIdNotFoundError):
+        groups.delete_offsets("nobody", ("orders", 0))
 
 
-def test_while_it_loads_everybody_is_told_so_and_other_work_goes_on() -> None:
-    async def scene(stage: Stage) -> None:
-        await asyncio.gather(*(stage.commit(number, group_id=f"group-{number}") for number in range(3000)))
-        await stage.shard.close()
-        again = Stage(stage.log, stage.partition, LONG_MS)
-        with pytest.raises(CoordinatorLoadInProgressError):
-            again.commit(1)
-        loading = asyncio.ensure_future(again.shard.load(GroupCoordinatorShard(LIMITS), 1 << 20))
-        taken = 0
-        while not loading.done():
-            await asyncio.sleep(0)
-            taken += 1
-            if not loading.done():
-                with pytest.raises(CoordinatorLoadInProgressError):
-                    again.commit(1)
-        assert taken > 5
-        assert await again.offsets("group-2999") == [2999]
-        await again.shard.close()
-
-    on_stage(scene)
+# Deleting groups
 
 
-def test_loading_waits_for_what_is_not_safe_yet() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.log.synced.clear()
-        lost = stage.commit(5)
-        await turns()
-        await stage.shard.close()
-        with pytest.raises(NotCoordinatorError):
-            await lost
-        again = Stage(stage.log, stage.partition, LONG_MS)
-        loading = asyncio.ensure_future(again.shard.load(GroupCoordinatorShard(LIMITS), 1 << 20))
-        await turns()
-        assert again.shard.is_loading
-        stage.log.synced.set()
-        await loading
-        assert await again.offsets() == [5]
-        await again.shard.close()
-
-    on_stage(scene)
+def test_an_empty_group_is_deleted_with_all_its_offsets(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync()
+    groups.commit(identity, offset("orders", 0, 7), offset("other", 1, 8))
+    groups.leave(identity)
+    written = len(groups.log)
+    groups.delete_group("g")
+    assert groups.log[written:] == [
+        OffsetCommitRecord("g", "orders", 0, None),
+        OffsetCommitRecord("g", "other", 1, None),
+        GroupMetadataRecord("g", None),
+    ]
+    assert groups.listed() == []
+    assert groups.fetch("g") == {}
+    assert groups.restarted().listed() == []
 
 
-def _flip(stage: Stage) -> None:
-    data = bytearray(stage.log._batches[1])
-    data[-3] ^= 4
-    stage.log._batches[1] = bytes(data)
+def test_a_group_with_members_is_not_deleted(groups: ShardHarness) -> None:
+    groups.join_and_sync()
+    with pytest.raises(NonEmptyGroupError):
+        groups.delete_group("g")
+    assert groups.describe("g").state is GroupState.STABLE
 
 
-def _put(stage: Stage, key: bytes | None, value: bytes | None) -> None:
-    stage.log._batches[1] = build_batch([Record(key=key, value=value)], base_offset=1)
+def test_deleting_a_missing_group_fails(groups: ShardHarness) -> None:
+    with pytest.raises(GroupIdNotFoundError):
+        groups.delete_group("g")
+    groups.commit(standalone_identity())
+    groups.delete_group("g")
+    with pytest.raises(GroupIdNotFoundError):
+        groups.delete_group("g")
+
+
+def test_a_group_exists_until_its_tombstones_are_written(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity())
+    decision = groups.state.delete_group("g", 99)
+    assert groups.committed() == {("orders", 0): 7}
+    groups.run(decision)
+    assert groups.committed() == {}
+
+
+def test_a_pending_member_of_a_deleted_group_joins_as_new(groups: ShardHarness) -> None:
+    refused = groups.responses[groups.join(requires_known_member_id=True)]
+    assert isinstance(refused, MemberIdRequiredError)
+    groups.delete_group("g")
+    assert isinstance(groups.responses[groups.join(member_id=refused.member_id)], UnknownMemberIdError)
+    assert groups.state.groups.next_deadline_ms is None
+
+
+# Expiry
+
+
+def test_offsets_without_membership_expire_after_their_commit(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity(), offset("orders", 0, 7))
+    groups.advance(RETENTION_MS // 2)
+    groups.commit(standalone_identity(), offset("orders", 1, 8))
+    groups.advance(RETENTION_MS // 2 - 1)
+    assert groups.expire_offsets() == []
+    groups.advance(1)
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 0, None)]
+    groups.advance(RETENTION_MS // 2)
+    assert groups.expire_offsets() == [
+        OffsetCommitRecord("g", "orders", 1, None),
+        GroupMetadataRecord("g", None),
+    ]
+    assert groups.listed() == []
+    assert groups.restarted().listed() == []
+
+
+def test_offsets_expire_after_the_group_became_empty(
+    groups: ShardHarness,
+) -> None:
+    identity = groups.join_and_sync(instance_id="i", session_timeout_ms=1_800_000)
+    groups.commit(identity)
+    groups.advance(RETENTION_MS + 1)
+    groups.leave(identity)
+    groups.advance(RETENTION_MS - 1)
+    assert groups.expire_offsets() == []
+    groups.advance(1)
+    assert groups.expire_offsets() == [
+        OffsetCommitRecord("g", "orders", 0, None),
+        GroupMetadataRecord("g", None),
+    ]
+
+
+def test_a_commit_to_an_old_empty_group_is_kept_for_the_retention_time(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync()
+    groups.commit(identity)
+    groups.leave(identity)
+    groups.advance(RETENTION_MS - 1)
+    groups.commit(standalone_identity(), offset("orders", 1, 8))
+    groups.advance(1)
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 0, None)]
+    assert groups.committed() == {("orders", 1): 8}
+
+
+def test_the_empty_time_of_a_group_survives_a_restart(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync()
+    groups.commit(identity)
+    groups.advance(100)
+    groups.leave(identity)
+    after = groups.restarted()
+    after.advance(RETENTION_MS - 1)
+    assert after.expire_offsets() == []
+    after.advance(1)
+    assert len(after.expire_offsets()) == 2
+
+
+def test_only_offsets_of_unsubscribed_topics_expire(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync(topics=["orders"], session_timeout_ms=1_800_000)
+    groups.commit(identity, offset("orders", 0, 7), offset("former", 0, 8))
+    groups.advance(RETENTION_MS)
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "former", 0, None)]
+    assert groups.describe("g").state is GroupState.STABLE
+
+
+def test_nothing_expires_with_unknown_subscriptions(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync(metadata=b"?", session_timeout_ms=1_800_000)
+    groups.commit(identity)
+    groups.advance(RETENTION_MS)
+    assert groups.expire_offsets() == []
+
+
+def test_nothing_expires_in_a_non_consumer_group_with_members(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity())
+    groups.join_alone(protocol_type="connect", session_timeout_ms=1_800_000)
+    groups.now_ms += RETENTION_MS
+    assert groups.expire_offsets() == []
+
+
+def test_nothing_expires_while_a_group_rebalances(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity(), offset("former", 0, 7))
+    groups.join_alone(session_timeout_ms=1_800_000)
+    groups.now_ms += RETENTION_MS
+    assert groups.expire_offsets() == []
+
+
+def test_a_clients_expiration_timestamp_wins(groups: ShardHarness) -> None:
+    soon, late = groups.now.wall_ms + 100, groups.now.wall_ms + 2 * RETENTION_MS
+    groups.commit(
+        standalone_identity(),
+        offset("orders", 0, 7, expire_at_ms=soon),
+        offset("orders", 1, 8, expire_at_ms=late),
+    )
+    groups.advance(100)
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 0, None)]
+    groups.advance(RETENTION_MS)
+    assert groups.expire_offsets() == []
+    groups.advance(RETENTION_MS)
+    assert groups.expire_offsets() == [
+        OffsetCommitRecord("g", "orders", 1, None),
+        GroupMetadataRecord("g", None),
+    ]
+
+
+def test_an_empty_group_without_offsets_gets_a_tombstone(groups: ShardHarness) -> None:
+    groups.leave(groups.join_and_sync())
+    assert groups.listed() == ["g"]
+    assert groups.expire_offsets() == [GroupMetadataRecord("g", None)]
+    assert groups.listed() == []
+
+
+def test_a_group_with_a_pending_member_is_not_deleted(groups: ShardHarness) -> None:
+    groups.leave(groups.join_and_sync())
+    refused = groups.responses[groups.join(requires_known_member_id=True)]
+    assert isinstance(refused, MemberIdRequiredError)
+    assert groups.expire_offsets() == []
+    groups.advance(SESSION_MS)
+    assert groups.expire_offsets() == [GroupMetadataRecord("g", None)]
+
+
+def test_expiration_is_split_into_batches_with_the_group_last(groups: ShardHarness) -> None:
+    many = [offset("orders", partition, 1) for partition in range(2_000)]
+    groups.commit(standalone_identity("g" * 200), *many)
+    groups.commit(standalone_identity("other"))
+    groups.advance(RETENTION_MS)
+    portions = []
+    while (decision := groups.state.expire_offsets(groups.now)) is not None:
+        portions.append(groups.run(decision))
+    assert len(portions) > 2
+    for portion in portions:
+        sizes = [len(key) + len(value or b"") + 20 for key, value in map(encode, portion)]
+        assert sum(sizes) <= TOMBSTONES_BYTES_MAX
+    assert groups.listed() == []
+    assert sum(map(len, portions)) == 2_000 + 1 + 2
+
+
+def test_a_failed_expiration_step_is_retried_without_blocking_others(
+    groups: ShardHarness,
+) -> None:
+    groups.commit(
+        standalone_identity("first"), *[offset("orders", partition, 1) for partition in range(2_000)]
+    )
+    groups.commit(standalone_identity("second"))
+    groups.advance(RETENTION_MS)
+    lost = groups.state.expire_offsets(groups.now)
+    assert lost is not None
+    assert {record.group_id for record in lost.records} == {"first"}
+    groups.expire_offsets()
+    assert groups.listed() == []
+
+
+def test_expiration_continues_with_a_group_until_it_is_done(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity("big"), *[offset("orders", partition, 1) for partition in range(2_000)])
+    groups.advance(RETENTION_MS)
+    groups.commit(standalone_identity("fresh"))
+    groups.expire_offsets()
+    assert groups.listed() == ["fresh"]
+
+
+def test_no_offset_gets_two_tombstones(groups: ShardHarness) -> None:
+    for name in ("a", "b"):
+        groups.commit(
+            standalone_identity(name), *[offset("orders", partition, 1) for partition in range(1_000)]
+        )
+    groups.advance(RETENTION_MS)
+    forgotten = groups.expire_offsets()
+    assert len(forgotten) == len(set(forgotten)) == 2_002
+
+
+def test_offsets_of_deleted_topics_are_deleted_in_all_groups(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync("live")
+    groups.commit(identity, offset("orders", 0, 7))
+    groups.commit(standalone_identity("solo"), offset("orders", 3, 8), offset("other", 0, 9))
+    assert groups.on_topics_deleted(("orders", TOPIC_ID)) == [
+        [OffsetCommitRecord("live", "orders", 0, None), OffsetCommitRecord("solo", "orders", 3, None)]
+    ]
+    assert groups.committed("live") == {}
+    assert groups.committed("solo") == {("other", 0): 9}
+    assert groups.on_topics_deleted(("orders", TOPIC_ID)) == []
+
+
+def test_a_recreated_topic_keeps_its_offsets(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity(), offset("orders", 0, 7))
+    assert groups.on_topics_deleted(("orders", UUID(int=99)), ("orders", None)) == []
+    assert groups.on_topics_deleted(("orders", TOPIC_ID)) != []
+
+
+def test_deletion_of_topic_offsets_is_split_into_batches(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity(), *[offset("orders", partition, 1) for partition in range(2_000)])
+    portions = groups.on_topics_deleted(("orders", TOPIC_ID))
+    assert len(portions) > 1
+    assert sum(map(len, portions)) == 2_000
+    assert groups.committed() == {}
+
+
+def test_an_expiration_round_covers_all_groups_in_steps(
+    groups: ShardHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moldau.groups.shard.OFFSETS_PER_EXPIRATION_PASS", 10)
+    for number in range(30):
+        groups.commit(standalone_identity(f"fresh-{number}"), offset("orders", 0, 1), offset("orders", 1, 1))
+    groups.commit(standalone_identity("old"), offset("orders", 0, 1, expire_at_ms=groups.now.wall_ms + 1))
+    groups.advance(2)
+    for _ in range(2):
+        decisions = 0
+        while (decision := groups.state.expire_offsets(groups.now)) is not None:
+            groups.run(decision)
+            decisions += 1
+        assert decisions >= 8
+        assert "old" not in groups.listed()
+        assert len(groups.listed()) == 30
+
+
+def test_subscriptions_are_not_decoded_while_nothing_expires(
+    groups: ShardHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = groups.join_and_sync(topics=["other"])
+    groups.commit(identity)
+    monkeypatch.setattr(
+        ClassicGroupMetadata, "subscribed_topics", lambda _: pytest.fail("nobody needs to know")
+    )
+    assert groups.expire_offsets() == []
+    monkeypatch.undo()
+    groups.now_ms += RETENTION_MS
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 0, None)]
+
+
+# Groups that are not there
+
+
+def test_members_of_a_missing_group_are_unknown(groups: ShardHarness) -> None:
+    identity = MemberIdentity(group_id="gone", generation=1, member_id="m", instance_id=None)
+    state, now = groups.state, groups.now
+    assert isinstance(groups.responses[groups.join("gone", member_id="m")], UnknownMemberIdError)
+    with pytest.raises(UnknownMemberIdError):
+        state.groups.heartbeat(now, identity, 90)
+    with pytest.raises(UnknownMemberIdError):
+        state.groups.sync(now, synced(identity), 91)
+    reply = groups.submit_and_wait(
+        LeaveResponse, lambda t: state.groups.leave(now, "gone", [LeavingMember("m", "i")], t)
+    )
+    [left] = reply.members
+    assert (left.member_id, left.instance_id) == ("m", "i")
+    assert isinstance(left.error, UnknownMemberIdError)
+    assert groups.listed() == []
+
+
+def test_describing_a_missing_group_fails(groups: ShardHarness) -> None:
+    with pytest.raises(GroupIdNotFoundError):
+        groups.describe("nobody")
+
+
+def test_a_rejected_join_leaves_no_group(groups: ShardHarness) -> None:
+    request_id = groups.join(session_timeout_ms=1)
+    assert isinstance(groups.responses[request_id], InvalidSessionTimeoutError)
+    request_id = groups.join(protocol_type="")
+    assert isinstance(groups.responses[request_id], InconsistentGroupProtocolError)
+    assert groups.listed() == []
+    assert groups.log == []
+
+
+def test_an_expired_pending_member_leaves_no_group(groups: ShardHarness) -> None:
+    groups.join(requires_known_member_id=True)
+    assert groups.listed() == ["g"]
+    groups.advance(SESSION_MS)
+    assert groups.listed() == []
+    assert groups.state.groups.next_deadline_ms is None
+    assert groups.log == []
+
+
+def test_a_leaving_pending_member_leaves_no_group(groups: ShardHarness) -> None:
+    refused = groups.responses[groups.join(requires_known_member_id=True)]
+    assert isinstance(refused, MemberIdRequiredError)
+    groups.leave(MemberIdentity(group_id="g", generation=-1, member_id=refused.member_id, instance_id=None))
+    assert groups.listed() == []
+
+
+def room_for_ids(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moldau.groups.group_metadata_manager._PENDING_MEMBER_ID_OVERHEAD_BYTES", 1_000)
+    monkeypatch.setattr(
+        "moldau.groups.group_metadata_manager.PENDING_MEMBER_IDS_BYTES_MAX", count * 1_000 + 500
+    )
+
+
+def test_the_oldest_pending_member_ids_expire_above_the_limit(
+    groups: ShardHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room_for_ids(3, monkeypatch)
+    groups.join("committed", requires_known_member_id=True)
+    groups.commit(standalone_identity("committed"))
+    groups.join("joined", requires_known_member_id=True)
+    groups.join("joined", instance_id="i")
+    ids: list[str] = []
+    for name in "abcdde":
+        sent_away = groups.responses[groups.join(name, requires_known_member_id=True)]
+        assert isinstance(sent_away, MemberIdRequiredError)
+        ids.append(sent_away.member_id)
+    assert groups.listed() == ["committed", "joined", "d", "e"]
+    assert len(groups.state.groups._deadlines) == 3, "of the members, and of who is to come"
+    assert len(groups.state.groups._pending_member_ids) == 3
+    assert isinstance(groups.responses[groups.join("c", member_id=ids[2])], UnknownMemberIdError)
+    back = groups.join("d", member_id=ids[3])
+    assert back not in groups.responses, "it is in, and waits"
+
+
+def test_the_limit_of_pending_member_ids_is_in_bytes(groups: ShardHarness) -> None:
+    for number in range(300):
+        groups.join(f"{number:03}" + "x" * 32_000, requires_known_member_id=True)
+    assert sum(map(len, groups.listed())) <= PENDING_MEMBER_IDS_BYTES_MAX
+    assert len(groups.listed()) > 100
+
+
+def test_an_expired_pending_member_id_does_not_block_the_join(
+    groups: ShardHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room_for_ids(1, monkeypatch)
+    identity = groups.join_and_sync()
+    groups.join(requires_known_member_id=True)
+    waiting = groups.join(member_id=identity.member_id)
+    groups.advance(0)
+    assert waiting not in groups.responses, "the one to come is waited for"
+    groups.join("another", requires_known_member_id=True)
+    groups.advance(0)
+    assert isinstance(groups.responses[waiting], JoinResponse)
+
+
+def test_a_rejected_join_keeps_a_group_with_offsets(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity())
+    groups.join(session_timeout_ms=1)
+    assert groups.committed() == {("orders", 0): 7}
+
+
+def test_thousands_of_joins_and_leaves_leak_nothing(groups: ShardHarness) -> None:
+    for number in range(2_000):
+        groups.leave(groups.join_and_sync(f"group-{number}"))
+    groups.expire_offsets()
+    assert groups.listed() == []
+    assert groups.state.groups.next_deadline_ms is None
+    assert len(groups.state.groups._deadlines._heap) < 100
+    assert not groups.state.groups._groups_in_log
+    assert not groups.state.groups._pending_member_ids
+
+
+# Looking at groups
+
+
+def test_list_filters_ignore_case(groups: ShardHarness) -> None:
+    groups.join_and_sync("live")
+    groups.commit(standalone_identity("solo"))
+    assert groups.listed() == ["live", "solo"]
+    assert groups.listed(states=["STABLE "]) == ["live"]
+    assert groups.listed(states=["Empty", "Stable"]) == ["live", "solo"]
+    assert groups.listed(types=["Classic"]) == ["live", "solo"]
+    assert groups.listed(["empty"], ["classic"]) == ["solo"]
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        _flip,
-        lambda stage: _put(stage, b"\x00\x01\x00", b""),
-        lambda stage: _put(stage, None, b"value"),
-        lambda stage: _put(stage, b"\x00\x02\x00\x01g", b"\x00\x03\xff"),
-    ],
-    ids=["a flipped bit", "a torn key", "no key", "a torn value"],
+    ("states", "types"),
+    [(["nonsense"], []), ([""], []), ([], ["nonsense"]), ([], ["consumer"]), ([], [""]), ([], [" classic"])],
 )
-def test_a_log_that_cannot_be_read_is_not_served(damage: Callable[[Stage], None], caplog: Any) -> None:
-    async def scene(stage: Stage) -> None:
-        for number in range(3):
-            await stage.commit(number)
-        damage(stage)
-        again = await stage.reopened()
-        assert not again.shard.is_loading
-        assert not again.shard.is_active
-        assert again.shard.unexpected_errors == 0
-        with pytest.raises(NotCoordinatorError):
-            again.commit(6)
-
-    on_stage(scene)
-    assert "moldau log verify" in caplog.text
-
-
-def test_a_log_that_cannot_be_read_for_the_moment_is_loaded_when_it_can(caplog: Any) -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.commit(5)
-        stage.log.read_error = StorageError("no descriptors")
-        again = await stage.reopened()
-        assert again.shard.is_loading
-        with pytest.raises(CoordinatorLoadInProgressError):
-            again.commit(6)
-        stage.log.read_error = None
-        await again.shard.load(GroupCoordinatorShard(LIMITS), 1 << 20)
-        assert await again.offsets() == [5]
-        await again.shard.close()
-
-    on_stage(scene)
-    assert "loading groups failed, retrying" in caplog.text
-    assert "backup" not in caplog.text
-
-
-def test_a_log_that_is_offline_is_not_waited_for(caplog: Any) -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.commit(5)
-        stage.log.read_error = StorageError("EIO")
-        stage.log.offline = "EIO"
-        again = await stage.reopened()
-        assert not again.shard.is_loading
-        assert not again.shard.is_active
-
-    on_stage(scene)
-    assert "backup" in caplog.text
-
-
-def test_a_new_leader_epoch_ends_the_loading_of_the_old_one(caplog: Any) -> None:
-    async def scene(stage: Stage) -> None:
-        for number in range(3):
-            await stage.commit(number)
-        await stage.shard.close()
-        again = Stage(stage.log, stage.partition, LONG_MS)
-        stage.log.synced.clear()
-        loading = asyncio.ensure_future(again.shard.load(GroupCoordinatorShard(LIMITS), 1))
-        await turns(1)
-        again.shard.unload(NotCoordinatorError("a new epoch"))
-        await stage.partition.apply_image(image(epoch=4))
-        await loading
-        assert not again.shard.is_active
-        assert not again.shard.is_loading
-
-    on_stage(scene)
-    assert "cannot be loaded" not in caplog.text
+def test_unknown_list_filters_match_nothing(
+    groups: ShardHarness, states: list[str], types: list[str]
+) -> None:
+    groups.commit(standalone_identity())
+    assert groups.listed(states, types) == []
 
 
 # Time
 
 
-def test_a_member_that_falls_silent_is_given_up() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.member(session_timeout_ms=20)
-        assert (await stage.describe()).state is GroupState.STABLE
-        while (await stage.describe()).state is not GroupState.EMPTY:
-            await asyncio.sleep(0.005)
-
-    on_stage(scene)
-
-
-def test_the_timers_of_loaded_groups_run() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.member(session_timeout_ms=50)
-        again = await stage.reopened()
-        while (await again.describe()).state is not GroupState.EMPTY:
-            await asyncio.sleep(0.005)
-        await again.shard.close()
-
-    on_stage(scene)
+def test_a_tick_writes_records_of_one_group_only(groups: ShardHarness) -> None:
+    for name in ("a", "b", "c"):
+        groups.join_and_sync(name)
+    groups.now_ms += SESSION_MS + 1
+    decided = []
+    while (due_ms := groups.state.groups.next_deadline_ms) is not None and due_ms <= groups.now_ms:
+        records = groups.run(groups.state.groups.tick(groups.now))
+        assert len({record.group_id for record in records}) <= 1
+        decided += [record.group_id for record in records]
+    assert decided == ["a", "b", "c"]
+    assert groups.listed(states=["Empty"]) == ["a", "b", "c"]
 
 
-def test_timers_try_again_when_the_log_takes_records_again(monkeypatch: Any, caplog: Any) -> None:
-    monkeypatch.setattr("moldau.groups.shard_driver.TICK_BACKOFF_MS", 10)
-
-    async def scene(stage: Stage) -> None:
-        await stage.member(session_timeout_ms=20)
-        stage.log.append_error = StorageError("disk full")
-        while "writing a group change failed" not in caplog.text:
-            await asyncio.sleep(0.005)
-        stage.log.append_error = None
-        while (await stage.describe()).state is not GroupState.EMPTY:
-            await asyncio.sleep(0.005)
-        assert stage.shard.unexpected_errors == 0
-
-    on_stage(scene)
+def test_the_next_deadline_follows_applied_records(groups: ShardHarness) -> None:
+    groups.join_and_sync(session_timeout_ms=3 * SESSION_MS)
+    assert groups.state.groups.next_deadline_ms == groups.now_ms + 3 * SESSION_MS
 
 
-def test_a_bug_in_a_timer_is_counted_and_does_not_keep_the_loop_busy(caplog: Any) -> None:
-    async def scene(stage: Stage) -> None:
-        def breaks(state: GroupCoordinatorShard, now: object) -> Any:
-            raise KeyError("a bug")
-
-        stage.shard.run(breaks)
-        await turns()
-        assert stage.shard.unexpected_errors == 1
-        await stage.commit(5)
-        assert await stage.offsets() == [5]
-
-    on_stage(scene)
+def test_a_tick_before_any_deadline_does_nothing(groups: ShardHarness) -> None:
+    groups.join_and_sync()
+    decision = groups.state.groups.tick(groups.now)
+    assert (list(decision.records), list(decision.response)) == ([], [])
 
 
-# Forgetting
+# Restarts
 
 
-def test_tombstones_that_do_not_fit_one_batch_come_in_several() -> None:
-    async def scene(stage: Stage) -> None:
-        for start in range(0, 100, 10):
-            await asyncio.gather(*(stage.commit(*range(9), group_id=f"g{start + n}") for n in range(10)))
-        written = len(stage.log._batches)
-        stage.shard.on_topics_deleted([("orders", None)])
-        await turns(200)
-        assert not stage.shard.deleted_topics
-        assert await stage.offsets("g42") == []
-        offset_tombstones = [
-            decode(record.key or b"", record.value)
-            for data in stage.log._batches[written:]
-            for batch in split(data)
-            for record in iterate_records(batch)
-        ]
-        assert len(offset_tombstones) == 900
-        assert all(
-            isinstance(each, OffsetCommitRecord) and each.committed is None for each in offset_tombstones
-        )
-        assert len(stage.log._batches) - written > 10
-
-    on_stage(scene, max_message_bytes=2000)
+def test_groups_and_offsets_are_the_same_after_a_restart(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync("live", instance_id="i")
+    groups.commit(identity, offset("orders", 0, 7))
+    groups.commit(standalone_identity("solo"), offset("orders", 1, 8))
+    groups.leave(groups.join_and_sync("left"))
+    after = groups.restarted()
+    assert after.listed() == groups.listed()
+    for name in groups.listed():
+        assert after.describe(name) == groups.describe(name)
+        assert after.fetch(name) == groups.fetch(name)
+    after.commit(identity, offset("orders", 0, 9))
+    assert after.committed("live") == {("orders", 0): 9}
 
 
-def test_what_could_not_be_forgotten_is_tried_again() -> None:
-    async def scene(stage: Stage) -> None:
-        await stage.commit(5)
-        stage.log.append_error = StorageError("disk full")
-        stage.shard.on_topics_deleted([("orders", None)])
-        await turns()
-        assert await stage.offsets() == [5]
-        stage.log.append_error = None
-        stage.shard.cleanup()
-        await turns()
-        assert await stage.offsets() == []
-        assert not stage.shard.deleted_topics
-
-    on_stage(scene)
+def test_sessions_restart_after_a_restart(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync()
+    groups.now_ms += 10 * SESSION_MS
+    after = groups.restarted()
+    assert after.state.groups.next_deadline_ms == after.now_ms + SESSION_MS
+    after.commit(identity)
+    after.advance(SESSION_MS)
+    assert after.describe("g").state is GroupState.EMPTY
 
 
-def test_what_is_committed_of_a_topic_made_anew_is_not_forgotten_with_the_old_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now_ms = 1_000
-    monkeypatch.setattr(SystemClock, "wall_ms", lambda _: now_ms)
-
-    async def scene(stage: Stage) -> None:
-        nonlocal now_ms
-        await stage.commit(5, group_id="old")
-        stage.log.append_error = StorageError("disk full")
-        stage.shard.on_topics_deleted([("orders", None)])
-        await turns()
-        stage.log.append_error = None
-        now_ms += 1
-        await stage.commit(7, group_id="new")
-        stage.shard.cleanup()
-        await turns()
-        assert [await stage.offsets(group_id) for group_id in ("old", "new")] == [[], [7]]
-        assert not stage.shard.deleted_topics
-
-    on_stage(scene)
+def test_a_group_without_offsets_and_record_is_gone_after_a_restart(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity())
+    groups.delete_offsets("g", ("orders", 0))
+    assert groups.restarted().listed() == []
 
 
-def test_two_topics_of_one_name_that_are_no_more_are_both_forgotten() -> None:
-    async def scene(stage: Stage) -> None:
-        first, second, third = (UUID(int=number) for number in (1, 2, 3))
-        for group_id, topic_id in (("a", first), ("b", second), ("c", third)):
-            await stage.commit(5, group_id=group_id, topic_id=topic_id)
-        stage.log.append_error = StorageError("disk full")
-        stage.shard.on_topics_deleted([("orders", first)])
-        stage.shard.on_topics_deleted([("orders", second)])
-        await turns()
-        stage.log.append_error = None
-        stage.shard.cleanup()
-        await turns()
-        assert [await stage.offsets(group_id) for group_id in "abc"] == [[], [], [5]]
-        assert not stage.shard.deleted_topics
-
-    on_stage(scene)
+def test_a_group_reused_after_its_tombstone_survives_a_restart(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity(), offset("orders", 0, 7))
+    groups.delete_group("g")
+    groups.commit(standalone_identity(), offset("orders", 1, 8))
+    assert groups.restarted().committed() == {("orders", 1): 8}
 
 
-def test_upkeep_comes_to_all_groups_in_steps_between_which_requests_are_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("moldau.groups.shard.OFFSETS_PER_EXPIRATION_PASS", 4)
+def test_compaction_does_not_change_the_state(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync()
+    for number in range(5):
+        groups.commit(identity, offset("orders", 0, number), offset("orders", 1, number))
+    groups.commit(standalone_identity("dead"))
+    groups.delete_group("dead")
+    groups.delete_offsets("g", ("other", 1))
+    newest = {encode(record)[0]: record for record in groups.log}
+    compacted = ShardHarness(now_ms=groups.now_ms)
+    compacted.log = [record for record in newest.values() if encode(record)[1] is not None]
+    after = compacted.restarted()
+    assert after.listed() == groups.listed() == ["g"]
+    assert after.fetch("g") == groups.fetch("g")
+    assert after.describe("g") == groups.describe("g")
 
-    async def scene(stage: Stage) -> None:
-        for number in range(100):
-            await stage.commit(number, group_id=f"group-{number}")
-        looks = 0
 
-        def counted(state: GroupCoordinatorShard, now: Now) -> GroupResult | None:
-            nonlocal looks
-            looks += 1
-            return state.expire_offsets(now)
-
-        stage.shard.run_repeatedly(counted)
-        assert await stage.offsets("group-7") == [7]
-        assert looks < 5
-        while stage.shard._pending_operations:
-            await asyncio.sleep(0)
-        assert looks == 51
-
-    on_stage(scene)
+def test_a_group_continues_after_a_failed_write(groups: ShardHarness) -> None:
+    identity = groups.join_and_sync()
+    groups.now_ms += SESSION_MS
+    lost = groups.state.groups.tick(groups.now)
+    assert lost.records, "the group became empty, and nobody will ever know"
+    assert groups.restarted().describe("g").state is GroupState.STABLE
+    again = groups.join_and_sync()
+    assert again.generation > identity.generation
+    groups.commit(again)
+    assert groups.committed() == {("orders", 0): 7}

@@ -21,7 +21,7 @@ def committed(offset: int = 1, *, topic_id: UUID | None = None) -> CommittedOffs
     return CommittedOffset(offset, -1, "", 1_000, NO_EXPIRY, topic_id)
 
 
-def test_the_newest_commit_of_a_partition_counts() -> None:
+def test_the_latest_commit_of_a_partition_wins() -> None:
     offsets = OffsetMetadataManager()
     offsets.apply(OffsetCommitRecord("g", "t", 0, committed(1)))
     offsets.apply(OffsetCommitRecord("g", "t", 0, committed(2)))
@@ -29,13 +29,13 @@ def test_the_newest_commit_of_a_partition_counts() -> None:
 
 
 @pytest.mark.parametrize("place", [("other", "t", 0), ("g", "other", 0), ("g", "t", 1)])
-def test_groups_topics_and_partitions_are_kept_apart(place: tuple[str, str, int]) -> None:
+def test_offsets_are_separate_per_group_topic_and_partition(place: tuple[str, str, int]) -> None:
     offsets = OffsetMetadataManager()
     offsets.apply(OffsetCommitRecord("g", "t", 0, committed()))
     assert offsets.get(*place) is None
 
 
-def test_a_tombstone_forgets_one_offset_and_the_last_one_the_group() -> None:
+def test_tombstones_delete_offsets() -> None:
     offsets = OffsetMetadataManager()
     for partition in (0, 1):
         offsets.apply(OffsetCommitRecord("g", "t", partition, committed()))
@@ -46,7 +46,7 @@ def test_a_tombstone_forgets_one_offset_and_the_last_one_the_group() -> None:
     assert list(offsets.offsets_of_group("g")) == []
 
 
-def test_a_tombstone_for_what_is_not_there_changes_nothing() -> None:
+def test_a_tombstone_of_a_missing_offset_changes_nothing() -> None:
     offsets = OffsetMetadataManager()
     offsets.apply(OffsetCommitRecord("g", "t", 0, committed()))
     for place in (("g", "t", 5), ("g", "other", 0), ("other", "t", 0)):
@@ -54,7 +54,7 @@ def test_a_tombstone_for_what_is_not_there_changes_nothing() -> None:
     assert list(offsets.offsets_of_group("g")) == [(("t", 0), committed())]
 
 
-def test_offsets_of_a_topic_are_not_those_of_another_with_the_same_name() -> None:
+def test_topics_of_the_same_name_have_separate_offsets() -> None:
     offsets = OffsetMetadataManager()
     offsets.apply(OffsetCommitRecord("known", "t", 0, committed(topic_id=FIRST_ID)))
     offsets.apply(OffsetCommitRecord("newer", "t", 0, committed(topic_id=SECOND_ID)))
@@ -66,7 +66,7 @@ def test_offsets_of_a_topic_are_not_those_of_another_with_the_same_name() -> Non
     assert list(offsets.topics()) == [("t", FIRST_ID), ("t", SECOND_ID), ("t", None), ("u", FIRST_ID)]
 
 
-def test_a_topic_is_known_by_the_newest_commits_and_no_longer_than_there_are_any() -> None:
+def test_a_topic_is_listed_while_it_has_offsets() -> None:
     offsets = OffsetMetadataManager()
     for partition in (0, 1):
         offsets.apply(OffsetCommitRecord("g", "t", partition, committed(topic_id=FIRST_ID)))
@@ -82,7 +82,7 @@ def test_a_topic_is_known_by_the_newest_commits_and_no_longer_than_there_are_any
     assert list(offsets.partitions_of_topic(("nobody's", FIRST_ID))) == []
 
 
-def test_a_commit_is_written_with_the_time_it_was_made_at() -> None:
+def test_a_commit_record_has_the_commit_time() -> None:
     asked = OffsetToCommit("t", 0, 7, 3, "how far", NO_EXPIRY, FIRST_ID)
     records, errors = build_commit_records("g", [asked], 1_000, 10)
     assert errors == {("t", 0): None}
@@ -91,12 +91,12 @@ def test_a_commit_is_written_with_the_time_it_was_made_at() -> None:
     ]
 
 
-def test_no_metadata_is_empty_metadata_and_an_unknown_epoch_is_none() -> None:
+def test_missing_metadata_and_leader_epoch_have_defaults() -> None:
     records, _ = build_commit_records("g", [OffsetToCommit("t", 0, 7, -9, None, 5_000)], 1_000, 10)
     assert records == [OffsetCommitRecord("g", "t", 0, CommittedOffset(7, -1, "", 1_000, 5_000))]
 
 
-def test_a_commit_with_an_expiry_of_its_own_is_what_its_record_can_hold() -> None:
+def test_a_commit_with_expiration_drops_epoch_and_topic_id() -> None:
     asked = OffsetToCommit("t", 0, 7, 3, "m", 5_000, FIRST_ID)
     [record], _ = build_commit_records("g", [asked], 1_000, 10)
     assert decode(*encode(record)) == record
@@ -106,7 +106,7 @@ def test_a_commit_with_an_expiry_of_its_own_is_what_its_record_can_hold() -> Non
     ("metadata", "fits"),
     [("", True), ("x" * 10, True), ("x" * 11, False), ("é" * 10, True), ("😀" * 5, True), ("😀" * 6, False)],
 )
-def test_metadata_is_measured_in_the_characters_of_java(metadata: str, fits: bool) -> None:
+def test_metadata_length_is_counted_in_utf16_units(metadata: str, fits: bool) -> None:
     records, errors = build_commit_records(
         "g", [OffsetToCommit("t", 0, 7, -1, metadata, NO_EXPIRY)], 1_000, 10
     )
@@ -114,7 +114,7 @@ def test_metadata_is_measured_in_the_characters_of_java(metadata: str, fits: boo
     assert len(records) == fits
 
 
-def test_metadata_of_one_partition_that_is_too_large_does_not_hinder_the_others() -> None:
+def test_too_large_metadata_fails_only_its_partition() -> None:
     asked = [OffsetToCommit("t", number, 7, -1, "x" * 10 * number, NO_EXPIRY) for number in range(3)]
     records, errors = build_commit_records("g", asked, 1_000, 10)
     assert [record.partition for record in records] == [0, 1]
@@ -128,7 +128,7 @@ def test_an_offset_is_kept_for_the_retention_time(now_ms: int, expired: bool) ->
 
 
 @pytest.mark.parametrize(("now_ms", "expired"), [(4_999, False), (5_000, True)])
-def test_an_expiry_of_its_own_wins_over_the_retention_time(now_ms: int, expired: bool) -> None:
+def test_an_expiration_timestamp_overrides_the_retention_time(now_ms: int, expired: bool) -> None:
     own = CommittedOffset(1, -1, "", 1_000, expire_timestamp_ms=5_000)
     assert OffsetExpirationCondition(retention_ms=100).is_expired(own, now_ms) is expired
     assert OffsetExpirationCondition(retention_ms=1_000_000).is_expired(own, now_ms) is expired

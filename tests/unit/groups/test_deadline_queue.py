@@ -18,7 +18,7 @@ def test_the_earliest_deadline_comes_first_and_once() -> None:
     assert deadlines.next_ms is None
 
 
-def test_a_deadline_that_moves_later_is_not_due_at_its_first_time() -> None:
+def test_a_postponed_deadline_is_not_due_at_its_first_time() -> None:
     deadlines = DeadlineQueue()
     deadlines.set("a", 10)
     deadlines.set("a", 30)
@@ -26,7 +26,7 @@ def test_a_deadline_that_moves_later_is_not_due_at_its_first_time() -> None:
     assert deadlines.next_ms == 30
 
 
-def test_a_deadline_that_moves_earlier_is_due_once_and_not_again_at_its_first_time() -> None:
+def test_an_advanced_deadline_is_due_once() -> None:
     deadlines = DeadlineQueue()
     deadlines.set("a", 30)
     deadlines.set("a", 10)
@@ -34,7 +34,7 @@ def test_a_deadline_that_moves_earlier_is_due_once_and_not_again_at_its_first_ti
     assert deadlines.pop_due(30) is None
 
 
-def test_a_deadline_that_is_cleared_never_comes() -> None:
+def test_a_cleared_deadline_is_never_due() -> None:
     deadlines = DeadlineQueue()
     deadlines.set("a", 10)
     deadlines.set("a", None)
@@ -43,14 +43,14 @@ def test_a_deadline_that_is_cleared_never_comes() -> None:
     assert deadlines.pop_due(100) is None
 
 
-def test_equal_deadlines_come_in_an_order_that_does_not_depend_on_chance() -> None:
+def test_equal_deadlines_have_a_deterministic_order() -> None:
     deadlines = DeadlineQueue()
     for key in ("c", "a", "b"):
         deadlines.set(key, 5)
     assert [deadlines.pop_due(5) for _ in range(3)] == ["a", "b", "c"]
 
 
-def test_what_comes_and_goes_leaves_nothing_behind() -> None:
+def test_cleared_deadlines_leak_nothing() -> None:
     deadlines = DeadlineQueue()
     deadlines.set("stays", 10**9)
     for number in range(10_000):
@@ -66,7 +66,7 @@ ticks = st.integers(0, 30)
 
 
 @given(st.lists(changes | ticks))
-def test_it_does_what_a_plain_list_of_deadlines_would_do(steps: list[tuple[str, int | None] | int]) -> None:
+def test_it_matches_a_plain_list_of_deadlines(steps: list[tuple[str, int | None] | int]) -> None:
     deadlines = DeadlineQueue()
     plain: dict[str, int] = {}
     for step in steps:

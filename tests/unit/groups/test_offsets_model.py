@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from moldau.errors import MoldauError, UnknownMemberIdError
 from moldau.groups.requests import MemberIdentity, TopicPartition
-from support.groups import RETENTION_MS, SESSION_MS, TOPIC_ID, Groups, nobody, offset
+from support.groups import RETENTION_MS, SESSION_MS, TOPIC_ID, ShardHarness, offset, standalone_identity
 
 names = st.sampled_from(["a", "b"])
 topics = st.sampled_from(["orders", "other"])
@@ -17,13 +17,15 @@ partitions = st.integers(0, 1)
 class OffsetsModel(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
-        self.groups = Groups()
+        self.groups = ShardHarness()
         self.offsets: dict[str, dict[TopicPartition, int]] = {"a": {}, "b": {}}
         self.members: dict[str, MemberIdentity] = {}
 
     @rule(name=names, topic=topics, partition=partitions, number=st.integers(0, 99), by_member=st.booleans())
     def commit(self, name: str, topic: str, partition: int, number: int, by_member: bool) -> None:
-        identity = self.members.get(name, nobody(name)) if by_member else nobody(name)
+        identity = (
+            self.members.get(name, standalone_identity(name)) if by_member else standalone_identity(name)
+        )
         try:
             self.groups.commit(identity, offset(topic, partition, number))
         except MoldauError:
@@ -32,26 +34,26 @@ class OffsetsModel(RuleBasedStateMachine):
 
     @rule(name=names, topic=topics, partition=partitions)
     def commit_is_not_written(self, name: str, topic: str, partition: int) -> None:
-        self.groups.lose_writes = True
+        self.groups.fail_writes = True
         try:
-            self.groups.commit(nobody(name), offset(topic, partition, -7))
+            self.groups.commit(standalone_identity(name), offset(topic, partition, -7))
         except MoldauError:
             pass
         finally:
-            self.groups.lose_writes = False
+            self.groups.fail_writes = False
 
     @rule(name=names, topic=topics)
     def join_and_sync(self, name: str, topic: str) -> None:
         if not self.groups.listed(["Stable"]) or name not in self.members:
-            self.groups.pass_time(2 * SESSION_MS)
-            self.members[name] = self.groups.member(name, topics=[topic])
+            self.groups.advance(2 * SESSION_MS)
+            self.members[name] = self.groups.join_and_sync(name, topics=[topic])
 
     @rule(name=names)
     def leave(self, name: str) -> None:
         identity = self.members.pop(name, None)
         if identity is not None:
             is_member = name in self.groups.listed(["Stable"])
-            error = self.groups.try_to_leave(identity)
+            error = self.groups.leave_error(identity)
             assert (error is None) is is_member, "who is a member can leave, and nobody else"
             assert is_member or isinstance(error, UnknownMemberIdError)
 
@@ -81,7 +83,7 @@ class OffsetsModel(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([1, SESSION_MS, RETENTION_MS // 2]))
     def time_passes(self, ms: int) -> None:
-        self.groups.pass_time(ms)
+        self.groups.advance(ms)
 
     @rule()
     def expire_offsets(self) -> None:
