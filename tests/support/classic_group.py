@@ -1,6 +1,4 @@
-"""A classic group on a stage: it is given requests at times we say, its records are applied as a log would, and every
-answer is noted by the ticket it belongs to.
-"""
+"""Harness for a ClassicGroup: requests at controlled times, with records applied at once and responses by request id."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,7 +31,7 @@ WALL_MS = 1_700_000_000_000
 RANGE = (Protocol("range", b"mine"),)
 
 PENDING = None
-"""What is known of a request that has not been answered."""
+"""The response of a request that is still parked."""
 
 
 def named_protocols(*names: str, metadata: bytes = b"mine") -> tuple[Protocol, ...]:
@@ -53,7 +51,7 @@ class GroupHarness:
         self.log_fails = False
         self.responses: dict[RequestId, GroupResponse | MoldauError] = {}
         self.lost: list[RequestId] = []
-        """Whose answer depended on a record that could not be written."""
+        """Requests whose record could not be written."""
         self._request_ids = 0
         self._member_ids = 0
 
@@ -72,29 +70,29 @@ class GroupHarness:
     # Time
 
     def wait(self, delay_ms: int) -> None:
-        """Time goes by, and whatever comes due is done when it is."""
+        """Advances time and handles deadlines when they are due."""
         until_ms = self.now_ms + delay_ms
         while (due_ms := self.group.next_deadline_ms) is not None and due_ms <= until_ms:
             self.now_ms = max(self.now_ms, due_ms)
-            self._apply_decision(self.group.tick(self.now))
+            self._apply_result(self.group.tick(self.now))
         self.now_ms = until_ms
 
     def wait_for_generation(self) -> None:
-        """Time goes by until the members that have joined are answered."""
+        """Advances time until the join completes."""
         while self.group.metadata.state is GroupState.PREPARING_REBALANCE:
             due_ms = self.group.next_deadline_ms
             assert due_ms is not None
             self.wait(due_ms - self.now_ms)
 
     def crash(self) -> None:
-        """The node is gone and back: only what the log has is left of the group."""
+        """Restarts the coordinator: the group is restored from the log."""
         self.group = ClassicGroup(GROUP, self.config)
         for record in self.log:
             if isinstance(record, GroupMetadataRecord) and record.metadata is not None:
                 self.group.apply(record.metadata)
-        self._apply_decision(self.group.on_loaded(self.now))
+        self._apply_result(self.group.on_loaded(self.now))
 
-    # Requests: each returns its ticket
+    # Requests: each returns its request id
 
     def join(
         self,
@@ -173,7 +171,7 @@ class GroupHarness:
             instance_id=instance,
         )
 
-    # Answers
+    # Responses
 
     def response(self, request_id: RequestId) -> GroupResponse | MoldauError | None:
         return self.responses.get(request_id)
@@ -189,15 +187,15 @@ class GroupHarness:
         return response.assignment
 
     def error_type(self, request_id: RequestId) -> type[Any]:
-        """The kind of error it was answered with."""
+        """Returns the type of the error response."""
         response = self.responses[request_id]
         assert isinstance(response, MoldauError), response
         return type(response)
 
-    # Whole stories that tests begin with
+    # Initial states
 
     def stable(self, *members: dict[str, Any]) -> list[str]:
-        """A group whose members have all synced; the first of them leads."""
+        """Creates a Stable group; the first member is the leader."""
         request_ids = [self.join(**each) for each in members]
         self.wait_for_generation()
         ids = [self.joined(request_id).member_id for request_id in request_ids]
@@ -209,32 +207,32 @@ class GroupHarness:
         for member_id, instance in list(zip(ids, instances, strict=True))[::-1]:
             self.sync(member_id, {each: f"part of {each}".encode() for each in ids}, instance=instance)
 
-    # Underneath
+    # Internals
 
-    def _submit(self, decide: Callable[[RequestId], GroupResult]) -> RequestId:
+    def _submit(self, operation: Callable[[RequestId], GroupResult]) -> RequestId:
         self._request_ids += 1
         request_id = self._request_ids
         try:
-            decision = decide(request_id)
+            result = operation(request_id)
         except MoldauError as error:
             self._record_response(request_id, error)
         else:
-            self._apply_decision(decision)
+            self._apply_result(result)
         return request_id
 
-    def _apply_decision(self, decision: GroupResult) -> None:
-        if decision.records and self.log_fails:
-            self.lost += [response.request_id for response in decision.response]
+    def _apply_result(self, result: GroupResult) -> None:
+        if result.records and self.log_fails:
+            self.lost += [response.request_id for response in result.response]
             return
-        for record in decision.records:
+        for record in result.records:
             assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
             self.log.append(record)
             self.group.apply(record.metadata)
-        for response in decision.response:
+        for response in result.response:
             self._record_response(response.request_id, response.response)
 
     def _record_response(self, request_id: RequestId, response: GroupResponse | MoldauError) -> None:
-        assert request_id not in self.responses, f"ticket {request_id} is answered twice"
-        assert request_id not in self.lost, f"ticket {request_id} is answered after it was lost"
+        assert request_id not in self.responses, f"request {request_id} is completed twice"
+        assert request_id not in self.lost, f"request {request_id} is completed after its write failed"
         self.responses[request_id] = response

@@ -1,4 +1,4 @@
-"""For tests of the groups of a partition: a state and its log, run as the driver runs them, and requests in short."""
+"""Harness for a GroupCoordinatorShard and its log, and short forms of requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ TOPIC_ID = UUID(int=7)
 
 @dataclass
 class ShardHarness:
-    """A state and its log, run as the driver runs them; records go through their bytes."""
+    """A shard with its log; records are encoded and decoded on the way."""
 
     state: GroupCoordinatorShard = field(default_factory=lambda: GroupCoordinatorShard(LIMITS))
     log: list[GroupRecord] = field(default_factory=list)
@@ -55,40 +55,38 @@ class ShardHarness:
     responses: dict[int, GroupResponse | MoldauError] = field(default_factory=dict)
     fresh_ids: int = 0
     fail_writes: bool = False
-    """The log takes nothing: who asks gets an error, and nothing is applied."""
+    """Makes appends fail: requests get an error and nothing is applied."""
 
     @property
     def now(self) -> Now:
         return Now(self.now_ms, WALL_MS + self.now_ms)
 
-    def submit(self, step: Callable[[int], GroupResult]) -> int:
-        """Runs a request's decision; what is answered by it, to whomever, is in `responses`."""
+    def submit(self, operation: Callable[[int], GroupResult]) -> int:
+        """Runs the operation of a request; the responses of all requests that it completes are in `responses`."""
         self.request_ids += 1
         try:
-            self.run(step(self.request_ids))
+            self.run(operation(self.request_ids))
         except MoldauError as error:
             self.responses[self.request_ids] = error
         return self.request_ids
 
-    def run(self, decision: GroupResult) -> Sequence[GroupRecord]:
-        records = [read for key, value in map(encode, decision.records) if (read := decode(key, value))]
-        assert records == list(decision.records)
+    def run(self, result: GroupResult) -> Sequence[GroupRecord]:
+        records = [read for key, value in map(encode, result.records) if (read := decode(key, value))]
+        assert records == list(result.records)
         if records and self.fail_writes:
-            for submit_and_wait in decision.response:
-                self.responses[submit_and_wait.request_id] = CoordinatorNotAvailableError(
-                    "the log takes nothing"
-                )
+            for completed in result.response:
+                self.responses[completed.request_id] = CoordinatorNotAvailableError("append failed")
             return []
         if records:
             self.log += records
             self.state.apply(records, len(self.log))
-        for request_id, reply in decision.response:
-            assert request_id not in self.responses, "an answer is given once"
+        for request_id, reply in result.response:
+            assert request_id not in self.responses, "completed twice"
             self.responses[request_id] = reply
         return records
 
-    def submit_and_wait(self, kind: type[R], step: Callable[[int], GroupResult]) -> R:
-        reply = self.responses[self.submit(step)]
+    def submit_and_wait(self, kind: type[R], operation: Callable[[int], GroupResult]) -> R:
+        reply = self.responses[self.submit(operation)]
         if isinstance(reply, MoldauError):
             raise reply
         assert isinstance(reply, kind)
@@ -103,20 +101,20 @@ class ShardHarness:
 
     def expire_offsets(self) -> list[GroupRecord]:
         written: list[GroupRecord] = []
-        while (decision := self.state.expire_offsets(self.now)) is not None:
-            written += self.run(decision)
+        while (result := self.state.expire_offsets(self.now)) is not None:
+            written += self.run(result)
         return written
 
     def on_topics_deleted(self, *topics: TopicKey) -> list[Sequence[GroupRecord]]:
-        """What each decision writes when these topics are deleted."""
+        """Returns the records of each step of deleting the offsets of these topics."""
         written = []
         deleted = dict.fromkeys(topics, self.now.wall_ms)
-        while (decision := self.state.delete_offsets_of_topics(deleted)) is not None:
-            written.append(self.run(decision))
+        while (result := self.state.delete_offsets_of_topics(deleted)) is not None:
+            written.append(self.run(result))
         return written
 
     def restarted(self) -> "ShardHarness":
-        """The same log on another node, some time later."""
+        """Returns a harness with a new shard that loaded the same log."""
         after = ShardHarness(log=list(self.log), now_ms=self.now_ms)
         after.state.apply(after.log, len(after.log))
         after.run(after.state.groups.on_loaded(after.now))
@@ -154,7 +152,7 @@ class ShardHarness:
         return self.submit(lambda request_id: self.state.groups.join(self.now, request, request_id))
 
     def join_alone(self, group_id: str = "g", **details: object) -> MemberIdentity:
-        """A member that is alone in its group, which waits for it to sync."""
+        """Joins as the only member; the group is in CompletingRebalance."""
         request_id = self.join(group_id, **details)  # type: ignore[arg-type]
         self.advance(0)
         reply = self.responses[request_id]
@@ -169,7 +167,7 @@ class ShardHarness:
         )
 
     def join_and_sync(self, group_id: str = "g", **details: object) -> MemberIdentity:
-        """A member that is alone in its group, which is stable."""
+        """Joins and syncs as the only member; the group is Stable."""
         identity = self.join_alone(group_id, **details)
         self.submit_and_wait(
             SyncResponse, lambda request_id: self.state.groups.sync(self.now, synced(identity), request_id)
@@ -227,11 +225,9 @@ class ShardHarness:
         )
 
     def topics_of(self, group_id: str) -> list[str]:
-        """What the members of a stable group of consumers read."""
+        """Returns the subscribed topics of a Stable consumer group."""
         members = self.describe(group_id).members
-        return [
-            topic for join_and_sync in members for topic in decode_subscription(join_and_sync.metadata).topics
-        ]
+        return [topic for member in members for topic in decode_subscription(member.metadata).topics]
 
     def listed(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[str]:
         reply = self.submit_and_wait(
@@ -257,7 +253,7 @@ def offset(topic: str, partition: int, number: int, *, expire_at_ms: int = NO_EX
 
 
 def standalone_identity(group_id: str = "g") -> MemberIdentity:
-    """A consumer that commits without being a member."""
+    """Returns the identity of a consumer that commits without being a member."""
     return MemberIdentity(group_id=group_id, generation=-1, member_id="", instance_id=None)
 
 

@@ -1,7 +1,7 @@
 """Runs the commands of a transcript on one classic group, and prints requests, state changes, written records and
 responses.
 
-A joins [static NAME] [speaking range,sticky] [session 10s] [rebalance 60s] [at-once]
+A joins [static NAME] [supporting range,sticky] [session 10s] [rebalance 60s] [at-once]
 A syncs [A=orders-0 B=orders-1,orders-2]      A heartbeats      A commits [of 3]      A leaves      A restarts
 operator removes NAME      3s pass      coordinator restarts
 """
@@ -71,8 +71,8 @@ class GroupTranscriptRunner:
         for word in words:
             options[word] = "" if word == "at-once" else next(words)
         actor.instance = options.get("static", actor.instance)
-        if "speaking" in options:
-            actor.protocols = named_protocols(*options["speaking"].split(","))
+        if "supporting" in options:
+            actor.protocols = named_protocols(*options["supporting"].split(","))
         self._ids += actor.member_id == UNKNOWN_MEMBER_ID
         request_id = self._harness.join(
             actor.member_id,
@@ -86,9 +86,9 @@ class GroupTranscriptRunner:
         self._emit_request(actor, "join", request_id)
 
     def _syncs(self, actor: _Actor, *parts: str) -> None:
-        given = dict(part.split("=") for part in parts)
+        assigned = dict(part.split("=") for part in parts)
         assignments = {
-            self._actors[name].member_id: partitions.encode() for name, partitions in given.items()
+            self._actors[name].member_id: partitions.encode() for name, partitions in assigned.items()
         }
         request_id = self._harness.sync(
             actor.member_id, assignments, generation=actor.generation, instance=actor.instance
@@ -106,9 +106,9 @@ class GroupTranscriptRunner:
         try:
             self._harness.commit(actor.member_id, generation=generation, instance=actor.instance)
         except MoldauError as error:
-            self._emit(actor.name, f"may not commit: {_error_name(error)}")
+            self._emit(actor.name, f"commit: {_error_name(error)}")
         else:
-            self._emit(actor.name, "may commit")
+            self._emit(actor.name, "commit: ok")
 
     def _leaves(self, actor: _Actor) -> None:
         request_id = self._harness.leave(LeavingMember(actor.member_id, actor.instance))
@@ -124,7 +124,7 @@ class GroupTranscriptRunner:
             if asker is actor and request_id not in self._emitted:
                 self._requests[request_id] = (shadow, what)
         actor.member_id, actor.generation = UNKNOWN_MEMBER_ID, -1
-        self._emit(actor.name, "has forgotten who it was")
+        self._emit(actor.name, "has no member id")
 
     def _let_pass(self, delay_ms: int) -> None:
         until_ms = self._harness.now_ms + delay_ms
@@ -140,7 +140,7 @@ class GroupTranscriptRunner:
         self._emit_changes()
         if request_id not in self._emitted:
             assert actor is not None
-            self._emit(actor.name, "waits")
+            self._emit(actor.name, "is parked")
 
     def _emit(self, who: str, what: str) -> None:
         self._lines.append(f"{who:<8} {what}")
@@ -151,13 +151,13 @@ class GroupTranscriptRunner:
             metadata = record.metadata
             assert metadata is not None
             parts = " ".join(f"{each.member_id}={each.assignment.decode()}" for each in metadata.members)
-            self._emit("log", f"generation {metadata.generation}: {parts or 'nobody'}")
+            self._emit("log", f"generation {metadata.generation}: {parts or 'no members'}")
         self._written = len(self._harness.log)
         self._emit_state()
-        for request_id, answer in self._harness.responses.items():
+        for request_id, response in self._harness.responses.items():
             if request_id not in self._emitted:
                 self._emitted.add(request_id)
-                self._emit_response(*self._requests[request_id], answer)
+                self._emit_response(*self._requests[request_id], response)
 
     def _emit_state(self) -> None:
         if self._harness.metadata.state is not self._state:
@@ -165,39 +165,39 @@ class GroupTranscriptRunner:
             seconds = (self._harness.now_ms - self._began_ms) / 1_000
             self._emit(
                 "group",
-                f"{self._state} at {seconds:g} s, with {', '.join(self._harness.members) or 'nobody'}",
+                f"{self._state} at {seconds:g} s, with {', '.join(self._harness.members) or 'no members'}",
             )
 
     def _emit_response(
-        self, actor: _Actor | None, requests: str, answer: GroupResponse | MoldauError
+        self, actor: _Actor | None, requests: str, response: GroupResponse | MoldauError
     ) -> None:
         who = "operator" if actor is None else actor.name
-        if isinstance(answer, JoinResponse):
+        if isinstance(response, JoinResponse):
             assert actor is not None
-            actor.member_id, actor.generation = answer.member_id, answer.generation
-            self._emit(who, _format_join(answer))
-        elif isinstance(answer, SyncResponse):
-            self._emit(who, f"gets {answer.assignment.decode() or 'nothing'}")
-        elif isinstance(answer, LeaveResponse):
-            [left] = answer.members
-            self._emit(who, f"{requests}: {_error_name(left.error) if left.error else 'done'}")
-        elif isinstance(answer, MoldauError):
-            self._emit(who, f"{requests}: {_error_name(answer)}")
-            if actor is not None and isinstance(answer, MemberIdRequiredError):
-                actor.member_id = answer.member_id
-            elif actor is not None and isinstance(answer, UnknownMemberIdError):
+            actor.member_id, actor.generation = response.member_id, response.generation
+            self._emit(who, _format_join(response))
+        elif isinstance(response, SyncResponse):
+            self._emit(who, f"gets {response.assignment.decode() or 'no partitions'}")
+        elif isinstance(response, LeaveResponse):
+            [left] = response.members
+            self._emit(who, f"{requests}: {_error_name(left.error) if left.error else 'ok'}")
+        elif isinstance(response, MoldauError):
+            self._emit(who, f"{requests}: {_error_name(response)}")
+            if actor is not None and isinstance(response, MemberIdRequiredError):
+                actor.member_id = response.member_id
+            elif actor is not None and isinstance(response, UnknownMemberIdError):
                 actor.member_id = UNKNOWN_MEMBER_ID
         else:
-            self._emit(who, f"{requests}: fine")
+            self._emit(who, f"{requests}: ok")
 
 
 def _format_join(reply: JoinResponse) -> str:
     shown = (
-        f"is {reply.member_id} in generation {reply.generation}, {reply.protocol_name}, led by {reply.leader}"
+        f"is {reply.member_id} in generation {reply.generation}, {reply.protocol_name}, leader {reply.leader}"
     )
     if reply.members:
-        shown += f"; sees {', '.join(each.member_id for each in reply.members)}"
-    return shown + ("; the assignment stands" if reply.skip_assignment else "")
+        shown += f"; members {', '.join(each.member_id for each in reply.members)}"
+    return shown + ("; skip assignment" if reply.skip_assignment else "")
 
 
 def _error_name(error: MoldauError) -> str:
