@@ -75,9 +75,9 @@ def seen_by_members(lines: list[str]) -> list[str]:
     seen = []
     for line in lines:
         if line.split()[0] not in ("group", "log"):
-            head, sees, members = line.partition("; sees ")
+            head, separator, members = line.partition("; members ")
             first, semicolon, rest = members.partition(";")
-            seen.append(head + sees + ", ".join(sorted(first.split(", "))) + semicolon + rest)
+            seen.append(head + separator + ", ".join(sorted(first.split(", "))) + semicolon + rest)
     return sorted(seen)
 
 

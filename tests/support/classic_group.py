@@ -1,4 +1,4 @@
-"""Harness for a ClassicGroup: requests at controlled times, with records applied at once and responses by request id."""
+"""Harness for a ClassicGroup: requests at chosen times, records applied at once, responses by request id."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
