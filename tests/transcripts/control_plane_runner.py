@@ -1,4 +1,4 @@
-"""Runs the commands of a transcript on a control plane of one node, and prints what each part of it does."""
+"""Runs the commands of a transcript on a control plane of one node and prints what its components do."""
 
 import asyncio
 import dataclasses
@@ -19,10 +19,10 @@ from support.control_plane import NODE, ControlPlane, TestLog
 class ControlPlaneTranscriptRunner:
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self._plane = ControlPlane(log=_TracedLog(self), elections=_TracedElections(self))
+        self._plane = ControlPlane(log=_TracedLog(self), elections=_TracedStateStore(self))
 
     async def execute(self, command: str) -> list[str]:
-        """Runs a command until its response and all effects are complete; returns the output."""
+        """Returns the output until the response, and until no task is left to run."""
         self.lines = []
         calls = [self._call(each.strip()) for each in command.split(" & ")]
         await asyncio.gather(*calls)
@@ -30,16 +30,16 @@ class ControlPlaneTranscriptRunner:
             await asyncio.sleep(0)
         return self.lines
 
-    def emit(self, who: str, what: str) -> None:
-        self.lines.append(f"{who:<8} {what}")
+    def emit(self, component: str, text: str) -> None:
+        self.lines.append(f"{component:<8} {text}")
 
     async def _call(self, command: str) -> None:
         verb, *words = command.split()
         try:
-            reply = await getattr(self, f"_{verb.replace('-', '_')}")(*words)
+            response = await getattr(self, f"_{verb.replace('-', '_')}")(*words)
         except MoldauError as error:
-            reply = _format_error(error)
-        self.emit("answer", reply)
+            response = _format_error(error)
+        self.emit("response", response)
 
     # Commands
 
@@ -83,13 +83,13 @@ class ControlPlaneTranscriptRunner:
         [result] = await self._plane.controller.alter_configs({resource: changes}, incremental=incremental)
         if result.error is not None:
             return _format_error(result.error)
-        return f"{name} has {dict(self._plane.image.config(resource)) or 'no configs of its own'}"
+        return f"{name} has {dict(self._plane.image.config(resource)) or 'no configs'}"
 
     async def _producer_ids(self) -> str:
         block = await self._plane.controller.allocate_producer_ids(NODE, self._plane.broker_epoch)
         return f"producer ids {block.start} to {block.stop - 1}"
 
-    # Output of the image
+    # Output
 
     def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         self.emit("image", f"at offset {image.offset}, controller {image.controller_id}")
@@ -99,14 +99,14 @@ class ControlPlaneTranscriptRunner:
         for feature in delta.features_changed:
             self.emit("", f"feature {feature} is at level {image.features.get(feature, 0)}")
         for topic in delta.topics_deleted:
-            self.emit("", f"topic {topic.name} is gone")
+            self.emit("", f"topic {topic.name} was deleted")
         for name in delta.topics_created:
             self.emit("", f"topic {name} is new")
         for name, index in delta.partitions_changed:
-            at = image.topics[name].partitions[index]
-            self.emit("", f"{name}-{index} is led by {at.leader} in epoch {at.leader_epoch}")
+            partition = image.topics[name].partitions[index]
+            self.emit("", f"{name}-{index} has leader {partition.leader} in epoch {partition.leader_epoch}")
         for resource in delta.configs_changed:
-            self.emit("", f"{resource.name} is configured {dict(image.config(resource))}")
+            self.emit("", f"{resource.name} has configs {dict(image.config(resource))}")
 
 
 class _TracedLog(TestLog):
@@ -117,34 +117,34 @@ class _TracedLog(TestLog):
     async def append(self, batches: Sequence[Batch]) -> None:
         await super().append(batches)
         for batch in batches:
-            found = read_committed_batch(batch)
-            if found.leader_id is not None:
+            committed = read_committed_batch(batch)
+            if committed.leader_id is not None:
                 self._runner.emit(
-                    "log", f"{batch.base_offset}: epoch {found.epoch} is led by {found.leader_id}"
+                    "log", f"{batch.base_offset}: epoch {committed.epoch} has leader {committed.leader_id}"
                 )
-            for offset, value in enumerate(found.values, batch.base_offset):
+            for offset, value in enumerate(committed.values, batch.base_offset):
                 self._runner.emit("log", f"{offset}: {_format_record(decode(value))}")
 
     async def flush(self) -> None:
-        before = self.durable_offset
+        previous = self.durable_offset
         await super().flush()
-        if self.durable_offset > before:
+        if self.durable_offset > previous:
             self._runner.emit("log", f"durable below {self.durable_offset}")
 
 
-class _TracedElections(MemoryQuorumStateStore):
+class _TracedStateStore(MemoryQuorumStateStore):
     def __init__(self, runner: ControlPlaneTranscriptRunner) -> None:
         super().__init__()
         self._runner = runner
 
     async def save(self, election: ElectionState) -> None:
         await super().save(election)
-        leader = "no leader yet" if election.leader_id < 0 else f"leader {election.leader_id}"
-        self._runner.emit("quorum", f"remembers epoch {election.epoch}, vote {election.voted_for}, {leader}")
+        leader = "no leader" if election.leader_id < 0 else f"leader {election.leader_id}"
+        self._runner.emit("quorum", f"persists epoch {election.epoch}, vote {election.voted_for}, {leader}")
 
 
 def _format_record(record: Record) -> str:
-    """Formats the record's type and its fields that differ from their defaults."""
+    """Returns the record's type and its fields without defaults."""
     shown = [type(record).__name__]
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)

@@ -1,5 +1,7 @@
-"""Runs the commands of a transcript on several nodes of a metadata quorum in virtual time, and prints their messages,
-persisted state and logs. Fetches without a result are omitted."""
+"""Runs the commands of a transcript on the nodes of a simulated metadata quorum.
+
+It prints requests, responses, persisted election states and log changes, except fetches without effect.
+"""
 
 import json
 from collections.abc import Callable
@@ -61,14 +63,14 @@ class QuorumTranscriptRunner:
         self._simulation.on_event = self._format_event
 
     def _quorum(self, count: str, *options: str) -> None:
-        """Creates voters that have already elected a leader."""
+        """Starts voters and prints only the leader that they elect."""
         self._voters(count, *options)
         self._start(*map(str, range(1, int(count) + 1)))
-        self._until_quiet()
+        self._until_stable()
         self._lines = []
         leader = self._simulation.leader()
         assert leader is not None
-        self._emit(leader, f"leads in epoch {self._simulation.states[leader].epoch}")
+        self._emit(leader, f"is leader of epoch {self._simulation.states[leader].epoch}")
 
     def _start(self, *node_ids: str) -> None:
         for node_id in map(int, node_ids):
@@ -77,25 +79,25 @@ class QuorumTranscriptRunner:
     def _run(self, ms: str) -> None:
         self._simulation.run(int(ms))
 
-    def _until_quiet(self) -> None:
-        """Runs until all connected nodes follow one leader and have its log."""
-        found = self._simulation.run(30_000, until=self._is_quiet)
-        self._lines.append("all quiet" if found else "they do not agree")
+    def _until_stable(self) -> None:
+        """Runs until all connected nodes follow one leader and have its committed log."""
+        is_stable = self._simulation.run(30_000, until=self._is_stable)
+        self._lines.append("stable" if is_stable else "not stable")
 
-    def _is_quiet(self) -> bool:
+    def _is_stable(self) -> bool:
         simulation = self._simulation
         leader_id = simulation.leader()
         if leader_id is None:
             return False
         leader = simulation.states[leader_id]
-        reached = [
+        connected = [
             state
             for node_id, state in simulation.states.items()
             if (leader_id, node_id) not in simulation.disconnected
         ]
         return all(
             state.leader_id == leader_id and state.high_watermark == leader.log.end_offset
-            for state in reached
+            for state in connected
         )
 
     def _append(self, node_id: str, *values: str) -> None:
@@ -107,23 +109,23 @@ class QuorumTranscriptRunner:
         for node_id in map(int, node_ids):
             self._simulation.crash(node_id)
 
-    def _cut_off(self, *node_ids: str) -> None:
-        """Partitions these nodes from all others; they stay connected to each other."""
-        away, nodes = set(map(int, node_ids)), self._simulation.disks
+    def _disconnect(self, *node_ids: str) -> None:
+        """Disconnects these nodes from all others, but not from each other."""
+        isolated, nodes = set(map(int, node_ids)), self._simulation.disks
         self._simulation.disconnected |= {
-            (one, other) for one in nodes for other in nodes if (one in away) != (other in away)
+            (one, other) for one in nodes for other in nodes if (one in isolated) != (other in isolated)
         }
 
-    def _heal(self) -> None:
+    def _reconnect(self) -> None:
         self._simulation.disconnected = set()
 
-    def _leave(self, node_id: str) -> None:
+    def _resign(self, node_id: str) -> None:
         self._simulation.resign(int(node_id))
 
     def _snapshot(self, node_id: str) -> None:
         self._simulation.create_snapshot(int(node_id))
         disk = self._simulation.disks[int(node_id)]
-        self._emit(int(node_id), f"has a snapshot, and its log begins at {disk.start_offset}")
+        self._emit(int(node_id), f"creates a snapshot, log starts at {disk.start_offset}")
 
     def _add(self, node_id: str, at: str) -> None:
         new, now_ms = voter(int(node_id)), self._simulation.now_ms
@@ -137,7 +139,7 @@ class QuorumTranscriptRunner:
         try:
             voters = change(self._simulation.states[leader])
         except MoldauError as error:
-            self._emit(leader, f"refuses: {error}")
+            self._emit(leader, f"rejects the change: {error}")
         else:
             self._simulation.append_voters(leader, voters)
 
@@ -146,8 +148,8 @@ class QuorumTranscriptRunner:
             records = enumerate(disk.entries, disk.start_offset)
             entries = [f"{offset}:{entry.payload} (epoch {entry.epoch})" for offset, entry in records]
             state = self._simulation.states.get(node_id)
-            committed = f", committed below {state.high_watermark}" if state else ", down"
-            self._lines.append(f"node {node_id}: {', '.join(entries) or 'nothing'}{committed}")
+            committed = f"; high watermark {state.high_watermark}" if state else "; down"
+            self._lines.append(f"node {node_id}: {', '.join(entries) or 'empty'}{committed}")
 
     # Output
 
@@ -156,69 +158,74 @@ class QuorumTranscriptRunner:
             case PersistElection():
                 election = what.election
                 leader = "no leader" if election.leader_id == NO_LEADER else f"leader {election.leader_id}"
-                vote = "no vote" if election.voted_for == NO_VOTE else f"a vote for {election.voted_for}"
-                self._emit(node_id, f"remembers epoch {election.epoch}, {vote}, {leader}")
+                vote = "no vote" if election.voted_for == NO_VOTE else f"vote for {election.voted_for}"
+                self._emit(node_id, f"persists epoch {election.epoch}, {vote}, {leader}")
             case SendRequest():
-                self._sent(node_id, what)
+                self._format_request(node_id, what)
             case ResponseReceived():
-                self._answered(node_id, what)
+                self._format_response(node_id, what)
             case AppendFetchedRecords():
                 entries = [payload for _, payload, _ in json.loads(what.records)]
                 self._emit(node_id, f"appends {', '.join(entries)}")
             case TruncateLog():
-                self._emit(node_id, f"cuts its log back to {what.end_offset}")
+                self._emit(node_id, f"truncates its log to {what.end_offset}")
             case HighWatermarkAdvanced():
-                self._emit(node_id, f"knows that all below {what.offset} is agreed on")
+                self._emit(node_id, f"advances its high watermark to {what.offset}")
             case LeaderChanged():
-                whom = "nobody" if what.leader_id == NO_LEADER else f"node {what.leader_id}"
-                whom = "itself" if what.leader_id == node_id else whom
-                self._emit(node_id, f"takes {whom} for the leader of epoch {what.epoch}")
+                if what.leader_id == node_id:
+                    change = "becomes leader"
+                elif what.leader_id == NO_LEADER:
+                    change = "has no leader"
+                else:
+                    change = f"follows leader {what.leader_id}"
+                self._emit(node_id, f"{change} in epoch {what.epoch}")
             case VotersChanged():
-                self._emit(
-                    node_id, f"counts {', '.join(str(each.node_id) for each in what.voters)} as voters"
-                )
+                self._emit(node_id, f"has voters {', '.join(str(each.node_id) for each in what.voters)}")
             case FetchSnapshot():
-                self._emit(node_id, f"fetches the snapshot of all below {what.snapshot.end_offset}")
+                self._emit(node_id, f"fetches the snapshot with end offset {what.snapshot.end_offset}")
             case SnapshotInstalled():
-                self._emit(node_id, f"has the snapshot; its log begins anew at {what.snapshot.end_offset}")
+                self._emit(node_id, f"installs the snapshot, log is reset to {what.snapshot.end_offset}")
             case RequestReceived(request=EndQuorumEpochRequest() as request):
-                self._emit(node_id, f"hears that node {request.leader_id} has resigned")
+                self._emit(node_id, f"receives EndQuorumEpoch from node {request.leader_id}")
 
-    def _sent(self, node_id: int, what: SendRequest) -> None:
+    def _format_request(self, node_id: int, what: SendRequest) -> None:
         match what.request:
             case VoteRequest() as request:
-                log = f"its log ends at {request.log_end.offset}"
+                log = f"log end {request.log_end.offset}"
                 log += f" in epoch {request.log_end.epoch}" if request.log_end.epoch >= 0 else ""
                 if request.is_pre_vote:
-                    self._emit(node_id, f"asks node {what.node_id} whether it would vote for it; {log}")
+                    self._emit(node_id, f"requests a pre-vote from node {what.node_id}; {log}")
                 else:
                     self._emit(
-                        node_id, f"asks node {what.node_id} for its vote in epoch {request.epoch}; {log}"
+                        node_id, f"requests the vote of node {what.node_id} in epoch {request.epoch}; {log}"
                     )
             case BeginQuorumEpochRequest() as request:
-                self._emit(node_id, f"tells node {what.node_id} that it leads in epoch {request.epoch}")
+                self._emit(node_id, f"sends BeginQuorumEpoch {request.epoch} to node {what.node_id}")
             case EndQuorumEpochRequest() as request:
-                self._emit(node_id, f"tells node {what.node_id} that it resigns in epoch {request.epoch}")
+                self._emit(node_id, f"sends EndQuorumEpoch {request.epoch} to node {what.node_id}")
 
-    def _answered(self, node_id: int, what: ResponseReceived) -> None:
+    def _format_response(self, node_id: int, what: ResponseReceived) -> None:
         match what.request, what.response:
-            case VoteRequest() as request, VoteResponse() as reply:
-                kind = "would vote for it" if request.is_pre_vote else "votes for it"
-                if reply.is_granted:
-                    self._emit(node_id, f"hears that node {what.node_id} {kind}")
+            case VoteRequest() as request, VoteResponse() as response:
+                kind = "pre-vote" if request.is_pre_vote else "vote"
+                if response.is_granted:
+                    self._emit(node_id, f"gets the {kind} of node {what.node_id}")
                 else:
-                    led = "" if reply.leader_id == NO_LEADER else f": node {reply.leader_id} leads"
-                    refusal = "would not" if request.is_pre_vote else "does not"
-                    self._emit(node_id, f"hears that node {what.node_id} {refusal}{led}")
-            case QuorumFetchRequest() as request, QuorumFetchResponse(diverging_epoch=None) as reply if (
-                reply.snapshot is not None
+                    leader = (
+                        "" if response.leader_id == NO_LEADER else f": node {response.leader_id} is leader"
+                    )
+                    self._emit(node_id, f"does not get the {kind} of node {what.node_id}{leader}")
+            case QuorumFetchRequest() as request, QuorumFetchResponse(diverging_epoch=None) as response if (
+                response.snapshot is not None
             ):
-                self._emit(node_id, f"is behind the leader's log, which begins at {reply.log_start_offset}")
+                self._emit(
+                    node_id, f"is behind the leader's log, which starts at {response.log_start_offset}"
+                )
             case QuorumFetchRequest() as request, QuorumFetchResponse(
                 diverging_epoch=EpochEndOffset() as end
             ):
                 self._emit(
                     node_id,
-                    f"had {request.log_end.offset} records up to epoch {request.log_end.epoch}; "
+                    f"diverges: log end {request.log_end.offset} in epoch {request.log_end.epoch}, "
                     f"the leader's epoch {end.epoch} ends at {end.offset}",
                 )
