@@ -1,4 +1,4 @@
-"""Quorums that talk to each other inside one process: calls are awaits, and a test may hold, lose or refuse them."""
+"""Raft clients of several nodes in one process, on a network that a test can disconnect."""
 
 import asyncio
 import random
@@ -35,7 +35,7 @@ FAST = QuorumConfig(fetch_timeout_ms=150, election_timeout_ms=50, request_timeou
 
 
 class LoopClock:
-    """The running loop's time."""
+    """The clock of the running event loop."""
 
     def monotonic_ms(self) -> int:
         return int(asyncio.get_running_loop().time() * 1000)
@@ -48,13 +48,13 @@ def directory_of(node_id: int) -> UUID:
     return UUID(int=0xD0 + node_id)
 
 
-class Wires:
-    """All nodes of a test, and what is wrong between them."""
+class InProcessNetwork:
+    """All nodes of a test, and the faults between them."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, QuorumNode] = {}
-        self.cut: set[int] = set()
-        """Nodes from and to which nothing gets through; callers hang."""
+        self.disconnected: set[int] = set()
+        """Nodes without a connection; requests from and to them hang."""
         self.calls: list[tuple[int, int, object]] = []
         self.known: dict[tuple[int, int], tuple[VoterEndpoint, ...]] = {}
 
@@ -64,55 +64,55 @@ class Wires:
         self.calls.append((sender, to, request))
         await asyncio.sleep(0)
         node = self.nodes.get(to)
-        if sender in self.cut or to in self.cut:
+        if sender in self.disconnected or to in self.disconnected:
             await asyncio.get_running_loop().create_future()
         if node is None or not node.is_up:
-            raise PeerUnreachableError(f"nobody listens at node {to}", is_connection_refused=True)
+            raise PeerUnreachableError(f"node {to} refuses the connection", is_connection_refused=True)
         try:
             reply = await ask(node.quorum)
         except MoldauError as error:
             raise PeerUnreachableError(str(error)) from error
-        if sender in self.cut or to in self.cut:
+        if sender in self.disconnected or to in self.disconnected:
             await asyncio.get_running_loop().create_future()
         return reply
 
 
-class WiredPeers:
-    def __init__(self, wires: Wires, node_id: int) -> None:
-        self._wires = wires
+class InProcessChannel:
+    def __init__(self, network: InProcessNetwork, node_id: int) -> None:
+        self._network = network
         self._node_id = node_id
 
     def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
-        self._wires.known[self._node_id, node_id] = tuple(endpoints)
+        self._network.known[self._node_id, node_id] = tuple(endpoints)
 
     async def vote(self, node_id: int, request: VoteRequest) -> VoteResponse:
-        return await self._wires.call(self._node_id, node_id, request, lambda peer: peer.vote(request))
+        return await self._network.call(self._node_id, node_id, request, lambda peer: peer.vote(request))
 
     async def begin_quorum_epoch(self, node_id: int, request: BeginQuorumEpochRequest) -> QuorumEpochResponse:
-        return await self._wires.call(
+        return await self._network.call(
             self._node_id, node_id, request, lambda peer: peer.begin_quorum_epoch(request)
         )
 
     async def end_quorum_epoch(self, node_id: int, request: EndQuorumEpochRequest) -> QuorumEpochResponse:
-        return await self._wires.call(
+        return await self._network.call(
             self._node_id, node_id, request, lambda peer: peer.end_quorum_epoch(request)
         )
 
     async def fetch(self, node_id: int, request: QuorumFetchRequest) -> QuorumFetchResponse:
-        return await self._wires.call(self._node_id, node_id, request, lambda peer: peer.fetch(request))
+        return await self._network.call(self._node_id, node_id, request, lambda peer: peer.fetch(request))
 
     async def fetch_snapshot(self, node_id: int, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-        return await self._wires.call(
+        return await self._network.call(
             self._node_id, node_id, request, lambda peer: peer.fetch_snapshot(request)
         )
 
 
 class QuorumNode:
-    """One node of the quorum: what it keeps outlives its quorum, which may be stopped and started."""
+    """A node whose log, state store and snapshots survive a restart of its Raft client."""
 
     def __init__(
         self,
-        wires: Wires,
+        network: InProcessNetwork,
         node_id: int,
         voters: Sequence[int],
         *,
@@ -129,16 +129,16 @@ class QuorumNode:
         self.leaders: list[tuple[int, int]] = []
         self.failures: list[BaseException] = []
         self.is_up = False
-        self._wires = wires
+        self._network = network
         self._voters = [
             VoterNode(each, None, (VoterEndpoint("PLAINTEXT", f"node-{each}", 9092),)) for each in voters
         ]
         self._bootstrap = bootstrap
-        wires.nodes[node_id] = self
+        network.nodes[node_id] = self
 
     @property
     def values(self) -> list[bytes]:
-        """All values, in order: those of the newest snapshot, and those that came after it."""
+        """All delivered values: those of the latest snapshot, and those after it."""
         values = list(self.taken[-1][1]) if self.taken else []
         below = self.taken[-1][0].end_offset if self.taken else 0
         return values + [
@@ -155,7 +155,7 @@ class QuorumNode:
             LoopClock(),
             random.Random(self.node_id),
             initial_voters=self._voters,
-            channel=WiredPeers(self._wires, self.node_id),
+            channel=InProcessChannel(self._network, self.node_id),
             snapshots=self.snapshots,
             config=FAST,
             bootstrap_ids=self._bootstrap,
@@ -172,14 +172,14 @@ class QuorumNode:
         await self.quorum.close()
 
 
-async def until(condition: Callable[[], object], *, seconds: float = 20) -> None:
+async def wait_until(condition: Callable[[], object], *, seconds: float = 20) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.002)
 
 
 def leader_of(nodes: Sequence[QuorumNode]) -> QuorumNode | None:
-    """Whom all that are up agree on."""
+    """Returns the leader if all running nodes agree on it."""
     up = [node for node in nodes if node.is_up]
     leaders = {node.quorum.leader_id for node in up}
     if len(leaders) != 1 or -1 in leaders:
@@ -187,33 +187,35 @@ def leader_of(nodes: Sequence[QuorumNode]) -> QuorumNode | None:
     return next((node for node in up if node.quorum.is_leader), None)
 
 
-def run(story: Coroutine[Any, Any, None]) -> None:
-    """On virtual time: a busy machine causes no elections."""
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    """Runs in virtual time, so that a busy machine causes no elections."""
 
     async def in_time() -> None:
         async with asyncio.timeout(60):
-            await story
+            await scenario
 
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         runner.run(in_time())
 
 
-async def started(count: int, wires: Wires | None = None) -> tuple[Wires, list[QuorumNode], QuorumNode]:
-    wires = wires or Wires()
-    nodes = [QuorumNode(wires, node_id, range(1, count + 1)) for node_id in range(1, count + 1)]
+async def start_quorum(
+    count: int, network: InProcessNetwork | None = None
+) -> tuple[InProcessNetwork, list[QuorumNode], QuorumNode]:
+    network = network or InProcessNetwork()
+    nodes = [QuorumNode(network, node_id, range(1, count + 1)) for node_id in range(1, count + 1)]
     await asyncio.gather(*(node.start() for node in nodes))
-    await until(lambda: leader_of(nodes))
+    await wait_until(lambda: leader_of(nodes))
     leader = leader_of(nodes)
     assert leader is not None
-    return wires, nodes, leader
+    return network, nodes, leader
 
 
-async def stop(nodes: list[QuorumNode]) -> None:
+async def stop_nodes(nodes: list[QuorumNode]) -> None:
     for node in nodes:
         if node.is_up:
             await node.stop()
     assert all(node.failures == [] for node in nodes)
 
 
-def others(nodes: list[QuorumNode], *not_these: QuorumNode) -> list[QuorumNode]:
+def other_nodes(nodes: list[QuorumNode], *not_these: QuorumNode) -> list[QuorumNode]:
     return [node for node in nodes if node not in not_these]

@@ -1,4 +1,4 @@
-"""The decision runtime: order, atomicity, no reply before it is safe, a clean end when leadership is lost."""
+"""The coordinator runtime: order, atomicity, delayed responses, and loss of leadership."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,7 +12,7 @@ from moldau.errors import InvalidRequestError, NotControllerError, RequestTimedO
 
 
 class Counter:
-    """A state to decide on: the numbers written so far."""
+    """A state with all appended numbers."""
 
     def __init__(self, numbers: Sequence[int] = ()) -> None:
         self.numbers = list(numbers)
@@ -23,7 +23,7 @@ class Counter:
 
 
 class GatedLog:
-    """A log whose appends wait until they are let through, one by one."""
+    """A log whose appends wait until the test releases them, one by one."""
 
     def __init__(self, *, gated: bool = False) -> None:
         self.batches: list[list[int]] = []
@@ -33,7 +33,7 @@ class GatedLog:
 
     async def append(self, records: Sequence[int]) -> int:
         self.appending += 1
-        assert self.appending == 1, "appends of one log come one after the other"
+        assert self.appending == 1, "appends do not overlap"
         try:
             if self.gate is not None:
                 await self.gate.acquire()
@@ -54,20 +54,20 @@ def loaded(log: GatedLog) -> Runtime:
     return runtime
 
 
-def run(story: Callable[[], Awaitable[None]]) -> None:
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        await story()
+        await scenario()
 
     asyncio.run(main())
 
 
-async def settle() -> None:
+async def run_pending_tasks() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 def add(*numbers: int) -> Callable[[Counter], CoordinatorResult[int, list[int]]]:
-    """Writes the numbers; the reply is all that was there before."""
+    """Returns an operation that appends numbers and responds with all earlier ones."""
     return lambda state: CoordinatorResult(numbers, list(state.numbers))
 
 
@@ -75,95 +75,97 @@ def read(state: Counter) -> CoordinatorResult[int, list[int]]:
     return CoordinatorResult((), list(state.numbers))
 
 
-def refuse(state: Counter) -> CoordinatorResult[int, list[int]]:
+def reject(state: Counter) -> CoordinatorResult[int, list[int]]:
     raise InvalidRequestError(f"there are {len(state.numbers)}")
 
 
-def start(runtime: Runtime, decide: Callable[[Counter], CoordinatorResult[int, Any]]) -> "asyncio.Task[Any]":
-    return asyncio.get_running_loop().create_task(runtime.submit(decide))
+def start(
+    runtime: Runtime, operation: Callable[[Counter], CoordinatorResult[int, Any]]
+) -> "asyncio.Task[Any]":
+    return asyncio.get_running_loop().create_task(runtime.submit(operation))
 
 
-def test_a_reply_leaves_when_its_records_are_committed_and_not_before() -> None:
-    async def story() -> None:
+def test_a_response_is_sent_when_its_records_are_committed() -> None:
+    async def scenario() -> None:
         log = GatedLog()
         runtime = loaded(log)
         first, second = start(runtime, add(1, 2)), start(runtime, add(3))
-        await settle()
-        assert log.batches == [[1, 2], [3]], "each decision is one batch"
+        await run_pending_tasks()
+        assert log.batches == [[1, 2], [3]], "each operation is one batch"
         assert not first.done()
         runtime.update_committed_offset(1)
-        await settle()
-        assert not first.done(), "half of its records are not enough"
+        await run_pending_tasks()
+        assert not first.done(), "only half of its records are committed"
         runtime.update_committed_offset(2)
-        await settle()
+        await run_pending_tasks()
         assert first.result() == []
         assert not second.done()
         runtime.update_committed_offset(3)
         assert await second == [1, 2]
 
-    run(story)
+    run(scenario)
 
 
-def test_a_decision_builds_on_records_that_are_appended_and_not_yet_committed() -> None:
-    async def story() -> None:
+def test_an_operation_sees_appended_uncommitted_records() -> None:
+    async def scenario() -> None:
         runtime = loaded(GatedLog())
         start(runtime, add(1))
         second = start(runtime, add(2))
-        await settle()
+        await run_pending_tasks()
         runtime.update_committed_offset(2)
         assert await second == [1]
 
-    run(story)
+    run(scenario)
 
 
-def test_a_read_waits_for_the_newest_record_it_could_have_seen() -> None:
-    async def story() -> None:
+def test_a_read_waits_for_the_last_record_it_could_have_seen() -> None:
+    async def scenario() -> None:
         runtime = loaded(GatedLog())
-        assert await runtime.submit(read) == [], "with nothing in flight it waits for nothing"
+        assert await runtime.submit(read) == [], "without uncommitted records a read does not wait"
         start(runtime, add(1))
         seen = start(runtime, read)
-        await settle()
+        await run_pending_tasks()
         assert not seen.done()
         runtime.update_committed_offset(1)
         assert await seen == [1]
 
-    run(story)
+    run(scenario)
 
 
-def test_a_refusal_waits_too_because_it_tells_of_state() -> None:
-    async def story() -> None:
+def test_an_exception_waits_like_a_response() -> None:
+    async def scenario() -> None:
         runtime = loaded(GatedLog())
         start(runtime, add(1))
-        refused = start(runtime, refuse)
-        await settle()
+        refused = start(runtime, reject)
+        await run_pending_tasks()
         assert not refused.done()
         runtime.update_committed_offset(1)
         with pytest.raises(InvalidRequestError, match="there are 1"):
             await refused
 
-    run(story)
+    run(scenario)
 
 
-def test_decisions_that_come_while_an_append_awaits_are_made_after_it_in_order() -> None:
-    async def story() -> None:
+def test_operations_queue_behind_an_append() -> None:
+    async def scenario() -> None:
         log = GatedLog(gated=True)
         assert log.gate is not None
         runtime = loaded(log)
         tasks = [start(runtime, add(number)) for number in range(5)]
-        await settle()
+        await run_pending_tasks()
         assert log.batches == []
         for _ in range(5):
             log.gate.release()
-            await settle()
+            await run_pending_tasks()
         assert log.batches == [[0], [1], [2], [3], [4]]
         runtime.update_committed_offset(5)
         assert [await task for task in tasks] == [list(range(number)) for number in range(5)]
 
-    run(story)
+    run(scenario)
 
 
-def test_replies_leave_in_the_order_of_their_offsets() -> None:
-    async def story() -> None:
+def test_responses_are_sent_in_the_order_of_their_offsets() -> None:
+    async def scenario() -> None:
         runtime = loaded(GatedLog())
         left: list[int] = []
 
@@ -172,18 +174,18 @@ def test_replies_leave_in_the_order_of_their_offsets() -> None:
             left.append(number)
 
         tasks = [asyncio.get_running_loop().create_task(submit(number)) for number in range(1, 9)]
-        await settle()
+        await run_pending_tasks()
         for offset in range(1, 5):
             runtime.update_committed_offset(offset)
-            await settle()
+            await run_pending_tasks()
         await asyncio.gather(*tasks)
         assert left == list(range(1, 9))
 
-    run(story)
+    run(scenario)
 
 
-def test_an_append_that_fails_changes_nothing_and_later_ones_may_succeed() -> None:
-    async def story() -> None:
+def test_a_failed_append_changes_nothing_and_later_ones_can_succeed() -> None:
+    async def scenario() -> None:
         log = GatedLog()
         runtime = loaded(log)
         log.error = StorageError("no space left")
@@ -191,22 +193,22 @@ def test_an_append_that_fails_changes_nothing_and_later_ones_may_succeed() -> No
             await runtime.submit(add(1))
         log.error = None
         second = start(runtime, add(2))
-        await settle()
+        await run_pending_tasks()
         runtime.update_committed_offset(1)
-        assert await second == [], "the failed decision left no trace"
+        assert await second == [], "the failed operation changed nothing"
 
-    run(story)
+    run(scenario)
 
 
-def test_loss_of_leadership_fails_everything_parked_appending_and_queued() -> None:
-    async def story() -> None:
+def test_unloading_fails_parked_running_and_queued_operations() -> None:
+    async def scenario() -> None:
         log = GatedLog(gated=True)
         assert log.gate is not None
         runtime = loaded(log)
         parked, appending, queued = (start(runtime, add(number)) for number in range(3))
-        await settle()
+        await run_pending_tasks()
         log.gate.release()
-        await settle()
+        await run_pending_tasks()
         assert log.batches == [[0]]
         runtime.unload(NotControllerError("another leads"))
         for task in (parked, appending, queued):
@@ -215,23 +217,23 @@ def test_loss_of_leadership_fails_everything_parked_appending_and_queued() -> No
         with pytest.raises(NotControllerError, match="not here"):
             await runtime.submit(read)
 
-    run(story)
+    run(scenario)
 
 
-def test_changes_that_the_next_leader_may_commit_are_told_apart_from_what_was_never_begun() -> None:
-    async def story() -> None:
+def test_operations_with_appended_records_get_the_in_doubt_error() -> None:
+    async def scenario() -> None:
         log = GatedLog(gated=True)
         assert log.gate is not None
         runtime = loaded(log)
         parked, parked_read, appending, queued = (
-            start(runtime, decide) for decide in (add(0), read, add(1), add(2))
+            start(runtime, operation) for operation in (add(0), read, add(1), add(2))
         )
-        await settle()
+        await run_pending_tasks()
         log.gate.release()
-        await settle()
+        await run_pending_tasks()
         assert log.batches == [[0]]
         runtime.unload(NotControllerError("another leads"), in_doubt_error=RequestTimedOutError("who knows"))
-        await settle()
+        await run_pending_tasks()
         assert [type(each.exception()) for each in (parked, parked_read, appending, queued)] == [
             RequestTimedOutError,
             NotControllerError,
@@ -239,16 +241,16 @@ def test_changes_that_the_next_leader_may_commit_are_told_apart_from_what_was_ne
             NotControllerError,
         ]
 
-    run(story)
+    run(scenario)
 
 
-def test_after_loss_the_state_is_loaded_again_and_an_old_append_is_not_applied_to_it() -> None:
-    async def story() -> None:
+def test_a_reloaded_state_gets_no_records_of_an_earlier_append() -> None:
+    async def scenario() -> None:
         log = GatedLog(gated=True)
         assert log.gate is not None
         runtime = loaded(log)
         late = start(runtime, add(7))
-        await settle()
+        await run_pending_tasks()
         runtime.unload(NotControllerError("another leads"))
         runtime.load(Counter([7]), 1)
         log.gate.release()
@@ -256,53 +258,53 @@ def test_after_loss_the_state_is_loaded_again_and_an_old_append_is_not_applied_t
             await late
         assert await runtime.submit(read) == [7]
 
-    run(story)
+    run(scenario)
 
 
-def test_a_caller_that_gives_up_does_not_undo_what_was_decided() -> None:
-    async def story() -> None:
+def test_cancelling_the_caller_does_not_undo_a_running_operation() -> None:
+    async def scenario() -> None:
         log = GatedLog(gated=True)
         assert log.gate is not None
         runtime = loaded(log)
         impatient = start(runtime, add(1))
-        await settle()
+        await run_pending_tasks()
         impatient.cancel()
-        await settle()
+        await run_pending_tasks()
         log.gate.release()
         seen = start(runtime, read)
-        await settle()
+        await run_pending_tasks()
         assert log.batches == [[1]]
         runtime.update_committed_offset(1)
-        assert await seen == [1], "the state and the log agree"
+        assert await seen == [1], "the state matches the log"
 
-    run(story)
+    run(scenario)
 
 
-def test_a_caller_that_gives_up_before_its_turn_has_decided_nothing() -> None:
-    async def story() -> None:
+def test_cancelling_a_queued_operation_skips_it() -> None:
+    async def scenario() -> None:
         log = GatedLog(gated=True)
         assert log.gate is not None
         runtime = loaded(log)
         first, second = start(runtime, add(1)), start(runtime, add(2))
-        await settle()
+        await run_pending_tasks()
         second.cancel()
-        await settle()
+        await run_pending_tasks()
         log.gate.release()
         log.gate.release()
-        await settle()
+        await run_pending_tasks()
         runtime.update_committed_offset(1)
         await first
         assert log.batches == [[1]]
 
-    run(story)
+    run(scenario)
 
 
-def test_a_state_that_cannot_take_its_own_records_is_never_decided_on_again() -> None:
+def test_a_state_that_fails_to_apply_its_records_is_unloaded() -> None:
     class Broken(Counter):
         def apply(self, records: Sequence[int], end_offset: int) -> None:
             raise ZeroDivisionError
 
-    async def story() -> None:
+    async def scenario() -> None:
         runtime: Runtime = CoordinatorRuntime(
             GatedLog(), not_loaded_error=lambda: NotControllerError("not here")
         )
@@ -313,52 +315,52 @@ def test_a_state_that_cannot_take_its_own_records_is_never_decided_on_again() ->
         with pytest.raises(NotControllerError):
             await runtime.submit(read)
 
-    run(story)
+    run(scenario)
 
 
-def test_closing_waits_for_the_append_under_way() -> None:
-    async def story() -> None:
+def test_closing_waits_for_the_append_in_progress() -> None:
+    async def scenario() -> None:
         log = GatedLog(gated=True)
         assert log.gate is not None
         runtime = loaded(log)
         task = start(runtime, add(1))
-        await settle()
+        await run_pending_tasks()
         closing = asyncio.get_running_loop().create_task(runtime.close(NotControllerError("closing")))
-        await settle()
+        await run_pending_tasks()
         assert not closing.done()
         log.gate.release()
         await closing
         with pytest.raises(NotControllerError, match="closing"):
             await task
 
-    run(story)
+    run(scenario)
 
 
-def test_a_reply_that_needs_less_does_not_wait_for_what_was_decided_before_it() -> None:
-    def needs(offset: int) -> Callable[[Counter], CoordinatorResult[int, int]]:
+def test_a_response_with_a_lower_required_offset_does_not_wait_for_earlier_records() -> None:
+    def read_below(offset: int) -> Callable[[Counter], CoordinatorResult[int, int]]:
         return lambda state: CoordinatorResult((), offset, min_committed_offset=offset)
 
-    async def story() -> None:
+    async def scenario() -> None:
         runtime = loaded(GatedLog())
         first, second = start(runtime, add(1)), start(runtime, add(2, 3))
-        nothing, one, two, all_ = (start(runtime, needs(offset)) for offset in (0, 1, 2, 9))
+        nothing, one, two, all_ = (start(runtime, read_below(offset)) for offset in (0, 1, 2, 9))
         everything = start(runtime, read)
-        await settle()
+        await run_pending_tasks()
         assert [each.done() for each in (nothing, one, two, all_, everything)] == [True] + [False] * 4
         runtime.update_committed_offset(1)
-        await settle()
+        await run_pending_tasks()
         assert [each.done() for each in (first, one, second, two, all_)] == [True, True, False, False, False]
         runtime.update_committed_offset(2)
-        await settle()
+        await run_pending_tasks()
         assert [each.done() for each in (second, two, all_)] == [False, True, False]
         runtime.update_committed_offset(3)
         assert await asyncio.gather(second, all_, everything) == [[1], 9, [1, 2, 3]]
 
-    run(story)
+    run(scenario)
 
 
-def test_records_that_the_state_cannot_take_are_told_of_and_nothing_is_decided_any_more() -> None:
-    async def story() -> None:
+def test_a_failure_to_apply_records_is_reported() -> None:
+    async def scenario() -> None:
         failures: list[BaseException] = []
         runtime: Runtime = CoordinatorRuntime(
             GatedLog(), not_loaded_error=lambda: NotControllerError("not here"), on_failure=failures.append
@@ -370,4 +372,4 @@ def test_records_that_the_state_cannot_take_are_told_of_and_nothing_is_decided_a
         assert [type(each) for each in failures] == [AssertionError]
         await runtime.close(NotControllerError("closed"))
 
-    run(story)
+    run(scenario)

@@ -1,4 +1,4 @@
-"""The loader: publishers in order, one delta at a time, and an image that shows only what all have taken."""
+"""The metadata loader: publishers in order, one delta at a time, and the published image."""
 
 import asyncio
 from uuid import UUID
@@ -17,36 +17,36 @@ def topic(name: str, offset: int) -> CommittedBatch:
     return CommittedBatch(offset, offset, 1, (encode(record),))
 
 
-async def settle() -> None:
+async def run_pending_tasks() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-def test_publishers_are_told_one_after_the_other_in_the_order_they_subscribed() -> None:
-    async def story() -> None:
+def test_publishers_are_called_one_by_one_in_the_order_of_addition() -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
-        told: list[str] = []
+        events: list[str] = []
 
         async def logs(delta: MetadataDelta, image: MetadataImage) -> None:
-            told.append("logs begin")
+            events.append("logs begin")
             await asyncio.sleep(0)
-            told.append("logs end")
+            events.append("logs end")
 
         def partitions(delta: MetadataDelta, image: MetadataImage) -> None:
-            told.append("partitions")
+            events.append("partitions")
 
         loader.add_publisher(logs)
         loader.add_publisher(partitions)
-        loader.add_image_listener(lambda image: told.append(f"published {image.offset}"))
+        loader.add_image_listener(lambda image: events.append(f"published {image.offset}"))
         loader.commit([topic("a", 0)])
         await loader.wait_for_offset(0)
-        assert told == ["logs begin", "logs end", "partitions", "published 0"]
+        assert events == ["logs begin", "logs end", "partitions", "published 0"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_all_that_waits_is_one_delta() -> None:
-    async def story() -> None:
+def test_pending_changes_are_published_as_one_delta() -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
         deltas: list[MetadataDelta] = []
         gate = asyncio.Event()
@@ -57,39 +57,39 @@ def test_all_that_waits_is_one_delta() -> None:
 
         loader.add_publisher(publisher)
         loader.commit([topic("a", 0)])
-        await settle()
+        await run_pending_tasks()
         loader.commit([topic("b", 1)])
         loader.commit([topic("c", 2), CommittedBatch(3, 3, 4, leader_id=7)])
-        await settle()
-        assert loader.image.offset == -1, "an image that not all have taken is not shown"
+        await run_pending_tasks()
+        assert loader.image.offset == -1, "the image waits for all publishers"
         gate.set()
         await loader.wait_for_offset(3)
         assert [delta.topics_created for delta in deltas] == [("a",), ("b", "c")]
         assert (loader.image.controller_id, loader.image.controller_epoch) == (7, 4)
         assert loader.image.cluster_id == "c"
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_whoever_waits_for_an_offset_is_woken_when_it_is_published() -> None:
-    async def story() -> None:
+def test_waiters_for_an_offset_are_woken_when_it_is_published() -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
         waiting = [
             asyncio.get_running_loop().create_task(loader.wait_for_offset(offset)) for offset in (1, 0, 5)
         ]
-        await settle()
+        await run_pending_tasks()
         waiting[1].cancel()
         loader.commit([topic("a", 0)])
-        await settle()
+        await run_pending_tasks()
         assert not waiting[0].done()
         loader.commit([topic("b", 1)])
-        await settle()
+        await run_pending_tasks()
         assert [task.done() for task in waiting] == [True, True, False]
         await loader.close()
         with pytest.raises(RuntimeError, match="closed"):
             await waiting[2]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_whoever_waits_for_an_offset_is_woken_when_it_is_published() -> None:
         (b"\x01\x63\x00\x00", UnsupportedVersionError),
     ],
 )
-def test_a_record_that_cannot_be_applied_ends_the_loader(value: bytes, kind: type[Exception]) -> None:
-    async def story() -> None:
+def test_a_record_that_cannot_be_applied_fails_the_loader(value: bytes, kind: type[Exception]) -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
         failures: list[BaseException] = []
         loader.on_failure(failures.append)
@@ -111,26 +111,26 @@ def test_a_record_that_cannot_be_applied_ends_the_loader(value: bytes, kind: typ
             await loader.wait_for_offset(1)
         assert [type(failure) for failure in failures] == [kind]
         loader.commit([CommittedBatch(2, 2, 1, (encode(NoOpRecord()),))])
-        await settle()
+        await run_pending_tasks()
         assert loader.image.offset == 0
         with pytest.raises(kind):
             await loader.wait_for_offset(2)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_nobody_subscribes_too_late_to_hear_everything() -> None:
-    async def story() -> None:
+def test_publishers_cannot_be_added_after_the_first_commit() -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
         loader.commit([topic("a", 0)])
         with pytest.raises(RuntimeError, match="before anything is published"):
             loader.add_publisher(lambda delta, image: None)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_what_is_committed_is_foreseen_while_publishers_are_still_at_work() -> None:
-    async def story() -> None:
+def test_commit_listeners_are_called_while_publishers_are_busy() -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
         foreseen: list[tuple[int, tuple[str, ...]]] = []
         gate = asyncio.Event()
@@ -141,7 +141,7 @@ def test_what_is_committed_is_foreseen_while_publishers_are_still_at_work() -> N
         loader.add_publisher(publisher)
         loader.add_commit_listener(lambda delta, image: foreseen.append((image.offset, delta.topics_created)))
         loader.commit([topic("a", 0)])
-        await settle()
+        await run_pending_tasks()
         loader.commit([topic("b", 1)])
         assert foreseen == [(0, ("a",)), (1, ("b",))]
         assert (loader.committed_image.offset, loader.image.offset) == (1, -1)
@@ -149,11 +149,11 @@ def test_what_is_committed_is_foreseen_while_publishers_are_still_at_work() -> N
         await loader.wait_for_offset(1)
         assert loader.image is loader.committed_image
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_loader_that_closes_takes_no_more() -> None:
-    async def story() -> None:
+def test_a_closing_loader_ignores_later_commits() -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
         gate = asyncio.Event()
         taken: list[int] = []
@@ -164,13 +164,13 @@ def test_a_loader_that_closes_takes_no_more() -> None:
 
         loader.add_publisher(publisher)
         loader.commit([topic("a", 0)])
-        await settle()
+        await run_pending_tasks()
         loader.commit([topic("b", 1)])
         closing = asyncio.get_running_loop().create_task(loader.close())
-        await settle()
+        await run_pending_tasks()
         loader.commit([topic("c", 2)])
         gate.set()
         await closing
-        assert taken == [0], "what follows on a change that was left out cannot be told either"
+        assert taken == [0], "no change after a failed one is published"
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""The metadata records are Kafka's, byte for byte, and nothing that is not one is taken for one."""
+"""Metadata records in Kafka's binary format, and rejected input."""
 
 from uuid import UUID
 
@@ -27,7 +27,7 @@ from moldau.metadata.records import (
 
 TOPIC_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 
-# Written down from Kafka's schemas by hand: uvarint frame version, api key and version, then the fields.
+# Written by hand from Kafka's schemas: frame version, api key and version as uvarints, then the fields.
 KNOWN = [
     (NoOpRecord(), "01 14 00 00"),
     (TopicRecord(name="orders", topic_id=TOPIC_ID), "01 02 00 07 6f7264657273" + TOPIC_ID.hex + "00"),
@@ -83,20 +83,20 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("record", "value"), KNOWN, ids=[type(record).__name__ for record, _ in KNOWN])
-def test_a_record_is_laid_out_as_kafka_lays_it_out(record: Record, value: str) -> None:
+def test_a_record_has_kafkas_binary_layout(record: Record, value: str) -> None:
     assert encode(record).hex() == value.replace(" ", "")
     assert decode(bytes.fromhex(value)) == record
 
 
 @pytest.mark.parametrize(("record", "value"), KNOWN, ids=[type(record).__name__ for record, _ in KNOWN])
-def test_a_record_cut_short_anywhere_is_refused(record: Record, value: str) -> None:
+def test_a_record_truncated_anywhere_is_rejected(record: Record, value: str) -> None:
     whole = bytes.fromhex(value)
     for size in range(len(whole)):
         with pytest.raises(CorruptRecordError):
             decode(whole[:size])
 
 
-def test_bytes_behind_a_record_are_refused() -> None:
+def test_trailing_bytes_are_rejected() -> None:
     with pytest.raises(CorruptRecordError, match="trailing bytes"):
         decode(encode(NoOpRecord()) + b"\x00")
 
@@ -109,7 +109,7 @@ def test_bytes_behind_a_record_are_refused() -> None:
         ("01020100", "api key 2 are supported in version 0, not 1"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(value: str, complaint: str) -> None:
+def test_unknown_records_and_versions_are_rejected(value: str, complaint: str) -> None:
     with pytest.raises(UnsupportedVersionError, match=complaint):
         decode(bytes.fromhex(value))
 
@@ -143,5 +143,5 @@ replicas = st.lists(ints, max_size=4).map(tuple)
         ),
     )
 )
-def test_every_record_comes_back_as_it_was(record: Record) -> None:
+def test_every_record_round_trips(record: Record) -> None:
     assert decode(encode(record)) == record

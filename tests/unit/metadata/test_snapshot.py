@@ -1,4 +1,4 @@
-"""An image becomes records and the same image again; a loader begins anew with it; and when a snapshot is due."""
+"""Snapshots of images: round trip, loading, and generation when due."""
 
 import asyncio
 import gc
@@ -104,7 +104,7 @@ def images(draw: Any) -> MetadataImage:
     )
 
 
-def again(image: MetadataImage) -> MetadataImage:
+def round_trip(image: MetadataImage) -> MetadataImage:
     values = [encode(record) for record in image_to_records(image)]
     return image_from_records(
         map(decode, values),
@@ -117,8 +117,8 @@ def again(image: MetadataImage) -> MetadataImage:
 
 @given(images())
 @settings(max_examples=200, deadline=None)
-def test_an_image_comes_back_from_its_records_exactly(image: MetadataImage) -> None:
-    found = again(image)
+def test_an_image_is_rebuilt_from_its_records(image: MetadataImage) -> None:
+    found = round_trip(image)
     assert found == image
     assert list(found.topics) == list(image.topics)
     assert list(found.brokers) == list(image.brokers)
@@ -126,7 +126,7 @@ def test_an_image_comes_back_from_its_records_exactly(image: MetadataImage) -> N
 
 @given(images(), images())
 @settings(max_examples=100, deadline=None)
-def test_the_difference_of_two_images_names_all_that_differs(old: MetadataImage, new: MetadataImage) -> None:
+def test_the_delta_between_two_images_names_every_difference(old: MetadataImage, new: MetadataImage) -> None:
     delta = delta_between(old, new)
     assert delta_between(old, old) == MetadataDelta()
     for name, topic in new.topics.items():
@@ -148,7 +148,7 @@ def test_the_difference_of_two_images_names_all_that_differs(old: MetadataImage,
         assert (broker_id in delta.brokers_changed) == changed
 
 
-# The loader
+# Loading
 
 
 def topic(name: str, offset: int) -> CommittedBatch:
@@ -160,7 +160,7 @@ def snapshot_of(*batches: CommittedBatch, end_offset: int, epoch: int = 4) -> tu
     return [value for batch in batches for value in batch.values], SnapshotId(end_offset, epoch)
 
 
-class Published:
+class RecordingPublisher:
     def __init__(self, loader: MetadataLoader) -> None:
         self.deltas: list[MetadataDelta] = []
         self.images: list[MetadataImage] = []
@@ -168,10 +168,10 @@ class Published:
         loader.add_image_listener(self.images.append)
 
 
-def test_at_boot_a_snapshot_and_the_log_behind_it_are_one_delta() -> None:
-    async def story() -> None:
+def test_at_startup_a_snapshot_and_the_log_are_one_delta() -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
-        published = Published(loader)
+        published = RecordingPublisher(loader)
         values, snapshot = snapshot_of(topic("a", 0), topic("b", 1), end_offset=10)
         loader.load_snapshot(values, snapshot, leader_id=2)
         loader.commit([topic("c", 10)])
@@ -182,23 +182,23 @@ def test_at_boot_a_snapshot_and_the_log_behind_it_are_one_delta() -> None:
         assert (image.offset, image.controller_epoch, image.controller_id) == (10, 4, 2)
         assert loader.published_bytes == len(topic("c", 10).values[0])
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_snapshot_alone_is_an_image() -> None:
-    async def story() -> None:
+def test_a_snapshot_alone_makes_an_image() -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
         loader.load_snapshot([], SnapshotId(10, 4), leader_id=3)
         await loader.wait_for_offset(9)
         assert loader.image == MetadataImage(cluster_id="c", offset=9, controller_epoch=4, controller_id=3)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_node_that_fell_behind_is_told_the_difference() -> None:
-    async def story() -> None:
+def test_a_snapshot_for_a_lagging_node_is_published_as_the_difference() -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
-        published = Published(loader)
+        published = RecordingPublisher(loader)
         loader.commit([topic("a", 0), topic("b", 1)])
         await loader.wait_for_offset(1)
         values, snapshot = snapshot_of(topic("b", 1), topic("c", 2), end_offset=50)
@@ -209,13 +209,13 @@ def test_a_node_that_fell_behind_is_told_the_difference() -> None:
         assert [each.name for each in delta.topics_deleted] == ["a"]
         assert sorted(loader.image.topics) == ["b", "c"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_batches_that_wait_are_replaced_by_a_snapshot_that_holds_them() -> None:
-    async def story() -> None:
+def test_pending_batches_are_superseded_by_a_snapshot() -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
-        published = Published(loader)
+        published = RecordingPublisher(loader)
         gate = asyncio.Event()
 
         async def held(delta: MetadataDelta, image: MetadataImage) -> None:
@@ -233,13 +233,13 @@ def test_batches_that_wait_are_replaced_by_a_snapshot_that_holds_them() -> None:
         assert [image.offset for image in published.images] == [0, 5]
         assert sorted(loader.image.topics) == ["c", "d"]
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_snapshot_of_what_is_known_changes_nothing() -> None:
-    async def story() -> None:
+def test_a_snapshot_older_than_the_image_changes_nothing() -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
-        published = Published(loader)
+        published = RecordingPublisher(loader)
         loader.commit([topic("a", 0), topic("b", 1)])
         loader.load_snapshot([], SnapshotId(2, 1), leader_id=2)
         await loader.wait_for_offset(1)
@@ -249,11 +249,11 @@ def test_a_snapshot_of_what_is_known_changes_nothing() -> None:
         assert sorted(loader.image.topics) == ["a", "b"]
         assert len(published.deltas) == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_snapshot_that_makes_no_image_ends_the_loader() -> None:
-    async def story() -> None:
+def test_an_invalid_snapshot_fails_the_loader() -> None:
+    async def scenario() -> None:
         loader = MetadataLoader("c")
         failures: list[BaseException] = []
         loader.on_failure(failures.append)
@@ -262,13 +262,13 @@ def test_a_snapshot_that_makes_no_image_ends_the_loader() -> None:
             await asyncio.sleep(0)
         assert "created twice" in str(failures[0])
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-# When one is due
+# Generation
 
 
-def test_a_snapshot_is_due_after_so_many_bytes() -> None:
+def test_a_snapshot_is_due_after_the_configured_bytes() -> None:
     policy = SnapshotPolicy(bytes_max=100, interval_ms=0, since_ms=0)
     policy.add_bytes(99)
     assert not policy.is_due(10**9)
@@ -278,7 +278,7 @@ def test_a_snapshot_is_due_after_so_many_bytes() -> None:
     assert not policy.is_due(10**9)
 
 
-def test_a_snapshot_is_due_after_a_time_in_which_something_changed() -> None:
+def test_a_snapshot_is_due_after_the_interval_if_there_are_new_records() -> None:
     policy = SnapshotPolicy(bytes_max=100, interval_ms=1000, since_ms=500)
     assert not policy.is_due(10**9)
     policy.add_bytes(1)
@@ -300,88 +300,88 @@ class Clock:
         return self.now_ms
 
 
-class Keeper:
+class RecordingSnapshotWriter:
     def __init__(self) -> None:
-        self.kept: list[tuple[Sequence[bytes], SnapshotId, int]] = []
+        self.snapshots: list[tuple[Sequence[bytes], SnapshotId, int]] = []
         self.failure: Exception | None = None
 
     async def write_snapshot(self, values: Sequence[bytes], end: SnapshotId, leader_id: int = -1) -> None:
         await asyncio.sleep(0)
         if self.failure is not None:
             raise self.failure
-        self.kept.append((values, end, leader_id))
+        self.snapshots.append((values, end, leader_id))
 
 
-async def settle() -> None:
+async def run_pending_tasks() -> None:
     for _ in range(50):
         await asyncio.sleep(0)
 
 
-def test_snapshots_are_made_of_the_published_image() -> None:
-    async def story() -> None:
-        loader, keeper = MetadataLoader("c"), Keeper()
+def test_snapshots_are_generated_from_the_published_image() -> None:
+    async def scenario() -> None:
+        loader, writer = MetadataLoader("c"), RecordingSnapshotWriter()
         size = len(topic("a", 0).values[0])
-        snapshotter = SnapshotGenerator(loader, keeper, Clock(), bytes_max=2 * size, interval_ms=0)
+        snapshotter = SnapshotGenerator(loader, writer, Clock(), bytes_max=2 * size, interval_ms=0)
         loader.commit([CommittedBatch(0, 0, 7, leader_id=3), topic("a", 1)])
-        await settle()
-        assert keeper.kept == []
+        await run_pending_tasks()
+        assert writer.snapshots == []
         loader.commit([topic("b", 2)])
-        await settle()
-        ((values, end, leader_id),) = keeper.kept
+        await run_pending_tasks()
+        ((values, end, leader_id),) = writer.snapshots
         assert (end, leader_id) == (SnapshotId(3, 7), 3)
         assert (
             image_from_records(map(decode, values), cluster_id="c", end_offset=3, epoch=7, leader_id=3)
             == loader.image
         )
         loader.commit([topic("c", 3)])
-        await settle()
-        assert len(keeper.kept) == 1
+        await run_pending_tasks()
+        assert len(writer.snapshots) == 1
         loader.commit([topic("d", 4)])
-        await settle()
-        assert len(keeper.kept) == 2
+        await run_pending_tasks()
+        assert len(writer.snapshots) == 2
         await snapshotter.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("failure", [StorageError("the disk is full"), ValueError("a bug")])
-def test_a_snapshot_that_fails_is_tried_again_when_the_next_is_due(failure: Exception) -> None:
-    async def story() -> None:
-        loader, keeper, clock = MetadataLoader("c"), Keeper(), Clock()
+def test_a_failed_snapshot_is_retried_when_the_next_is_due(failure: Exception) -> None:
+    async def scenario() -> None:
+        loader, writer, clock = MetadataLoader("c"), RecordingSnapshotWriter(), Clock()
         unseen: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
-        keeper.failure = failure
-        snapshotter = SnapshotGenerator(loader, keeper, clock, bytes_max=10**6, interval_ms=1000)
+        writer.failure = failure
+        snapshotter = SnapshotGenerator(loader, writer, clock, bytes_max=10**6, interval_ms=1000)
         clock.now_ms = 1000
         loader.commit([topic("a", 0)])
-        await settle()
-        keeper.failure = None
+        await run_pending_tasks()
+        writer.failure = None
         loader.commit([topic("b", 1)])
-        await settle()
-        assert keeper.kept == []
+        await run_pending_tasks()
+        assert writer.snapshots == []
         clock.now_ms = 2000
         loader.commit([topic("c", 2)])
-        await settle()
-        assert [end for _, end, _ in keeper.kept] == [SnapshotId(3, -1)]
+        await run_pending_tasks()
+        assert [end for _, end, _ in writer.snapshots] == [SnapshotId(3, -1)]
         await snapshotter.close()
         gc.collect()
         assert unseen == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_no_snapshot_is_made_after_closing() -> None:
-    async def story() -> None:
-        loader, keeper = MetadataLoader("c"), Keeper()
-        snapshotter = SnapshotGenerator(loader, keeper, Clock(), bytes_max=1, interval_ms=0)
+def test_no_snapshot_is_generated_after_closing() -> None:
+    async def scenario() -> None:
+        loader, writer = MetadataLoader("c"), RecordingSnapshotWriter()
+        snapshotter = SnapshotGenerator(loader, writer, Clock(), bytes_max=1, interval_ms=0)
         loader.commit([topic("a", 0)])
         await loader.wait_for_offset(0)
         await snapshotter.close()
         loader.commit([topic("b", 1)])
-        await settle()
-        assert keeper.kept == []
+        await run_pending_tasks()
+        assert writer.snapshots == []
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_applying_the_records_one_by_one_gives_the_same_image() -> None:

@@ -1,4 +1,4 @@
-"""What a node does for the control plane itself: how it stops, whom it lets vote, what it asks, and its clock."""
+"""The node's part of the control plane: shutdown, votes, log end queries, and its clock."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ from moldau.settings.sources import build_settings
 from support.broker_process import free_port
 
 
-def made(directory: Path, ports: list[int], node_id: int) -> Node:
+def create_node(directory: Path, ports: list[int], node_id: int) -> Node:
     flags = {
         "node.id": str(node_id),
         "cluster.id": "4L6g3nShT-eMCtK--X86sw",
@@ -33,17 +33,19 @@ def made(directory: Path, ports: list[int], node_id: int) -> Node:
     return Node(system_platform(node_id), build_settings(flags=flags))
 
 
-def test_a_node_that_never_registered_leaves_the_mark_of_its_last_clean_stop(tmp_path: Path) -> None:
+def test_a_node_that_never_registered_keeps_the_epoch_of_its_last_clean_shutdown(tmp_path: Path) -> None:
     def store() -> FileLogStore:
         return FileLogStore(OsDisk(), str(tmp_path / "1"), SystemClock(), producer_expiration_ms=1_000)
 
-    async def story() -> None:
+    async def scenario() -> None:
         before = store()
         await before.start()
         await before.close(41)
-        starting = asyncio.create_task(made(tmp_path, [free_port(), free_port(), free_port()], 1).start())
+        starting = asyncio.create_task(
+            create_node(tmp_path, [free_port(), free_port(), free_port()], 1).start()
+        )
         await asyncio.sleep(0.3)
-        assert not starting.done(), "it has nobody to be elected by"
+        assert not starting.done(), "there is no majority to elect it"
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         after = store()
@@ -51,24 +53,24 @@ def test_a_node_that_never_registered_leaves_the_mark_of_its_last_clean_stop(tmp
         assert after.previous_broker_epoch == 41
         await after.close(-1)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_the_quorums_leader_hands_over_before_its_doors_close(
+def test_the_leader_resigns_before_its_listeners_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     led: list[bool] = []
     close_listeners = Node._close_listeners
 
-    async def look_and_close(self: Node) -> None:
+    async def check_and_close(self: Node) -> None:
         led.append(self._quorum.is_leader)
         await close_listeners(self)
 
-    monkeypatch.setattr(Node, "_close_listeners", look_and_close)
+    monkeypatch.setattr(Node, "_close_listeners", check_and_close)
 
-    async def story() -> None:
+    async def scenario() -> None:
         ports = [free_port(), free_port(), free_port()]
-        nodes = [made(tmp_path, ports, node_id) for node_id in (1, 2, 3)]
+        nodes = [create_node(tmp_path, ports, node_id) for node_id in (1, 2, 3)]
         await asyncio.gather(*(node.start() for node in nodes))
         leader = next(node for node in nodes if node.broker.quorum.is_leader)
         await leader.stop()
@@ -78,28 +80,28 @@ def test_the_quorums_leader_hands_over_before_its_doors_close(
                 await asyncio.sleep(0.01)
         await asyncio.gather(*(node.stop() for node in left))
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert led[0] is False
 
 
-def test_a_node_that_failed_stops_though_a_decision_stands_behind_what_waits_for_room() -> None:
-    async def story() -> None:
+def test_a_failed_node_stops_while_an_operation_waits_for_disk_space() -> None:
+    async def scenario() -> None:
         node = Node(
             system_platform(1),
             build_settings(flags={"store": "memory", "listen": f"127.0.0.1:{free_port()}"}),
         )
         await node.start()
-        has_begun, is_queued = asyncio.Event(), asyncio.Event()
+        has_started, is_queued = asyncio.Event(), asyncio.Event()
 
         async def write() -> None:
-            has_begun.set()
+            has_started.set()
             await is_queued.wait()
-            raise StorageError("no room") from OSError(errno.ENOSPC, "no space left")
+            raise StorageError("no space") from OSError(errno.ENOSPC, "no space left")
 
         quorum, controller = node._quorum, node.broker.controller
         executor = quorum._executor
         waiting = executor.run(lambda: executor._retry_while_disk_full(write))
-        await has_begun.wait()
+        await has_started.wait()
         creating = asyncio.create_task(controller.create_topics([NewTopic("orders", 1, 1)]))
         while not executor._jobs._jobs:
             await asyncio.sleep(0)
@@ -113,11 +115,11 @@ def test_a_node_that_failed_stops_though_a_decision_stands_behind_what_waits_for
         [refused] = await asyncio.gather(creating, return_exceptions=True)
         assert isinstance(refused, MoldauError)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_node_in_memory_votes_alone_and_has_no_directory_to_be_added_by() -> None:
-    async def story() -> None:
+def test_a_node_with_store_memory_is_the_only_voter_and_has_no_directory() -> None:
+    async def scenario() -> None:
         flags = {"store": "memory", "listen": f"127.0.0.1:{free_port()}"}
         node = Node(system_platform(1), build_settings(flags=flags))
         await node.start()
@@ -127,7 +129,7 @@ def test_a_node_in_memory_votes_alone_and_has_no_directory_to_be_added_by() -> N
         assert progress.key.directory_id is None
         await node.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_a_node_in_memory_votes_alone_and_has_no_directory_to_be_added_by() -> N
         [SimpleNamespace(topic="orders", partitions=[SimpleNamespace(partition=0, error_code=3)])],
     ],
 )
-def test_an_odd_answer_about_the_end_of_a_log_is_no_answer(topics: list[Any]) -> None:
+def test_an_invalid_log_end_response_is_rejected(topics: list[Any]) -> None:
     async def fetch(topics: list[Any]) -> EpochEndOffset:
         async def call(*_: Any, **__: Any) -> Any:
             return SimpleNamespace(topics=topics)
@@ -155,7 +157,7 @@ def test_an_odd_answer_about_the_end_of_a_log_is_no_answer(topics: list[Any]) ->
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="there is no such clock here")
-def test_the_monotonic_clock_counts_the_time_in_which_the_machine_slept(
+def test_the_monotonic_clock_includes_suspended_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Nodes whose disks are full: who leads in their place, what can still be read, and how they come back."""
+"""Nodes with full disks: leadership moves, reads continue, and they rejoin when there is space."""
 
 import asyncio
 import errno
@@ -42,7 +42,7 @@ class Node(ReplicaNode):
         store = FileLogStore(self.disk, "data", SystemClock())
         store.space = lambda: (1 << 40, self.usable_bytes)  # type: ignore[method-assign]
         super().__init__(node_id, controller, peers, store, **settings)
-        self.table.on_offline_replicas_changed.append(lambda: controller.is_told(self))
+        self.table.on_offline_replicas_changed.append(lambda: controller.report(self))
         self.housekeeping = LogMaintenance(self.table, self.settings, SystemClock())
 
     def fill_disk(self) -> None:
@@ -55,18 +55,18 @@ class Node(ReplicaNode):
 
 
 class QuorumController(FakeController):
-    """Decides as the real one does on what nodes say of their replicas, and on in-sync sets."""
+    """Handles offline replicas and ISR changes like the real controller."""
 
     def __init__(self, node_ids: Sequence[int], **topic: str) -> None:
         super().__init__(node_ids, **topic)
         self.state = ControllerState(self.image)
-        self._telling = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def is_told(self, node: Node) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(self.hears(node)))
+    def report(self, node: Node) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(self.handle_report(node)))
 
-    async def hears(self, node: Node) -> None:
+    async def handle_report(self, node: Node) -> None:
         beat = BrokerHeartbeat(node.node_id, node.broker_epoch, 0, not_ready=node.table.offline_replicas())
         self.state.update_offline_replicas(beat)
         while (decision := remove_offline_replicas(self.state, node.settings, beat)).response:
@@ -82,13 +82,13 @@ class QuorumController(FakeController):
 
     async def _apply(self, records: Sequence[Record]) -> None:
         self.state.apply(records, self.state.image.offset + 1 + len(records))
-        async with self._telling:
+        async with self._lock:
             self.image = self.state.image
             for node in self.nodes.values():
                 await node.publish(self.image)
 
-    async def settled(self) -> None:
-        """What was said is decided on."""
+    async def handle_all_reports(self) -> None:
+        """Waits until all reports are handled."""
         while self._tasks:
             await self._tasks.pop(0)
 
@@ -104,7 +104,7 @@ async def cluster(*node_ids: int, **settings: int) -> AsyncIterator[tuple[Quorum
     finally:
         for node in nodes.values():
             await node.close()
-        await controller.settled()
+        await controller.handle_all_reports()
 
 
 async def commit(node: Node, value: bytes) -> None:
@@ -116,26 +116,26 @@ async def commit(node: Node, value: bytes) -> None:
         await waiting
 
 
-async def seen(node: Node) -> list[bytes | None]:
-    """What a consumer reads."""
+async def consumed_values(node: Node) -> list[bytes | None]:
+    """Returns the values that a consumer reads."""
     fetched = await node.partition.read(0, 1 << 20)
     assert fetched.high_watermark == node.partition.log.end_offset
     assert len(fetched.records.read()) > 0
     return await values_of(node.partition.log)
 
 
-def test_another_leads_while_the_leaders_disk_is_full_and_it_joins_again_when_there_is_room() -> None:
+def test_another_replica_leads_while_the_leaders_disk_is_full() -> None:
     async def test() -> None:
         async with cluster(1, 2, 3, replica_lag_time_max_ms=2_000) as (controller, nodes):
             await commit(nodes[1], b"a")
             nodes[1].fill_disk()
             with pytest.raises(StorageError):
                 await commit(nodes[1], b"does not fit")
-            await controller.settled()
+            await controller.handle_all_reports()
             assert (controller.partition.leader, controller.partition.isr) == (2, (2, 3))
             await commit(nodes[2], b"b")
             await nodes[1].housekeeping.check_disk_space()
-            assert nodes[1].partition.guarded_log.transient_error is not None, "there is no room yet"
+            assert nodes[1].partition.guarded_log.transient_error is not None, "the disk is still full"
             nodes[1].empty_disk()
             await until(lambda: controller.partition.isr == (1, 2, 3))
             assert nodes[1].table.offline_replicas() == ()
@@ -146,9 +146,9 @@ def test_another_leads_while_the_leaders_disk_is_full_and_it_joins_again_when_th
     run(test())
 
 
-def test_a_follower_whose_disk_is_full_is_not_waited_for() -> None:
+def test_a_follower_with_a_full_disk_leaves_the_isr() -> None:
     async def test() -> None:
-        # So long that it is not its silence by which it leaves.
+        # Long enough that the replica does not leave the ISR because of its lag.
         async with cluster(1, 2, 3, replica_lag_time_max_ms=600_000) as (controller, nodes):
             await commit(nodes[1], b"a")
             nodes[3].fill_disk()
@@ -158,7 +158,7 @@ def test_a_follower_whose_disk_is_full_is_not_waited_for() -> None:
     run(test())
 
 
-def test_a_leader_that_is_in_sync_alone_leads_on_and_is_read_while_its_disk_is_full() -> None:
+def test_a_leader_alone_in_the_isr_stays_readable_while_its_disk_is_full() -> None:
     async def test() -> None:
         async with cluster(1) as (controller, nodes):
             node = nodes[1]
@@ -167,21 +167,21 @@ def test_a_leader_that_is_in_sync_alone_leads_on_and_is_read_while_its_disk_is_f
             for _ in range(2):
                 with pytest.raises(StorageError):
                     await commit(node, b"does not fit")
-            await controller.settled()
+            await controller.handle_all_reports()
             assert (controller.partition.leader, controller.partition.leader_epoch) == (1, 1)
-            assert await seen(node) == [b"a"]
+            assert await consumed_values(node) == [b"a"]
             [full] = node.table.offline_replicas()
             assert full.is_transient
             node.empty_disk()
             await commit(node, b"b")
             assert node.table.offline_replicas() == ()
-            assert await seen(node) == [b"a", b"b"]
+            assert await consumed_values(node) == [b"a", b"b"]
 
     run(test())
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_a_log_that_could_not_be_opened_for_want_of_room_is_tried_again_soon(error: int) -> None:
+def test_opening_a_log_is_retried_after_a_full_disk(error: int) -> None:
     async def test() -> None:
         controller = QuorumController((1,))
         node = Node(1, controller, DirectPeers())
@@ -198,12 +198,12 @@ def test_a_log_that_could_not_be_opened_for_want_of_room_is_tried_again_soon(err
         await node.housekeeping.run_retention()
         assert node.partition.is_leader
         await node.close()
-        await controller.settled()
+        await controller.handle_all_reports()
 
     run(test())
 
 
-def test_where_all_disks_are_full_leadership_stays_until_one_has_room() -> None:
+def test_with_all_disks_full_leadership_stays_until_one_has_space() -> None:
     async def test() -> None:
         async with cluster(1, 2) as (controller, nodes):
             await commit(nodes[1], b"a")
@@ -213,22 +213,22 @@ def test_where_all_disks_are_full_leadership_stays_until_one_has_room() -> None:
                 assert controller.partition.leader == leader
                 with pytest.raises(StorageError):
                     await commit(nodes[leader], b"does not fit")
-                await controller.settled()
+                await controller.handle_all_reports()
                 for node in nodes.values():
                     await node.housekeeping.check_disk_space()
-                    await controller.hears(node)
+                    await controller.handle_report(node)
             assert (controller.partition.isr, controller.partition.leader_epoch) == ((2,), 2)
             nodes[1].empty_disk()
             await nodes[1].housekeeping.check_disk_space()
             await until(lambda: controller.partition.isr == (1, 2))
-            await controller.hears(nodes[2])
+            await controller.handle_report(nodes[2])
             assert (controller.partition.leader, controller.partition.isr) == (1, (1,))
             await commit(nodes[1], b"b")
 
     run(test())
 
 
-def test_what_retention_may_take_goes_at_once_when_the_disk_is_full_and_the_round_is_not_repeated(
+def test_a_full_disk_triggers_one_round_of_retention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
@@ -258,6 +258,6 @@ def test_what_retention_may_take_goes_at_once_when_the_disk_is_full_and_the_roun
             node.empty_disk()
             await node.housekeeping.check_disk_space()
         await node.close()
-        await controller.settled()
+        await controller.handle_all_reports()
 
     run(test())

@@ -1,4 +1,4 @@
-"""What the clients of a node may take up, and what they cannot take from other nodes."""
+"""Connection limits of a node for clients and for other nodes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,15 +12,15 @@ from moldau.wire.frames import encode_request_header
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def with_node(listen: str, story: Callable[[list[int]], Awaitable[None]]) -> None:
-    """The story is told the ports of the listeners."""
+def with_node(listen: str, scenario: Callable[[list[int]], Awaitable[None]]) -> None:
+    """Passes the ports of the listeners to the scenario."""
 
     async def main() -> None:
         settings = {"store": "memory", "listen": listen, "max.connections": "1"}
         node = Node(system_platform(1), build_settings(flags=settings))
         await node.start()
         try:
-            await story([address.port for address in node.addresses])
+            await scenario([address.port for address in node.addresses])
         finally:
             await node.stop()
 
@@ -38,8 +38,8 @@ async def is_served(streams: Streams) -> bool:
         return False
 
 
-def test_clients_do_not_keep_nodes_out_of_a_listener_of_their_own() -> None:
-    async def story(ports: list[int]) -> None:
+def test_clients_do_not_use_up_the_inter_broker_limits() -> None:
+    async def scenario(ports: list[int]) -> None:
         nodes, clients = ports
         client = await asyncio.open_connection("127.0.0.1", clients)
         assert await is_served(client)
@@ -49,4 +49,4 @@ def test_clients_do_not_keep_nodes_out_of_a_listener_of_their_own() -> None:
         for _, writer in (client, node):
             writer.close()
 
-    with_node("NODES://127.0.0.1:0,CLIENTS://127.0.0.1:0", story)
+    with_node("NODES://127.0.0.1:0,CLIENTS://127.0.0.1:0", scenario)

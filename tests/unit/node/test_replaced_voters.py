@@ -1,4 +1,4 @@
-"""A voter whose disk was replaced: people see the directory that is there, and are told once what to do."""
+"""Voters with a replaced disk: the current directory is shown, and a repair hint is logged once."""
 
 import asyncio
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ def leader_state(voters: tuple[VoterNode, ...] = ()) -> LeaderState:
     )
 
 
-def test_of_a_node_with_a_new_directory_only_that_one_is_an_observer() -> None:
+def test_only_the_latest_directory_of_a_node_is_an_observer() -> None:
     fetches = {ReplicaKey(1, OLD): 100, ReplicaKey(1, CURRENT): 200, ReplicaKey(2, OLD): 50}
     replicas = {key: ReplicaState(key, last_fetch_ms=time_ms) for key, time_ms in fetches.items()}
     leader = leader_state()
@@ -47,7 +47,7 @@ def test_of_a_node_with_a_new_directory_only_that_one_is_an_observer() -> None:
     assert [each.key for each in leader.observers(now_ms=300)] == [ReplicaKey(2, OLD)]
 
 
-def test_a_node_that_is_no_voter_is_known_by_the_directory_that_fetched_last() -> None:
+def test_an_observer_is_described_with_the_directory_that_fetched_last() -> None:
     def replica(directory: UUID, last_fetch_ms: int) -> QuorumReplica:
         return QuorumReplica(1, directory, 0, last_fetch_ms, -1)
 
@@ -59,7 +59,7 @@ def test_a_node_that_is_no_voter_is_known_by_the_directory_that_fetched_last() -
     assert info.replica(2) is None
 
 
-class Told:
+class RecordingLogger:
     def __init__(self) -> None:
         self.errors: list[dict[str, Any]] = []
 
@@ -67,13 +67,13 @@ class Told:
         self.errors.append(more)
 
 
-class Tree(SimpleNamespace):
+class FakeMessage(SimpleNamespace):
     def get(self, name: str) -> Any:
         return getattr(self, name, None)
 
 
-class Answering:
-    """Stands where Peers does and gives the answers it was told to."""
+class ScriptedPeerClient:
+    """A peer client that responds with a given error code."""
 
     node_id = 9
 
@@ -81,35 +81,37 @@ class Answering:
         self.code = ErrorCode.none
 
     def update_endpoint(self, node_id: int, host: str, port: int) -> None:
-        raise AssertionError("nobody told of an address")
+        raise AssertionError("unexpected endpoint")
 
     async def call(self, node_id: int, api: ApiKey, tree: Any, **more: Any) -> Any:
-        partition = Tree(error_code=self.code, leader_epoch=3, leader_id=-1)
-        return Tree(error_code=ErrorCode.none, topics=[Tree(partitions=[partition])], node_endpoints=[])
+        partition = FakeMessage(error_code=self.code, leader_epoch=3, leader_id=-1)
+        return FakeMessage(
+            error_code=ErrorCode.none, topics=[FakeMessage(partitions=[partition])], node_endpoints=[]
+        )
 
 
-def test_a_refusal_is_told_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told()
-    monkeypatch.setattr(wire, "log", told)
-    answering: Any = Answering()
-    peers = KafkaNetworkChannel(answering, "cluster", listener="NODES", request_timeout_ms=100)
+def test_a_rejection_is_logged_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = RecordingLogger()
+    monkeypatch.setattr(wire, "log", logger)
+    peer_client: Any = ScriptedPeerClient()
+    peers = KafkaNetworkChannel(peer_client, "cluster", listener="NODES", request_timeout_ms=100)
     request = EndQuorumEpochRequest(LEADER.node_id, 3, ())
 
-    async def ask() -> None:
+    async def call() -> None:
         await peers.end_quorum_epoch(1, request)
 
-    def refused(code: ErrorCode) -> None:
-        answering.code = code
+    def check_rejected(code: ErrorCode) -> None:
+        peer_client.code = code
         with pytest.raises(PeerUnreachableError):
-            asyncio.run(ask())
+            asyncio.run(call())
 
     for _ in range(5):
-        refused(ErrorCode.invalid_voter_key)
-    assert len(told.errors) == 1
-    assert "remove-voter" in told.errors[0]["reason"]
-    refused(ErrorCode.kafka_storage_error)
-    assert len(told.errors) == 2
-    answering.code = ErrorCode.none
-    asyncio.run(ask())
-    refused(ErrorCode.kafka_storage_error)
-    assert len(told.errors) == 3
+        check_rejected(ErrorCode.invalid_voter_key)
+    assert len(logger.errors) == 1
+    assert "remove-voter" in logger.errors[0]["reason"]
+    check_rejected(ErrorCode.kafka_storage_error)
+    assert len(logger.errors) == 2
+    peer_client.code = ErrorCode.none
+    asyncio.run(call())
+    check_rejected(ErrorCode.kafka_storage_error)
+    assert len(logger.errors) == 3

@@ -1,4 +1,4 @@
-"""A voter whose disk is full keeps no vote and tells none, syncs nothing, and goes on when there is room."""
+"""Voters with a full disk: they grant no vote, flush nothing, and continue when there is space."""
 
 import asyncio
 import errno
@@ -9,11 +9,11 @@ import pytest
 from moldau.errors import StorageError
 from moldau.raft.epoch_state import ElectionState
 from moldau.raft.messages import EpochEndOffset, QuorumFetchRequest, ReplicaKey, VoteRequest, VoteResponse
-from support.quorum_nodes import QuorumNode, Wires, leader_of, run, until
+from support.quorum_nodes import InProcessNetwork, QuorumNode, leader_of, run, wait_until
 
 
-class Votes:
-    """What a node remembers of elections, on a disk that can fail."""
+class FailingStateStore:
+    """A state store on a disk that can fail."""
 
     def __init__(self, node: QuorumNode) -> None:
         self.error: int | None = None
@@ -34,10 +34,10 @@ REQUEST = VoteRequest(ReplicaKey(2), 9, EpochEndOffset(0, 0), is_pre_vote=False,
 
 async def waiting_voter(
     error: int = errno.ENOSPC,
-) -> tuple[QuorumNode, Votes, "asyncio.Future[VoteResponse]"]:
-    """A node that has been asked for its vote, and cannot keep it."""
-    node = QuorumNode(Wires(), 1, [1, 2, 3])
-    votes = Votes(node)
+) -> tuple[QuorumNode, FailingStateStore, "asyncio.Future[VoteResponse]"]:
+    """Returns a node with a pending vote that it cannot persist."""
+    node = QuorumNode(InProcessNetwork(), 1, [1, 2, 3])
+    votes = FailingStateStore(node)
     await node.start()
     votes.error = error
     answer = asyncio.ensure_future(node.quorum.vote(REQUEST))
@@ -46,10 +46,8 @@ async def waiting_voter(
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE])
-def test_a_vote_for_which_there_is_no_room_is_given_when_there_is(
-    error: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def story() -> None:
+def test_a_vote_waits_for_disk_space(error: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
         node, votes, answer = await waiting_voter(error)
         assert not answer.done()
         assert 5 < votes.tries < 15
@@ -60,12 +58,12 @@ def test_a_vote_for_which_there_is_no_room_is_given_when_there_is(
         await node.stop()
 
     with caplog.at_level(logging.WARNING):
-        run(story())
+        run(scenario())
     assert caplog.text.count("disk full") == 1
 
 
-def test_others_are_refused_meanwhile_and_not_kept_in_line() -> None:
-    async def story() -> None:
+def test_requests_are_rejected_while_the_node_waits_for_disk_space() -> None:
+    async def scenario() -> None:
         node, votes, answer = await waiting_voter()
         for asked in (
             node.quorum.vote(REQUEST),
@@ -78,11 +76,11 @@ def test_others_are_refused_meanwhile_and_not_kept_in_line() -> None:
         assert (await node.quorum.vote(REQUEST)).is_granted
         await node.stop()
 
-    run(story())
+    run(scenario())
 
 
-def test_a_disk_that_fails_for_good_meanwhile_ends_the_quorum() -> None:
-    async def story() -> None:
+def test_a_permanent_disk_error_while_waiting_for_space_is_fatal() -> None:
+    async def scenario() -> None:
         node, votes, answer = await waiting_voter()
         votes.error = errno.EIO
         with pytest.raises(StorageError, match="EIO"):
@@ -90,12 +88,12 @@ def test_a_disk_that_fails_for_good_meanwhile_ends_the_quorum() -> None:
         assert len(node.failures) == 1
         await node.stop()
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("resigns", [True, False])
-def test_a_node_that_waits_for_room_can_be_stopped(resigns: bool) -> None:
-    async def story() -> None:
+def test_a_node_that_waits_for_disk_space_can_be_stopped(resigns: bool) -> None:
+    async def scenario() -> None:
         node, _, answer = await waiting_voter()
         if resigns:
             await node.quorum.resign()
@@ -104,16 +102,16 @@ def test_a_node_that_waits_for_room_can_be_stopped(resigns: bool) -> None:
             await answer
         assert node.failures == []
 
-    run(story())
+    run(scenario())
 
 
-def test_voters_that_share_a_full_disk_elect_a_leader_when_there_is_room() -> None:
-    async def story() -> None:
-        wires = Wires()
-        nodes = [QuorumNode(wires, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
-        disks = [Votes(node) for node in nodes]
+def test_voters_that_share_a_full_disk_elect_a_leader_when_there_is_space() -> None:
+    async def scenario() -> None:
+        network = InProcessNetwork()
+        nodes = [QuorumNode(network, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
+        disks = [FailingStateStore(node) for node in nodes]
         await asyncio.gather(*(node.start() for node in nodes))
-        await until(lambda: leader_of(nodes))
+        await wait_until(lambda: leader_of(nodes))
         leader = leader_of(nodes)
         assert leader is not None
         for node, votes in zip(nodes, disks, strict=True):
@@ -125,60 +123,60 @@ def test_voters_that_share_a_full_disk_elect_a_leader_when_there_is_room() -> No
         for node, votes in zip(nodes, disks, strict=True):
             votes.error = None
             node.log.append_error = None
-        await until(lambda: leader_of(nodes))
+        await wait_until(lambda: leader_of(nodes))
         leader = leader_of(nodes)
         assert leader is not None
         await leader.quorum.append([b"b"])
-        await until(lambda: all(node.values == [b"b"] for node in nodes))
+        await wait_until(lambda: all(node.values == [b"b"] for node in nodes))
         for node in nodes:
             await node.stop()
             assert node.failures == []
 
-    run(story())
+    run(scenario())
 
 
-def test_a_follower_without_room_for_records_says_so_once_and_does_not_hurry(
+def test_a_follower_without_disk_space_logs_once_and_retries_slowly(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story() -> None:
-        wires = Wires()
-        nodes = [QuorumNode(wires, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
+    async def scenario() -> None:
+        network = InProcessNetwork()
+        nodes = [QuorumNode(network, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
         await asyncio.gather(*(node.start() for node in nodes))
-        await until(lambda: leader_of(nodes))
+        await wait_until(lambda: leader_of(nodes))
         leader = leader_of(nodes)
         assert leader is not None
-        await until(lambda: all(node.log.end_offset == leader.log.end_offset for node in nodes))
+        await wait_until(lambda: all(node.log.end_offset == leader.log.end_offset for node in nodes))
         follower = next(node for node in nodes if node is not leader)
         for why in ("no space left", "still none", "no space left"):
             follower.log.append_error = StorageError(why)
             await leader.quorum.append([b"a"])
-            before = len(wires.calls)
+            before = len(network.calls)
             await asyncio.sleep(2)
-            fetches = [each for each in wires.calls[before:] if each[0] == follower.node_id]
+            fetches = [each for each in network.calls[before:] if each[0] == follower.node_id]
             assert len(fetches) <= 45, "a fetch every 50 ms, a third of the time a leader may be silent"
         assert leader_of(nodes) is leader
         follower.log.append_error = None
-        await until(lambda: follower.values == [b"a"] * 3)
+        await wait_until(lambda: follower.values == [b"a"] * 3)
         for node in nodes:
             await node.stop()
 
     with caplog.at_level(logging.WARNING):
-        run(story())
+        run(scenario())
     assert caplog.text.count("cannot append fetched") == 3
 
 
-def test_a_leader_that_is_deposed_while_its_disk_is_full_decides_no_more() -> None:
-    async def story() -> None:
-        wires = Wires()
-        nodes = [QuorumNode(wires, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
-        disks = {node.node_id: Votes(node) for node in nodes}
+def test_a_leader_deposed_while_its_disk_is_full_is_notified_first() -> None:
+    async def scenario() -> None:
+        network = InProcessNetwork()
+        nodes = [QuorumNode(network, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
+        disks = {node.node_id: FailingStateStore(node) for node in nodes}
         await asyncio.gather(*(node.start() for node in nodes))
-        await until(lambda: leader_of(nodes))
+        await wait_until(lambda: leader_of(nodes))
         leader = leader_of(nodes)
         assert leader is not None
-        await until(lambda: all(node.quorum.high_watermark == leader.log.end_offset for node in nodes))
+        await wait_until(lambda: all(node.quorum.high_watermark == leader.log.end_offset for node in nodes))
         disks[leader.node_id].error = errno.ENOSPC
-        wires.cut = {leader.node_id}
+        network.disconnected = {leader.node_id}
         candidate = next(node.node_id for node in nodes if node is not leader)
         request = VoteRequest(
             ReplicaKey(candidate),
@@ -189,8 +187,8 @@ def test_a_leader_that_is_deposed_while_its_disk_is_full_decides_no_more() -> No
         )
         answer = asyncio.ensure_future(leader.quorum.vote(request))
         await asyncio.sleep(1)
-        assert not answer.done(), "it cannot keep the epoch, and so says nothing of it"
-        assert leader.leaders[-1] == (-1, 9), "its controller has heard that it leads no more"
+        assert not answer.done(), "no response before the epoch is persisted"
+        assert leader.leaders[-1] == (-1, 9), "its controller is notified first"
         with pytest.raises(StorageError, match="waits for space"):
             await leader.quorum.append([b"a"])
         disks[leader.node_id].error = None
@@ -199,59 +197,59 @@ def test_a_leader_that_is_deposed_while_its_disk_is_full_decides_no_more() -> No
             await node.stop()
             assert node.failures == []
 
-    run(story())
+    run(scenario())
 
 
-def test_a_log_is_cut_to_its_leaders_when_there_is_room() -> None:
-    async def story() -> None:
-        wires = Wires()
-        nodes = [QuorumNode(wires, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
+def test_a_truncation_waits_for_disk_space() -> None:
+    async def scenario() -> None:
+        network = InProcessNetwork()
+        nodes = [QuorumNode(network, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
         await asyncio.gather(*(node.start() for node in nodes))
-        await until(lambda: leader_of(nodes))
-        former = leader_of(nodes)
-        assert former is not None
-        await until(lambda: all(node.quorum.high_watermark == former.log.end_offset for node in nodes))
-        wires.cut = {former.node_id}
-        await former.quorum.append([b"lost"])
-        left = [node for node in nodes if node is not former]
-        await until(lambda: leader_of(left))
+        await wait_until(lambda: leader_of(nodes))
+        previous = leader_of(nodes)
+        assert previous is not None
+        await wait_until(lambda: all(node.quorum.high_watermark == previous.log.end_offset for node in nodes))
+        network.disconnected = {previous.node_id}
+        await previous.quorum.append([b"lost"])
+        left = [node for node in nodes if node is not previous]
+        await wait_until(lambda: leader_of(left))
         successor = leader_of(left)
         assert successor is not None
         await successor.quorum.append([b"kept"])
-        is_full, truncate_to = True, former.log.truncate_to
+        is_full, truncate_to = True, previous.log.truncate_to
 
         async def truncate_if_there_is_room(offset: int) -> None:
             if is_full:
                 raise StorageError("no room for epochs") from OSError(errno.ENOSPC, "no space left")
             await truncate_to(offset)
 
-        former.log.truncate_to = truncate_if_there_is_room  # type: ignore[method-assign]
-        wires.cut = set()
+        previous.log.truncate_to = truncate_if_there_is_room  # type: ignore[method-assign]
+        network.disconnected = set()
         await asyncio.sleep(2)
-        assert former.failures == []
-        assert former.values == []
+        assert previous.failures == []
+        assert previous.values == []
         is_full = False
-        await until(lambda: former.values == [b"kept"])
+        await wait_until(lambda: previous.values == [b"kept"])
         assert leader_of(nodes) is successor
         for node in nodes:
             await node.stop()
 
-    run(story())
+    run(scenario())
 
 
-def passing(error: int = errno.EMFILE) -> StorageError:
-    """What a log says whose directory cannot be synced for the moment."""
+def transient_error(error: int = errno.EMFILE) -> StorageError:
+    """Returns a transient error of a log."""
     failed = StorageError(f"syncing the directory failed: {errno.errorcode[error]}")
     failed.__cause__ = OSError(error, errno.errorcode[error])
     return failed
 
 
 async def unsynced_voter(error: int = errno.EMFILE) -> QuorumNode:
-    """A quorum of one that has appended what it cannot sync."""
-    node = QuorumNode(Wires(), 1, [1])
+    """Returns a single voter that cannot flush its last append."""
+    node = QuorumNode(InProcessNetwork(), 1, [1])
     await node.start()
-    await until(lambda: node.quorum.high_watermark == node.log.end_offset)
-    node.log.sync_error = passing(error)
+    await wait_until(lambda: node.quorum.high_watermark == node.log.end_offset)
+    node.log.sync_error = transient_error(error)
     await node.quorum.append([b"a"])
     await asyncio.sleep(1)
     assert node.values == []
@@ -260,34 +258,34 @@ async def unsynced_voter(error: int = errno.EMFILE) -> QuorumNode:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE])
-def test_a_sync_that_may_yet_succeed_is_tried_again(error: int, caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
+def test_a_transient_flush_error_is_retried(error: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
         node = await unsynced_voter(error)
         node.log.sync_error = None
-        await until(lambda: node.values == [b"a"])
+        await wait_until(lambda: node.values == [b"a"])
         await node.stop()
         assert node.failures == []
 
     with caplog.at_level(logging.WARNING):
-        run(story())
+        run(scenario())
     assert caplog.text.count("cannot flush the metadata log") == 1
 
 
-def test_a_sync_that_fails_for_good_after_one_that_might_pass_ends_the_quorum() -> None:
-    async def story() -> None:
+def test_a_permanent_flush_error_after_a_transient_one_is_fatal() -> None:
+    async def scenario() -> None:
         node = await unsynced_voter()
         node.log.offline = "the disk is gone"
-        await until(lambda: node.failures)
+        await wait_until(lambda: node.failures)
         assert node.failures == [node.log.sync_error]
         await node.stop()
 
-    run(story())
+    run(scenario())
 
 
-def test_a_node_that_cannot_sync_for_the_moment_can_be_stopped() -> None:
-    async def story() -> None:
+def test_a_node_that_retries_a_flush_can_be_stopped() -> None:
+    async def scenario() -> None:
         node = await unsynced_voter()
         await node.stop()
         assert node.failures == []
 
-    run(story())
+    run(scenario())

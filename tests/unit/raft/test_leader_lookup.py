@@ -1,4 +1,4 @@
-"""Whom a node asks that cannot reach its leader: all that it knows, one after the other. The state machine alone."""
+"""The lookup of the leader, at all known nodes in turn."""
 
 from uuid import UUID
 
@@ -32,7 +32,7 @@ BOOTSTRAP = -2
 def started(
     election: ElectionState, *, bootstrap: tuple[int, ...] = ()
 ) -> tuple[RaftStateMachine, list[Effect]]:
-    """Node 3, whose log names the voters 1, 2 and 3."""
+    """Starts node 3 of the voters 1, 2 and 3."""
     voters = tuple(VoterNode(node_id, UUID(int=node_id)) for node_id in (1, 2, 3))
     quorum = QuorumState(ReplicaKey(3, UUID(int=3)), election, CONFIG)
     state = RaftStateMachine(quorum, bootstrap)
@@ -43,8 +43,8 @@ def sent(effects: list[Effect], kind: type) -> list[SendRequest]:
     return [each for each in effects if isinstance(each, SendRequest) and isinstance(each.request, kind)]
 
 
-def lose(state: RaftStateMachine, effects: list[Effect], now_ms: int) -> list[Effect]:
-    """Nobody answers."""
+def fail_requests(state: RaftStateMachine, effects: list[Effect], now_ms: int) -> list[Effect]:
+    """Fails all requests."""
     found = []
     for each in effects:
         if isinstance(each, SendRequest):
@@ -52,59 +52,59 @@ def lose(state: RaftStateMachine, effects: list[Effect], now_ms: int) -> list[Ef
     return found
 
 
-def wake(state: RaftStateMachine) -> tuple[int, list[Effect]]:
+def expire_timer(state: RaftStateMachine) -> tuple[int, list[Effect]]:
     now_ms = state.deadline_ms
     assert now_ms is not None
     return now_ms, state.step(now_ms, TimerExpired())
 
 
-def test_a_leader_of_hearsay_that_does_not_answer_is_asked_for_elsewhere_and_then_asked_again() -> None:
+def test_an_unconfirmed_leader_that_does_not_respond_is_looked_up_at_other_nodes() -> None:
     state, effects = started(ElectionState(5, leader_id=4))
-    asked = []
+    looked_up = []
     for _ in range(4):
         [fetch] = sent(effects, QuorumFetchRequest)
-        asked.append(fetch.node_id)
-        lose(state, effects, 10)
+        looked_up.append(fetch.node_id)
+        fail_requests(state, effects, 10)
         state.quorum.election_deadline_ms = None
-        _, effects = wake(state)
-    assert asked == [4, 1, 4, 2]
+        _, effects = expire_timer(state)
+    assert looked_up == [4, 1, 4, 2]
 
 
-def test_a_voter_that_says_who_leads_leaves_a_follower_with_its_leader_and_does_not_count_as_heard() -> None:
+def test_a_leader_named_by_another_voter_does_not_count_as_contact() -> None:
     state, effects = started(ElectionState(5, leader_id=4))
-    lose(state, effects, 10)
-    now_ms, effects = wake(state)
+    fail_requests(state, effects, 10)
+    now_ms, effects = expire_timer(state)
     [fetch] = sent(effects, QuorumFetchRequest)
     state.step(
         now_ms, ResponseReceived(fetch.node_id, fetch.request, QuorumFetchResponse(5, 4, is_leader=False))
     )
     assert (state.quorum.role, state.leader_id) == (Role.FOLLOWER, 4)
     assert not state.quorum.has_live_leader(now_ms)
-    _, effects = wake(state)
+    _, effects = expire_timer(state)
     assert [each.node_id for each in sent(effects, QuorumFetchRequest)] == [4]
 
 
-def test_a_leader_that_was_heard_of_is_not_given_up_for_one_lost_answer() -> None:
+def test_a_known_leader_is_retried_after_one_lost_response() -> None:
     state, effects = started(ElectionState(5, leader_id=2))
     [fetch] = sent(effects, QuorumFetchRequest)
     effects = state.step(10, ResponseReceived(2, fetch.request, QuorumFetchResponse(5, 2, is_leader=True)))
-    lose(state, effects, 20)
-    _, effects = wake(state)
+    fail_requests(state, effects, 20)
+    _, effects = expire_timer(state)
     assert [each.node_id for each in sent(effects, QuorumFetchRequest)] == [2]
 
 
-def test_a_node_whose_voters_are_all_gone_asks_the_bootstrap_servers_too() -> None:
+def test_a_node_without_reachable_voters_uses_the_bootstrap_servers() -> None:
     state, effects = started(ElectionState(5), bootstrap=(BOOTSTRAP,))
-    lose(state, effects, 1)
-    asked = []
+    fail_requests(state, effects, 1)
+    looked_up = []
     now_ms = 1
-    while BOOTSTRAP not in asked:
-        now_ms, effects = wake(state)
-        assert now_ms < 20_000, "it never asks them"
+    while BOOTSTRAP not in looked_up:
+        now_ms, effects = expire_timer(state)
+        assert now_ms < 20_000, "no request to the bootstrap servers"
         if state.quorum.role is Role.PROSPECTIVE:
-            asked += [each.node_id for each in sent(effects, QuorumFetchRequest)]
-        if BOOTSTRAP not in asked:
-            lose(state, effects, now_ms)
+            looked_up += [each.node_id for each in sent(effects, QuorumFetchRequest)]
+        if BOOTSTRAP not in looked_up:
+            fail_requests(state, effects, now_ms)
     assert state.quorum.role is Role.PROSPECTIVE
     [fetch] = sent(effects, QuorumFetchRequest)
     effects = state.step(
@@ -114,11 +114,11 @@ def test_a_node_whose_voters_are_all_gone_asks_the_bootstrap_servers_too() -> No
     assert [each.node_id for each in sent(effects, QuorumFetchRequest)] == [7]
 
 
-def test_an_election_that_is_won_at_once_asks_nobody_for_a_leader() -> None:
+def test_an_election_won_at_once_needs_no_leader_lookup() -> None:
     state, effects = started(ElectionState(5))
-    lose(state, effects, 1)
+    fail_requests(state, effects, 1)
     state.fetcher.next_fetch_ms = None
-    now_ms, effects = wake(state)
+    now_ms, effects = expire_timer(state)
     assert sent(effects, QuorumFetchRequest) == []
     [to_1, _] = sent(effects, VoteRequest)
     effects = state.step(now_ms, ResponseReceived(1, to_1.request, VoteResponse(5, -1, is_granted=True)))
@@ -126,13 +126,13 @@ def test_an_election_that_is_won_at_once_asks_nobody_for_a_leader() -> None:
     assert sent(effects, QuorumFetchRequest) == []
 
 
-def test_an_answer_to_a_former_round_does_not_disturb_a_candidate() -> None:
+def test_a_response_of_an_earlier_round_does_not_change_a_candidate() -> None:
     state, effects = started(ElectionState(5))
-    lose(state, effects, 1)
+    fail_requests(state, effects, 1)
     while not (state.quorum.role is Role.PROSPECTIVE and sent(effects, QuorumFetchRequest)):
-        now_ms, effects = wake(state)
+        now_ms, effects = expire_timer(state)
         if not (state.quorum.role is Role.PROSPECTIVE and sent(effects, QuorumFetchRequest)):
-            lose(state, effects, now_ms)
+            fail_requests(state, effects, now_ms)
     [fetch] = sent(effects, QuorumFetchRequest)
     [to_1, _] = sent(effects, VoteRequest)
     state.step(now_ms, ResponseReceived(1, to_1.request, VoteResponse(5, -1, is_granted=True)))

@@ -1,4 +1,4 @@
-"""Voters come and go, one at a time."""
+"""Changes of the voters, one at a time."""
 
 import pytest
 from hypothesis import given
@@ -87,7 +87,7 @@ def test_a_voter_is_added_once_it_has_caught_up() -> None:
 def test_one_change_of_voters_at_a_time() -> None:
     state = committed_leader()
     append_voters(state, state.quorum.require_leader().without_voter(key(3)))
-    assert state.quorum.voters == voters(1, 2), "it counts from the moment it is in the log"
+    assert state.quorum.voters == voters(1, 2), "a voters record counts as soon as it is appended"
     with pytest.raises(RequestTimedOutError, match="in progress"):
         state.quorum.require_leader().without_voter(key(2))
     state.step(1100, LogFlushed(2))
@@ -103,7 +103,7 @@ def test_voters_change_only_after_the_leader_has_committed_in_its_epoch() -> Non
         follower().quorum.require_leader().without_voter(key(3))
 
 
-def test_what_is_no_voter_cannot_be_removed_or_changed_and_the_last_one_stays() -> None:
+def test_only_voters_can_be_removed_or_updated_and_not_the_last_one() -> None:
     state = committed_leader()
     for wrong in (key(9), ReplicaKey(3, directory(9))):
         with pytest.raises(VoterNotFoundError):
@@ -112,7 +112,7 @@ def test_what_is_no_voter_cannot_be_removed_or_changed_and_the_last_one_stays() 
             state.quorum.require_leader().with_updated_voter(VoterNode(*wrong))
 
 
-def test_a_leader_that_is_removed_leads_until_that_is_committed_without_its_own_vote() -> None:
+def test_a_removed_leader_stays_leader_until_the_removal_commits_without_it() -> None:
     state = committed_leader()
     append_voters(state, state.quorum.require_leader().without_voter(key(1)))
     state.step(1100, LogFlushed(2))
@@ -126,8 +126,8 @@ def test_a_leader_that_is_removed_leads_until_that_is_committed_without_its_own_
     assert state.quorum.role is Role.UNATTACHED, "an observer from now on, that looks for the next leader"
 
 
-def test_who_was_removed_by_a_record_that_may_be_lost_still_stands() -> None:
-    """Else nobody could win: the others have shorter logs, and need its vote or its log."""
+def test_a_voter_with_an_uncommitted_removal_can_be_candidate() -> None:
+    """Otherwise no node could win: the others have shorter logs, and need its vote."""
     view = log(1, 1)
     view.append([BatchSummary(2, 3, 1, voters(2))])
     view.durable_offset = 3
@@ -143,7 +143,7 @@ def test_who_was_removed_by_a_record_that_may_be_lost_still_stands() -> None:
     assert begun == [AppendLeaderChange(1, 2, voters(2), (1, 2), includes_voters=False)]
 
 
-def test_truncation_gives_the_word_back_to_the_voters_before() -> None:
+def test_truncation_restores_the_previous_voters() -> None:
     view = log(1, 1)
     view.append([BatchSummary(2, 3, 3, voters(1, 2, 3, 4))])
     view.durable_offset = 3
@@ -154,7 +154,7 @@ def test_truncation_gives_the_word_back_to_the_voters_before() -> None:
     assert state.quorum.voters == voters(1, 2, 3)
 
 
-def test_directories_that_the_settings_did_not_know_are_learned_one_record_at_a_time() -> None:
+def test_unknown_directories_are_learned_one_record_at_a_time() -> None:
     state = node(1, None, log(of=(VoterNode(1), VoterNode(2), VoterNode(3))))
     state.step(1000, TimerExpired())
     respond_to_vote(state, 2, is_pre_vote=True)
@@ -174,7 +174,7 @@ def test_directories_that_the_settings_did_not_know_are_learned_one_record_at_a_
     assert learned == AppendVoters(voters(1, 2, 3))
 
 
-def test_a_leader_that_has_moved_says_where_it_is_now() -> None:
+def test_a_leader_with_new_endpoints_appends_them() -> None:
     view = RaftLogState(VoterSetHistory(()))
     before, now = VoterEndpoint("PLAINTEXT", "old", 1), VoterEndpoint("PLAINTEXT", "new", 2)
     view.append([BatchSummary(0, 1, 1, (VoterNode(1, directory(1), (before,)),))])
@@ -189,7 +189,7 @@ def test_a_leader_that_has_moved_says_where_it_is_now() -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=7))
-def test_the_majority_offset_is_the_largest_that_a_majority_has(offsets: list[int]) -> None:
+def test_the_majority_end_offset_is_the_largest_that_a_majority_has(offsets: list[int]) -> None:
     own_offset, *replica_offsets = offsets
     everybody = voters(*range(1, len(offsets) + 1))
     log_state = log(*[1] * own_offset, of=everybody)

@@ -1,4 +1,4 @@
-"""What the quorum does not believe: epochs that cannot be, voters without their directory, news that came late."""
+"""Confirmation of the leader by a majority, and requests that must not count."""
 
 import pytest
 
@@ -42,7 +42,7 @@ from support.quorum_states import (
 
 @pytest.mark.parametrize("epoch", [5 + 2**20 + 1, 2**31 - 2, 2**31 - 1])
 @pytest.mark.parametrize("kind", ["vote", "begin", "end"])
-def test_an_epoch_that_cannot_be_is_refused(kind: str, epoch: int) -> None:
+def test_an_epoch_out_of_range_is_rejected(kind: str, epoch: int) -> None:
     state = follower()
     request = {
         "vote": VoteRequest(key(3), epoch, EpochEndOffset(5, 9), False, key(1)),
@@ -55,14 +55,14 @@ def test_an_epoch_that_cannot_be_is_refused(kind: str, epoch: int) -> None:
     assert (state.epoch, state.leader_id) == (5, 2)
 
 
-def test_a_node_that_was_away_for_many_epochs_still_hears_of_the_newest() -> None:
+def test_a_node_that_missed_many_epochs_learns_the_latest() -> None:
     state = follower()
     assert response_in(
         state.step(200, RequestReceived(BeginQuorumEpochRequest(3, 5 + 2**20, key(1))))
     ) == QuorumEpochResponse(5 + 2**20, 3)
 
 
-def test_who_does_not_name_its_directory_is_not_taken_for_a_voter() -> None:
+def test_a_replica_without_a_directory_is_not_a_voter() -> None:
     state = elected_leader()
     state.step(1000, LogFlushed(1))
     for node_id in (2, 3):
@@ -74,7 +74,7 @@ def test_who_does_not_name_its_directory_is_not_taken_for_a_voter() -> None:
     assert state.quorum.require_leader().majority_confirmed_ms(1500) == 1000
 
 
-def test_a_snapshot_of_ones_own_that_comes_late_does_not_take_the_place_of_a_newer_one() -> None:
+def test_an_own_snapshot_does_not_replace_a_newer_one() -> None:
     state = follower(log(*[3] * 10))
     state.fetcher.fetching_snapshot = SnapshotId(50, 3)
     state.step(200, SnapshotInstalled(SnapshotId(50, 3), voters(1, 2, 3)))
@@ -82,7 +82,7 @@ def test_a_snapshot_of_ones_own_that_comes_late_does_not_take_the_place_of_a_new
     assert state.log.snapshot == SnapshotId(50, 3)
 
 
-def test_a_leader_is_confirmed_by_what_was_heard_of_it_and_not_by_when_a_fetch_came() -> None:
+def test_a_leader_is_confirmed_by_echoed_responses_not_by_the_arrival_of_fetches() -> None:
     state = elected_leader()
     fetch(state, 2, EpochEndOffset(1, 1), now_ms=1200)
     assert state.quorum.require_leader().majority_confirmed_ms(1200) == 1000
@@ -91,11 +91,11 @@ def test_a_leader_is_confirmed_by_what_was_heard_of_it_and_not_by_when_a_fetch_c
     fetch(state, 2, EpochEndOffset(1, 1), now_ms=3101, leader_sent_ms=1100)
     fetch(state, 3, EpochEndOffset(1, 1), now_ms=3101, leader_sent_ms=10**9)
     assert state.quorum.require_leader().majority_confirmed_ms(3102) == 3101, (
-        "what cannot have been heard yet is not believed"
+        "a time in the future is limited to now"
     )
 
 
-def test_a_follower_says_back_what_it_last_heard_of_the_leader_of_its_epoch() -> None:
+def test_a_follower_echoes_the_sent_time_of_its_leaders_last_response() -> None:
     state = follower()
     respond_to_fetch(state, sent_ms=777)
     assert state.fetcher.pending is not None
@@ -104,7 +104,7 @@ def test_a_follower_says_back_what_it_last_heard_of_the_leader_of_its_epoch() ->
     assert state.fetcher.pending[1].leader_sent_ms == -1, "another leader has another clock"
 
 
-def test_a_leader_whose_disk_is_full_hands_over_where_there_are_others() -> None:
+def test_a_leader_with_a_full_disk_resigns_only_if_there_are_other_voters() -> None:
     state = elected_leader()
     effects = state.step(1500, AppendFailed())
     assert state.quorum.role is Role.RESIGNED
@@ -115,18 +115,18 @@ def test_a_leader_whose_disk_is_full_hands_over_where_there_are_others() -> None
     assert alone.is_leader
 
 
-def test_a_vote_says_for_how_long_nobody_was_heard_of() -> None:
+def test_a_vote_response_has_the_time_without_a_leader() -> None:
     request = VoteRequest(key(3), 6, EpochEndOffset(9, 9), False, key(1))
-    heard = follower()
-    respond_to_fetch(heard)
-    at_ms = heard.quorum.last_leader_activity_ms
+    state = follower()
+    respond_to_fetch(state)
+    at_ms = state.quorum.last_leader_activity_ms
     assert at_ms is not None
-    reply = response_in(heard.step(at_ms + 1600, RequestReceived(request)))
-    assert isinstance(reply, VoteResponse)
-    assert (reply.is_granted, reply.leader_silence_ms) == (True, 1600)
+    response = response_in(state.step(at_ms + 1600, RequestReceived(request)))
+    assert isinstance(response, VoteResponse)
+    assert (response.is_granted, response.leader_silence_ms) == (True, 1600)
     restarted = node(1, ElectionState(5, 2))
-    reply = response_in(restarted.step(9000, RequestReceived(request)))
-    assert isinstance(reply, VoteResponse)
-    assert (reply.is_granted, reply.leader_silence_ms) == (True, 0), (
-        "what it heard in a former life it does not know"
+    response = response_in(restarted.step(9000, RequestReceived(request)))
+    assert isinstance(response, VoteResponse)
+    assert (response.is_granted, response.leader_silence_ms) == (True, 0), (
+        "a restarted node does not know when it had a leader"
     )

@@ -1,4 +1,4 @@
-"""A node looks at its whole metadata log before it takes part: no byte of it may have changed."""
+"""Validation of the metadata log at startup: every changed byte is detected."""
 
 import asyncio
 from contextlib import suppress
@@ -22,8 +22,8 @@ from moldau.raft.raft_log_state import RaftLogState
 VOTERS = (VoterNode(1), VoterNode(2))
 
 
-async def write(directory: Path) -> Path:
-    """A log of two epochs, closed cleanly."""
+async def write_log(directory: Path) -> Path:
+    """Writes a log with two epochs."""
     store = FileLogStore(OsDisk(), str(directory), SystemClock())
     await store.start()
     log = await open_metadata_log(store)
@@ -39,7 +39,7 @@ async def write(directory: Path) -> Path:
     return directory / str(METADATA_LOG) / f"{0:020}.log"
 
 
-async def look(directory: Path) -> RaftLogState:
+async def load(directory: Path) -> RaftLogState:
     store = FileLogStore(OsDisk(), str(directory), SystemClock())
     await store.start()
     try:
@@ -48,18 +48,18 @@ async def look(directory: Path) -> RaftLogState:
         await store.close()
 
 
-def test_a_whole_log_is_taken_as_it_is(tmp_path: Path) -> None:
-    async def scene() -> RaftLogState:
-        await write(tmp_path)
-        return await look(tmp_path)
+def test_an_intact_log_is_loaded(tmp_path: Path) -> None:
+    async def body() -> RaftLogState:
+        await write_log(tmp_path)
+        return await load(tmp_path)
 
-    found = asyncio.run(scene())
+    found = asyncio.run(body())
     assert (found.start_offset, found.end_offset, found.log_end.epoch) == (0, 7, 2)
 
 
-def test_no_changed_byte_goes_unnoticed(tmp_path: Path) -> None:
-    async def scene() -> list[int]:
-        file = await write(tmp_path)
+def test_every_changed_byte_is_detected(tmp_path: Path) -> None:
+    async def body() -> list[int]:
+        file = await write_log(tmp_path)
         whole = file.read_bytes()
         unnoticed = []
         for position in range(len(whole)):
@@ -67,20 +67,20 @@ def test_no_changed_byte_goes_unnoticed(tmp_path: Path) -> None:
             changed[position] ^= 1
             file.write_bytes(changed)
             with suppress(StorageError):
-                await look(tmp_path)
+                await load(tmp_path)
                 unnoticed.append(position)
         return unnoticed
 
-    assert asyncio.run(scene()) == []
+    assert asyncio.run(body()) == []
 
 
-def test_what_is_damaged_is_said_with_what_to_do(tmp_path: Path) -> None:
-    async def scene() -> None:
-        file = await write(tmp_path)
+def test_damage_is_reported_with_a_repair_hint(tmp_path: Path) -> None:
+    async def body() -> None:
+        file = await write_log(tmp_path)
         changed = bytearray(file.read_bytes())
         changed[7] ^= 1
         file.write_bytes(changed)
-        await look(tmp_path)
+        await load(tmp_path)
 
     with pytest.raises(StorageError, match="empty its data directory"):
-        asyncio.run(scene())
+        asyncio.run(body())

@@ -1,4 +1,4 @@
-"""Snapshots of the metadata: whole or not there, found damaged before they are believed, and a log that fits them."""
+"""Snapshot format and store: complete or missing, damage detected, and the log that continues them."""
 
 import asyncio
 import errno
@@ -60,7 +60,7 @@ def make_disk(seed: int = 1) -> SimulatedDisk:
 
 
 def prepared(disk: SimulatedDisk) -> SimulatedDisk:
-    """With the directory of the metadata log, which is there before any snapshot."""
+    """Creates the directory of the metadata log."""
 
     async def body() -> None:
         await open_log(disk)
@@ -69,7 +69,7 @@ def prepared(disk: SimulatedDisk) -> SimulatedDisk:
     return disk
 
 
-# The format
+# Format
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def prepared(disk: SimulatedDisk) -> SimulatedDisk:
         contents(end_offset=0, epoch=0),
     ],
 )
-def test_a_snapshot_is_read_as_it_was_written(made: SnapshotContents) -> None:
+def test_a_snapshot_round_trips(made: SnapshotContents) -> None:
     assert decode_snapshot(made.id, b"".join(encode_snapshot(made))) == made
 
 
@@ -93,7 +93,7 @@ def test_large_snapshots_have_many_small_batches() -> None:
     assert max(map(len, batches)) < 100_000
 
 
-def test_a_flipped_bit_anywhere_is_found() -> None:
+def test_a_flipped_bit_anywhere_is_detected() -> None:
     made = contents(values=(b"one", b"two"))
     data = b"".join(encode_snapshot(made))
     for position in range(len(data)):
@@ -104,7 +104,7 @@ def test_a_flipped_bit_anywhere_is_found() -> None:
                 decode_snapshot(made.id, bytes(damaged))
 
 
-def test_a_snapshot_cut_off_anywhere_is_found() -> None:
+def test_a_truncated_snapshot_is_detected() -> None:
     made = contents(values=(b"one", b"two"))
     data = b"".join(encode_snapshot(made))
     for size in range(len(data)):
@@ -112,13 +112,13 @@ def test_a_snapshot_cut_off_anywhere_is_found() -> None:
             decode_snapshot(made.id, data[:size])
 
 
-def test_a_snapshot_is_not_taken_for_another_one() -> None:
+def test_a_snapshot_with_another_id_is_rejected() -> None:
     made = contents()
     with pytest.raises(CorruptRecordError, match="wrong base offset"):
         decode_snapshot(SnapshotId(made.id.end_offset, made.id.epoch + 1), b"".join(encode_snapshot(made)))
 
 
-def test_missing_repeated_and_misplaced_batches_are_found() -> None:
+def test_missing_repeated_and_misplaced_batches_are_detected() -> None:
     made = contents(values=(b"x" * 70_000, b"y" * 70_000))
     parts = list(encode_snapshot(made))
     header, first, second, footer = parts
@@ -139,7 +139,7 @@ def test_missing_repeated_and_misplaced_batches_are_found() -> None:
     assert [batch.is_control for batch in split(b"".join(parts))] == [True, False, False, True]
 
 
-# Where they are kept
+# Store
 
 
 @pytest.fixture(params=["files", "memory"])
@@ -147,7 +147,7 @@ def snapshots(request: pytest.FixtureRequest) -> SnapshotStore:
     return FileSnapshotStore(make_disk(), DIRECTORY) if request.param == "files" else MemorySnapshotStore()
 
 
-def test_the_newest_two_are_kept(snapshots: SnapshotStore) -> None:
+def test_the_latest_two_snapshots_are_retained(snapshots: SnapshotStore) -> None:
     async def body() -> None:
         assert (snapshots.latest(), snapshots.oldest()) == (None, None)
         for end_offset in (10, 20, 30):
@@ -164,7 +164,7 @@ def test_the_newest_two_are_kept(snapshots: SnapshotStore) -> None:
     run(body)
 
 
-def test_a_snapshot_travels_in_pieces(snapshots: SnapshotStore) -> None:
+def test_a_snapshot_is_read_in_chunks(snapshots: SnapshotStore) -> None:
     async def body() -> None:
         await snapshots.store(contents())
         received = b""
@@ -184,7 +184,7 @@ def test_a_snapshot_travels_in_pieces(snapshots: SnapshotStore) -> None:
     run(body)
 
 
-def test_what_is_not_whole_is_not_taken(snapshots: SnapshotStore) -> None:
+def test_an_incomplete_fetched_snapshot_is_not_stored(snapshots: SnapshotStore) -> None:
     async def body() -> None:
         data = b"".join(encode_snapshot(contents()))
         with pytest.raises(CorruptRecordError):
@@ -194,7 +194,7 @@ def test_what_is_not_whole_is_not_taken(snapshots: SnapshotStore) -> None:
     run(body)
 
 
-def test_names_are_kafkas_and_found_again() -> None:
+def test_file_names_are_kafkas_and_are_found_on_restart() -> None:
     disk = make_disk()
 
     async def body() -> None:
@@ -211,8 +211,8 @@ def test_names_are_kafkas_and_found_again() -> None:
     run(body)
 
 
-class PowerCutDisk(SimulatedDisk):
-    """Dies at its n-th change."""
+class PowerFailureDisk(SimulatedDisk):
+    """Fails at its n-th change."""
 
     left = 10**9
 
@@ -227,40 +227,40 @@ class PowerCutDisk(SimulatedDisk):
     def is_dead(self) -> bool:
         return self._is_dead
 
-    def after_power_cut(self) -> SimulatedDisk:
+    def after_power_failure(self) -> SimulatedDisk:
         self._is_dead = False
         return self.crash()
 
 
-def test_a_power_cut_at_any_step_leaves_whole_snapshots_only() -> None:
+def test_a_power_failure_at_any_step_leaves_complete_snapshots_only() -> None:
     async def body() -> None:
-        for cut in range(1, 100):
-            disk = PowerCutDisk(random.Random(cut), settings=QUICK)
+        for failing_change in range(1, 100):
+            disk = PowerFailureDisk(random.Random(failing_change), settings=QUICK)
             await open_log(disk)
             snapshots = FileSnapshotStore(disk, DIRECTORY)
             await snapshots.store(contents(10))
             await snapshots.store(contents(20))
-            disk.left = cut
+            disk.left = failing_change
             try:
                 await snapshots.store(contents(30))
                 stored = not disk.is_dead
             except StorageError:
                 stored = False
-            is_through = not disk.is_dead
-            found = FileSnapshotStore(disk.after_power_cut(), DIRECTORY)
+            is_complete = not disk.is_dead
+            found = FileSnapshotStore(disk.after_power_failure(), DIRECTORY)
             latest = found.latest()
             assert latest is not None
             assert latest.end_offset in ((30,) if stored else (20, 30))
             assert found.read(latest) == contents(latest.end_offset)
             assert found.read(SnapshotId(20, 3)) == contents(20)
-            if is_through:
+            if is_complete:
                 return
-        raise AssertionError("it never came to its end")
+        raise AssertionError("the snapshot was never stored")
 
     run(body)
 
 
-def test_a_full_disk_leaves_the_snapshots_that_were_there() -> None:
+def test_a_full_disk_leaves_existing_snapshots_intact() -> None:
     disk = make_disk()
 
     async def body() -> None:
@@ -275,7 +275,7 @@ def test_a_full_disk_leaves_the_snapshots_that_were_there() -> None:
     run(body)
 
 
-# What a node begins with
+# Loading at startup
 
 
 async def open_log(disk: SimulatedDisk) -> Log:
@@ -300,7 +300,7 @@ async def damage(disk: SimulatedDisk, snapshot: SnapshotId) -> None:
     await disk.replace(path, bytes(data))
 
 
-def test_a_log_that_reaches_back_to_the_beginning_needs_no_snapshot() -> None:
+def test_a_log_from_offset_zero_needs_no_snapshot() -> None:
     disk = make_disk()
 
     async def body() -> None:
@@ -311,7 +311,7 @@ def test_a_log_that_reaches_back_to_the_beginning_needs_no_snapshot() -> None:
     run(body)
 
 
-def test_the_newest_snapshot_and_the_log_behind_it() -> None:
+def test_the_latest_snapshot_and_the_log_after_it_are_loaded() -> None:
     disk = make_disk()
 
     async def body() -> None:
@@ -326,7 +326,7 @@ def test_the_newest_snapshot_and_the_log_behind_it() -> None:
     run(body)
 
 
-def test_a_damaged_snapshot_is_set_aside_and_the_one_before_it_is_used() -> None:
+def test_a_damaged_snapshot_is_quarantined_and_the_previous_one_is_used() -> None:
     disk = make_disk()
 
     async def body() -> None:
@@ -344,7 +344,7 @@ def test_a_damaged_snapshot_is_set_aside_and_the_one_before_it_is_used() -> None
     run(body)
 
 
-def test_a_log_without_its_beginning_is_refused() -> None:
+def test_a_log_without_its_start_and_without_a_snapshot_is_rejected() -> None:
     disk = make_disk()
 
     async def body() -> None:
@@ -366,9 +366,11 @@ def test_a_log_without_its_beginning_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("snapshot", "why"),
-    [(SnapshotId(50, 6), "the log is behind it"), (SnapshotId(7, 6), "the log went another way")],
+    [(SnapshotId(50, 6), "the log is behind it"), (SnapshotId(7, 6), "the log diverges")],
 )
-def test_a_crash_between_a_fetched_snapshot_and_the_new_log(snapshot: SnapshotId, why: str) -> None:
+def test_a_crash_between_storing_a_fetched_snapshot_and_resetting_the_log(
+    snapshot: SnapshotId, why: str
+) -> None:
     disk = make_disk()
 
     async def body() -> None:

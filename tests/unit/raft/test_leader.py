@@ -1,4 +1,4 @@
-"""A leader of the quorum: what it calls committed, and when it resigns."""
+"""Leaders of the state machine: commits and resignation."""
 
 from moldau.raft.epoch_state import Role
 from moldau.raft.events import (
@@ -34,7 +34,7 @@ from support.quorum_states import (
 )
 
 
-def test_a_leader_of_three_commits_what_two_have_on_disk() -> None:
+def test_a_leader_of_three_commits_records_that_two_have_on_disk() -> None:
     state = elected_leader()
     state.step(1000, LogFlushed(1))
     assert state.high_watermark == 0
@@ -43,8 +43,8 @@ def test_a_leader_of_three_commits_what_two_have_on_disk() -> None:
     assert isinstance(effects[-1], ServeFetch)
 
 
-def test_a_leader_announces_nothing_before_it_has_committed_in_its_own_epoch() -> None:
-    """Until then more may be agreed on than it knows, and whoever starts would act on outdated metadata."""
+def test_a_leader_announces_no_high_watermark_before_it_commits_in_its_epoch() -> None:
+    """More may be committed than it knows, and a starting node would act on outdated metadata."""
     state = elected_leader(1, 2)
     assert state.quorum.require_leader().announced_high_watermark == -1
     reply = response_in(fetch(state, 2, EpochEndOffset(1, 9)))
@@ -57,7 +57,7 @@ def test_a_leader_announces_nothing_before_it_has_committed_in_its_own_epoch() -
     assert state.quorum.is_caught_up
 
 
-def test_a_follower_is_current_when_it_has_reached_what_the_leader_first_told() -> None:
+def test_a_follower_is_caught_up_at_the_leaders_first_high_watermark() -> None:
     state = follower(log(1, 2))
     respond_to_fetch(state, high_watermark=-1)
     assert not state.quorum.is_caught_up
@@ -72,21 +72,21 @@ def test_a_follower_is_current_when_it_has_reached_what_the_leader_first_told() 
     assert state.quorum.is_caught_up
 
 
-def test_a_leader_counts_itself_only_when_its_own_disk_has_it() -> None:
+def test_a_leader_counts_itself_only_up_to_its_durable_offset() -> None:
     state = elected_leader()
     fetch(state, 3, EpochEndOffset(1, 1))
     assert state.high_watermark == 0
     assert of_kind(state.step(1001, LogFlushed(1)), HighWatermarkAdvanced) == [HighWatermarkAdvanced(1)]
 
 
-def test_records_of_earlier_epochs_are_committed_only_behind_one_of_this_epoch() -> None:
+def test_records_of_earlier_epochs_are_committed_only_with_one_of_this_epoch() -> None:
     state = elected_leader(1, 2)
     state.step(1000, LogFlushed(3))
     assert of_kind(fetch(state, 2, EpochEndOffset(2, 2)), HighWatermarkAdvanced) == []
     assert of_kind(fetch(state, 2, EpochEndOffset(3, 3)), HighWatermarkAdvanced) == [HighWatermarkAdvanced(3)]
 
 
-def test_a_fetch_that_was_held_back_takes_nothing_back() -> None:
+def test_a_delayed_fetch_does_not_lower_the_end_offset() -> None:
     state = elected_leader()
     state.step(1000, BatchesAppended((BatchSummary(1, 5, 1),)))
     state.step(1000, LogFlushed(5))
@@ -97,7 +97,7 @@ def test_a_fetch_that_was_held_back_takes_nothing_back() -> None:
     assert state.quorum.leader_state.replicas[key(2)].end_offset == 5
 
 
-def test_a_replica_whose_log_parts_from_the_leaders_is_told_where_and_not_counted() -> None:
+def test_a_diverging_replica_gets_the_diverging_epoch_and_does_not_count() -> None:
     state = elected_leader(1, 1, 3)
     state.step(1000, LogFlushed(4))
     reply = response_in(fetch(state, 2, EpochEndOffset(2, 7)))
@@ -114,7 +114,7 @@ def test_a_replica_whose_log_parts_from_the_leaders_is_told_where_and_not_counte
     assert isinstance(fetch(state, 2, EpochEndOffset(-1, 0))[-1], ServeFetch)
 
 
-def test_a_replica_behind_the_logs_start_is_told_of_the_snapshot() -> None:
+def test_a_replica_before_the_log_start_gets_the_snapshot_id() -> None:
     state = elected_leader(1, 1, 3)
     state.step(1000, LogFlushed(4))
     fetch(state, 2, EpochEndOffset(4, 4))
@@ -126,7 +126,7 @@ def test_a_replica_behind_the_logs_start_is_told_of_the_snapshot() -> None:
     assert isinstance(fetch(state, 3, EpochEndOffset(3, 3))[-1], ServeFetch)
 
 
-def test_a_leader_that_no_majority_has_heard_of_resigns() -> None:
+def test_a_leader_without_contact_to_a_majority_resigns() -> None:
     state = elected_leader()
     fetch(state, 2, EpochEndOffset(-1, 0), now_ms=2100, leader_sent_ms=2000)
     assert state.quorum.require_leader().majority_confirmed_ms(3000) == 2000
@@ -138,7 +138,7 @@ def test_a_leader_that_no_majority_has_heard_of_resigns() -> None:
     assert effects[-1] == LeaderChanged(-1, 1)
 
 
-def test_an_epoch_is_announced_again_to_those_who_do_not_fetch() -> None:
+def test_begin_quorum_epoch_is_repeated_for_voters_that_do_not_fetch() -> None:
     state = elected_leader()
     fetch(state, 2, EpochEndOffset(-1, 0), now_ms=1400)
     assert state.deadline_ms == 1500
@@ -147,7 +147,7 @@ def test_an_epoch_is_announced_again_to_those_who_do_not_fetch() -> None:
     assert sends(state.step(2000, TimerExpired()), BeginQuorumEpochRequest) == [3]
 
 
-def test_a_leader_that_cannot_even_begin_its_epoch_resigns() -> None:
+def test_a_leader_that_cannot_append_its_first_record_resigns() -> None:
     state = node()
     state.step(1000, TimerExpired())
     respond_to_vote(state, 2, is_pre_vote=True)

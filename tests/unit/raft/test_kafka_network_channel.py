@@ -1,4 +1,4 @@
-"""The quorum on the wire: what one node sends, the handlers of another read, and the reverse."""
+"""Raft requests as Kafka messages, through the codecs and the handlers of another node."""
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
@@ -58,10 +58,10 @@ TOPIC = "__cluster_metadata"
 
 
 class RecordingQuorum:
-    """Gives the answers it was told to give, and remembers what it was asked."""
+    """A Raft client with a scripted response that records its calls."""
 
-    def __init__(self, answer: Any = None) -> None:
-        self.answer = answer
+    def __init__(self, response: Any = None) -> None:
+        self.response = response
         self.asked: list[Any] = []
         self.leader_id, self.epoch, self.is_leader, self.has_live_leader = 2, 7, True, True
         self.voters = [VoterNode(1, DISK_1), VoterNode(2, DISK_2)]
@@ -70,20 +70,20 @@ class RecordingQuorum:
         return ("leader.example", 9094) if self.leader_id >= 0 else None
 
     def describe(self) -> Any:
-        return self.answer
+        return self.response
 
     def __getattr__(self, name: str) -> Any:
         async def asked(request: Any, timeout_ms: int = 0) -> Any:
             self.asked.append(request)
-            if isinstance(self.answer, Exception):
-                raise self.answer
-            return self.answer
+            if isinstance(self.response, Exception):
+                raise self.response
+            return self.response
 
         return asked
 
 
 class OtherNode:
-    """Stands where Peers does: a call goes through the codecs into the handlers, as if over a connection."""
+    """A peer client that passes calls through the codecs to the handlers of another node."""
 
     node_id = 1
 
@@ -97,7 +97,7 @@ class OtherNode:
         self.known: dict[int, tuple[str, int]] = {}
         self.lanes: list[str] = []
         self.listening: dict[tuple[str, int], OtherNode] = {}
-        """Who can be asked by address alone."""
+        """Nodes that can be called by address."""
 
     def update_endpoint(self, node_id: int, host: str, port: int) -> None:
         self.known[node_id] = (host, port)
@@ -129,9 +129,9 @@ class OtherNode:
         request = decoder(api, version, "request")(memoryview(bytes(frame)))
         session = Session(ClientConnection("127.0.0.1:1", self.listener), version, None)
         handler = fetch_metadata if api is ApiKey.FETCH else partial(handle, api)
-        answer = bytearray()
-        encoder(api, version, "response")(answer, await handler(request, session, self.broker))
-        return decoder(api, version, "response")(memoryview(bytes(answer)))
+        response = bytearray()
+        encoder(api, version, "response")(response, await handler(request, session, self.broker))
+        return decoder(api, version, "response")(memoryview(bytes(response)))
 
 
 def peers_of(other: OtherNode, cluster_id: str = "cluster") -> KafkaNetworkChannel:
@@ -149,7 +149,7 @@ END = EndQuorumEpochRequest(1, 8, (ReplicaKey(2, DISK_2), ReplicaKey(3, None)))
 FETCH = QuorumFetchRequest(ReplicaKey(1, DISK_1), 7, EpochEndOffset(6, 40), 39, 250, 1_000_000)
 SNAPSHOT = FetchSnapshotRequest(ReplicaKey(1, DISK_1), 7, SnapshotId(100, 6), 4096, 1000)
 
-ASKED = [
+EXCHANGES = [
     ("vote", VOTE, VoteResponse(8, -1, True)),
     ("vote", VOTE, VoteResponse(8, -1, False)),
     ("vote", PRE_VOTE, VoteResponse(7, 2, False)),
@@ -166,25 +166,25 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "request_", "reply"), ASKED)
-def test_requests_and_replies_arrive_as_they_were_sent(call: str, request_: Any, reply: Any) -> None:
-    quorum = RecordingQuorum(reply)
+@pytest.mark.parametrize(("call", "request_", "response"), EXCHANGES)
+def test_requests_and_responses_round_trip(call: str, request_: Any, response: Any) -> None:
+    quorum = RecordingQuorum(response)
     other = OtherNode(quorum)
-    assert run(getattr(peers_of(other), call)(2, request_)) == reply
+    assert run(getattr(peers_of(other), call)(2, request_)) == response
     assert quorum.asked == [request_]
 
 
 def test_a_vote_does_not_wait_behind_a_fetch() -> None:
     other = OtherNode(RecordingQuorum(QuorumFetchResponse(7, 2, True)))
     run(peers_of(other).fetch(2, FETCH))
-    other.broker.quorum.answer = VoteResponse(8, -1, True)
+    other.broker.quorum.response = VoteResponse(8, -1, True)
     run(peers_of(other).vote(2, VOTE))
     assert other.lanes == [FETCH_LANE, LANE]
     assert FETCH_LANE != LANE
 
 
 @pytest.mark.parametrize(
-    ("call", "request_", "reply", "code"),
+    ("call", "request_", "response", "code"),
     [
         ("vote", VOTE, VoteResponse(9, 3, False), ErrorCode.fenced_leader_epoch),
         ("vote", VOTE, VoteResponse(8, 3, False), ErrorCode.none),
@@ -198,41 +198,41 @@ def test_a_vote_does_not_wait_behind_a_fetch() -> None:
         ("fetch_snapshot", SNAPSHOT, FetchSnapshotResponse(7, 3, False), ErrorCode.not_leader_or_follower),
     ],
 )
-def test_epochs_become_kafkas_codes_in_the_partition(
-    call: str, request_: Any, reply: Any, code: ErrorCode
-) -> None:
-    answers: list[Message] = []
+def test_epochs_map_to_kafkas_error_codes(call: str, request_: Any, response: Any, code: ErrorCode) -> None:
+    messages: list[Message] = []
 
-    class Listening(OtherNode):
+    class TracingNode(OtherNode):
         async def serve(self, api: ApiKey, version: int, tree: Mapping[str, Any]) -> Message:
-            answers.append(await super().serve(api, version, tree))
-            return answers[-1]
+            messages.append(await super().serve(api, version, tree))
+            return messages[-1]
 
-    found = run(getattr(peers_of(Listening(RecordingQuorum(reply))), call)(2, request_))
-    (answer,) = answers
-    assert answer.error_code == ErrorCode.none
-    topics = answer.get("topics") or answer.get("responses")
+    found = run(getattr(peers_of(TracingNode(RecordingQuorum(response))), call)(2, request_))
+    (message,) = messages
+    assert message.error_code == ErrorCode.none
+    topics = message.get("topics") or message.get("responses")
     (partition,) = topics[0].partitions
     assert partition.error_code == code
-    assert (found.epoch, found.leader_id) == (reply.epoch, reply.leader_id)
+    assert (found.epoch, found.leader_id) == (response.epoch, response.leader_id)
 
 
-@pytest.mark.parametrize(("call", "request_"), [(call, request) for call, request, _ in ASKED])
-def test_a_node_of_another_cluster_is_refused_as_a_whole(call: str, request_: Any) -> None:
+@pytest.mark.parametrize(("call", "request_"), [(call, request) for call, request, _ in EXCHANGES])
+def test_a_request_of_another_cluster_is_rejected_at_the_top_level(call: str, request_: Any) -> None:
     quorum = RecordingQuorum()
     with pytest.raises(PeerUnreachableError, match="another cluster"):
         run(getattr(peers_of(OtherNode(quorum), "stranger"), call)(2, request_))
     assert quorum.asked == []
 
 
-@pytest.mark.parametrize(("call", "request_"), [(call, request) for call, request, _ in ASKED])
+@pytest.mark.parametrize(("call", "request_"), [(call, request) for call, request, _ in EXCHANGES])
 @pytest.mark.parametrize("error", [StorageError("the disk is gone"), InvalidVoterKeyError("another disk")])
-def test_a_refusal_is_as_good_as_no_answer(call: str, request_: Any, error: MoldauError) -> None:
+def test_an_error_without_a_leader_counts_as_no_response(
+    call: str, request_: Any, error: MoldauError
+) -> None:
     with pytest.raises(PeerUnreachableError):
         run(getattr(peers_of(OtherNode(RecordingQuorum(error))), call)(2, request_))
 
 
-def test_a_snapshot_that_is_gone_is_told_from_one_that_ends_before() -> None:
+def test_a_missing_snapshot_and_a_position_out_of_range_have_different_errors() -> None:
     with pytest.raises(SnapshotNotFoundError):
         run(peers_of(OtherNode(RecordingQuorum(SnapshotNotFoundError("gone")))).fetch_snapshot(2, SNAPSHOT))
     with pytest.raises(PositionOutOfRangeError):
@@ -242,7 +242,7 @@ def test_a_snapshot_that_is_gone_is_told_from_one_that_ends_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "request_", "reply"),
+    ("call", "request_", "response"),
     [
         ("fetch", FETCH, QuorumFetchResponse(7, 3, False)),
         ("vote", VOTE, VoteResponse(7, 3, False)),
@@ -250,15 +250,15 @@ def test_a_snapshot_that_is_gone_is_told_from_one_that_ends_before() -> None:
         ("end_quorum_epoch", END, QuorumEpochResponse(7, 3)),
     ],
 )
-def test_the_leaders_address_is_learned_from_whoever_knows_it(call: str, request_: Any, reply: Any) -> None:
-    quorum = RecordingQuorum(reply)
+def test_the_leaders_endpoint_is_learned_from_any_response(call: str, request_: Any, response: Any) -> None:
+    quorum = RecordingQuorum(response)
     quorum.leader_id = 3
     other = OtherNode(quorum)
     run(getattr(peers_of(other), call)(-2, request_))
     assert other.known == {3: ("leader.example", 9094)}
 
 
-def test_a_node_does_not_learn_its_own_address_from_others() -> None:
+def test_a_node_ignores_its_own_address_in_responses() -> None:
     quorum = RecordingQuorum(QuorumFetchResponse(7, 1, False))
     quorum.leader_id = 1
     other = OtherNode(quorum)
@@ -271,7 +271,7 @@ def test_a_node_does_not_learn_its_own_address_from_others() -> None:
     [(None, False), (QuorumFetchResponse(8, 3, False), False), (QuorumFetchResponse(8, 1, True), True)],
 )
 @pytest.mark.parametrize("is_vote", [True, False])
-def test_a_node_gives_up_when_another_leads_under_its_id_and_not_when_that_was_itself(
+def test_a_node_stops_if_another_process_is_leader_with_its_id(
     at_that_address: QuorumFetchResponse | None, is_double: bool, is_vote: bool
 ) -> None:
     quorum = RecordingQuorum(VoteResponse(8, 1, False) if is_vote else QuorumFetchResponse(8, 1, False))
@@ -279,39 +279,39 @@ def test_a_node_gives_up_when_another_leads_under_its_id_and_not_when_that_was_i
     other = OtherNode(quorum)
     if at_that_address is not None:
         other.listening["leader.example", 9094] = OtherNode(RecordingQuorum(at_that_address))
-    refusals: list[Exception] = []
+    rejections: list[Exception] = []
     peers = KafkaNetworkChannel(
         other,  # type: ignore[arg-type]
         "cluster",
         listener="NODES",
         request_timeout_ms=1000,
-        on_rejected=refusals.append,
+        on_rejected=rejections.append,
     )
     run(peers.vote(2, VOTE) if is_vote else peers.fetch(2, FETCH))
-    assert [type(each) for each in refusals] == [DuplicateBrokerRegistrationError] * is_double
-    assert all("node.id" in str(each) for each in refusals)
+    assert [type(each) for each in rejections] == [DuplicateBrokerRegistrationError] * is_double
+    assert all("node.id" in str(each) for each in rejections)
 
 
-def test_a_node_gives_up_when_most_of_those_it_asks_are_of_another_cluster() -> None:
-    refusals: list[Exception] = []
+def test_a_node_stops_if_most_voters_belong_to_another_cluster() -> None:
+    rejections: list[Exception] = []
     peers = KafkaNetworkChannel(
         OtherNode(RecordingQuorum(), cluster_id="theirs"),  # type: ignore[arg-type]
         "ours",
         listener="NODES",
         request_timeout_ms=1000,
-        on_rejected=refusals.append,
+        on_rejected=rejections.append,
     )
     for node_id in (1, 2, 3):
         peers.update_endpoint(node_id, ENDPOINTS)
     for node_id in (2, 2, 3):
-        assert not refusals
+        assert not rejections
         with pytest.raises(PeerUnreachableError):
             run(peers.fetch(node_id, FETCH))
-    assert [type(each) for each in refusals] == [InconsistentClusterIdError]
-    assert "cluster.id" in str(refusals[0])
+    assert [type(each) for each in rejections] == [InconsistentClusterIdError]
+    assert "cluster.id" in str(rejections[0])
 
 
-def test_nodes_are_called_on_the_listener_between_them() -> None:
+def test_requests_use_the_inter_broker_listener() -> None:
     other = OtherNode(RecordingQuorum())
     peers = KafkaNetworkChannel(
         other,  # type: ignore[arg-type]
@@ -326,7 +326,7 @@ def test_nodes_are_called_on_the_listener_between_them() -> None:
     assert other.known == {-2: ("b", 9), 2: ("n2", 9094), 3: ("c", 1)}
 
 
-# Requests that no node of ours would send
+# Invalid requests
 
 
 @pytest.mark.parametrize(
@@ -337,14 +337,14 @@ def test_nodes_are_called_on_the_listener_between_them() -> None:
         (ApiKey.END_QUORUM_EPOCH, 1, {"leader_id": 99, "leader_epoch": 50, "preferred_candidates": []}),
     ],
 )
-def test_whoever_is_no_voter_and_no_broker_deposes_nobody(
+def test_a_node_that_is_neither_voter_nor_broker_deposes_no_leader(
     api: ApiKey, version: int, tree: dict[str, Any]
 ) -> None:
     quorum = RecordingQuorum(VoteResponse(50, -1, True))
     full = {"replica_directory_id": DISK_1, "voter_directory_id": DISK_2, "pre_vote": False, **tree}
     other = OtherNode(quorum)
-    answer = run(other.serve(api, version, about(full, voter_id=2)))
-    assert answer.topics[0].partitions[0].error_code == ErrorCode.inconsistent_voter_set
+    response = run(other.serve(api, version, about(full, voter_id=2)))
+    assert response.topics[0].partitions[0].error_code == ErrorCode.inconsistent_voter_set
     assert quorum.asked == []
 
 
@@ -375,18 +375,18 @@ VOTE_TREE = {
         {"last_offset_epoch": 9, "pre_vote": True},
     ],
 )
-def test_a_vote_that_contradicts_itself_is_invalid(wrong: Mapping[str, Any]) -> None:
+def test_a_contradictory_vote_request_is_invalid(wrong: Mapping[str, Any]) -> None:
     quorum = RecordingQuorum(VoteResponse(8, -1, True))
-    answer = run(OtherNode(quorum).serve(ApiKey.VOTE, 2, about({**VOTE_TREE, **wrong}, voter_id=2)))
-    (partition,) = answer.topics[0].partitions
-    assert (answer.error_code, partition.error_code) == (0, ErrorCode.invalid_request)
+    response = run(OtherNode(quorum).serve(ApiKey.VOTE, 2, about({**VOTE_TREE, **wrong}, voter_id=2)))
+    (partition,) = response.topics[0].partitions
+    assert (response.error_code, partition.error_code) == (0, ErrorCode.invalid_request)
     assert not partition.vote_granted
     assert (partition.leader_id, partition.leader_epoch) == (2, 7)
     assert quorum.asked == []
 
 
 @pytest.mark.parametrize("where", [{"topic": "orders"}, {"index": 1}])
-def test_the_quorum_has_one_log(where: Mapping[str, Any]) -> None:
+def test_requests_for_other_partitions_are_rejected(where: Mapping[str, Any]) -> None:
     other = OtherNode(RecordingQuorum())
     leads = {"leader_id": 1, "leader_epoch": 8, "preferred_candidates": [], "voter_directory_id": None}
     for api, version, partition in (
@@ -394,14 +394,14 @@ def test_the_quorum_has_one_log(where: Mapping[str, Any]) -> None:
         (ApiKey.BEGIN_QUORUM_EPOCH, 1, leads),
         (ApiKey.END_QUORUM_EPOCH, 1, leads),
     ):
-        answer = run(other.serve(api, version, about(partition, voter_id=2, **where)))
-        assert (answer.error_code, answer.topics) == (ErrorCode.invalid_request, [])
+        response = run(other.serve(api, version, about(partition, voter_id=2, **where)))
+        assert (response.error_code, response.topics) == (ErrorCode.invalid_request, [])
 
 
 def test_a_missing_cluster_id_is_accepted() -> None:
     quorum = RecordingQuorum(VoteResponse(8, -1, True))
-    answer = run(OtherNode(quorum).serve(ApiKey.VOTE, 2, about(VOTE_TREE, voter_id=2, cluster_id=None)))
-    assert answer.topics[0].partitions[0].vote_granted
+    response = run(OtherNode(quorum).serve(ApiKey.VOTE, 2, about(VOTE_TREE, voter_id=2, cluster_id=None)))
+    assert response.topics[0].partitions[0].vote_granted
 
 
 def fetch_tree(version: int, replica_id: int = 1, offset: int = 0, **more: Any) -> dict[str, Any]:
@@ -430,20 +430,20 @@ def fetch_tree(version: int, replica_id: int = 1, offset: int = 0, **more: Any) 
 
 
 @pytest.mark.parametrize("version", range(4, 19))
-def test_a_replica_that_does_not_say_where_its_log_is_counts_for_nobody(version: int) -> None:
+def test_a_replica_without_a_directory_is_rejected(version: int) -> None:
     quorum = RecordingQuorum(QuorumFetchResponse(7, 2, True, b"secret", 5))
-    answer = run(OtherNode(quorum).serve(ApiKey.FETCH, version, fetch_tree(version)))
-    (partition,) = answer.responses[0].partitions
+    response = run(OtherNode(quorum).serve(ApiKey.FETCH, version, fetch_tree(version)))
+    (partition,) = response.responses[0].partitions
     assert (partition.error_code, bytes(partition.records)) == (ErrorCode.invalid_request, b"")
     assert quorum.asked == []
 
 
 @pytest.mark.parametrize("version", [17, 18])
-def test_every_version_of_fetch_that_says_where_a_log_is_reads_the_metadata_log(version: int) -> None:
+def test_every_fetch_version_with_a_directory_reads_the_metadata_log(version: int) -> None:
     quorum = RecordingQuorum(QuorumFetchResponse(7, 2, True, b"batches", 5))
     tree = fetch_tree(version, replica_directory_id=DISK_1)
-    answer = run(OtherNode(quorum).serve(ApiKey.FETCH, version, tree))
-    (partition,) = answer.responses[0].partitions
+    response = run(OtherNode(quorum).serve(ApiKey.FETCH, version, tree))
+    (partition,) = response.responses[0].partitions
     assert (partition.error_code, bytes(partition.records)) == (0, b"batches")
     assert quorum.asked[0].replica == ReplicaKey(1, DISK_1)
     assert quorum.asked[0].bytes_max == 1000
@@ -451,48 +451,48 @@ def test_every_version_of_fetch_that_says_where_a_log_is_reads_the_metadata_log(
 
 
 @pytest.mark.parametrize(("version", "code"), [(12, 3), (13, 100), (FETCH_VERSION, 100)])
-def test_to_clients_there_is_no_metadata_log(version: int, code: int) -> None:
+def test_clients_cannot_fetch_the_metadata_log(version: int, code: int) -> None:
     quorum = RecordingQuorum(QuorumFetchResponse(7, 2, True, b"secret", 5))
     for other, replica_id in ((OtherNode(quorum), -1), (OtherNode(quorum, listener="CLIENTS"), 1)):
-        answer = run(other.serve(ApiKey.FETCH, version, fetch_tree(version, replica_id)))
-        (partition,) = answer.responses[0].partitions
+        response = run(other.serve(ApiKey.FETCH, version, fetch_tree(version, replica_id)))
+        (partition,) = response.responses[0].partitions
         assert (partition.error_code, bytes(partition.records)) == (code, b"")
     assert quorum.asked == []
 
 
-def test_a_fetch_from_nowhere_is_invalid() -> None:
+def test_a_fetch_with_invalid_offsets_is_rejected() -> None:
     quorum = RecordingQuorum()
     for wrong in ({"offset": -1}, {"last_fetched_epoch": -2}):
-        answer = run(OtherNode(quorum).serve(ApiKey.FETCH, 17, fetch_tree(17, **wrong)))
-        assert answer.responses[0].partitions[0].error_code == ErrorCode.invalid_request
+        response = run(OtherNode(quorum).serve(ApiKey.FETCH, 17, fetch_tree(17, **wrong)))
+        assert response.responses[0].partitions[0].error_code == ErrorCode.invalid_request
 
 
-def test_the_metadata_log_is_fetched_by_itself() -> None:
+def test_the_metadata_log_must_be_the_only_partition_of_a_fetch() -> None:
     tree = fetch_tree(17)
     other_topic = dict(tree["topics"][0], topic_id=UUID(int=77))
     quorum = RecordingQuorum()
     for topics in ([other_topic, tree["topics"][0]], [dict(tree["topics"][0], partitions=[])]):
-        answer = run(OtherNode(quorum).serve(ApiKey.FETCH, 17, tree | {"topics": topics}))
-        assert (answer.error_code, answer.responses) == (ErrorCode.invalid_request, [])
+        response = run(OtherNode(quorum).serve(ApiKey.FETCH, 17, tree | {"topics": topics}))
+        assert (response.error_code, response.responses) == (ErrorCode.invalid_request, [])
 
 
 @pytest.mark.parametrize("version", [4, 5, 6])
-def test_versions_without_an_error_of_the_whole_have_it_at_each_partition(version: int) -> None:
+def test_versions_without_a_top_level_error_have_it_in_each_partition(version: int) -> None:
     tree = fetch_tree(version, replica_id=-1)
     orders = dict(
         tree["topics"][0], topic="orders", partitions=[tree["topics"][0]["partitions"][0] | {"partition": 3}]
     )
     tree["topics"].append(orders)
-    answer = run(OtherNode(RecordingQuorum()).serve(ApiKey.FETCH, version, tree))
+    response = run(OtherNode(RecordingQuorum()).serve(ApiKey.FETCH, version, tree))
     told = [
         (topic.topic, each.partition_index, each.error_code)
-        for topic in answer.responses
+        for topic in response.responses
         for each in topic.partitions
     ]
     assert told == [(TOPIC, 0, ErrorCode.invalid_request), ("orders", 3, ErrorCode.invalid_request)]
 
 
-def test_a_fetch_of_the_metadata_is_known_by_name_and_by_id() -> None:
+def test_a_metadata_fetch_is_recognised_by_name_and_by_id() -> None:
     def decoded(version: int, **change: Any) -> Message:
         tree = fetch_tree(version)
         tree["topics"][0] |= change
@@ -523,13 +523,13 @@ def snapshot_tree(name: str = TOPIC, partition: int = 0, max_bytes: int = 10) ->
 def test_only_the_metadata_log_has_snapshots() -> None:
     other = OtherNode(RecordingQuorum())
     for tree in (snapshot_tree("orders"), snapshot_tree(partition=3), snapshot_tree() | {"topics": []}):
-        answer = run(other.serve(ApiKey.FETCH_SNAPSHOT, 1, tree))
-        assert (answer.error_code, answer.topics) == (ErrorCode.invalid_request, [])
-    answer = run(other.serve(ApiKey.FETCH_SNAPSHOT, 1, snapshot_tree(max_bytes=0)))
-    assert answer.topics[0].partitions[0].error_code == ErrorCode.invalid_request
+        response = run(other.serve(ApiKey.FETCH_SNAPSHOT, 1, tree))
+        assert (response.error_code, response.topics) == (ErrorCode.invalid_request, [])
+    response = run(other.serve(ApiKey.FETCH_SNAPSHOT, 1, snapshot_tree(max_bytes=0)))
+    assert response.topics[0].partitions[0].error_code == ErrorCode.invalid_request
 
 
-# Voters, and what the quorum looks like
+# Changes of the voters, and DescribeQuorum
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -541,9 +541,11 @@ def test_the_leader_describes_the_quorum(version: int) -> None:
         {"topic_name": TOPIC, "partitions": [{"partition_index": 0}]},
         {"topic_name": "orders", "partitions": [{"partition_index": 0}]},
     ]
-    answer = run(OtherNode(RecordingQuorum(found)).serve(ApiKey.DESCRIBE_QUORUM, version, {"topics": topics}))
-    (described,), (unknown,) = (topic.partitions for topic in answer.topics)
-    assert (answer.error_code, described.error_code) == (0, 0)
+    response = run(
+        OtherNode(RecordingQuorum(found)).serve(ApiKey.DESCRIBE_QUORUM, version, {"topics": topics})
+    )
+    (described,), (unknown,) = (topic.partitions for topic in response.topics)
+    assert (response.error_code, described.error_code) == (0, 0)
     assert unknown.error_code == ErrorCode.unknown_topic_or_partition
     assert (described.leader_id, described.leader_epoch, described.high_watermark) == (2, 7, 48)
     assert [(each.replica_id, each.log_end_offset) for each in described.current_voters] == [(2, 50)]
@@ -552,21 +554,21 @@ def test_the_leader_describes_the_quorum(version: int) -> None:
         assert described.current_voters[0].last_caught_up_timestamp == 1_700_000_000_001
     if version >= 2:
         assert described.current_voters[0].replica_directory_id == DISK_2
-        assert [(node.node_id, node.listeners[1].host) for node in answer.nodes] == [(2, "n2")]
+        assert [(node.node_id, node.listeners[1].host) for node in response.nodes] == [(2, "n2")]
 
 
-def test_the_quorum_is_described_once_however_often_it_is_named() -> None:
+def test_a_repeated_partition_is_described_once() -> None:
     found = QuorumDescription(2, 7, 48, [ReplicaProgress(ReplicaKey(2, DISK_2), 50, 1, 1)], [], [])
     topics = [{"topic_name": TOPIC, "partitions": [{"partition_index": 0}] * 3}] * 2
-    answer = run(OtherNode(RecordingQuorum(found)).serve(ApiKey.DESCRIBE_QUORUM, 2, {"topics": topics}))
-    assert [[each.partition_index for each in topic.partitions] for topic in answer.topics] == [[0]]
+    response = run(OtherNode(RecordingQuorum(found)).serve(ApiKey.DESCRIBE_QUORUM, 2, {"topics": topics}))
+    assert [[each.partition_index for each in topic.partitions] for topic in response.topics] == [[0]]
 
 
-def test_another_node_does_not_describe_the_quorum() -> None:
+def test_a_follower_does_not_describe_the_quorum() -> None:
     quorum = RecordingQuorum()
     quorum.is_leader = False
-    answer = run(OtherNode(quorum).serve(ApiKey.DESCRIBE_QUORUM, 2, {"topics": []}))
-    assert answer.error_code == ErrorCode.not_controller
+    response = run(OtherNode(quorum).serve(ApiKey.DESCRIBE_QUORUM, 2, {"topics": []}))
+    assert response.error_code == ErrorCode.not_controller
 
 
 def add_tree(**more: Any) -> dict[str, Any]:
@@ -582,10 +584,10 @@ def add_tree(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_a_voter_is_added_with_its_disk_and_its_addresses(version: int) -> None:
+def test_a_voter_is_added_with_its_directory_and_endpoints(version: int) -> None:
     quorum = RecordingQuorum()
-    answer = run(OtherNode(quorum).serve(ApiKey.ADD_RAFT_VOTER, version, add_tree()))
-    assert (answer.error_code, answer.error_message) == (0, None)
+    response = run(OtherNode(quorum).serve(ApiKey.ADD_RAFT_VOTER, version, add_tree()))
+    assert (response.error_code, response.error_message) == (0, None)
     assert quorum.asked == [VoterNode(4, DISK_1, ENDPOINTS[::-1])]
 
 
@@ -598,13 +600,13 @@ def test_a_voter_is_added_with_its_disk_and_its_addresses(version: int) -> None:
         ({"listeners": [{"name": "CLIENTS", "host": "h", "port": 1}]}, ErrorCode.invalid_request),
     ],
 )
-def test_a_voter_that_cannot_be_reached_or_named_is_refused(
+def test_a_voter_without_an_endpoint_or_directory_is_rejected(
     wrong: Mapping[str, Any], code: ErrorCode
 ) -> None:
     quorum = RecordingQuorum()
-    answer = run(OtherNode(quorum).serve(ApiKey.ADD_RAFT_VOTER, 1, add_tree(**wrong)))
-    assert answer.error_code == code
-    assert answer.error_message
+    response = run(OtherNode(quorum).serve(ApiKey.ADD_RAFT_VOTER, 1, add_tree(**wrong)))
+    assert response.error_code == code
+    assert response.error_message
     assert quorum.asked == []
 
 
@@ -615,12 +617,12 @@ def test_a_voter_that_cannot_be_reached_or_named_is_refused(
         (NotControllerError("moved"), ErrorCode.not_controller),
     ],
 )
-def test_what_the_quorum_refuses_is_told(error: MoldauError, code: ErrorCode) -> None:
-    answer = run(OtherNode(RecordingQuorum(error)).serve(ApiKey.ADD_RAFT_VOTER, 1, add_tree()))
-    assert (answer.error_code, answer.error_message) == (code, str(error))
+def test_errors_of_voter_changes_are_returned(error: MoldauError, code: ErrorCode) -> None:
+    response = run(OtherNode(RecordingQuorum(error)).serve(ApiKey.ADD_RAFT_VOTER, 1, add_tree()))
+    assert (response.error_code, response.error_message) == (code, str(error))
 
 
-def test_the_quorum_is_told_how_long_the_caller_waits() -> None:
+def test_the_timeout_of_the_request_is_passed_to_the_raft_client() -> None:
     waits: list[int] = []
 
     class Stuck(RecordingQuorum):
@@ -628,8 +630,8 @@ def test_the_quorum_is_told_how_long_the_caller_waits() -> None:
             waits.append(timeout_ms)
             raise RequestTimedOutError("not in time")
 
-    answer = run(OtherNode(Stuck()).serve(ApiKey.ADD_RAFT_VOTER, 1, add_tree(timeout=1234)))
-    assert (answer.error_code, waits) == (ErrorCode.request_timed_out, [1234])
+    response = run(OtherNode(Stuck()).serve(ApiKey.ADD_RAFT_VOTER, 1, add_tree(timeout=1234)))
+    assert (response.error_code, waits) == (ErrorCode.request_timed_out, [1234])
 
 
 def test_a_voter_is_removed_by_its_key() -> None:
@@ -637,9 +639,9 @@ def test_a_voter_is_removed_by_its_key() -> None:
     tree = {"cluster_id": "cluster", "voter_id": 3, "voter_directory_id": DISK_2}
     assert run(OtherNode(quorum).serve(ApiKey.REMOVE_RAFT_VOTER, 0, tree)).error_code == 0
     assert quorum.asked == [ReplicaKey(3, DISK_2)]
-    quorum.answer = VoterNotFoundError("no such voter")
-    answer = run(OtherNode(quorum).serve(ApiKey.REMOVE_RAFT_VOTER, 0, tree))
-    assert (answer.error_code, answer.error_message) == (ErrorCode.voter_not_found, "no such voter")
+    quorum.response = VoterNotFoundError("no such voter")
+    response = run(OtherNode(quorum).serve(ApiKey.REMOVE_RAFT_VOTER, 0, tree))
+    assert (response.error_code, response.error_message) == (ErrorCode.voter_not_found, "no such voter")
 
 
 def update_tree(epoch: int) -> dict[str, Any]:
@@ -647,10 +649,10 @@ def update_tree(epoch: int) -> dict[str, Any]:
     return add_tree(current_leader_epoch=epoch, k_raft_version_feature=feature)
 
 
-def test_a_voter_moves() -> None:
+def test_the_endpoints_of_a_voter_can_be_updated() -> None:
     quorum = RecordingQuorum()
-    answer = run(OtherNode(quorum).serve(ApiKey.UPDATE_RAFT_VOTER, 0, update_tree(7)))
-    assert answer.error_code == 0
+    response = run(OtherNode(quorum).serve(ApiKey.UPDATE_RAFT_VOTER, 0, update_tree(7)))
+    assert response.error_code == 0
     assert quorum.asked == [VoterNode(4, DISK_1, ENDPOINTS[::-1])]
 
 
@@ -662,14 +664,14 @@ def test_a_voter_moves() -> None:
         (7, False, ErrorCode.not_leader_or_follower),
     ],
 )
-def test_a_voter_that_tells_the_wrong_node_hears_who_leads(
+def test_an_end_quorum_epoch_to_the_wrong_node_returns_the_leader(
     epoch: int, is_leader: bool, code: ErrorCode
 ) -> None:
     quorum = RecordingQuorum()
     quorum.is_leader = is_leader
-    answer = run(OtherNode(quorum).serve(ApiKey.UPDATE_RAFT_VOTER, 0, update_tree(epoch)))
-    assert answer.error_code == code
-    leader = answer.current_leader
+    response = run(OtherNode(quorum).serve(ApiKey.UPDATE_RAFT_VOTER, 0, update_tree(epoch)))
+    assert response.error_code == code
+    leader = response.current_leader
     assert (leader.leader_id, leader.leader_epoch, leader.host, leader.port) == (2, 7, "leader.example", 9094)
     assert quorum.asked == []
 
@@ -678,7 +680,7 @@ def names(apis: Sequence[ApiKey]) -> list[str]:
     return [api.name for api in apis]
 
 
-def test_what_nodes_ask_of_each_other_is_kept_from_clients() -> None:
+def test_inter_broker_apis_are_closed_to_clients() -> None:
     between = [api for api, served in REGISTRY.items() if served.inter_broker]
     forwarded = [api for api, served in REGISTRY.items() if served.forwarded]
     assert {"VOTE", "BEGIN_QUORUM_EPOCH", "END_QUORUM_EPOCH", "FETCH_SNAPSHOT", "UPDATE_RAFT_VOTER"} <= set(

@@ -1,4 +1,4 @@
-"""A follower of the quorum: what it fetches, cuts and takes over, and when it stands itself."""
+"""Followers of the state machine: fetching, truncation, snapshots, and the start of elections."""
 
 from moldau.raft.epoch_state import ElectionState, Role
 from moldau.raft.events import (
@@ -53,10 +53,10 @@ from support.quorum_states import (
     voters,
 )
 
-# Following
+# Fetching
 
 
-def test_a_node_that_starts_asks_the_voters_in_turn_for_the_leader() -> None:
+def test_a_starting_node_looks_up_the_leader_at_the_voters_in_turn() -> None:
     state = RaftStateMachine(QuorumState(key(1), ElectionState(4), CONFIG))
     effects = state.step(0, NodeStarted(log()))
     asked = sends(effects, QuorumFetchRequest)
@@ -73,7 +73,7 @@ def test_a_node_that_starts_asks_the_voters_in_turn_for_the_leader() -> None:
     assert sends(effects, QuorumFetchRequest) == [2]
 
 
-def test_a_node_that_was_leader_before_a_crash_does_not_lead_on() -> None:
+def test_a_leader_that_restarts_resigns() -> None:
     state = RaftStateMachine(QuorumState(key(1), ElectionState(4, 1, 1, directory(1)), CONFIG))
     effects = state.step(0, NodeStarted(log(4, 4)))
     assert state.quorum.role is Role.RESIGNED
@@ -81,7 +81,7 @@ def test_a_node_that_was_leader_before_a_crash_does_not_lead_on() -> None:
     assert response_in(fetch(state, 2, EpochEndOffset(4, 2), epoch=4)) == QuorumFetchResponse(4, -1, False)
 
 
-def test_a_node_that_knows_its_leader_goes_on_fetching_from_it_after_a_restart() -> None:
+def test_a_restarted_node_fetches_from_its_persisted_leader() -> None:
     state = RaftStateMachine(QuorumState(key(1), ElectionState(4, 3), CONFIG))
     assert sends(state.step(0, NodeStarted(log(4))), QuorumFetchRequest) == [3]
     assert state.leader_id == 3
@@ -99,21 +99,21 @@ def test_fetched_records_are_durable_before_the_next_fetch() -> None:
     assert send.request == QuorumFetchRequest(key(1), 5, EpochEndOffset(5, 4), 3, 500)
 
 
-def test_a_follower_hands_on_no_more_than_it_has() -> None:
+def test_a_follower_commits_no_more_than_it_has() -> None:
     state = follower(log(1, 2))
     assert of_kind(respond_to_fetch(state, high_watermark=99), HighWatermarkAdvanced) == [
         HighWatermarkAdvanced(2)
     ]
 
 
-def test_the_high_watermark_of_a_new_leader_may_be_lower_and_nothing_is_taken_back() -> None:
+def test_a_lower_high_watermark_of_a_new_leader_is_ignored() -> None:
     state = follower(log(1, 2))
     respond_to_fetch(state, high_watermark=2)
     assert of_kind(respond_to_fetch(state, high_watermark=1), HighWatermarkAdvanced) == []
     assert state.high_watermark == 2
 
 
-def test_an_answer_to_another_fetch_than_the_one_under_way_is_ignored() -> None:
+def test_a_response_to_an_old_fetch_is_ignored() -> None:
     state = follower(log(1, 2))
     assert state.fetcher.pending is not None
     _, request = state.fetcher.pending
@@ -125,8 +125,8 @@ def test_an_answer_to_another_fetch_than_the_one_under_way_is_ignored() -> None:
     assert state.step(230, ResponseReceived(2, request, late)) == []
 
 
-def test_a_follower_cuts_its_log_where_the_leaders_parts_from_it() -> None:
-    # Its own log: epochs 1 1 3 3 3. The leader has 1 1 1 4: their logs part behind offset 2.
+def test_a_follower_truncates_its_log_where_it_diverges() -> None:
+    # This log has the epochs 1 1 3 3 3, the leader's 1 1 1 4: they diverge at offset 2.
     state = follower(log(1, 1, 3, 3, 3))
     assert respond_to_fetch(state, diverging_epoch=EpochEndOffset(1, 3)) == [TruncateLog(2)]
     effects = state.step(201, LogTruncated(2))
@@ -136,12 +136,12 @@ def test_a_follower_cuts_its_log_where_the_leaders_parts_from_it() -> None:
     assert send.request.log_end == EpochEndOffset(1, 2)
 
 
-def test_a_follower_with_more_of_an_epoch_cuts_to_the_leaders_end_of_it() -> None:
+def test_a_follower_truncates_to_the_leaders_end_of_the_epoch() -> None:
     state = follower(log(1, 1, 1, 1))
     assert respond_to_fetch(state, diverging_epoch=EpochEndOffset(1, 2)) == [TruncateLog(2)]
 
 
-def test_what_is_committed_is_never_truncated() -> None:
+def test_committed_records_are_never_truncated() -> None:
     state = follower(log(1, 1, 1, 1))
     respond_to_fetch(state, high_watermark=3)
     [effect] = respond_to_fetch(state, diverging_epoch=EpochEndOffset(1, 2))
@@ -149,7 +149,7 @@ def test_what_is_committed_is_never_truncated() -> None:
     assert "committed up to offset 3" in effect.reason
 
 
-def test_without_news_of_its_leader_a_follower_asks_to_be_elected() -> None:
+def test_a_follower_without_leader_contact_starts_an_election() -> None:
     state = follower()
     assert state.deadline_ms is not None
     assert 1600 <= state.deadline_ms <= 1850
@@ -158,9 +158,9 @@ def test_without_news_of_its_leader_a_follower_asks_to_be_elected() -> None:
     assert sends(effects, VoteRequest) == [2, 3]
 
 
-def test_when_the_leader_is_gone_a_follower_stands_after_a_moment() -> None:
+def test_a_follower_starts_an_election_soon_after_the_leaders_process_ends() -> None:
     state = follower()
-    effects = state.step(200, gone(state))
+    effects = state.step(200, connection_refused(state))
     assert effects[-1] == LeaderChanged(-1, 5)
     assert state.deadline_ms is not None
     assert state.deadline_ms <= 300
@@ -172,17 +172,17 @@ def test_when_the_leader_is_gone_a_follower_stands_after_a_moment() -> None:
     assert state.quorum.role is Role.PROSPECTIVE
     state.step(301, ResponseReceived(3, request, VoteResponse(5, 2, False)))
     assert state.quorum.role is Role.PROSPECTIVE, (
-        "who has not heard yet does not talk it into following again"
+        "a node with outdated information does not make it follow again"
     )
 
 
-def gone(state: RaftStateMachine) -> RequestFailed:
-    """Nobody takes the fetch that is under way."""
+def connection_refused(state: RaftStateMachine) -> RequestFailed:
+    """Returns the failure of the fetch in flight, with a refused connection."""
     assert state.fetcher.pending is not None
     return RequestFailed(*state.fetcher.pending, is_connection_refused=True)
 
 
-def test_a_leader_that_does_not_answer_is_asked_again() -> None:
+def test_a_fetch_without_a_response_is_retried() -> None:
     silent = follower()
     assert silent.fetcher.pending is not None
     by, request = silent.fetcher.pending
@@ -191,7 +191,7 @@ def test_a_leader_that_does_not_answer_is_asked_again() -> None:
     assert sends(silent.step(250, TimerExpired()), QuorumFetchRequest) == [2]
 
 
-def test_the_first_successor_of_a_leader_that_resigns_stands_first() -> None:
+def test_the_first_preferred_candidate_starts_its_election_first() -> None:
     first, second, third = (
         follower(),
         follower(node_id=3),
@@ -204,14 +204,14 @@ def test_the_first_successor_of_a_leader_that_resigns_stands_first() -> None:
     assert deadlines == [225, 475, 950]
 
 
-def test_an_epoch_has_one_leader_whoever_says_otherwise() -> None:
+def test_a_second_leader_of_an_epoch_is_ignored() -> None:
     state = follower()
     effects = state.step(200, RequestReceived(BeginQuorumEpochRequest(3, 5, key(1))))
     assert response_in(effects) == QuorumEpochResponse(5, 2)
     assert of_kind(effects, PersistElection) == []
 
 
-def test_an_observer_never_stands_and_looks_for_another_leader() -> None:
+def test_an_observer_never_becomes_candidate_and_looks_up_the_leader() -> None:
     state = follower(node_id=7)
     assert not state.quorum.is_voter
     assert state.deadline_ms is not None
@@ -221,21 +221,21 @@ def test_an_observer_never_stands_and_looks_for_another_leader() -> None:
     assert len(sends(effects, QuorumFetchRequest)) == 1
 
 
-def test_a_node_that_leaves_hands_over_and_does_not_stand_again() -> None:
+def test_a_node_that_resigns_on_shutdown_starts_no_election() -> None:
     state = elected_leader()
     effects = state.step(1001, ResignRequested())
     assert sends(effects, EndQuorumEpochRequest) == [2, 3]
     assert state.deadline_ms is None
     left = follower()
     left.step(200, ResignRequested())
-    left.step(300, gone(left))
+    left.step(300, connection_refused(left))
     assert left.quorum.election_deadline_ms is None
 
 
 # Snapshots
 
 
-def test_a_follower_fetches_the_snapshot_and_goes_on_behind_it() -> None:
+def test_a_follower_fetches_the_snapshot_and_continues_at_its_end() -> None:
     state = follower(log(1, 1))
     assert respond_to_fetch(state, snapshot=SnapshotId(40, 4)) == [FetchSnapshot(2, 5, SnapshotId(40, 4))]
     request = FetchSnapshotRequest(key(1), 5, SnapshotId(40, 4), 0)
@@ -250,17 +250,17 @@ def test_a_follower_fetches_the_snapshot_and_goes_on_behind_it() -> None:
     assert state.quorum.voters == voters(1, 2, 7)
 
 
-def test_a_snapshot_that_could_not_be_had_is_asked_for_again() -> None:
+def test_a_failed_snapshot_fetch_is_retried() -> None:
     state = follower(log(1, 1))
     respond_to_fetch(state, snapshot=SnapshotId(40, 4))
     assert state.step(300, SnapshotFetchFailed()) == []
     assert sends(state.step(799, TimerExpired()), QuorumFetchRequest) == [], (
-        "it is large, and whatever kept it may last"
+        "the snapshot is large, and the error may last"
     )
     assert sends(state.step(800, TimerExpired()), QuorumFetchRequest) == [2]
 
 
-def test_a_snapshot_of_less_than_is_committed_means_that_data_was_lost() -> None:
+def test_a_leaders_snapshot_below_the_high_watermark_is_fatal() -> None:
     state = follower(log(1, 1, 1))
     respond_to_fetch(state, high_watermark=3)
     [effect] = respond_to_fetch(state, snapshot=SnapshotId(2, 1))

@@ -1,4 +1,4 @@
-"""A voter that comes back with less on disk than it had confirmed. The state machine alone."""
+"""Voters that restart with fewer records than they had confirmed."""
 
 from uuid import UUID
 
@@ -36,8 +36,8 @@ from moldau.raft.voter_set import VoterSetHistory
 VOTERS = tuple(VoterNode(node_id, UUID(int=node_id)) for node_id in (1, 2, 3, 4, 5))
 
 
-def leading() -> RaftStateMachine:
-    """Node 1 of five, at time 1000; what it has appended, up to offset 10, is on its own disk."""
+def leader() -> RaftStateMachine:
+    """Returns node 1 of five as leader at time 1000, with a durable log up to offset 10."""
     state = RaftStateMachine(QuorumState(VOTERS[0].key, ElectionState()))
     state.step(0, NodeStarted(RaftLogState(VoterSetHistory(VOTERS))))
     state.step(1000, TimerExpired())
@@ -64,7 +64,7 @@ def fetch(
     return state.step(1000, RequestReceived(request))
 
 
-def told(effects: list[Effect]) -> list[ReplicaOffsetRegressed]:
+def regressions(effects: list[Effect]) -> list[ReplicaOffsetRegressed]:
     return [each for each in effects if isinstance(each, ReplicaOffsetRegressed)]
 
 
@@ -72,53 +72,53 @@ def committed(effects: list[Effect]) -> list[int]:
     return [each.offset for each in effects if isinstance(each, HighWatermarkAdvanced)]
 
 
-def test_what_a_voter_had_confirmed_and_has_lost_counts_no_more() -> None:
-    state = leading()
+def test_records_that_a_restarted_voter_lost_no_longer_count() -> None:
+    state = leader()
     two, three = VOTERS[1].key, VOTERS[2].key
     assert committed(fetch(state, two, 10)) == []
-    assert told(fetch(state, two, 4)) == [ReplicaOffsetRegressed(two, 10, 4)]
+    assert regressions(fetch(state, two, 4)) == [ReplicaOffsetRegressed(two, 10, 4)]
     # Node 1 and node 3 are two of five.
     assert committed(fetch(state, three, 10)) == [4]
     effects = fetch(state, two, 10, leader_sent_ms=1000)
-    assert (committed(effects), told(effects)) == ([10], [])
+    assert (committed(effects), regressions(effects)) == ([10], [])
 
 
-def test_what_was_committed_stays_committed() -> None:
-    state = leading()
+def test_committed_records_stay_committed_after_a_regression() -> None:
+    state = leader()
     two, three = VOTERS[1].key, VOTERS[2].key
     fetch(state, two, 10)
     assert committed(fetch(state, three, 10)) == [10]
     effects = fetch(state, two, 4)
-    assert (len(told(effects)), committed(effects), state.high_watermark) == (1, [], 10)
-    assert told(fetch(state, two, 4)) == []
+    assert (len(regressions(effects)), committed(effects), state.high_watermark) == (1, [], 10)
+    assert regressions(fetch(state, two, 4)) == []
 
 
-def test_a_voter_that_was_merely_started_again_has_lost_nothing() -> None:
-    state = leading()
+def test_a_restarted_voter_with_its_whole_log_has_not_regressed() -> None:
+    state = leader()
     fetch(state, VOTERS[1].key, 10, leader_sent_ms=900)
-    assert told(fetch(state, VOTERS[1].key, 10)) == []
+    assert regressions(fetch(state, VOTERS[1].key, 10)) == []
     assert committed(fetch(state, VOTERS[2].key, 10)) == [10]
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_a_voter_whose_old_log_is_not_the_leaders_any_more_confirms_nothing(epoch: int) -> None:
-    state = leading()
+def test_a_voter_with_a_diverging_old_log_confirms_nothing(epoch: int) -> None:
+    state = leader()
     two, three, four = (VOTERS[place].key for place in (1, 2, 3))
     for by in (two, three, four):
         fetch(state, by, 8)
     state.step(1000, SnapshotCreated(SnapshotId(6, 1), 6))
     fetch(state, two, 10)
     effects = fetch(state, two, 3, epoch=epoch)
-    [reply] = [each.response for each in effects if isinstance(each, SendResponse)]
-    assert isinstance(reply, QuorumFetchResponse)
-    assert reply.snapshot == SnapshotId(6, 1)
-    assert told(effects) == [ReplicaOffsetRegressed(two, 10, 3)]
+    [response] = [each.response for each in effects if isinstance(each, SendResponse)]
+    assert isinstance(response, QuorumFetchResponse)
+    assert response.snapshot == SnapshotId(6, 1)
+    assert regressions(effects) == [ReplicaOffsetRegressed(two, 10, 3)]
     assert committed(fetch(state, three, 10)) == []
     assert committed(fetch(state, four, 10)) == [10]
 
 
-def test_an_observer_may_begin_anew() -> None:
-    state = leading()
+def test_an_observer_may_restart_with_an_empty_log() -> None:
+    state = leader()
     observer = ReplicaKey(6, UUID(int=6))
     fetch(state, observer, 10)
-    assert told(fetch(state, observer, 0, epoch=-1)) == []
+    assert regressions(fetch(state, observer, 0, epoch=-1)) == []

@@ -1,4 +1,4 @@
-"""Images: what records make of them, what the delta says, and that old images stay as they were."""
+"""Applying records to images: the new image, its delta, and immutability."""
 
 from uuid import UUID
 
@@ -64,7 +64,7 @@ def with_orders() -> MetadataImage:
     return image
 
 
-def test_a_topic_comes_with_its_partitions_and_configs() -> None:
+def test_a_new_topic_has_its_partitions_and_configs() -> None:
     image, delta = after(
         EMPTY_IMAGE, TopicRecord(name="orders", topic_id=A), config("retention.ms", "5"), partition(A, 0)
     )
@@ -77,7 +77,7 @@ def test_a_topic_comes_with_its_partitions_and_configs() -> None:
     )
 
 
-def test_an_image_does_not_change_when_the_next_is_made() -> None:
+def test_an_image_is_immutable() -> None:
     before = with_orders()
     topics, configs = dict(before.topics), dict(before.configs[ORDERS])
     after(before, partition(A, 2), config("retention.ms", None), RemoveTopicRecord(topic_id=A))
@@ -88,7 +88,7 @@ def test_an_image_does_not_change_when_the_next_is_made() -> None:
         before.topics["other"] = topics["orders"]  # type: ignore[index]
 
 
-def test_what_no_record_touches_is_shared_between_images() -> None:
+def test_unchanged_maps_are_shared_between_images() -> None:
     before = with_orders()
     image, delta = after(before, NoOpRecord())
     assert (image.topics, image.configs) == (before.topics, before.configs)
@@ -96,7 +96,7 @@ def test_what_no_record_touches_is_shared_between_images() -> None:
     assert delta == MetadataDelta()
 
 
-def test_a_deleted_topic_takes_its_configs_with_it() -> None:
+def test_deleting_a_topic_deletes_its_configs() -> None:
     before = with_orders()
     image, delta = after(before, RemoveTopicRecord(topic_id=A))
     assert not image.topics
@@ -105,7 +105,7 @@ def test_a_deleted_topic_takes_its_configs_with_it() -> None:
     assert delta == MetadataDelta(topics_deleted=(before.topics["orders"],), configs_changed=(ORDERS,))
 
 
-def test_a_topic_made_again_in_one_step_is_both_deleted_and_created() -> None:
+def test_a_topic_recreated_in_one_step_is_both_deleted_and_created() -> None:
     before = with_orders()
     image, delta = after(
         before, RemoveTopicRecord(topic_id=A), TopicRecord(name="orders", topic_id=B), partition(B, 0)
@@ -117,7 +117,7 @@ def test_a_topic_made_again_in_one_step_is_both_deleted_and_created() -> None:
     assert delta.partitions_changed == (("orders", 0),)
 
 
-def test_a_topic_that_comes_and_goes_in_one_step_was_never_there() -> None:
+def test_a_topic_created_and_deleted_in_one_step_is_in_no_delta() -> None:
     image, delta = after(
         EMPTY_IMAGE,
         TopicRecord(name="orders", topic_id=A),
@@ -130,7 +130,7 @@ def test_a_topic_that_comes_and_goes_in_one_step_was_never_there() -> None:
     assert not image.configs
 
 
-def test_naming_a_leader_begins_an_epoch_and_any_change_a_partition_epoch() -> None:
+def test_a_leader_starts_a_leader_epoch_and_any_change_a_partition_epoch() -> None:
     image, delta = after(with_orders(), PartitionChangeRecord(partition_id=1, topic_id=A, leader=1))
     assert image.partition("orders", 1) == PartitionRegistration(1, (1,), (1,), 1, 1, 1)
     assert delta.partitions_changed == (("orders", 1),)
@@ -138,12 +138,12 @@ def test_naming_a_leader_begins_an_epoch_and_any_change_a_partition_epoch() -> N
     assert image.partition("orders", 1) == PartitionRegistration(1, (1, 2), (1, 2), 1, 1, 2)
 
 
-def test_configs_that_end_up_as_they_were_are_no_change() -> None:
+def test_configs_that_end_unchanged_are_in_no_delta() -> None:
     _, delta = after(with_orders(), config("retention.ms", "6"), config("retention.ms", "5"))
     assert delta.configs_changed == ()
 
 
-def test_brokers_register_and_are_fenced_and_unfenced() -> None:
+def test_brokers_are_registered_fenced_and_unfenced() -> None:
     register = RegisterBrokerRecord(
         broker_id=1,
         incarnation_id=A,
@@ -191,11 +191,11 @@ def test_features_producer_ids_and_the_controller_follow_the_log() -> None:
         ProducerIdsRecord(broker_id=1, next_producer_id=-1),
     ],
 )
-def test_a_record_that_cannot_follow_is_refused(change: MetadataChange) -> None:
+def test_a_record_that_contradicts_the_image_is_rejected(change: MetadataChange) -> None:
     with pytest.raises(CorruptRecordError):
         after(with_orders(), change)
 
 
-def test_offsets_never_go_back() -> None:
+def test_offsets_never_decrease() -> None:
     with pytest.raises(CorruptRecordError):
         apply_changes(with_orders(), [NoOpRecord()], 1)

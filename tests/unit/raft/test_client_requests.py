@@ -1,4 +1,4 @@
-"""What nodes of a quorum answer to votes and fetches, and what they make of answers."""
+"""Responses of nodes to votes and fetches, and their handling of responses."""
 
 import asyncio
 from typing import Any
@@ -15,15 +15,25 @@ from moldau.raft.messages import (
     ReplicaKey,
     VoteRequest,
 )
-from support.quorum_nodes import QuorumNode, Wires, directory_of, leader_of, others, run, started, stop, until
+from support.quorum_nodes import (
+    InProcessNetwork,
+    QuorumNode,
+    directory_of,
+    leader_of,
+    other_nodes,
+    run,
+    start_quorum,
+    stop_nodes,
+    wait_until,
+)
 
 
-def test_an_answer_to_a_vote_of_a_former_epoch_counts_for_nothing() -> None:
-    async def story() -> None:
-        wires = Wires()
-        node = QuorumNode(wires, 1, [1, 2, 3])
+def test_a_vote_of_an_earlier_epoch_is_ignored() -> None:
+    async def scenario() -> None:
+        network = InProcessNetwork()
+        node = QuorumNode(network, 1, [1, 2, 3])
         await node.start()
-        await until(lambda: any(isinstance(request, VoteRequest) for _, _, request in wires.calls))
+        await wait_until(lambda: any(isinstance(request, VoteRequest) for _, _, request in network.calls))
         reply = await node.quorum.vote(
             VoteRequest(ReplicaKey(2), 9, EpochEndOffset(0, 0), is_pre_vote=False, voter=ReplicaKey(1))
         )
@@ -31,12 +41,12 @@ def test_an_answer_to_a_vote_of_a_former_epoch_counts_for_nothing() -> None:
         assert node.elections.load() == ElectionState(9, -1, 2)
         await node.stop()
 
-    run(story())
+    run(scenario())
 
 
-def test_a_vote_is_on_disk_before_it_is_answered() -> None:
-    async def story() -> None:
-        node = QuorumNode(Wires(), 1, [1, 2, 3])
+def test_a_vote_is_durable_before_the_response() -> None:
+    async def scenario() -> None:
+        node = QuorumNode(InProcessNetwork(), 1, [1, 2, 3])
         await node.start()
         gate, saved = asyncio.Event(), node.elections.save
 
@@ -59,12 +69,12 @@ def test_a_vote_is_on_disk_before_it_is_answered() -> None:
         assert not other.is_granted
         await node.stop()
 
-    run(story())
+    run(scenario())
 
 
-def test_a_vote_that_cannot_be_kept_is_not_given_and_ends_the_quorum() -> None:
-    async def story() -> None:
-        node = QuorumNode(Wires(), 1, [1, 2, 3])
+def test_a_vote_that_cannot_be_persisted_is_not_granted_and_is_fatal() -> None:
+    async def scenario() -> None:
+        node = QuorumNode(InProcessNetwork(), 1, [1, 2, 3])
         await node.start()
 
         async def fail(election: ElectionState) -> None:
@@ -79,12 +89,12 @@ def test_a_vote_that_cannot_be_kept_is_not_given_and_ends_the_quorum() -> None:
             await node.quorum.vote(request)
         await node.stop()
 
-    run(story())
+    run(scenario())
 
 
-def test_a_node_that_has_not_looked_at_its_log_yet_answers_nobody() -> None:
-    async def story() -> None:
-        node = QuorumNode(Wires(), 1, [1, 2, 3])
+def test_a_node_rejects_requests_before_its_log_is_loaded() -> None:
+    async def scenario() -> None:
+        node = QuorumNode(InProcessNetwork(), 1, [1, 2, 3])
         await node.start()
         await node.stop()
         gate = asyncio.Event()
@@ -97,9 +107,9 @@ def test_a_node_that_has_not_looked_at_its_log_yet_answers_nobody() -> None:
         await node.quorum.resign()
         gate.set()
         await starting
-        assert (await early).epoch == 9, "it waited for its turn"
+        assert (await early).epoch == 9, "requests are handled in order"
         await node.stop()
-        other = QuorumNode(Wires(), 1, [1, 2, 3])
+        other = QuorumNode(InProcessNetwork(), 1, [1, 2, 3])
         gate.clear()
         other.log.sync_gate, other.log.sync_error = gate, StorageError("the disk is gone")
         starting = asyncio.ensure_future(other.start())
@@ -115,12 +125,12 @@ def test_a_node_that_has_not_looked_at_its_log_yet_answers_nobody() -> None:
         assert other.elections.load().epoch == 0
         await other.stop()
 
-    run(story())
+    run(scenario())
 
 
-def test_requests_for_another_voter_are_refused() -> None:
-    async def story() -> None:
-        node = QuorumNode(Wires(), 1, [1, 2, 3])
+def test_requests_for_another_voter_are_rejected() -> None:
+    async def scenario() -> None:
+        node = QuorumNode(InProcessNetwork(), 1, [1, 2, 3])
         await node.start()
         for key in (ReplicaKey(2), ReplicaKey(1, directory_of(5))):
             with pytest.raises(InvalidVoterKeyError):
@@ -130,14 +140,14 @@ def test_requests_for_another_voter_are_refused() -> None:
         assert node.quorum.epoch < 9
         await node.stop()
 
-    run(story())
+    run(scenario())
 
 
-def test_stale_requests_are_answered_with_the_epoch_that_is() -> None:
-    async def story() -> None:
-        _, nodes, leader = await started(3)
+def test_stale_requests_get_the_current_epoch() -> None:
+    async def scenario() -> None:
+        _, nodes, leader = await start_quorum(3)
         epoch = leader.quorum.epoch
-        follower = others(nodes, leader)[0]
+        follower = other_nodes(nodes, leader)[0]
         begun = await follower.quorum.begin_quorum_epoch(
             BeginQuorumEpochRequest(9, epoch - 1, ReplicaKey(follower.node_id))
         )
@@ -152,16 +162,16 @@ def test_stale_requests_are_answered_with_the_epoch_that_is() -> None:
         fetched = await follower.quorum.fetch(QuorumFetchRequest(ReplicaKey(2), epoch, EpochEndOffset(-1, 0)))
         assert (fetched.is_leader, fetched.leader_id) == (False, leader.node_id)
         assert leader_of(nodes) is leader, "a fetch, whatever it says, deposes nobody"
-        await stop(nodes)
+        await stop_nodes(nodes)
 
-    run(story())
+    run(scenario())
 
 
-def test_a_waiting_fetch_is_answered_when_there_is_news_or_the_leader_closes() -> None:
-    async def story() -> None:
-        _, nodes, leader = await started(1)
+def test_a_waiting_fetch_ends_with_new_records_or_when_the_leader_closes() -> None:
+    async def scenario() -> None:
+        _, nodes, leader = await start_quorum(1)
         quorum = leader.quorum
-        await until(lambda: quorum.high_watermark == leader.log.end_offset)
+        await wait_until(lambda: quorum.high_watermark == leader.log.end_offset)
         end = EpochEndOffset(quorum.epoch, leader.log.end_offset)
         wanted = QuorumFetchRequest(
             ReplicaKey(7, directory_of(7)), quorum.epoch, end, quorum.high_watermark, 60_000
@@ -173,34 +183,34 @@ def test_a_waiting_fetch_is_answered_when_there_is_news_or_the_leader_closes() -
         fetched = await first
         assert fetched.records
         at_end = EpochEndOffset(quorum.epoch, leader.log.end_offset)
-        await until(lambda: quorum.high_watermark == leader.log.end_offset)
+        await wait_until(lambda: quorum.high_watermark == leader.log.end_offset)
         caught_up = QuorumFetchRequest(wanted.replica, quorum.epoch, at_end, quorum.high_watermark, 60_000)
         second = asyncio.ensure_future(quorum.fetch(caught_up))
         await asyncio.sleep(0.01)
         assert not second.done()
         await leader.stop()
         assert not (await second).is_leader
-        await stop(nodes)
+        await stop_nodes(nodes)
 
-    run(story())
+    run(scenario())
 
 
-def test_a_fetch_is_cut_off_by_its_size_and_goes_on_with_the_next() -> None:
-    async def story() -> None:
-        _, nodes, leader = await started(3)
+def test_a_fetch_is_limited_by_size_and_the_next_one_continues() -> None:
+    async def scenario() -> None:
+        _, nodes, leader = await start_quorum(3)
         values = [b"%d" % number * 3000 for number in range(30)]
         for value in values:
             await leader.quorum.append([value])
-        await until(lambda: all(node.values == values for node in nodes))
-        await stop(nodes)
+        await wait_until(lambda: all(node.values == values for node in nodes))
+        await stop_nodes(nodes)
 
-    run(story())
+    run(scenario())
 
 
-def test_records_that_were_damaged_on_the_way_are_not_appended() -> None:
-    async def story() -> None:
-        _, nodes, leader = await started(3)
-        await until(lambda: all(node.quorum.high_watermark == leader.log.end_offset for node in nodes))
+def test_records_damaged_in_transit_are_not_appended() -> None:
+    async def scenario() -> None:
+        _, nodes, leader = await start_quorum(3)
+        await wait_until(lambda: all(node.quorum.high_watermark == leader.log.end_offset for node in nodes))
         read = leader.log.read
         damaged: list[int] = []
 
@@ -215,8 +225,8 @@ def test_records_that_were_damaged_on_the_way_are_not_appended() -> None:
 
         leader.log.read = damage_once  # type: ignore[method-assign]
         await leader.quorum.append([b"a"])
-        await until(lambda: all(node.values == [b"a"] for node in nodes))
+        await wait_until(lambda: all(node.values == [b"a"] for node in nodes))
         assert damaged
-        await stop(nodes)
+        await stop_nodes(nodes)
 
-    run(story())
+    run(scenario())

@@ -1,4 +1,4 @@
-"""Nodes of a quorum that talk through Kafka's messages: elections, commits, snapshots for those behind, new voters."""
+"""Raft clients that exchange Kafka's messages: elections, commits, snapshots, new voters."""
 
 import asyncio
 import random
@@ -28,11 +28,11 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 from support.admin_broker import handle
 
-SETTINGS = QuorumConfig(fetch_timeout_ms=600, election_timeout_ms=200, request_timeout_ms=400)
+CONFIG = QuorumConfig(fetch_timeout_ms=600, election_timeout_ms=200, request_timeout_ms=400)
 
 
-class Wire:
-    """Stands where Peers does, between nodes of one process: each call goes through the codecs into the handlers."""
+class InProcessPeerClient:
+    """A peer client between nodes of one process: calls go through the codecs to the handlers."""
 
     def __init__(self, node_id: int, nodes: "dict[tuple[str, int], Node]") -> None:
         self.node_id = node_id
@@ -74,7 +74,7 @@ class Node:
 
     async def start(self) -> None:
         peers = KafkaNetworkChannel(
-            Wire(self.node_id, self.nodes),  # type: ignore[arg-type]
+            InProcessPeerClient(self.node_id, self.nodes),  # type: ignore[arg-type]
             "cluster",
             listener="NODES",
             request_timeout_ms=400,
@@ -90,9 +90,9 @@ class Node:
             initial_voters=self._voters,
             channel=peers,
             snapshots=self.snapshots,
-            config=SETTINGS,
+            config=CONFIG,
             on_commit=self._committed,
-            on_load_snapshot=self._began,
+            on_load_snapshot=self._load_snapshot,
             on_fatal=lambda error: pytest.fail(f"node {self.node_id}: {error!r}"),
             **self._more,
         )
@@ -105,7 +105,7 @@ class Node:
     def _committed(self, batches: Sequence[CommittedBatch]) -> None:
         self.values += [value for batch in batches for value in batch.values]
 
-    def _began(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int) -> None:
+    def _load_snapshot(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int) -> None:
         self.values = list(values)
         self.began_with.append(snapshot)
 
@@ -115,9 +115,9 @@ class Node:
         request = decoder(api, version, "request")(memoryview(bytes(frame)))
         session = Session(ClientConnection("127.0.0.1:1", "NODES"), version, None)
         handler = fetch_metadata if api is ApiKey.FETCH else partial(handle, api)
-        answer = bytearray()
-        encoder(api, version, "response")(answer, await handler(request, session, self.broker))
-        return decoder(api, version, "response")(memoryview(bytes(answer)))
+        response = bytearray()
+        encoder(api, version, "response")(response, await handler(request, session, self.broker))
+        return decoder(api, version, "response")(memoryview(bytes(response)))
 
     async def stop(self) -> None:
         del self.nodes[f"host-{self.node_id}", 9000]
@@ -131,7 +131,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def make_snapshot(leader: Node) -> None:
-    """Of all so far, with one more record behind it."""
+    """Writes a snapshot of all committed records, and appends one more record."""
     end = SnapshotId(leader.quorum.high_watermark, leader.quorum.epoch)
     await leader.quorum.write_snapshot([b"all so far"], end, leader.node_id)
     await leader.quorum.append([b"more"])
@@ -154,7 +154,7 @@ async def elected(nodes: Sequence[Node]) -> Node:
     return leader
 
 
-def with_nodes(count: int, story: Callable[[list[Node]], Coroutine[Any, Any, None]]) -> None:
+def with_nodes(count: int, scenario: Callable[[list[Node]], Coroutine[Any, Any, None]]) -> None:
     async def body() -> None:
         running: dict[tuple[str, int], Node] = {}
         nodes = [Node(node_id, running, ()) for node_id in range(1, count + 1)]
@@ -162,7 +162,7 @@ def with_nodes(count: int, story: Callable[[list[Node]], Coroutine[Any, Any, Non
             node._voters = [each.voter for each in nodes]
         await asyncio.gather(*(node.start() for node in nodes))
         try:
-            await story(nodes)
+            await scenario(nodes)
         finally:
             for node in list(running.values()):
                 await node.stop()
@@ -170,8 +170,8 @@ def with_nodes(count: int, story: Callable[[list[Node]], Coroutine[Any, Any, Non
     asyncio.run(body())
 
 
-def test_three_nodes_elect_a_leader_and_agree() -> None:
-    async def story(nodes: list[Node]) -> None:
+def test_three_nodes_elect_a_leader_and_commit() -> None:
+    async def scenario(nodes: list[Node]) -> None:
         leader = await elected(nodes)
         await leader.quorum.append([b"a", b"b"])
         await leader.quorum.append([b"c"])
@@ -183,16 +183,16 @@ def test_three_nodes_elect_a_leader_and_agree() -> None:
         await second.quorum.append([b"d"])
         await until(lambda: all(node.values == [b"a", b"b", b"c", b"d"] for node in others))
 
-    with_nodes(3, story)
+    with_nodes(3, scenario)
 
 
-def test_a_new_node_begins_with_a_snapshot_and_becomes_a_voter() -> None:
-    async def story(nodes: list[Node]) -> None:
+def test_a_new_node_loads_a_snapshot_and_becomes_a_voter() -> None:
+    async def scenario(nodes: list[Node]) -> None:
         leader = await elected(nodes)
         for number in range(5):
             await leader.quorum.append([b"%d" % number])
         await until(lambda: len(leader.values) == 5)
-        # The log begins behind the older of two snapshots.
+        # The log starts at the end of the older of two snapshots.
         await make_snapshot(leader)
         await make_snapshot(leader)
 
@@ -222,13 +222,13 @@ def test_a_new_node_begins_with_a_snapshot_and_becomes_a_voter() -> None:
         )
         assert (added.error_code, added.error_message) == (0, None)
         await until(lambda: len(newcomer.quorum.voters) == 4)
-        asked = {"topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]}
-        described = await leader.serve(ApiKey.DESCRIBE_QUORUM, 2, asked)
+        request = {"topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]}
+        described = await leader.serve(ApiKey.DESCRIBE_QUORUM, 2, request)
         (partition,) = described.topics[0].partitions
         assert sorted(each.replica_id for each in partition.current_voters) == [1, 2, 3, 4]
 
         follower = next(node for node in nodes if node is not leader)
-        refused = await follower.serve(ApiKey.DESCRIBE_QUORUM, 2, asked)
+        refused = await follower.serve(ApiKey.DESCRIBE_QUORUM, 2, request)
         assert refused.error_code == ErrorCode.not_controller
 
         removed = await leader.serve(
@@ -239,4 +239,4 @@ def test_a_new_node_begins_with_a_snapshot_and_becomes_a_voter() -> None:
         assert removed.error_code == 0
         await until(lambda: len(newcomer.quorum.voters) == 3)
 
-    with_nodes(3, story)
+    with_nodes(3, scenario)

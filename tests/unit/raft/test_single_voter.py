@@ -1,4 +1,4 @@
-"""The quorum on a log: what is kept, in which order it is kept, and what a failing disk does."""
+"""The Raft client of a single voter: order of writes, delivery of commits, failing disks."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ from moldau.records.batch import Batch
 from support.control_plane import DIRECTORY, FixedClock, NoPeers, TestLog
 
 
-class OnlyVoter:
+class SingleVoter:
     def __init__(
         self,
         log: TestLog,
@@ -52,23 +52,23 @@ class OnlyVoter:
         return [value for batch in self.committed for value in batch.values]
 
 
-async def settle() -> None:
+async def run_pending_tasks() -> None:
     for _ in range(40):
         await asyncio.sleep(0)
 
 
-def both_kinds_of_log(story: Callable[[TestLog], Coroutine[Any, Any, None]]) -> None:
+def run_with_both_logs(scenario: Callable[[TestLog], Coroutine[Any, Any, None]]) -> None:
     for awaits in (False, True):
-        asyncio.run(story(TestLog(awaits=awaits)))
+        asyncio.run(scenario(TestLog(awaits=awaits)))
 
 
-def test_appended_values_are_handed_on_once_and_in_order_when_they_are_durable() -> None:
-    async def story(log: TestLog) -> None:
-        voter = OnlyVoter(log)
+def test_appended_values_are_delivered_once_and_in_order_when_durable() -> None:
+    async def scenario(log: TestLog) -> None:
+        voter = SingleVoter(log)
         await voter.quorum.start()
         assert await voter.quorum.append([b"a", b"b"]) == 4
         assert await voter.quorum.append([b"c"]) == 5
-        await settle()
+        await run_pending_tasks()
         assert voter.committed == [
             CommittedBatch(0, 2, 1, leader_id=1),
             CommittedBatch(3, 4, 1, (b"a", b"b")),
@@ -76,97 +76,97 @@ def test_appended_values_are_handed_on_once_and_in_order_when_they_are_durable()
         ]
         assert voter.quorum.high_watermark == 6
 
-    both_kinds_of_log(story)
+    run_with_both_logs(scenario)
 
 
-def test_nothing_is_handed_on_before_it_is_durable() -> None:
-    async def story(log: TestLog) -> None:
-        voter = OnlyVoter(log)
+def test_nothing_is_delivered_before_it_is_durable() -> None:
+    async def scenario(log: TestLog) -> None:
+        voter = SingleVoter(log)
         await voter.quorum.start()
-        await settle()
+        await run_pending_tasks()
         log.sync_gate = asyncio.Event()
         await voter.quorum.append([b"a"])
-        await settle()
+        await run_pending_tasks()
         assert voter.values == []
         log.sync_gate.set()
-        await settle()
+        await run_pending_tasks()
         assert voter.values == [b"a"]
 
-    both_kinds_of_log(story)
+    run_with_both_logs(scenario)
 
 
-def test_appends_that_come_while_a_sync_runs_share_the_next_one() -> None:
-    async def story(log: TestLog) -> None:
-        voter = OnlyVoter(log)
+def test_appends_during_a_flush_share_the_next_flush() -> None:
+    async def scenario(log: TestLog) -> None:
+        voter = SingleVoter(log)
         await voter.quorum.start()
-        await settle()
+        await run_pending_tasks()
         log.sync_gate = asyncio.Event()
         await voter.quorum.append([b"0"])
-        await settle()
+        await run_pending_tasks()
         syncs = log.syncs
         for number in range(1, 51):
             await voter.quorum.append([b"%d" % number])
         log.sync_gate.set()
-        await settle()
+        await run_pending_tasks()
         assert len(voter.values) == 51
         assert log.syncs == syncs + 2
 
-    both_kinds_of_log(story)
+    run_with_both_logs(scenario)
 
 
-def test_appends_at_the_same_time_become_batches_one_after_the_other() -> None:
-    async def story(log: TestLog) -> None:
-        voter = OnlyVoter(log)
+def test_concurrent_appends_become_consecutive_batches() -> None:
+    async def scenario(log: TestLog) -> None:
+        voter = SingleVoter(log)
         await voter.quorum.start()
         offsets = await asyncio.gather(*(voter.quorum.append([b"%d" % n, b"x"]) for n in range(10)))
         assert offsets == [4 + 2 * n for n in range(10)]
-        await settle()
+        await run_pending_tasks()
         assert voter.values == [value for n in range(10) for value in (b"%d" % n, b"x")]
 
-    both_kinds_of_log(story)
+    run_with_both_logs(scenario)
 
 
-def test_a_restart_begins_a_new_epoch_and_hands_on_the_whole_log_at_once() -> None:
-    async def story(log: TestLog) -> None:
+def test_a_restart_starts_a_new_epoch_and_delivers_the_whole_log_at_once() -> None:
+    async def scenario(log: TestLog) -> None:
         elections = MemoryQuorumStateStore()
-        first = OnlyVoter(log, elections)
+        first = SingleVoter(log, elections)
         await first.quorum.start()
         await first.quorum.append([b"a"])
         await first.quorum.append([b"b"])
         await first.quorum.close()
-        second = OnlyVoter(log, elections)
+        second = SingleVoter(log, elections)
         await second.quorum.start()
-        await settle()
+        await run_pending_tasks()
         assert second.values == [b"a", b"b"]
         assert second.calls == [4]
         assert second.committed[-1] == CommittedBatch(5, 5, 2, leader_id=1)
         assert elections.load() == ElectionState(2, 1, 1, DIRECTORY)
 
-    both_kinds_of_log(story)
+    run_with_both_logs(scenario)
 
 
-def test_a_log_larger_than_one_read_is_handed_on_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_larger_than_one_read_is_delivered_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moldau.raft.commit_delivery.READ_BYTES_MAX", 200)
 
-    async def story(log: TestLog) -> None:
+    async def scenario(log: TestLog) -> None:
         elections = MemoryQuorumStateStore()
-        first = OnlyVoter(log, elections)
+        first = SingleVoter(log, elections)
         await first.quorum.start()
         values = [b"%d" % number * 50 for number in range(20)]
         for value in values:
             await first.quorum.append([value])
         await first.quorum.close()
-        second = OnlyVoter(log, elections)
+        second = SingleVoter(log, elections)
         await second.quorum.start()
-        await settle()
+        await run_pending_tasks()
         await second.quorum.close()
         assert second.values == values
         assert len(second.calls) == 1
 
-    both_kinds_of_log(story)
+    run_with_both_logs(scenario)
 
 
-def test_the_vote_is_on_disk_before_the_log_gets_the_first_record_of_the_epoch() -> None:
+def test_the_vote_is_durable_before_the_first_record_of_the_epoch() -> None:
     order: list[str] = []
 
     class Watched(MemoryQuorumStateStore):
@@ -180,53 +180,53 @@ def test_the_vote_is_on_disk_before_the_log_gets_the_first_record_of_the_epoch()
             order.append("append")
             await super().append(batches)
 
-    async def story() -> None:
-        voter = OnlyVoter(WatchedLog(), Watched())
+    async def scenario() -> None:
+        voter = SingleVoter(WatchedLog(), Watched())
         await voter.quorum.start()
         await voter.quorum.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert order == ["epoch 1 leader 1 voted 1", "append"]
 
 
-def test_a_vote_that_cannot_be_kept_keeps_the_node_from_starting() -> None:
+def test_a_vote_that_cannot_be_persisted_prevents_the_start() -> None:
     class Failing(MemoryQuorumStateStore):
         async def save(self, election: ElectionState) -> None:
             raise StorageError("quorum-state cannot be written")
 
-    async def story() -> None:
+    async def scenario() -> None:
         log = TestLog()
-        voter = OnlyVoter(log, Failing())
+        voter = SingleVoter(log, Failing())
         with pytest.raises(StorageError):
             await voter.quorum.start()
         assert log.end_offset == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_a_failing_sync_is_fatal_once_and_refuses_everything_after() -> None:
-    async def story(log: TestLog) -> None:
-        voter = OnlyVoter(log)
+def test_a_failed_flush_is_fatal_once_and_later_calls_raise() -> None:
+    async def scenario(log: TestLog) -> None:
+        voter = SingleVoter(log)
         await voter.quorum.start()
-        await settle()
+        await run_pending_tasks()
         log.sync_error = StorageError("EIO")
         await voter.quorum.append([b"a"])
-        await settle()
+        await run_pending_tasks()
         assert voter.failures == [log.sync_error]
         log.sync_error = None
         with pytest.raises(StorageError):
             await voter.quorum.append([b"b"])
-        await settle()
+        await run_pending_tasks()
         assert voter.values == []
         assert not voter.quorum.is_leader
         assert len(voter.failures) == 1
 
-    both_kinds_of_log(story)
+    run_with_both_logs(scenario)
 
 
-def test_a_failing_append_is_fatal_but_a_full_disk_is_not() -> None:
-    async def story(log: TestLog) -> None:
-        voter = OnlyVoter(log)
+def test_a_failed_append_is_fatal_but_a_full_disk_is_not() -> None:
+    async def scenario(log: TestLog) -> None:
+        voter = SingleVoter(log)
         await voter.quorum.start()
         log.append_error = StorageError("full")
         with pytest.raises(StorageError, match="full"):
@@ -234,56 +234,56 @@ def test_a_failing_append_is_fatal_but_a_full_disk_is_not() -> None:
         assert voter.failures == []
         log.append_error = None
         await voter.quorum.append([b"b"])
-        await settle()
+        await run_pending_tasks()
         assert voter.values == [b"b"]
         log.append_error = StorageError("dead")
-        log.offline = "the disk is gone"
+        log.offline = "the disk failed"
         with pytest.raises(StorageError, match="dead"):
             await voter.quorum.append([b"c"])
         assert voter.failures == [log.append_error]
 
-    both_kinds_of_log(story)
+    run_with_both_logs(scenario)
 
 
-def test_a_log_with_a_flipped_bit_keeps_the_node_from_starting() -> None:
-    async def story() -> None:
+def test_a_log_with_a_flipped_bit_prevents_the_start() -> None:
+    async def scenario() -> None:
         log = TestLog()
         elections = MemoryQuorumStateStore()
-        first = OnlyVoter(log, elections)
+        first = SingleVoter(log, elections)
         await first.quorum.start()
         await first.quorum.append([b"value"])
         await first.quorum.close()
         damaged = bytearray(log._batches[1])
         damaged[-3] ^= 1
         log._batches[1] = bytes(damaged)
-        second = OnlyVoter(log, elections)
+        second = SingleVoter(log, elections)
         with pytest.raises(StorageError, match=r"checksum .* Restore it from a backup"):
             await second.quorum.start()
         await second.quorum.close()
         assert second.committed == []
         assert elections.load().epoch == 1
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
-def test_only_a_leader_appends() -> None:
-    async def story() -> None:
+def test_only_the_leader_can_append() -> None:
+    async def scenario() -> None:
         with pytest.raises(NotControllerError):
-            await OnlyVoter(TestLog()).quorum.append([b"a"])
+            await SingleVoter(TestLog()).quorum.append([b"a"])
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("kept", [ElectionState(), ElectionState(1, 1, 1)])
-def test_a_quorum_state_that_is_missing_or_older_than_the_log_keeps_the_node_from_starting(
+def test_a_missing_or_outdated_quorum_state_prevents_the_start(
     kept: ElectionState,
 ) -> None:
-    """It could vote a second time in an epoch, or begin one that its log has passed."""
+    """The node could vote twice in an epoch, or start an epoch that its log already has."""
 
-    async def story(log: TestLog) -> None:
+    async def scenario(log: TestLog) -> None:
         elections = MemoryQuorumStateStore()
         for _ in range(2):
-            voter = OnlyVoter(log, elections)
+            voter = SingleVoter(log, elections)
             await voter.quorum.start()
             await voter.quorum.close()
         await elections.save(kept)
@@ -291,18 +291,18 @@ def test_a_quorum_state_that_is_missing_or_older_than_the_log_keeps_the_node_fro
         with pytest.raises(
             StorageError, match=r"quorum-state .* epoch 2: without it this node could vote twice"
         ):
-            await OnlyVoter(log, elections).quorum.start()
+            await SingleVoter(log, elections).quorum.start()
         assert log.end_offset == end_offset
 
-    both_kinds_of_log(story)
+    run_with_both_logs(scenario)
 
 
-def test_a_snapshot_without_its_quorum_state_keeps_the_node_from_starting() -> None:
-    async def story(log: TestLog) -> None:
+def test_a_snapshot_without_its_quorum_state_prevents_the_start() -> None:
+    async def scenario(log: TestLog) -> None:
         snapshots = MemorySnapshotStore()
         await snapshots.store(SnapshotContents(SnapshotId(7, 3), (VoterNode(1, DIRECTORY),), (), 0))
-        voter = OnlyVoter(log, snapshots=snapshots)
+        voter = SingleVoter(log, snapshots=snapshots)
         with pytest.raises(StorageError, match="quorum-state is missing"):
             await voter.quorum.start()
 
-    both_kinds_of_log(story)
+    run_with_both_logs(scenario)

@@ -1,21 +1,21 @@
-"""A request that waits for its turn while another epoch begins."""
+"""A request that is queued while another epoch starts."""
 
 import asyncio
 
 from moldau.raft.messages import EpochEndOffset, FetchSnapshotRequest, ReplicaKey, SnapshotId, VoteRequest
-from support.quorum_nodes import QuorumNode, Wires, directory_of, leader_of, run, until
+from support.quorum_nodes import InProcessNetwork, QuorumNode, directory_of, leader_of, run, wait_until
 
 
-def test_a_deposed_leader_that_is_asked_for_a_snapshot_does_not_name_itself_in_the_new_epoch() -> None:
-    async def story() -> None:
-        wires = Wires()
-        nodes = [QuorumNode(wires, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
+def test_a_deposed_leader_does_not_serve_a_snapshot_in_the_new_epoch() -> None:
+    async def scenario() -> None:
+        network = InProcessNetwork()
+        nodes = [QuorumNode(network, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
         await asyncio.gather(*(node.start() for node in nodes))
-        await until(lambda: leader_of(nodes))
+        await wait_until(lambda: leader_of(nodes))
         leader = leader_of(nodes)
         assert leader is not None
         quorum, epoch = leader.quorum, leader.quorum.epoch
-        await until(lambda: quorum.high_watermark == leader.log.end_offset)
+        await wait_until(lambda: quorum.high_watermark == leader.log.end_offset)
         snapshot = SnapshotId(quorum.high_watermark, epoch)
         await quorum.write_snapshot([b"all so far"], snapshot)
         second, third = (ReplicaKey(node.node_id) for node in nodes if node is not leader)
@@ -35,4 +35,4 @@ def test_a_deposed_leader_that_is_asked_for_a_snapshot_does_not_name_itself_in_t
         for node in nodes:
             await node.stop()
 
-    run(story())
+    run(scenario())
