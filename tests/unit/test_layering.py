@@ -50,7 +50,6 @@ PURE = [
     "moldau.raft.step_context",
     "moldau.raft.raft_log_state",
     "moldau.raft.messages",
-    "moldau.raft.network_channel",
     "moldau.raft.leader_state",
     "moldau.raft.snapshot_format",
     "moldau.raft.state",

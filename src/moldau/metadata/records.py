@@ -7,7 +7,7 @@ version of one record; a log with any other version is rejected.
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 from uuid import UUID
 
 from moldau.errors import CorruptRecordError, UnsupportedVersionError
@@ -203,19 +203,7 @@ Record = (
     | NoOpRecord
 )
 
-RECORD_TYPES: tuple[type[Record], ...] = (
-    RegisterBrokerRecord,
-    UnregisterBrokerRecord,
-    TopicRecord,
-    PartitionRecord,
-    ConfigRecord,
-    PartitionChangeRecord,
-    RemoveTopicRecord,
-    FeatureLevelRecord,
-    ProducerIdsRecord,
-    BrokerRegistrationChangeRecord,
-    NoOpRecord,
-)
+RECORD_TYPES: tuple[type[Record], ...] = get_args(Record)
 
 
 def _versions(kind: type[Record]) -> range:

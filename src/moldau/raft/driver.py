@@ -41,10 +41,10 @@ from moldau.raft.messages import (
     VoteResponse,
     VoterNode,
 )
-from moldau.raft.network_channel import NetworkChannel
 from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state import QuorumState
 from moldau.raft.quorum_state_store import QuorumStateStore, check_not_older
+from moldau.raft.request_sender import NetworkChannel
 from moldau.raft.snapshot_format import SnapshotContents
 from moldau.raft.snapshot_store import SnapshotStore, load_latest_snapshot
 from moldau.raft.state import RaftStateMachine

@@ -49,12 +49,11 @@ from moldau.raft.messages import (
     VoterEndpoint,
     VoterNode,
 )
-from moldau.raft.network_channel import NetworkChannel
 from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state_store import QuorumStateStore
 from moldau.raft.raft_log_flusher import RETRY_MS, RaftLogFlusher
 from moldau.raft.raft_log_state import RaftLogState
-from moldau.raft.request_sender import RequestSender
+from moldau.raft.request_sender import NetworkChannel, RequestSender
 from moldau.raft.snapshot_format import SnapshotContents
 from moldau.raft.snapshot_store import SnapshotStore
 from moldau.raft.state import RaftStateMachine

@@ -109,12 +109,12 @@ class KafkaNetworkChannel:
         )
         body["voter_id"] = request.voter.node_id
         response = await self._call(node_id, ApiKey.VOTE, body, lane=LANE)
-        found = self._only_partition(node_id, ApiKey.VOTE, response)
-        self._check(node_id, ApiKey.VOTE, found.error_code)
-        self._update_leader_endpoint(found.leader_id, response)
-        await self._check_duplicate_node(response, request.candidate, found)
+        result = self._only_partition(node_id, ApiKey.VOTE, response)
+        self._check(node_id, ApiKey.VOTE, result.error_code)
+        self._update_leader_endpoint(result.leader_id, response)
+        await self._check_duplicate_node(response, request.candidate, result)
         return VoteResponse(
-            found.leader_epoch, found.leader_id, found.vote_granted, max(response.silent_ms, 0)
+            result.leader_epoch, result.leader_id, result.vote_granted, max(response.silent_ms, 0)
         )
 
     async def begin_quorum_epoch(self, node_id: int, request: BeginQuorumEpochRequest) -> QuorumEpochResponse:
@@ -154,20 +154,20 @@ class KafkaNetworkChannel:
             timeout_ms=request.max_wait_ms + self._request_timeout_ms,
             version=FETCH_VERSION,
         )
-        found = self._only_partition(node_id, ApiKey.FETCH, response)
-        self._check(node_id, ApiKey.FETCH, found.error_code)
-        leader = found.current_leader
+        result = self._only_partition(node_id, ApiKey.FETCH, response)
+        self._check(node_id, ApiKey.FETCH, result.error_code)
+        leader = result.current_leader
         self._update_leader_endpoint(leader.leader_id, response)
         await self._check_duplicate_node(response, request.replica, leader)
         return QuorumFetchResponse(
             epoch=leader.leader_epoch,
             leader_id=leader.leader_id,
-            is_leader=found.error_code == ErrorCode.none,
-            records=bytes(found.records or b""),
-            high_watermark=found.high_watermark,
-            log_start_offset=max(found.log_start_offset, 0),
-            diverging_epoch=_diverging_epoch(found.diverging_epoch),
-            snapshot=_snapshot_id(found.snapshot_id),
+            is_leader=result.error_code == ErrorCode.none,
+            records=bytes(result.records or b""),
+            high_watermark=result.high_watermark,
+            log_start_offset=max(result.log_start_offset, 0),
+            diverging_epoch=_diverging_epoch(result.diverging_epoch),
+            snapshot=_snapshot_id(result.snapshot_id),
             sent_ms=response.sent_ms,
         )
 
@@ -187,21 +187,21 @@ class KafkaNetworkChannel:
             "heard_ms": request.leader_sent_ms,
         }
         response = await self._call(node_id, ApiKey.FETCH_SNAPSHOT, body, lane=FETCH_LANE)
-        found = self._only_partition(node_id, ApiKey.FETCH_SNAPSHOT, response)
-        if found.error_code == ErrorCode.snapshot_not_found:
-            raise SnapshotNotFoundError(f"node {node_id} does not have this snapshot any more")
-        if found.error_code == ErrorCode.position_out_of_range:
+        result = self._only_partition(node_id, ApiKey.FETCH_SNAPSHOT, response)
+        if result.error_code == ErrorCode.snapshot_not_found:
+            raise SnapshotNotFoundError(f"node {node_id} no longer has the snapshot")
+        if result.error_code == ErrorCode.position_out_of_range:
             raise PositionOutOfRangeError(f"node {node_id}: the snapshot ends before {request.position}")
-        self._check(node_id, ApiKey.FETCH_SNAPSHOT, found.error_code)
-        leader = found.current_leader
+        self._check(node_id, ApiKey.FETCH_SNAPSHOT, result.error_code)
+        leader = result.current_leader
         self._update_leader_endpoint(leader.leader_id, response)
         return FetchSnapshotResponse(
             epoch=leader.leader_epoch,
             leader_id=leader.leader_id,
-            is_leader=found.error_code == ErrorCode.none,
-            size=found.size,
-            position=found.position,
-            data=bytes(found.unaligned_records or b""),
+            is_leader=result.error_code == ErrorCode.none,
+            size=result.size,
+            position=result.position,
+            data=bytes(result.unaligned_records or b""),
             sent_ms=response.sent_ms,
         )
 
@@ -239,10 +239,10 @@ class KafkaNetworkChannel:
 
     async def _call_epoch_api(self, node_id: int, api: ApiKey, body: Mapping[str, Any]) -> Message:
         response = await self._call(node_id, api, body, lane=LANE)
-        found = self._only_partition(node_id, api, response)
-        self._check(node_id, api, found.error_code)
-        self._update_leader_endpoint(found.leader_id, response)
-        return found
+        result = self._only_partition(node_id, api, response)
+        self._check(node_id, api, result.error_code)
+        self._update_leader_endpoint(result.leader_id, response)
+        return result
 
     async def _call(self, node_id: int, api: ApiKey, body: Mapping[str, Any], *, lane: str) -> Message:
         return await self._peers.call(node_id, api, body, lane=lane, timeout_ms=self._request_timeout_ms)
@@ -256,8 +256,8 @@ class KafkaNetworkChannel:
             raise PeerUnreachableError(
                 f"the response of node {node_id} has {len(partitions)} partitions instead of one"
             )
-        found: Message = partitions[0]
-        return found
+        result: Message = partitions[0]
+        return result
 
     def _check(self, node_id: int, api: ApiKey, code: int) -> None:
         if code not in _LEADERSHIP_CODES:
@@ -310,10 +310,10 @@ class KafkaNetworkChannel:
                 fetched = await self._peers.call_address(
                     each.host, each.port, ApiKey.FETCH, self._fetch_body(request), version=FETCH_VERSION
                 )
-                found = self._only_partition(own.node_id, ApiKey.FETCH, fetched)
+                result = self._only_partition(own.node_id, ApiKey.FETCH, fetched)
             except PeerUnreachableError:
                 continue
-            if found.error_code == ErrorCode.none and found.current_leader.leader_id == own.node_id:
+            if result.error_code == ErrorCode.none and result.current_leader.leader_id == own.node_id:
                 self._on_rejected(
                     DuplicateBrokerRegistrationError(
                         f"another process runs as node {own.node_id} of this cluster, at {each.host}:{each.port}; "
@@ -336,16 +336,16 @@ def endpoints_from_message(trees: Sequence[Message]) -> tuple[VoterEndpoint, ...
     return tuple(VoterEndpoint(each.name, each.host, each.port) for each in trees)
 
 
-def _diverging_epoch(found: Message | None) -> EpochEndOffset | None:
-    if found is None or found.end_offset < 0:
+def _diverging_epoch(result: Message | None) -> EpochEndOffset | None:
+    if result is None or result.end_offset < 0:
         return None
-    return EpochEndOffset(found.epoch, found.end_offset)
+    return EpochEndOffset(result.epoch, result.end_offset)
 
 
-def _snapshot_id(found: Message | None) -> SnapshotId | None:
-    if found is None or found.end_offset < 0:
+def _snapshot_id(result: Message | None) -> SnapshotId | None:
+    if result is None or result.end_offset < 0:
         return None
-    return SnapshotId(found.end_offset, found.epoch)
+    return SnapshotId(result.end_offset, result.epoch)
 
 
 def _describe_error(code: int) -> str:

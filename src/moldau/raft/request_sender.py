@@ -1,8 +1,8 @@
 """Requests to other nodes of the quorum, each in a task of its own, so that a node that hangs delays no other."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from moldau.errors import MoldauError, PeerUnreachableError
 from moldau.observe.logging import get_logger
@@ -11,13 +11,36 @@ from moldau.raft.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    QuorumEpochResponse,
     QuorumFetchRequest,
+    QuorumFetchResponse,
+    VoterEndpoint,
     VoteRequest,
+    VoteResponse,
 )
-from moldau.raft.network_channel import NetworkChannel
 from moldau.raft.quorum_config import QuorumConfig
 
 log = get_logger("quorum.requests")
+
+
+class NetworkChannel(Protocol):
+    """Each call raises PeerUnreachableError if no usable response arrives; callers may cancel it."""
+
+    def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
+        """Sets the endpoints of a voter, or those that a leader sent with its BeginQuorumEpoch."""
+
+    async def vote(self, node_id: int, request: VoteRequest) -> VoteResponse: ...
+
+    async def begin_quorum_epoch(
+        self, node_id: int, request: BeginQuorumEpochRequest
+    ) -> QuorumEpochResponse: ...
+
+    async def end_quorum_epoch(self, node_id: int, request: EndQuorumEpochRequest) -> QuorumEpochResponse: ...
+
+    async def fetch(self, node_id: int, request: QuorumFetchRequest) -> QuorumFetchResponse: ...
+
+    async def fetch_snapshot(self, node_id: int, request: FetchSnapshotRequest) -> FetchSnapshotResponse: ...
 
 
 class RequestSender:
