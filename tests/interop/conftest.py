@@ -16,7 +16,7 @@ from support.topics import Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from spark_data import Written
+    from spark_data import SparkTopics
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +73,7 @@ def spark() -> Iterator["SparkSession"]:
 @pytest.fixture(scope="session", params=["moldau", "kafka"])
 def written(
     request: pytest.FixtureRequest, spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory
-) -> Iterator["Written"]:
+) -> Iterator["SparkTopics"]:
     """Topics for comparing reads, on Moldau and on Apache Kafka in turn."""
     from spark_data import Transactions, write
 

@@ -63,8 +63,8 @@ class JavaClients:
                 bufsize=1,
             )
         self._changed = threading.Condition()
-        self._answers: dict[int, Event] = {}
-        self._consumers: dict[str, Consumer] = {}
+        self._responses: dict[int, Event] = {}
+        self._consumers: dict[str, JavaConsumer] = {}
         self._last_id = 0
         self._ended = False
         threading.Thread(target=self._read_file, daemon=True).start()
@@ -79,13 +79,13 @@ class JavaClients:
             self._process.kill()
             self._process.wait()
 
-    def ask(self, command: str, *, timeout_s: float = 60, **parameters: Any) -> Any:
+    def execute(self, command: str, *, timeout_s: float = 60, **parameters: Any) -> Any:
         """Executes a command; raises Java exceptions as JavaError."""
-        return self._answer(
-            self._begin(command, parameters), f"no answer to {command} {parameters}", timeout_s
+        return self._wait_response(
+            self._send(command, parameters), f"no answer to {command} {parameters}", timeout_s
         )
 
-    def _begin(self, command: str, parameters: dict[str, Any]) -> int:
+    def _send(self, command: str, parameters: dict[str, Any]) -> int:
         with self._changed:
             self._last_id += 1
             assert self._process.stdin is not None
@@ -93,31 +93,31 @@ class JavaClients:
             self._process.stdin.flush()
             return self._last_id
 
-    def _answer(self, number: int, otherwise: str, timeout_s: float) -> Any:
-        self.wait_until(lambda: number in self._answers, otherwise, timeout_s)
-        answer = self._answers.pop(number)
-        if "error" in answer:
-            raise JavaError(answer["error"], answer["message"])
-        return answer["result"]
+    def _wait_response(self, number: int, describe: str, timeout_s: float) -> Any:
+        self.wait_until(lambda: number in self._responses, describe, timeout_s)
+        response = self._responses.pop(number)
+        if "error" in response:
+            raise JavaError(response["error"], response["message"])
+        return response["result"]
 
     def wait_until(
-        self, condition: Callable[[], bool], otherwise: str | Callable[[], str], timeout_s: float = WAIT_S
+        self, condition: Callable[[], bool], describe: str | Callable[[], str], timeout_s: float = WAIT_S
     ) -> None:
         """Waits until an event from Java makes the condition true."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._ended or condition(), timeout_s) or not condition():
                 reason = "the JVM has ended" if self._ended else "timed out"
-                raise AssertionError(f"{reason}: {otherwise if isinstance(otherwise, str) else otherwise()}")
+                raise AssertionError(f"{reason}: {describe if isinstance(describe, str) else describe()}")
 
     def _read_file(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            told = json.loads(line)
+            events_of = json.loads(line)
             with self._changed:
-                if "id" in told:
-                    self._answers[told["id"]] = told
+                if "id" in events_of:
+                    self._responses[events_of["id"]] = events_of
                 else:
-                    self._consumers[told["consumer"]].see(told)
+                    self._consumers[events_of["consumer"]].on_event(events_of)
                 self._changed.notify_all()
         with self._changed:
             self._ended = True
@@ -127,7 +127,7 @@ class JavaClients:
         self, main_class: str, arguments: Sequence[str], stdin: str | None = None, timeout_s: float = 120
     ) -> str:
         """Returns the output of a command-line tool; raises KafkaFailed if its exit code is not 0."""
-        done = self.ask(
+        done = self.execute(
             "tool", main=main_class, arguments=list(arguments), stdin=stdin or "", timeout_s=timeout_s
         )
         if done["code"] != 0:
@@ -139,7 +139,7 @@ class JavaClients:
         self, bootstrap: str, topic: str, records: Iterable[Event], **settings: object
     ) -> list[Event]:
         """Returns the position of each record; a record is a dict of key, value, headers, partition and timestamp."""
-        found: list[Event] = self.ask(
+        found: list[Event] = self.execute(
             "produce",
             topic=topic,
             records=list(records),
@@ -148,7 +148,7 @@ class JavaClients:
         return found
 
     def admin(self, bootstrap: str, method: str, **parameters: Any) -> Any:
-        return self.ask("admin", bootstrap=bootstrap, method=method, **parameters)
+        return self.execute("admin", bootstrap=bootstrap, method=method, **parameters)
 
     def consumer(
         self,
@@ -158,11 +158,11 @@ class JavaClients:
         pattern: str | None = None,
         partitions: Sequence[str] | None = None,
         **settings: object,
-    ) -> Consumer:
+    ) -> JavaConsumer:
         """Starts a consumer that polls, with the classic protocol by default."""
         with self._changed:
             assert name not in self._consumers or self._consumers[name].is_closed, f"{name} is still open"
-            consumer = self._consumers[name] = Consumer(self, name)
+            consumer = self._consumers[name] = JavaConsumer(self, name)
         base = {
             "bootstrap.servers": bootstrap,
             "group.protocol": "classic",
@@ -175,20 +175,20 @@ class JavaClients:
             where = {"pattern": pattern}
         if partitions is not None:
             where = {"partitions": list(partitions)}
-        self.ask("open", consumer=name, settings={**base, **dotted(settings)}, **where)
+        self.execute("open", consumer=name, settings={**base, **dotted(settings)}, **where)
         return consumer
 
     def close_consumers(self) -> None:
         """Closes all consumers in parallel, because each takes a while."""
         names = [name for name, consumer in self._consumers.items() if not consumer.is_closed]
         for name in names:
-            self._begin("go", {"consumer": name})
-        for name, number in [(name, self._begin("close", {"consumer": name})) for name in names]:
-            self._answer(number, f"{name} did not close", 60)
+            self._send("go", {"consumer": name})
+        for name, number in [(name, self._send("close", {"consumer": name})) for name in names]:
+            self._wait_response(number, f"{name} did not close", 60)
         self._consumers.clear()
 
 
-class Consumer:
+class JavaConsumer:
     """One Java consumer, with its events and commands."""
 
     def __init__(self, java: JavaClients, name: str) -> None:
@@ -200,7 +200,7 @@ class Consumer:
         self.generation = -1
         self.is_closed = False
 
-    def see(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         self.events.append(event)
         match event["event"]:
             case "assigned":
@@ -211,31 +211,31 @@ class Consumer:
             case "closed":
                 self.is_closed = True
 
-    def told(self, event: str, since: int = 0) -> list[Event]:
+    def events_of(self, event: str, since: int = 0) -> list[Event]:
         return [each for each in self.events[since:] if each["event"] == event]
 
     @property
     def values(self) -> list[str]:
-        return [each["value"] for each in self.told("record")]
+        return [each["value"] for each in self.events_of("record")]
 
     @property
     def member(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.java.ask("member", consumer=self.name)
+        found: dict[str, Any] = self.java.execute("member", consumer=self.name)
         return found
 
     def wait_for(self, event: str, since: int = 0, timeout_s: float = WAIT_S) -> Event:
         """Returns the first such event, waiting for it if needed."""
         self.java.wait_until(
-            lambda: bool(self.told(event, since)),
-            lambda: f"{self.name} told no {event!r}: {self.events[since:][-10:]}",
+            lambda: bool(self.events_of(event, since)),
+            lambda: f"{self.name} reported no {event!r}: {self.events[since:][-10:]}",
             timeout_s,
         )
-        return self.told(event, since)[0]
+        return self.events_of(event, since)[0]
 
     def wait_for_records(self, count: int) -> list[str]:
         self.java.wait_until(
-            lambda: len(self.told("record")) >= count,
-            lambda: f"{self.name} has {len(self.told('record'))} of {count} records: {self.events[-5:]}",
+            lambda: len(self.events_of("record")) >= count,
+            lambda: f"{self.name} has {len(self.events_of('record'))} of {count} records: {self.events[-5:]}",
         )
         return self.values
 
@@ -247,51 +247,51 @@ class Consumer:
     def commit(self, offsets: Offsets | None = None) -> None:
         """Commits these offsets, or the consumer's positions."""
         what: dict[str, Any] = {} if offsets is None else {"offsets": offsets}
-        self.java.ask("commit", consumer=self.name, **what)
+        self.java.execute("commit", consumer=self.name, **what)
 
     def committed(self, *partitions: str) -> dict[str, list[Any] | None]:
-        found: dict[str, list[Any] | None] = self.java.ask(
+        found: dict[str, list[Any] | None] = self.java.execute(
             "committed", consumer=self.name, partitions=partitions
         )
         return found
 
     def position(self, partition: str) -> int:
-        found: int = self.java.ask("position", consumer=self.name, partition=partition)
+        found: int = self.java.execute("position", consumer=self.name, partition=partition)
         return found
 
     def seek(self, partition: str, offset: int) -> None:
-        self.java.ask("seek", consumer=self.name, partition=partition, offset=offset)
+        self.java.execute("seek", consumer=self.name, partition=partition, offset=offset)
 
     def beginning(self, *partitions: str) -> dict[str, int]:
-        found: dict[str, int] = self.java.ask("beginning", consumer=self.name, partitions=partitions)
+        found: dict[str, int] = self.java.execute("beginning", consumer=self.name, partitions=partitions)
         return found
 
     def end(self, *partitions: str) -> dict[str, int]:
-        found: dict[str, int] = self.java.ask("end", consumer=self.name, partitions=partitions)
+        found: dict[str, int] = self.java.execute("end", consumer=self.name, partitions=partitions)
         return found
 
     def times(self, times: dict[str, int]) -> dict[str, list[int] | None]:
-        found: dict[str, list[int] | None] = self.java.ask("times", consumer=self.name, times=times)
+        found: dict[str, list[int] | None] = self.java.execute("times", consumer=self.name, times=times)
         return found
 
     def preferred_replica(self, partition: str) -> int:
         """Returns the preferred read replica; -1 if it reads from the leader."""
-        found: int = self.java.ask("preferredReplica", consumer=self.name, partition=partition)
+        found: int = self.java.execute("preferredReplica", consumer=self.name, partition=partition)
         return found
 
     def rebalance(self) -> None:
-        self.java.ask("rebalance", consumer=self.name)
+        self.java.execute("rebalance", consumer=self.name)
 
     def stall(self) -> None:
         """Stops polling until `go`; heartbeats continue."""
-        self.java.ask("stall", consumer=self.name)
+        self.java.execute("stall", consumer=self.name)
 
     def go(self) -> None:
-        self.java.ask("go", consumer=self.name)
+        self.java.execute("go", consumer=self.name)
 
     def close(self, *, stay: bool = False) -> None:
         """Closes it; with `stay` without leaving the group, as if its process had died."""
-        self.java.ask("close", consumer=self.name, stay=stay)
+        self.java.execute("close", consumer=self.name, stay=stay)
         self.wait_for("closed")
 
 
@@ -307,7 +307,9 @@ def partitions_of(topic: str, count: int) -> set[str]:
     return {f"{topic}:{number}" for number in range(count)}
 
 
-def wait_until_shared(consumers: Sequence[Consumer], partitions: set[str], timeout_s: float = WAIT_S) -> None:
+def wait_until_shared(
+    consumers: Sequence[JavaConsumer], partitions: set[str], timeout_s: float = WAIT_S
+) -> None:
     """Waits until these consumers own these partitions in one generation, each exactly once."""
 
     def is_shared() -> bool:
@@ -324,7 +326,7 @@ def wait_until_shared(consumers: Sequence[Consumer], partitions: set[str], timeo
     )
 
 
-def wait_a_moment_for(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+def poll_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
     """Polls a condition that no event reports."""
     deadline = time.monotonic() + timeout_s
     while not condition():

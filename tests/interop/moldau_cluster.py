@@ -29,7 +29,7 @@ def three_nodes(
             assert "Traceback" not in node.log_path.read_text()
 
 
-def all_up(cluster: BrokerProcessCluster) -> BrokerProcessCluster:
+def restore_cluster(cluster: BrokerProcessCluster) -> BrokerProcessCluster:
     """Starts nodes that an earlier test killed, and waits until all replicas are in sync."""
     for node_id, node in cluster.nodes.items():
         if node.process is None:
@@ -52,7 +52,7 @@ def at(cluster: BrokerProcessCluster) -> tuple[str, str]:
     return ("--bootstrap-server", cluster.bootstrap)
 
 
-def described(
+def describe_topic(
     tools: Tools, cluster: BrokerProcessCluster, topic: str
 ) -> dict[int, tuple[int, list[int], list[int]]]:
     """Returns leader, replicas and ISR by partition, from the output of kafka-topics."""

@@ -26,18 +26,18 @@ NAMES = {
     13: "LeaveGroup",
     14: "SyncGroup",
 }
-UNREAD = {"Fetch"}
+WITHOUT_CONTENT = {"Fetch"}
 """Recorded without its content."""
 
 
 @dataclass(frozen=True)
-class Passed:
+class RecordedMessage:
     """A request or a response."""
 
     at_ns: int
     client: str
     name: str
-    is_answer: bool
+    is_response: bool
     content: dict[str, Any]
 
     @property
@@ -53,7 +53,7 @@ class Recorder:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         self.broker_port: int | None = None
-        self.passed: list[Passed] = []
+        self.messages: list[RecordedMessage] = []
         self._connections: list[socket.socket] = []
         self._changed = threading.Condition()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -65,24 +65,26 @@ class Recorder:
     def close(self) -> None:
         self._listening.close()
 
-    def of(self, client: str) -> list[Passed]:
+    def of(self, client: str) -> list[RecordedMessage]:
         with self._changed:
-            return [each for each in self.passed if each.client == client]
+            return [each for each in self.messages if each.client == client]
 
-    def wait_for_answer(self, client: str, name: str, since_ns: int = 0) -> Passed:
+    def wait_for_response(self, client: str, name: str, since_ns: int = 0) -> RecordedMessage:
         """Returns the first response to such a request of a client, waiting for it if needed."""
 
-        def found() -> list[Passed]:
+        def found() -> list[RecordedMessage]:
             wanted = (client, name, True)
             return [
-                e for e in self.passed if (e.client, e.name, e.is_answer) == wanted and e.at_ns >= since_ns
+                e
+                for e in self.messages
+                if (e.client, e.name, e.is_response) == wanted and e.at_ns >= since_ns
             ]
 
         with self._changed:
             assert self._changed.wait_for(lambda: bool(found()), 30), f"no answer to a {name} of {client}"
             return found()[0]
 
-    def cut(self) -> None:
+    def close_connections(self) -> None:
         """Closes all connections; new ones are accepted."""
         for connection in self._connections:
             _shut(connection)
@@ -100,12 +102,12 @@ class Recorder:
                 client.close()
                 continue
             self._connections += (client, broker)
-            under_way: dict[int, tuple[str, int, int]] = {}
-            for pump in (self._pass_requests, self._pass_answers):
-                threading.Thread(target=pump, args=(client, broker, under_way), daemon=True).start()
+            pending: dict[int, tuple[str, int, int]] = {}
+            for pump in (self._forward_requests, self._forward_responses):
+                threading.Thread(target=pump, args=(client, broker, pending), daemon=True).start()
 
-    def _pass_requests(
-        self, client: socket.socket, broker: socket.socket, under_way: dict[int, tuple[str, int, int]]
+    def _forward_requests(
+        self, client: socket.socket, broker: socket.socket, pending: dict[int, tuple[str, int, int]]
     ) -> None:
         for frame in _frames(client):
             api_key, version, correlation_id = struct.unpack(">hhi", frame[:8])
@@ -113,29 +115,31 @@ class Recorder:
                 schema = load_request_schema(api_key, version)
                 header, size = entity_reader(schema.__header_schema__)(frame, 0)
                 client_id = header.client_id or ""
-                under_way[correlation_id] = (client_id, api_key, version)
+                pending[correlation_id] = (client_id, api_key, version)
                 content = {}
-                if NAMES[api_key] not in UNREAD:
+                if NAMES[api_key] not in WITHOUT_CONTENT:
                     content = plain(entity_reader(schema)(frame, size)[0])
-                self._note(client_id, api_key, False, content)
-            _pass_on(broker, frame)
+                self._record(client_id, api_key, False, content)
+            _forward(broker, frame)
         _shut(broker, client)
 
-    def _pass_answers(
-        self, client: socket.socket, broker: socket.socket, under_way: dict[int, tuple[str, int, int]]
+    def _forward_responses(
+        self, client: socket.socket, broker: socket.socket, pending: dict[int, tuple[str, int, int]]
     ) -> None:
         for frame in _frames(broker):
             (correlation_id,) = struct.unpack(">i", frame[:4])
-            if correlation_id in under_way:
-                name, api_key, version = under_way.pop(correlation_id)
-                content = {} if NAMES[api_key] in UNREAD else decode(api_key, version, frame)[1]
-                self._note(name, api_key, True, content)
-            _pass_on(client, frame)
+            if correlation_id in pending:
+                name, api_key, version = pending.pop(correlation_id)
+                content = {} if NAMES[api_key] in WITHOUT_CONTENT else decode(api_key, version, frame)[1]
+                self._record(name, api_key, True, content)
+            _forward(client, frame)
         _shut(client, broker)
 
-    def _note(self, client: str, api_key: int, is_answer: bool, content: dict[str, Any]) -> None:
+    def _record(self, client: str, api_key: int, is_response: bool, content: dict[str, Any]) -> None:
         with self._changed:
-            self.passed.append(Passed(time.monotonic_ns(), client, NAMES[api_key], is_answer, content))
+            self.messages.append(
+                RecordedMessage(time.monotonic_ns(), client, NAMES[api_key], is_response, content)
+            )
             self._changed.notify_all()
 
 
@@ -153,7 +157,7 @@ def _frames(source: socket.socket) -> Iterator[bytes]:
             yield frame
 
 
-def _pass_on(target: socket.socket, frame: bytes) -> None:
+def _forward(target: socket.socket, frame: bytes) -> None:
     try:
         target.sendall(struct.pack(">i", len(frame)) + frame)
     except OSError:

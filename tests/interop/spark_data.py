@@ -27,7 +27,7 @@ Options = Mapping[str, object]
 
 
 @dataclass(frozen=True)
-class Written:
+class SparkTopics:
     """Topics of one broker, by what is special about them."""
 
     bootstrap: str
@@ -35,7 +35,7 @@ class Written:
     """Three partitions; record n is in partition n % 3 and has the timestamp FIRST_MS + 1000 n."""
     appended: str
     """Its records have log append time."""
-    cut: str
+    truncated: str
     """The first of its two partitions has lost its first records."""
     empty: str
     committed: str | None = None
@@ -50,22 +50,22 @@ class Written:
         return json.dumps({topic: {str(partition): offset for partition, offset in offsets.items()}})
 
 
-def write(topics: Topics) -> Written:
+def write(topics: Topics) -> SparkTopics:
     # The timestamps are long ago, so retention must not delete the records.
     plain = topics.create(partitions=PARTITIONS, retention_ms=-1)
     appended = topics.create(message_timestamp_type="LogAppendTime")
-    cut, empty = topics.create(partitions=2), topics.create()
+    truncated, empty = topics.create(partitions=2), topics.create()
     for compression in ("none", "gzip", "lz4"):
         _produce_share(topics.bootstrap, plain, compression)
     producer = _producer(topics.bootstrap)
     for number in range(20):
         producer.produce(appended, b"appended %d" % number)
-        producer.produce(cut, b"cut %d" % number, partition=number % 2)
+        producer.produce(truncated, b"truncated %d" % number, partition=number % 2)
     assert producer.flush(WAIT_S) == 0
-    deleted = topics.admin.delete_records([TopicPartition(cut, 0, DELETED_BEFORE)])
+    deleted = topics.admin.delete_records([TopicPartition(truncated, 0, DELETED_BEFORE)])
     for done in deleted.values():
         done.result(WAIT_S)
-    return Written(topics.bootstrap, plain, appended, cut, empty)
+    return SparkTopics(topics.bootstrap, plain, appended, truncated, empty)
 
 
 def _producer(bootstrap: str, **settings: object) -> Producer:

@@ -43,10 +43,10 @@ def java_assign() -> Iterator[Assign]:
         )
         questions.write(f"{name}\t{topics}\t{shown}\n")
         questions.flush()
-        answer = dict(each.split("/") for each in answers.readline().split())
+        response = dict(each.split("/") for each in answers.readline().split())
         return {
             who: sorted(decode_assignment(bytes.fromhex(what)).partitions)
-            for who, what in sorted(answer.items())
+            for who, what in sorted(response.items())
         }
 
     yield assign

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
-from java_clients import Consumer, Event, JavaClients, partitions_of, wait_until_shared
-from moldau_cluster import all_up, three_nodes
+from java_clients import Event, JavaClients, JavaConsumer, partitions_of, wait_until_shared
+from moldau_cluster import restore_cluster, three_nodes
 
 from support.broker_process_cluster import BrokerProcessCluster
 from support.log_reader import all_records
@@ -27,10 +27,10 @@ def running(jvm: JavaClients, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def cluster(running: BrokerProcessCluster) -> BrokerProcessCluster:
-    return all_up(running)
+    return restore_cluster(running)
 
 
-class Sending(threading.Thread):
+class ProducerThread(threading.Thread):
     """A producer with default settings but small batches, so that many are in flight at the kill."""
 
     def __init__(self, java: JavaClients, cluster: BrokerProcessCluster, topic: str) -> None:
@@ -81,10 +81,10 @@ def check_log(cluster: BrokerProcessCluster, topic: str, places: list[Event]) ->
     ]
 
 
-def check_read(members: list[Consumer]) -> None:
+def check_read(members: list[JavaConsumer]) -> None:
     read: dict[int, list[str]] = defaultdict(list)
     for member in members:
-        for record in member.told("record"):
+        for record in member.events_of("record"):
             read[int(record["partition"].rpartition(":")[2])].append(record["value"])
     for part in range(PARTITIONS):
         assert read[part] == [f"{number:06}" for number in range(part, RECORDS, PARTITIONS)]
@@ -103,7 +103,7 @@ def test_java_clients_continue_when_a_node_is_killed(
     def read() -> int:
         return sum(len(member.values) for member in members)
 
-    sending = Sending(java, cluster, topic)
+    sending = ProducerThread(java, cluster, topic)
     java.wait_until(lambda: read() >= RECORDS_BEFORE, lambda: f"{read()} records are read")
     assert sending.is_alive(), "all was sent before the node is killed"
     cluster.kill(victim)

@@ -9,8 +9,8 @@ import pytest
 from command_line import TOPICS, VERSIONS, Tools
 from confluent_kafka import Consumer as ConfluentConsumer
 from confluent_kafka import TopicPartition
-from java_clients import JavaClients, wait_a_moment_for
-from moldau_cluster import all_up, at, three_nodes
+from java_clients import JavaClients, poll_until
+from moldau_cluster import at, restore_cluster, three_nodes
 
 from support.broker_process_cluster import BrokerProcessCluster
 from support.topics import QUIET, unique
@@ -28,7 +28,7 @@ def running(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def cluster(running: BrokerProcessCluster) -> BrokerProcessCluster:
-    return all_up(running)
+    return restore_cluster(running)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_java_consumer_reads_from_its_rack_or_else_from_the_leader(
     plain = java.consumer(cluster.bootstrap, "plain", partitions=[partition])
     elsewhere = java.consumer(cluster.bootstrap, "elsewhere", partitions=[partition], client_rack="south")
     readers = [near, plain, elsewhere]
-    wait_a_moment_for(lambda: near.preferred_replica(partition) == 3, "it is sent to the replica in its rack")
+    poll_until(lambda: near.preferred_replica(partition) == 3, "it is sent to the replica in its rack")
     send(java, cluster, topic, BATCH)
     for reader in readers:
         assert reader.wait_for_records(2 * BATCH) == [*texts(0), *texts(BATCH)]
@@ -76,7 +76,7 @@ def test_a_java_consumer_reads_from_its_rack_or_else_from_the_leader(
     assert near.preferred_replica(partition) == -1
     cluster.start(3)
     cluster.wait_in_sync(topic)
-    wait_a_moment_for(lambda: near.preferred_replica(partition) == 3, "it is sent to its replica again")
+    poll_until(lambda: near.preferred_replica(partition) == 3, "it is sent to its replica again")
     send(java, cluster, topic, 3 * BATCH)
     assert near.wait_for_records(4 * BATCH)[-BATCH:] == texts(3 * BATCH)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from command_line import CONFIGS, Tools
-from java_clients import Consumer, JavaClients, partitions_of, wait_until_shared
-from moldau_cluster import OFFSETS_TOPIC, REASSIGN, at, described, plan, three_nodes
+from java_clients import JavaClients, JavaConsumer, partitions_of, wait_until_shared
+from moldau_cluster import OFFSETS_TOPIC, REASSIGN, at, describe_topic, plan, three_nodes
 
 from support.broker_process_cluster import BrokerProcessCluster
 
@@ -26,7 +26,7 @@ def cluster(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield served
 
 
-class Work:
+class GroupWorkload:
     """A producer that sends without pause, and two group members that read and commit."""
 
     def __init__(self, java: JavaClients, cluster: BrokerProcessCluster) -> None:
@@ -77,8 +77,10 @@ class Work:
 def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
     tools: Tools, java: JavaClients, cluster: BrokerProcessCluster, tmp_path: Path
 ) -> None:
-    work = Work(java, cluster)
-    assert all(len(replicas) == 1 for _, replicas, _ in described(tools, cluster, OFFSETS_TOPIC).values())
+    work = GroupWorkload(java, cluster)
+    assert all(
+        len(replicas) == 1 for _, replicas, _ in describe_topic(tools, cluster, OFFSETS_TOPIC).values()
+    )
     wanted = {partition: ROTATION[partition % 3] for partition in range(PARTITIONS)}
     file = ["--reassignment-json-file", str(plan(tmp_path / "reassign.json", OFFSETS_TOPIC, wanted))]
 
@@ -99,7 +101,7 @@ def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
     assert "Clearing broker-level throttles on brokers 1,2,3" in verified
     assert f"Clearing topic-level throttles on topic {OFFSETS_TOPIC}" in verified
     assert "throttled" not in tools.run(CONFIGS, *at(cluster), "--entity-type", "brokers", "--describe")
-    found = described(tools, cluster, OFFSETS_TOPIC)
+    found = describe_topic(tools, cluster, OFFSETS_TOPIC)
     assert {partition: replicas for partition, (_, replicas, _) in found.items()} == wanted
     assert all(sorted(isr) == [1, 2, 3] for _, _, isr in found.values())
     assert "No partition reassignments found." in tools.run(REASSIGN, *at(cluster), "--list")
@@ -118,7 +120,7 @@ def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
 
 
 def assert_committed_to_the_end(
-    java: JavaClients, cluster: BrokerProcessCluster, members: list[Consumer]
+    java: JavaClients, cluster: BrokerProcessCluster, members: list[JavaConsumer]
 ) -> None:
     """The remaining nodes keep what the members commit when they leave."""
     for member in members:

@@ -10,7 +10,17 @@ import pytest
 from apache_kafka import ApacheKafka, KafkaFailed
 from command_line import CLUSTER, CONFIGS, LOG_DIRS, TOPICS, VERSIONS, Tools
 from java_clients import JavaClients
-from moldau_cluster import ELECTION, FEATURES, QUORUM, REASSIGN, all_up, at, described, plan, three_nodes
+from moldau_cluster import (
+    ELECTION,
+    FEATURES,
+    QUORUM,
+    REASSIGN,
+    at,
+    describe_topic,
+    plan,
+    restore_cluster,
+    three_nodes,
+)
 
 from support.broker_process import BrokerProcess
 from support.broker_process_cluster import CLUSTER_ID, BrokerProcessCluster
@@ -27,7 +37,7 @@ def running(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def cluster(running: BrokerProcessCluster) -> BrokerProcessCluster:
-    return all_up(running)
+    return restore_cluster(running)
 
 
 def new_topic(cluster: BrokerProcessCluster, partitions: int = 1, replicas: int = 3, **configs: str) -> str:
@@ -46,7 +56,7 @@ def test_kafka_topics_spreads_replicas_and_shows_under_replicated_partitions(
     topic = unique()
     made = ["--create", "--topic", topic, "--partitions", "6", "--replication-factor", "3"]
     tools.run(TOPICS, *at(cluster), *made)
-    found = described(tools, cluster, topic)
+    found = describe_topic(tools, cluster, topic)
     assert sorted(leader for leader, _, _ in found.values()) == [1, 1, 2, 2, 3, 3]
     assert all(sorted(replicas) == sorted(isr) == [1, 2, 3] for _, replicas, isr in found.values())
     lacking = ("--under-replicated-partitions", "--under-min-isr-partitions", "--unavailable-partitions")
@@ -70,18 +80,24 @@ def test_kafka_leader_election_elects_the_preferred_replica(
     tools: Tools, cluster: BrokerProcessCluster
 ) -> None:
     topic = new_topic(cluster, partitions=3)
-    preferred = {part: replicas[0] for part, (_, replicas, _) in described(tools, cluster, topic).items()}
+    preferred = {
+        part: replicas[0] for part, (_, replicas, _) in describe_topic(tools, cluster, topic).items()
+    }
     cluster.nodes[2].stop()
     cluster.start(2)
     cluster.wait_in_sync(topic)
     away = [
-        part for part, (leader, _, _) in described(tools, cluster, topic).items() if leader != preferred[part]
+        part
+        for part, (leader, _, _) in describe_topic(tools, cluster, topic).items()
+        if leader != preferred[part]
     ]
     assert away == [part for part, leader in preferred.items() if leader == 2]
     elected = tools.run(ELECTION, *at(cluster), "--election-type", "preferred", "--all-topic-partitions")
     assert "Successfully completed leader election (PREFERRED)" in elected
     assert f"{topic}-{away[0]}" in elected
-    assert {part: leader for part, (leader, _, _) in described(tools, cluster, topic).items()} == preferred
+    assert {
+        part: leader for part, (leader, _, _) in describe_topic(tools, cluster, topic).items()
+    } == preferred
     one = ["--topic", topic, "--partition", "0"]
     again = tools.run(ELECTION, *at(cluster), "--election-type", "preferred", *one)
     assert f"Valid replica already elected for partitions {topic}-0" in again
@@ -95,7 +111,7 @@ def test_an_unclean_election_happens_only_when_the_tool_requests_it(
     tools: Tools, java: JavaClients, cluster: BrokerProcessCluster
 ) -> None:
     topic = new_topic(cluster, replicas=2, min_insync_replicas="1")
-    leader, (first, second) = described(tools, cluster, topic)[0][:2]
+    leader, (first, second) = describe_topic(tools, cluster, topic)[0][:2]
     behind = second if leader == first else first
     java.produce(cluster.bootstrap, topic, values(10))
     cluster.kill(behind)
@@ -103,7 +119,7 @@ def test_an_unclean_election_happens_only_when_the_tool_requests_it(
     java.produce(cluster.bootstrap, topic, values(5))
     cluster.kill(leader)
     cluster.start(behind)
-    cluster.wait_until(lambda: cluster.leader_of(topic) == -1, "nobody leads")
+    cluster.wait_until(lambda: cluster.leader_of(topic) == -1, "the partition has no leader")
     unavailable = tools.run(TOPICS, *at(cluster), "--describe", "--unavailable-partitions")
     assert re.search(rf"Topic: {topic}\s+Partition: 0\s+Leader: none", unavailable)
     one = ["--topic", topic, "--partition", "0"]
@@ -111,7 +127,7 @@ def test_an_unclean_election_happens_only_when_the_tool_requests_it(
         tools.run(ELECTION, *at(cluster), "--election-type", "preferred", *one)
     elected = tools.run(ELECTION, *at(cluster), "--election-type", "unclean", *one)
     assert f"Successfully completed leader election (UNCLEAN) for partitions {topic}-0" in elected
-    assert described(tools, cluster, topic)[0][0] == behind
+    assert describe_topic(tools, cluster, topic)[0][0] == behind
     assert [each["offset"] for each in java.produce(cluster.bootstrap, topic, values(1))] == [10]
     cluster.start(leader)
     cluster.wait_in_sync(topic)
@@ -170,7 +186,7 @@ def test_the_voter_set_survives_a_kill_of_the_quorum_leader(
     assert new_leader != leader
     assert new_epoch > epoch
     cluster.start(leader)
-    all_up(cluster)
+    restore_cluster(cluster)
     assert status() == (new_leader, new_epoch), "a node that came back caused an election"
 
 
@@ -214,7 +230,7 @@ def test_a_reassignment_can_be_cancelled(
     tools.run(REASSIGN, *at(cluster), *file, "--execute", "--throttle", "10000")
     called_off = tools.run(REASSIGN, *at(cluster), *file, "--cancel")
     assert f"Successfully cancelled partition reassignment for: {topic}-0" in called_off
-    _, replicas, isr = described(tools, cluster, topic)[0]
+    _, replicas, isr = describe_topic(tools, cluster, topic)[0]
     assert sorted(replicas) == sorted(isr) == [1, 2]
     assert "throttled" not in tools.run(CONFIGS, *at(cluster), "--entity-type", "brokers", "--describe")
     for replicas, refusal in (([1, 9], "9"), ([1, 1], "duplicate|once|twice")):
@@ -275,4 +291,4 @@ def test_a_dead_node_is_unregistered_and_rejoins_as_a_new_one(
     java.produce(cluster.bootstrap, topic, values(20))
     cluster.start(3)
     cluster.wait_in_sync(topic)
-    assert described(tools, cluster, topic)[0][2] != []
+    assert describe_topic(tools, cluster, topic)[0][2] != []

@@ -2,19 +2,21 @@
 
 import pytest
 from broker_under_test import Broker
-from java_clients import Consumer, JavaClients, JavaError, partitions_of, wait_a_moment_for, wait_until_shared
+from java_clients import JavaClients, JavaConsumer, JavaError, partitions_of, poll_until, wait_until_shared
 
 from support.topics import Topics, unique
 
 
-def refusal(java: JavaClients, node: Broker, method: str, **parameters: object) -> str:
+def error_name(java: JavaClients, node: Broker, method: str, **parameters: object) -> str:
     """Returns the name of the exception that the admin client throws."""
     with pytest.raises(JavaError) as refused:
         java.admin(node.bootstrap, method, **parameters)
     return refused.value.name
 
 
-def member(java: JavaClients, node: Broker, name: str, group: str, topic: str, **more: object) -> Consumer:
+def member(
+    java: JavaClients, node: Broker, name: str, group: str, topic: str, **more: object
+) -> JavaConsumer:
     return java.consumer(node.bootstrap, name, topic, group_id=group, enable_auto_commit=False, **more)
 
 
@@ -23,38 +25,40 @@ def test_the_java_admin_creates_describes_changes_and_deletes_a_topic(
 ) -> None:
     topic = unique()
 
-    def ask(method: str, **parameters: object) -> object:
+    def call(method: str, **parameters: object) -> object:
         return java.admin(node.bootstrap, method, topic=topic, **parameters)
 
     def leaders() -> object:
         return java.admin(node.bootstrap, "describeTopic", topic=topic)["leaders"]
 
-    ask("createTopic", partitions=2, configs={"retention.ms": "5000"})
-    assert refusal(java, node, "createTopic", topic=topic, partitions=2) == "TopicExistsException"
-    wait_a_moment_for(lambda: topic in java.admin(node.bootstrap, "listTopics"), "the topic is listed")
-    wait_a_moment_for(lambda: leaders() == [1, 1], "two partitions")
+    call("createTopic", partitions=2, configs={"retention.ms": "5000"})
+    assert error_name(java, node, "createTopic", topic=topic, partitions=2) == "TopicExistsException"
+    poll_until(lambda: topic in java.admin(node.bootstrap, "listTopics"), "the topic is listed")
+    poll_until(lambda: leaders() == [1, 1], "two partitions")
     assert java.admin(node.bootstrap, "describeTopic", topic=topic)["internal"] is False
-    assert ask("describeConfig", name="retention.ms") == ["5000", "DYNAMIC_TOPIC_CONFIG"]
-    ask("alterConfig", operation="SET", name="retention.ms", value="7000")
-    ask("alterConfig", operation="APPEND", name="cleanup.policy", value="compact")
-    assert ask("describeConfig", name="cleanup.policy") == ["delete,compact", "DYNAMIC_TOPIC_CONFIG"]
-    ask("alterConfig", operation="DELETE", name="retention.ms")
-    assert ask("describeConfig", name="retention.ms") == ["604800000", "DEFAULT_CONFIG"]
-    ask("createPartitions", partitions=4)
-    wait_a_moment_for(lambda: leaders() == [1, 1, 1, 1], "four partitions")
-    assert refusal(java, node, "createPartitions", topic=topic, partitions=2) == "InvalidPartitionsException"
-    ask("deleteTopic")
-    wait_a_moment_for(lambda: topic not in java.admin(node.bootstrap, "listTopics"), "the topic is gone")
-    assert refusal(java, node, "describeTopic", topic=topic) == "UnknownTopicOrPartitionException"
+    assert call("describeConfig", name="retention.ms") == ["5000", "DYNAMIC_TOPIC_CONFIG"]
+    call("alterConfig", operation="SET", name="retention.ms", value="7000")
+    call("alterConfig", operation="APPEND", name="cleanup.policy", value="compact")
+    assert call("describeConfig", name="cleanup.policy") == ["delete,compact", "DYNAMIC_TOPIC_CONFIG"]
+    call("alterConfig", operation="DELETE", name="retention.ms")
+    assert call("describeConfig", name="retention.ms") == ["604800000", "DEFAULT_CONFIG"]
+    call("createPartitions", partitions=4)
+    poll_until(lambda: leaders() == [1, 1, 1, 1], "four partitions")
+    assert (
+        error_name(java, node, "createPartitions", topic=topic, partitions=2) == "InvalidPartitionsException"
+    )
+    call("deleteTopic")
+    poll_until(lambda: topic not in java.admin(node.bootstrap, "listTopics"), "the topic is deleted")
+    assert error_name(java, node, "describeTopic", topic=topic) == "UnknownTopicOrPartitionException"
 
 
 def test_the_java_admin_gets_errors_for_invalid_topics(java: JavaClients, node: Broker) -> None:
-    assert refusal(java, node, "createTopic", topic="no/good", partitions=1) == "InvalidTopicException"
-    assert refusal(java, node, "createTopic", topic=unique(), partitions=0) == "InvalidPartitionsException"
+    assert error_name(java, node, "createTopic", topic="no/good", partitions=1) == "InvalidTopicException"
+    assert error_name(java, node, "createTopic", topic=unique(), partitions=0) == "InvalidPartitionsException"
     configs = {"retention.ms": "soon"}
-    reason = refusal(java, node, "createTopic", topic=unique(), partitions=1, configs=configs)
+    reason = error_name(java, node, "createTopic", topic=unique(), partitions=1, configs=configs)
     assert reason == "InvalidConfigurationException"
-    assert refusal(java, node, "deleteTopic", topic=unique()) == "UnknownTopicOrPartitionException"
+    assert error_name(java, node, "deleteTopic", topic=unique()) == "UnknownTopicOrPartitionException"
 
 
 def test_the_java_admin_lists_offsets_and_deletes_records(java: JavaClients, node: Broker) -> None:
@@ -72,7 +76,7 @@ def test_the_java_admin_lists_offsets_and_deletes_records(java: JavaClients, nod
     assert offset(str(times[0] + 1)) == 1
     assert java.admin(node.bootstrap, "deleteRecords", partition=f"{topic}:0", before=3) == 3
     assert offset("earliest") == 3
-    reason = refusal(java, node, "deleteRecords", partition=f"{topic}:0", before=99)
+    reason = error_name(java, node, "deleteRecords", partition=f"{topic}:0", before=99)
     assert reason == "OffsetOutOfRangeException"
 
 
@@ -95,7 +99,7 @@ def test_the_java_admin_lists_and_describes_groups(java: JavaClients, node: Brok
     assert listed() == [{"group": group, "protocol": "consumer", "state": "Stable", "type": "Classic"}]
     assert listed(states=["Stable"], types=["Classic"]) == listed()
     assert listed(states=["Empty", "Dead"]) == []
-    assert listed(types=["Consumer"]) == []
+    assert listed(types=["JavaConsumer"]) == []
     described = java.admin(node.bootstrap, "describeGroup", group=group)
     seen = {each["client"]: each for each in described.pop("members")}
     assert described == {
@@ -108,10 +112,10 @@ def test_the_java_admin_lists_and_describes_groups(java: JavaClients, node: Brok
     for each in members:
         found = seen[each.name]
         assert found["instance"] == f"i-{each.name}"
-        assert found["member"] == each.told("assigned")[-1]["member"]
+        assert found["member"] == each.events_of("assigned")[-1]["member"]
         assert found["host"] == "/127.0.0.1"
         assert set(found["partitions"]) == each.owned
-    assert refusal(java, node, "describeGroup", group=unique()) == "GroupIdNotFoundException"
+    assert error_name(java, node, "describeGroup", group=unique()) == "GroupIdNotFoundException"
 
 
 def test_the_java_admin_deletes_groups_that_are_empty(java: JavaClients, node: Broker) -> None:
@@ -119,14 +123,14 @@ def test_the_java_admin_deletes_groups_that_are_empty(java: JavaClients, node: B
     only = member(java, node, "only", group, topic)
     only.wait_for("assigned")
     only.commit({f"{topic}:0": (0, "kept")})
-    assert refusal(java, node, "deleteGroup", group=group) == "GroupNotEmptyException"
+    assert error_name(java, node, "deleteGroup", group=group) == "GroupNotEmptyException"
     only.close()
     assert java.admin(node.bootstrap, "describeGroup", group=group)["state"] == "Empty"
     assert java.admin(node.bootstrap, "listGroupOffsets", group=group) == {f"{topic}:0": [0, "kept"]}
     java.admin(node.bootstrap, "deleteGroup", group=group)
-    assert refusal(java, node, "describeGroup", group=group) == "GroupIdNotFoundException"
+    assert error_name(java, node, "describeGroup", group=group) == "GroupIdNotFoundException"
     assert java.admin(node.bootstrap, "listGroupOffsets", group=group) == {}
-    assert refusal(java, node, "deleteGroup", group=group) == "GroupIdNotFoundException"
+    assert error_name(java, node, "deleteGroup", group=group) == "GroupIdNotFoundException"
 
 
 def test_the_java_admin_alters_and_deletes_a_groups_offsets(java: JavaClients, node: Broker) -> None:
@@ -138,9 +142,10 @@ def test_the_java_admin_alters_and_deletes_a_groups_offsets(java: JavaClients, n
     only = member(java, node, "only", group, topic)
     wait_until_shared([only], partitions_of(topic, 2))
     assert (
-        refusal(java, node, "alterGroupOffsets", group=group, offsets=offsets) == "UnknownMemberIdException"
+        error_name(java, node, "alterGroupOffsets", group=group, offsets=offsets)
+        == "UnknownMemberIdException"
     )
-    reason = refusal(java, node, "deleteGroupOffsets", group=group, partitions=[f"{topic}:0"])
+    reason = error_name(java, node, "deleteGroupOffsets", group=group, partitions=[f"{topic}:0"])
     assert reason == "GroupSubscribedToTopicException"
     java.admin(node.bootstrap, "deleteGroupOffsets", group=group, partitions=[f"{other_topic}:0"])
     del offsets[f"{other_topic}:0"]
@@ -149,11 +154,11 @@ def test_the_java_admin_alters_and_deletes_a_groups_offsets(java: JavaClients, n
     java.admin(node.bootstrap, "deleteGroupOffsets", group=group, partitions=[f"{topic}:0"])
     del offsets[f"{topic}:0"]
     assert java.admin(node.bootstrap, "listGroupOffsets", group=group) == offsets
-    reason = refusal(java, node, "deleteGroupOffsets", group=unique(), partitions=[f"{topic}:0"])
+    reason = error_name(java, node, "deleteGroupOffsets", group=unique(), partitions=[f"{topic}:0"])
     assert reason == "GroupIdNotFoundException"
     java.admin(node.bootstrap, "deleteTopic", topic=topic)
     missing = {f"{unique()}:0": [1, ""]}
-    reason = refusal(java, node, "alterGroupOffsets", group=group, offsets=missing)
+    reason = error_name(java, node, "alterGroupOffsets", group=group, offsets=missing)
     assert reason == "UnknownTopicOrPartitionException"
 
 
@@ -169,7 +174,7 @@ def test_the_java_admin_removes_members(java: JavaClients, node: Broker) -> None
     java.admin(node.bootstrap, "removeGroupMembers", group=group)
     java.wait_until(lambda: a.generation > generation and b.generation > generation, "no new generation")
     wait_until_shared([a, b], partitions_of(topic, 4))
-    assert refusal(java, node, "removeGroupMembers", group=group, instances=["nobody"]) in (
+    assert error_name(java, node, "removeGroupMembers", group=group, instances=["nobody"]) in (
         "UnknownMemberIdException",
         "ExecutionException",
     )

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from broker_under_test import Broker
-from java_clients import Consumer, JavaClients, partitions_of, wait_until_shared
+from java_clients import JavaClients, JavaConsumer, partitions_of, wait_until_shared
 
 from support.topics import Topics, unique
 
@@ -17,8 +17,8 @@ def by(assignor: str) -> dict[str, str]:
     return {"partition_assignment_strategy": f"{ASSIGNORS}.{assignor}"}
 
 
-def revoked_after(consumer: Consumer, since: int) -> set[str]:
-    return {each for event in consumer.told("revoked", since) for each in event["partitions"]}
+def revoked_after(consumer: JavaConsumer, since: int) -> set[str]:
+    return {each for event in consumer.events_of("revoked", since) for each in event["partitions"]}
 
 
 def test_two_java_consumers_share_a_topic_and_a_third_joins_and_leaves(
@@ -27,7 +27,7 @@ def test_two_java_consumers_share_a_topic_and_a_third_joins_and_leaves(
     topic, group = Topics(node.bootstrap).create(partitions=6), unique()
     everything = partitions_of(topic, 6)
 
-    def join(name: str) -> Consumer:
+    def join(name: str) -> JavaConsumer:
         return java.consumer(node.bootstrap, name, topic, group_id=group)
 
     a = join("a")
@@ -44,7 +44,7 @@ def test_two_java_consumers_share_a_topic_and_a_third_joins_and_leaves(
     assert len(sent) == 60
     for each in (a, b, c):
         each.wait_for_records(20)
-        assert {record["partition"] for record in each.told("record")} == each.owned
+        assert {record["partition"] for record in each.events_of("record")} == each.owned
     c.close()
     wait_until_shared([a, b], everything)
     java.produce(node.bootstrap, topic, [{"value": f"more {n}", "partition": n % 6} for n in range(60)])
@@ -61,7 +61,7 @@ def test_a_group_shares_two_topics_by(java: JavaClients, node: Broker, assignor:
     first_topic, second_topic = sorted([topics.create(partitions=3), topics.create(partitions=3)])
     everything = partitions_of(first_topic, 3) | partitions_of(second_topic, 3)
 
-    def join(name: str) -> Consumer:
+    def join(name: str) -> JavaConsumer:
         return java.consumer(node.bootstrap, name, first_topic, second_topic, group_id=group, **by(assignor))
 
     a = join("a")
@@ -177,8 +177,8 @@ def test_no_record_is_missed_while_many_members_join_and_leave(
 ) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=12), unique()
     everything, sent = partitions_of(topic, 12), 0
-    present: list[Consumer] = []
-    gone: list[Consumer] = []
+    present: list[JavaConsumer] = []
+    closed: list[JavaConsumer] = []
 
     def produce() -> None:
         nonlocal sent
@@ -196,14 +196,14 @@ def test_no_record_is_missed_while_many_members_join_and_leave(
         present += joining
         for each in present[:go]:
             each.close()
-        gone += present[:go]
+        closed += present[:go]
         del present[:go]
         produce()
         wait_until_shared(present, everything)
     produce()
 
     def read() -> list[int]:
-        return [int(value) for each in (*present, *gone) for value in each.values]
+        return [int(value) for each in (*present, *closed) for value in each.values]
 
     java.wait_until(lambda: len(set(read())) >= sent, lambda: f"{len(set(read()))} of {sent} were read")
     assert set(read()) == set(range(sent))

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from broker_under_test import broker
-from java_clients import Consumer, JavaClients, partitions_of, wait_until_shared
-from recorder import Passed, Recorder
+from java_clients import JavaClients, JavaConsumer, partitions_of, wait_until_shared
+from recorder import RecordedMessage, Recorder
 
 from support.topics import Topics, unique
 
@@ -34,28 +34,30 @@ def recorder(jvm: JavaClients, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def consumer(
     java: JavaClients, recorder: Recorder, group: str, name: str, topic: str, **more: object
-) -> Consumer:
+) -> JavaConsumer:
     """Names are unique client ids, by which the recorder knows the consumers."""
     return java.consumer(recorder.bootstrap, f"{name}-{group}", topic, group_id=group, **more)
 
 
-def in_order(recorder: Recorder, of: Consumer, since_ns: int = 0) -> list[str]:
+def in_order(recorder: Recorder, of: JavaConsumer, since_ns: int = 0) -> list[str]:
     """Returns recorded messages and consumer events in order: "→" to the broker, "←" from it."""
-    passed = [
-        (each.at_ns, f"{'←' if each.is_answer else '→'} {each.name}")
+    messages = [
+        (each.at_ns, f"{'←' if each.is_response else '→'} {each.name}")
         for each in recorder.of(of.name)
         if each.name in (*COORDINATION, "OffsetCommit", "LeaveGroup")
     ]
-    told = [
+    events = [
         (each["at_ns"], each["event"])
         for each in of.events
         if each["event"] in ("assigned", "revoked", "lost")
     ]
-    return [what for at_ns, what in sorted(passed + told) if at_ns >= since_ns]
+    return [what for at_ns, what in sorted(messages + events) if at_ns >= since_ns]
 
 
-def of_kind(recorder: Recorder, of: Consumer, name: str, *, is_answer: bool) -> list[Passed]:
-    return [each for each in recorder.of(of.name) if each.name == name and each.is_answer == is_answer]
+def messages_of(
+    recorder: Recorder, of: JavaConsumer, name: str, *, is_response: bool
+) -> list[RecordedMessage]:
+    return [each for each in recorder.of(of.name) if each.name == name and each.is_response == is_response]
 
 
 def test_a_first_consumer_finds_its_coordinator_joins_twice_leads_syncs_and_heartbeats(
@@ -64,7 +66,7 @@ def test_a_first_consumer_finds_its_coordinator_joins_twice_leads_syncs_and_hear
     topic, group = Topics(recorder.bootstrap).create(partitions=3), unique()
     first = consumer(java, recorder, group, "first", topic)
     wait_until_shared([first], partitions_of(topic, 3))
-    recorder.wait_for_answer(first.name, "Heartbeat")
+    recorder.wait_for_response(first.name, "Heartbeat")
     order = in_order(recorder, first)
     assert order == [
         "→ FindCoordinator",
@@ -77,33 +79,37 @@ def test_a_first_consumer_finds_its_coordinator_joins_twice_leads_syncs_and_hear
         "← SyncGroup",
         "assigned",
     ]
-    (lookup,) = of_kind(recorder, first, "FindCoordinator", is_answer=True)
+    (lookup,) = messages_of(recorder, first, "FindCoordinator", is_response=True)
     (found,) = lookup.content["coordinators"]
     assert (found["error_code"], found["node_id"], found["port"]) == (0, 1, recorder.port)
-    asked, asked_again = of_kind(recorder, first, "JoinGroup", is_answer=False)
-    told, told_again = of_kind(recorder, first, "JoinGroup", is_answer=True)
-    assert asked.content["member_id"] == ""
-    assert asked.content["protocol_type"] == "consumer"
-    assert [each["name"] for each in asked.content["protocols"]] == ["range", "cooperative-sticky"]
-    assert told.error == MEMBER_ID_REQUIRED
-    assert told.content["member_id"].startswith(first.name + "-")
-    assert asked_again.content["member_id"] == told.content["member_id"]
-    assert told_again.error == 0
-    assert told_again.content["generation_id"] == 1
-    assert told_again.content["leader"] == told_again.content["member_id"] == asked_again.content["member_id"]
-    assert told_again.content["protocol_name"] == "range"
-    (member,) = told_again.content["members"]
-    assert member["member_id"] == asked_again.content["member_id"]
-    (sync,) = of_kind(recorder, first, "SyncGroup", is_answer=False)
+    first_join, second_join = messages_of(recorder, first, "JoinGroup", is_response=False)
+    first_response, second_response = messages_of(recorder, first, "JoinGroup", is_response=True)
+    assert first_join.content["member_id"] == ""
+    assert first_join.content["protocol_type"] == "consumer"
+    assert [each["name"] for each in first_join.content["protocols"]] == ["range", "cooperative-sticky"]
+    assert first_response.error == MEMBER_ID_REQUIRED
+    assert first_response.content["member_id"].startswith(first.name + "-")
+    assert second_join.content["member_id"] == first_response.content["member_id"]
+    assert second_response.error == 0
+    assert second_response.content["generation_id"] == 1
+    assert (
+        second_response.content["leader"]
+        == second_response.content["member_id"]
+        == second_join.content["member_id"]
+    )
+    assert second_response.content["protocol_name"] == "range"
+    (member,) = second_response.content["members"]
+    assert member["member_id"] == second_join.content["member_id"]
+    (sync,) = messages_of(recorder, first, "SyncGroup", is_response=False)
     assert [each["member_id"] for each in sync.content["assignments"]] == [member["member_id"]]
-    (synced,) = of_kind(recorder, first, "SyncGroup", is_answer=True)
+    (synced,) = messages_of(recorder, first, "SyncGroup", is_response=True)
     assert synced.content["assignment"] == sync.content["assignments"][0]["assignment"]
-    heartbeats = of_kind(recorder, first, "Heartbeat", is_answer=False)
+    heartbeats = messages_of(recorder, first, "Heartbeat", is_response=False)
     assert heartbeats[0].at_ns > synced.at_ns
     assert {(each.content["generation_id"], each.content["member_id"]) for each in heartbeats} == {
         (1, member["member_id"])
     }
-    assert all(each.error == 0 for each in of_kind(recorder, first, "Heartbeat", is_answer=True))
+    assert all(each.error == 0 for each in messages_of(recorder, first, "Heartbeat", is_response=True))
 
 
 def test_at_a_rebalance_a_consumer_commits_revokes_joins_and_syncs_in_order(
@@ -130,26 +136,26 @@ def test_at_a_rebalance_a_consumer_commits_revokes_joins_and_syncs_in_order(
         "← SyncGroup",
         "assigned",
     ]
-    beaten = [each for each in of_kind(recorder, first, "Heartbeat", is_answer=True) if each.error]
+    beaten = [each for each in messages_of(recorder, first, "Heartbeat", is_response=True) if each.error]
     assert {each.error for each in beaten} == {REBALANCE_IN_PROGRESS}
-    revoked = first.told("revoked")[0]
+    revoked = first.events_of("revoked")[0]
     assert beaten[0].at_ns < revoked["at_ns"]
     assert set(revoked["partitions"]) == partitions_of(topic, 4)
-    (commit,) = of_kind(recorder, first, "OffsetCommit", is_answer=False)
+    (commit,) = messages_of(recorder, first, "OffsetCommit", is_response=False)
     assert (commit.content["generation_id_or_member_epoch"], commit.content["group_id"]) == (1, group)
-    joined = of_kind(recorder, first, "JoinGroup", is_answer=False)[-1]
+    joined = messages_of(recorder, first, "JoinGroup", is_response=False)[-1]
     assert joined.content["member_id"] == commit.content["member_id"]
 
     assert "revoked" not in in_order(recorder, second)
-    answers = [of_kind(recorder, each, "JoinGroup", is_answer=True)[-1] for each in (first, second)]
+    answers = [messages_of(recorder, each, "JoinGroup", is_response=True)[-1] for each in (first, second)]
     assert {each.content["generation_id"] for each in answers} == {2}
     (leader,) = {each.content["leader"] for each in answers}
     assert [bool(each.content["members"]) for each in answers] == [
         each.content["member_id"] == leader for each in answers
     ]
-    for each, answer in zip((first, second), answers, strict=True):
-        sync = of_kind(recorder, each, "SyncGroup", is_answer=False)[-1]
-        assert bool(sync.content["assignments"]) == (answer.content["member_id"] == leader)
+    for each, response in zip((first, second), answers, strict=True):
+        sync = messages_of(recorder, each, "SyncGroup", is_response=False)[-1]
+        assert bool(sync.content["assignments"]) == (response.content["member_id"] == leader)
         assert sync.content["generation_id"] == 2
 
 
@@ -168,7 +174,7 @@ def test_a_cooperative_rebalance_commits_keeps_partitions_and_joins_again_to_rev
     order = [what for what in in_order(recorder, first, before_ns) if "OffsetCommit" not in what]
     round_trips = ["→ JoinGroup", "← JoinGroup", "→ SyncGroup", "← SyncGroup"]
     assert order == [*round_trips, "revoked", "assigned", *round_trips, "assigned"]
-    assert len(first.told("revoked")[0]["partitions"]) == 2
+    assert len(first.events_of("revoked")[0]["partitions"]) == 2
 
 
 def test_a_closing_consumer_commits_revokes_and_leaves(java: JavaClients, recorder: Recorder) -> None:
@@ -184,7 +190,7 @@ def test_a_closing_consumer_commits_revokes_and_leaves(java: JavaClients, record
         "revoked",
         "→ LeaveGroup",
     ]
-    left = recorder.wait_for_answer(only.name, "LeaveGroup")
+    left = recorder.wait_for_response(only.name, "LeaveGroup")
     assert left.error == 0
     assert [each["error_code"] for each in left.content["members"]] == [0]
 
@@ -197,7 +203,7 @@ def test_a_consumer_that_polls_too_late_leaves_and_rejoins_as_a_new_member(
     wait_until_shared([slow], partitions_of(topic, 2))
     before_ns = time.monotonic_ns()
     slow.stall()
-    left = recorder.wait_for_answer(slow.name, "LeaveGroup", before_ns)
+    left = recorder.wait_for_response(slow.name, "LeaveGroup", before_ns)
     assert [each["error_code"] for each in left.content["members"]] == [0]
     slow.go()
     slow.wait_for("lost")
@@ -214,7 +220,7 @@ def test_a_consumer_that_polls_too_late_leaves_and_rejoins_as_a_new_member(
         "← SyncGroup",
         "assigned",
     ]
-    first, *_, again, last = of_kind(recorder, slow, "JoinGroup", is_answer=False)
+    first, *_, again, last = messages_of(recorder, slow, "JoinGroup", is_response=False)
     assert (first.content["member_id"], again.content["member_id"]) == ("", "")
     (member,) = left.content["members"]
     assert last.content["member_id"] != member["member_id"]
@@ -225,7 +231,7 @@ def test_a_static_member_does_not_leave_and_needs_no_second_join(
 ) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=4), unique()
 
-    def join(name: str) -> Consumer:
+    def join(name: str) -> JavaConsumer:
         return consumer(java, recorder, group, name, topic, group_instance_id=f"{name}-{group}")
 
     stays, restarts = join("stays"), join("restarts")
@@ -245,10 +251,10 @@ def test_a_static_member_does_not_leave_and_needs_no_second_join(
         "← SyncGroup",
         "assigned",
     ]
-    joined = of_kind(recorder, restarts, "JoinGroup", is_answer=True)[-1]
+    joined = messages_of(recorder, restarts, "JoinGroup", is_response=True)[-1]
     assert joined.error == 0
     assert joined.content["generation_id"] == stays.generation
-    recorder.wait_for_answer(stays.name, "Heartbeat", time.monotonic_ns())
+    recorder.wait_for_response(stays.name, "Heartbeat", time.monotonic_ns())
     assert in_order(recorder, stays, before_ns) == []
 
 
@@ -260,9 +266,9 @@ def test_a_consumer_with_a_broken_connection_reconnects_and_stays_a_member(
     only = consumer(java, recorder, group, "only", topic, **settings)
     wait_until_shared([only], partitions_of(topic, 2))
     cut_ns = time.monotonic_ns()
-    recorder.cut()
-    recorder.wait_for_answer(only.name, "FindCoordinator", cut_ns)
-    beaten = recorder.wait_for_answer(only.name, "Heartbeat", time.monotonic_ns())
+    recorder.close_connections()
+    recorder.wait_for_response(only.name, "FindCoordinator", cut_ns)
+    beaten = recorder.wait_for_response(only.name, "Heartbeat", time.monotonic_ns())
     assert beaten.error == 0
     assert set(in_order(recorder, only, cut_ns)) == {"→ FindCoordinator", "← FindCoordinator"}
     assert only.member["generation"] == 1

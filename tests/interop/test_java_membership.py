@@ -3,7 +3,7 @@ heartbeating."""
 
 import pytest
 from broker_under_test import Broker
-from java_clients import Consumer, JavaClients, JavaError, partitions_of, wait_until_shared
+from java_clients import JavaClients, JavaConsumer, JavaError, partitions_of, wait_until_shared
 
 from support.topics import Topics, unique
 
@@ -11,7 +11,7 @@ from support.topics import Topics, unique
 def test_a_static_member_restarts_without_a_rebalance(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
 
-    def join(name: str) -> Consumer:
+    def join(name: str) -> JavaConsumer:
         return java.consumer(
             node.bootstrap, name, topic, group_id=group, group_instance_id=f"{name}-instance"
         )
@@ -19,13 +19,13 @@ def test_a_static_member_restarts_without_a_rebalance(java: JavaClients, node: B
     a, b = join("a"), join("b")
     wait_until_shared([a, b], partitions_of(topic, 4))
     owned, generation, seen = set(b.owned), a.generation, len(a.events)
-    member = b.told("assigned")[-1]["member"]
+    member = b.events_of("assigned")[-1]["member"]
     b.close()
     b = join("b")
     wait_until_shared([a, b], partitions_of(topic, 4))
     assert b.owned == owned
     assert b.generation == generation
-    assert b.told("assigned")[-1]["member"] != member
+    assert b.events_of("assigned")[-1]["member"] != member
     java.produce(node.bootstrap, topic, [{"value": str(n), "partition": n} for n in range(4)])
     a.wait_for_records(2)
     b.wait_for_records(2)
@@ -38,7 +38,7 @@ def test_a_static_member_restarts_without_a_rebalance(java: JavaClients, node: B
 def test_a_static_leader_restarts_without_a_rebalance(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
 
-    def join(name: str) -> Consumer:
+    def join(name: str) -> JavaConsumer:
         return java.consumer(
             node.bootstrap, name, topic, group_id=group, group_instance_id=f"{name}-instance"
         )
@@ -60,7 +60,7 @@ def test_a_static_member_that_does_not_restart_is_removed_after_its_session_time
 ) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
 
-    def join(name: str) -> Consumer:
+    def join(name: str) -> JavaConsumer:
         return java.consumer(
             node.bootstrap, name, topic, group_id=group, group_instance_id=name, session_timeout_ms=1500
         )
@@ -82,7 +82,7 @@ def test_the_first_of_two_members_with_one_instance_id_is_fenced(java: JavaClien
     wait_until_shared([second], partitions_of(topic, 2))
     assert first.wait_for_error() == "FencedInstanceIdException"
     described = java.admin(node.bootstrap, "describeGroup", group=group)
-    member = second.told("assigned")[-1]["member"]
+    member = second.events_of("assigned")[-1]["member"]
     assert [(each["member"], each["instance"]) for each in described["members"]] == [(member, "twin")]
 
 
@@ -95,7 +95,7 @@ def test_a_consumer_that_polls_too_late_loses_its_partitions_and_rejoins(
     quick = java.consumer(node.bootstrap, "quick", topic, **settings)
     wait_until_shared([slow, quick], partitions_of(topic, 4))
     since = len(slow.events)
-    member = slow.told("assigned")[-1]["member"]
+    member = slow.events_of("assigned")[-1]["member"]
     slow.stall()
     wait_until_shared([quick], partitions_of(topic, 4))
     described = java.admin(node.bootstrap, "describeGroup", group=group)
@@ -104,8 +104,8 @@ def test_a_consumer_that_polls_too_late_loses_its_partitions_and_rejoins(
     lost = slow.wait_for("lost", since)
     assert len(lost["partitions"]) == 2
     wait_until_shared([slow, quick], partitions_of(topic, 4))
-    assert slow.told("assigned")[-1]["member"] != member
-    assert slow.told("revoked", since) == []
+    assert slow.events_of("assigned")[-1]["member"] != member
+    assert slow.events_of("revoked", since) == []
 
 
 def test_a_removed_consumer_cannot_commit(java: JavaClients, node: Broker) -> None:

@@ -73,8 +73,8 @@ def test_a_consumer_auto_commits(java: JavaClients, node: Broker) -> None:
     reader = java.consumer(node.bootstrap, "reader", topic, group_id=group, auto_commit_interval_ms=200)
     reader.wait_for_records(10)
     java.wait_until(
-        lambda: any(each["offsets"].get(f"{topic}:0") == [10, ""] for each in reader.told("committed")),
-        lambda: f"no commit of offset 10: {reader.told('committed')}",
+        lambda: any(each["offsets"].get(f"{topic}:0") == [10, ""] for each in reader.events_of("committed")),
+        lambda: f"no commit of offset 10: {reader.events_of('committed')}",
     )
     assert java.admin(node.bootstrap, "listGroupOffsets", group=group) == {f"{topic}:0": [10, ""]}
 

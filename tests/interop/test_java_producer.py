@@ -53,7 +53,7 @@ def test_the_java_consumer_reads_what_the_java_producer_sends(java: JavaClients,
     sent = java.produce(node.bootstrap, topic, records)
     reader = java.consumer(node.bootstrap, "reader", partitions=[f"{topic}:0"])
     reader.wait_for_records(len(records))
-    got = reader.told("record")
+    got = reader.events_of("record")
     for each, record in zip(got, records, strict=True):
         assert (each["key"], each["value"]) == (record["key"], record["value"])
         assert each["headers"] == record.get("headers", [])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from broker_under_test import Broker
 from command_line import CONSUMER, CONSUMER_GROUPS, GROUPS, PRODUCER, Tools, table
-from java_clients import Consumer, JavaClients, partitions_of, wait_until_shared
+from java_clients import JavaClients, JavaConsumer, partitions_of, wait_until_shared
 
 from support.topics import Topics, unique
 
@@ -20,7 +20,7 @@ class Active:
 
     name: str
     topic: str
-    members: tuple[Consumer, Consumer]
+    members: tuple[JavaConsumer, JavaConsumer]
 
 
 def produce(java: JavaClients, node: Broker, topic: str) -> None:
@@ -91,7 +91,7 @@ def test_consumer_groups_describes_offsets_and_lag(groups: ConsumerGroups, activ
         row = rows[member.name]
         assert {f"{row['TOPIC']}:{row['PARTITION']}"} == member.owned
         assert (row["CURRENT-OFFSET"], row["LOG-END-OFFSET"], row["LAG"]) == (offset, "10", lag)
-        assert row["CONSUMER-ID"] == member.told("assigned")[-1]["member"]
+        assert row["CONSUMER-ID"] == member.events_of("assigned")[-1]["member"]
         assert row["HOST"] == "/127.0.0.1"
     assert "LEADER-EPOCH" in groups("--describe", "--group", active.name, "--offsets", "--verbose")
 

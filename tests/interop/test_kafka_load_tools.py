@@ -17,7 +17,7 @@ from support.topics import Topics, unique
 from support.wire import WireClient, end_offset
 
 
-def told(printed: str, name: str) -> list[dict[str, Any]]:
+def printed_events(printed: str, name: str) -> list[dict[str, Any]]:
     """Returns the events of one name in the output of a verifiable tool."""
     events = [json.loads(line) for line in printed.splitlines()]
     return [event for event in events if event["name"] == name]
@@ -41,19 +41,22 @@ def test_the_verifiable_producer_and_consumer_agree(tools: Tools, node: Broker, 
     topic, group = Topics(node.bootstrap).create(partitions=3), unique()
     at = ("--bootstrap-server", node.bootstrap, "--topic", topic)
     printed = tools.run_alone(VERIFIABLE_PRODUCER, *at, "--max-messages", "500", "--repeating-keys", "10")
-    assert told(printed, "producer_send_error") == []
-    (summary,) = told(printed, "tool_data")
+    assert printed_events(printed, "producer_send_error") == []
+    (summary,) = printed_events(printed, "tool_data")
     assert (summary["sent"], summary["acked"]) == (500, 500)
     sent = {
-        (each["partition"], each["offset"], each["value"]) for each in told(printed, "producer_send_success")
+        (each["partition"], each["offset"], each["value"])
+        for each in printed_events(printed, "producer_send_success")
     }
     assert len(sent) == 500
 
     of_group = ("--group-id", group, "--reset-policy", "earliest", "--max-messages", "500", "--verbose")
     printed = tools.run_alone(VERIFIABLE_CONSUMER, *at, *of_group)
-    read = {(each["partition"], each["offset"], each["value"]) for each in told(printed, "record_data")}
+    read = {
+        (each["partition"], each["offset"], each["value"]) for each in printed_events(printed, "record_data")
+    }
     assert read == sent
-    assert all(each["success"] for each in told(printed, "offsets_committed"))
+    assert all(each["success"] for each in printed_events(printed, "offsets_committed"))
     order = [json.loads(line)["name"] for line in printed.splitlines()]
     assert order[0] == "startup_complete"
     assert set(order[-2:]) == {"shutdown_requested", "shutdown_complete"}

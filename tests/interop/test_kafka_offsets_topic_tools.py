@@ -93,7 +93,7 @@ def test_kafkas_formatters_print_stored_offsets_and_groups(
     assert stored == {"protocolType": "consumer", "generation": a.generation, "protocol": "range"}
     for each in (a, b):
         member = members[each.name]
-        assert member["memberId"] == each.told("assigned")[-1]["member"]
+        assert member["memberId"] == each.events_of("assigned")[-1]["member"]
         assert member["groupInstanceId"] == f"i-{each.name}"
         assert (member["clientHost"], member["sessionTimeout"]) == ("/127.0.0.1", 20_000)
         assert member["rebalanceTimeout"] == 300_000

@@ -77,8 +77,10 @@ def test_kafka_get_offsets_lists_offsets(tools: Tools, node: Broker) -> None:
     latest = tools.run(OFFSETS, *at(node), "--topic", topic).split()
     assert latest == [f"{topic}:0:0", f"{topic}:1:7"]
     for special, offset in (("earliest", "0"), ("max-timestamp", "0"), ("earliest-local", "0")):
-        answer = tools.run(OFFSETS, *at(node), "--topic-partitions", f"{topic}:1", "--time", special).split()
-        assert answer == [f"{topic}:1:{offset}"]
+        response = tools.run(
+            OFFSETS, *at(node), "--topic-partitions", f"{topic}:1", "--time", special
+        ).split()
+        assert response == [f"{topic}:1:{offset}"]
 
 
 def test_kafka_log_dirs_shows_sizes(tools: Tools, node: Broker) -> None:
@@ -86,8 +88,8 @@ def test_kafka_log_dirs_shows_sizes(tools: Tools, node: Broker) -> None:
     with WireClient(node.bootstrap) as wire:
         produce(wire, topic, batch([bytes(1000)]))
     printed = tools.run(LOG_DIRS, *at(node), "--describe", "--topic-list", topic)
-    answer = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
-    (directory,) = answer["brokers"][0]["logDirs"]
+    response = json.loads(next(line for line in printed.splitlines() if line.startswith("{")))
+    (directory,) = response["brokers"][0]["logDirs"]
     assert directory["error"] is None
     (partition,) = directory["partitions"]
     assert partition["partition"] == f"{topic}-0"

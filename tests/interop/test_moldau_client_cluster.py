@@ -221,10 +221,10 @@ def test_a_node_that_stops_during_a_read_loses_nothing(kafka: KafkaCluster, way:
         async with Cluster(kafka.bootstrap, request_timeout_ms=10_000) as cluster:
             partitions = await new_topic(cluster)
             await write(cluster, partitions, range(30_000))
-            gone = kafka.nodes[await cluster.leader_of(partitions[0])]
+            stopped = kafka.nodes[await cluster.leader_of(partitions[0])]
             limits = {"partition_max_bytes": 2_000, "max_bytes": 4_000}
-            values = await read_to_the_end(cluster, partitions, halfway=getattr(gone, way), **limits)
-            gone.start()
+            values = await read_to_the_end(cluster, partitions, halfway=getattr(stopped, way), **limits)
+            stopped.start()
             assert values == {index: in_partition(index, range(30_000)) for index in range(PARTITIONS)}
 
     run_on(test)

@@ -8,7 +8,7 @@ from spark_data import (
     PARTITIONS,
     RECORDS,
     Read,
-    Written,
+    SparkTopics,
     batch,
     in_order,
     read_with_librdkafka,
@@ -24,14 +24,14 @@ WRITERS = ("kafka", "moldau")
 ALL = {"startingOffsets": "earliest", "includeHeaders": "true"}
 
 
-def test_the_connector_reads_every_record_librdkafka_wrote(spark: SparkSession, written: Written) -> None:
+def test_the_connector_reads_every_record_librdkafka_wrote(spark: SparkSession, written: SparkTopics) -> None:
     rows = in_order(batch(spark, "kafka", written.bootstrap, {"subscribe": written.plain, **ALL}))
     expected = read_with_librdkafka(written.bootstrap, written.plain, RECORDS)
     assert [_read_file(row) for row in rows] == expected
 
 
 def test_the_connector_streams_every_record_librdkafka_wrote(
-    spark: SparkSession, written: Written, tmp_path: Path
+    spark: SparkSession, written: SparkTopics, tmp_path: Path
 ) -> None:
     options = {"subscribe": written.plain, "maxOffsetsPerTrigger": 70, **ALL}
     streamed = stream_to_end(stream(spark, "kafka", written.bootstrap, options), tmp_path)
@@ -43,7 +43,7 @@ def test_the_connector_streams_every_record_librdkafka_wrote(
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_rows_written_are_read_by_the_connector_and_by_librdkafka(
-    spark: SparkSession, written: Written, writer: str
+    spark: SparkSession, written: SparkTopics, writer: str
 ) -> None:
     into = Topics(written.bootstrap).create(partitions=PARTITIONS)
     source = batch(spark, "kafka", written.bootstrap, {"subscribe": written.plain, **ALL})
@@ -57,7 +57,7 @@ def test_rows_written_are_read_by_the_connector_and_by_librdkafka(
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_stream_from_topic_to_topic_copies_every_record(
-    spark: SparkSession, written: Written, tmp_path: Path, writer: str
+    spark: SparkSession, written: SparkTopics, tmp_path: Path, writer: str
 ) -> None:
     into = Topics(written.bootstrap).create(partitions=PARTITIONS)
     options = {"subscribe": written.plain, "maxOffsetsPerTrigger": 70, **ALL}
@@ -77,7 +77,9 @@ def test_a_stream_from_topic_to_topic_copies_every_record(
     assert read_with_librdkafka(written.bootstrap, into, RECORDS) == expected
 
 
-def test_keys_go_to_the_same_partitions_as_with_the_connector(spark: SparkSession, written: Written) -> None:
+def test_keys_go_to_the_same_partitions_as_with_the_connector(
+    spark: SparkSession, written: SparkTopics
+) -> None:
     keys = spark.range(200).selectExpr("CAST(CONCAT('key-', id * id) AS STRING) AS key", "'value' AS value")
     placed = {}
     for writer in WRITERS:
@@ -90,7 +92,7 @@ def test_keys_go_to_the_same_partitions_as_with_the_connector(spark: SparkSessio
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_rows_can_name_their_topic(spark: SparkSession, written: Written, writer: str) -> None:
+def test_rows_can_name_their_topic(spark: SparkSession, written: SparkTopics, writer: str) -> None:
     topics = Topics(written.bootstrap)
     even, odd = topics.create(), topics.create()
     rows = spark.range(20).selectExpr(
@@ -102,7 +104,7 @@ def test_rows_can_name_their_topic(spark: SparkSession, written: Written, writer
         assert found == {b"%d" % number for number in range(first, 20, 2)}
 
 
-def _write(frame: DataFrame, writer: str, written: Written, topic: str) -> None:
+def _write(frame: DataFrame, writer: str, written: SparkTopics, topic: str) -> None:
     options = {"kafka.bootstrap.servers": written.bootstrap, "topic": topic, "includeHeaders": "true"}
     # The only mode in which Spark can write to Python data sources; the connector accepts it too.
     frame.write.format(writer).mode("append").options(**options).save()

@@ -9,14 +9,24 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from spark_data import FIRST_MS, RECORDS, Options, Streamed, Written, batch, in_order, stream, stream_to_end
+from spark_data import (
+    FIRST_MS,
+    RECORDS,
+    Options,
+    SparkTopics,
+    Streamed,
+    batch,
+    in_order,
+    stream,
+    stream_to_end,
+)
 
 pytestmark = pytest.mark.spark
 
 MIDDLE_MS = FIRST_MS + 1000 * RECORDS // 2
 BEHIND_MS = FIRST_MS + 1000 * RECORDS * 2
 
-Reads = dict[str, Callable[[Written], Options]]
+Reads = dict[str, Callable[[SparkTopics], Options]]
 
 READS: Reads = {
     "one topic": lambda on: {"subscribe": on.plain},
@@ -64,10 +74,10 @@ READS: Reads = {
     },
     "in more pieces than partitions": lambda on: {"subscribe": on.plain, "minPartitions": 7},
     "in pieces of so many records": lambda on: {"subscribe": on.plain, "maxRecordsPerPartition": 9},
-    "what is left after records were deleted": lambda on: {"subscribe": on.cut},
+    "what is left after records were deleted": lambda on: {"subscribe": on.truncated},
     "deleted records, which may be lost": lambda on: {
-        "subscribe": on.cut,
-        "startingOffsets": on.at(on.cut, {0: 0, 1: 0}),
+        "subscribe": on.truncated,
+        "startingOffsets": on.at(on.truncated, {0: 0, 1: 0}),
         "failOnDataLoss": "false",
     },
     "an option in other letters": lambda on: {"SUBSCRIBE": on.plain, "STARTINGoffsets": "EARLIEST"},
@@ -96,8 +106,8 @@ REFUSED: Reads = {
         "startingOffsets": on.at(on.plain, {0: 1}),
     },
     "a start that was deleted": lambda on: {
-        "subscribe": on.cut,
-        "startingOffsets": on.at(on.cut, {0: 0, 1: 0}),
+        "subscribe": on.truncated,
+        "startingOffsets": on.at(on.truncated, {0: 0, 1: 0}),
     },
     "a time behind the last record": lambda on: {
         "subscribe": on.plain,
@@ -130,15 +140,15 @@ STREAMS: Reads = {
         "minPartitions": 5,
     },
     "deleted records, which may be lost": lambda on: {
-        "subscribe": on.cut,
-        "startingOffsets": on.at(on.cut, {0: 0, 1: 2}),
+        "subscribe": on.truncated,
+        "startingOffsets": on.at(on.truncated, {0: 0, 1: 2}),
         "failOnDataLoss": "false",
     },
 }
 REFUSED_STREAMS: Reads = {
     "a start that was deleted": lambda on: {
-        "subscribe": on.cut,
-        "startingOffsets": on.at(on.cut, {0: 0, 1: 0}),
+        "subscribe": on.truncated,
+        "startingOffsets": on.at(on.truncated, {0: 0, 1: 0}),
     },
     "an end": lambda on: {"subscribe": on.plain, "endingOffsets": "latest"},
 }
@@ -161,7 +171,7 @@ def some_slow(reads: Reads) -> list[object]:
 
 @pytest.mark.parametrize("read", some_slow(READS))
 def test_a_batch_read_has_the_same_rows_as_sparks_connector(
-    spark: SparkSession, written: Written, read: str
+    spark: SparkSession, written: SparkTopics, read: str
 ) -> None:
     options = READS[read](written)
     ours, theirs = (batch(spark, source, written.bootstrap, options) for source in ("moldau", "kafka"))
@@ -173,7 +183,7 @@ def test_a_batch_read_has_the_same_rows_as_sparks_connector(
 
 @pytest.mark.parametrize("read", NOTHING)
 def test_an_empty_batch_read_is_empty_as_with_sparks_connector(
-    spark: SparkSession, written: Written, read: str
+    spark: SparkSession, written: SparkTopics, read: str
 ) -> None:
     options = NOTHING[read](written)
     for source in ("moldau", "kafka"):
@@ -182,7 +192,7 @@ def test_an_empty_batch_read_is_empty_as_with_sparks_connector(
 
 @pytest.mark.parametrize("read", some_slow(REFUSED))
 def test_a_batch_read_that_sparks_connector_rejects_is_rejected(
-    spark: SparkSession, written: Written, read: str
+    spark: SparkSession, written: SparkTopics, read: str
 ) -> None:
     options = REFUSED[read](written)
     # Some of the connector's errors are plain Java exceptions; ours always have Spark's error class.
@@ -193,7 +203,7 @@ def test_a_batch_read_that_sparks_connector_rejects_is_rejected(
 
 @pytest.mark.parametrize("read", STREAMS)
 def test_a_stream_has_the_same_micro_batches_as_sparks_connector(
-    spark: SparkSession, written: Written, tmp_path: Path, read: str
+    spark: SparkSession, written: SparkTopics, tmp_path: Path, read: str
 ) -> None:
     options = STREAMS[read](written)
     ours, theirs = (_streamed(spark, source, written, options, tmp_path) for source in ("moldau", "kafka"))
@@ -204,7 +214,7 @@ def test_a_stream_has_the_same_micro_batches_as_sparks_connector(
 
 @pytest.mark.parametrize("read", REFUSED_STREAMS)
 def test_a_stream_that_sparks_connector_rejects_is_rejected(
-    spark: SparkSession, written: Written, tmp_path: Path, read: str
+    spark: SparkSession, written: SparkTopics, tmp_path: Path, read: str
 ) -> None:
     options = REFUSED_STREAMS[read](written)
     for source in ("kafka", "moldau"):
@@ -214,7 +224,7 @@ def test_a_stream_that_sparks_connector_rejects_is_rejected(
 
 @pytest.mark.parametrize("level", ISOLATION)
 def test_transactions_have_the_same_rows_as_with_sparks_connector(
-    spark: SparkSession, written: Written, tmp_path: Path, level: str
+    spark: SparkSession, written: SparkTopics, tmp_path: Path, level: str
 ) -> None:
     if written.committed is None:
         pytest.skip("Moldau has no transactions yet")
@@ -230,6 +240,6 @@ def test_transactions_have_the_same_rows_as_with_sparks_connector(
 
 
 def _streamed(
-    spark: SparkSession, source: str, written: Written, options: Options, directory: Path
+    spark: SparkSession, source: str, written: SparkTopics, options: Options, directory: Path
 ) -> Streamed:
     return stream_to_end(stream(spark, source, written.bootstrap, options), directory)

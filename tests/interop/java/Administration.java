@@ -31,7 +31,7 @@ import org.apache.kafka.common.GroupType;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.config.ConfigResource;
 
-/** The admin client: one for each broker it is asked about. */
+/** Admin clients, one per broker. */
 final class Administration {
     private final Map<String, Admin> admins = new ConcurrentHashMap<>();
 

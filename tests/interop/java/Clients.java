@@ -16,9 +16,8 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 
 /**
- * Kafka's Java clients and tools in one process, told what to do by lines of JSON on standard input. Every command
- * is answered by one line on standard output with the command's id; what consumers see in between is told in lines
- * of its own.
+ * Kafka's Java clients and tools in one process, driven by lines of JSON on standard input. Every command has one
+ * response line with its id on standard output; consumer events are further lines.
  */
 public final class Clients {
     private static final ObjectMapper JSON = new ObjectMapper();
@@ -37,7 +36,7 @@ public final class Clients {
         Clients clients = new Clients(new Events(told));
         BufferedReader commands = new BufferedReader(
             new InputStreamReader(new FileInputStream(FileDescriptor.in), StandardCharsets.UTF_8));
-        // A command may wait long (a tool, a close in the middle of a rebalance): the others do not wait for it.
+        // Commands run in parallel, because some take long (a tool, a close during a rebalance).
         ExecutorService threads = Executors.newCachedThreadPool(runnable -> {
             Thread thread = new Thread(runnable);
             thread.setDaemon(true);

@@ -6,7 +6,7 @@ import java.io.PrintStream;
 import java.util.LinkedHashMap;
 import java.util.Map;
 
-/** Lines of JSON: answers to commands, and what happens to consumers with the time it happened. */
+/** Lines of JSON: responses to commands, and consumer events with their time. */
 final class Events {
     private static final ObjectMapper JSON = new ObjectMapper();
 
@@ -31,8 +31,8 @@ final class Events {
         write(line);
     }
 
-    /** The time is of the machine's monotonic clock, which whoever reads the line can read too. */
-    void tell(String consumer, String event, Map<String, ?> more) {
+    /** The time is from the monotonic clock of the machine, which the reader shares. */
+    void report(String consumer, String event, Map<String, ?> more) {
         Map<String, Object> line = new LinkedHashMap<>();
         line.put("consumer", consumer);
         line.put("event", event);

@@ -27,7 +27,7 @@ import org.apache.kafka.clients.consumer.OffsetAndTimestamp;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
-/** One consumer on a thread of its own: it polls, tells what it sees, and between two polls does what it is asked. */
+/** A consumer in its own thread: it polls, reports events, and executes commands between two polls. */
 final class GroupConsumer implements ConsumerRebalanceListener {
     private static final Duration POLL = Duration.ofMillis(50);
 
@@ -45,8 +45,8 @@ final class GroupConsumer implements ConsumerRebalanceListener {
         Map<String, Object> settings = new HashMap<>();
         Values.settings(command.get("settings")).forEach((key, value) -> settings.put((String) key, value));
         settings.putIfAbsent(ConsumerConfig.CLIENT_ID_CONFIG, name);
-        settings.put(ConsumerConfig.INTERCEPTOR_CLASSES_CONFIG, List.of(CommitWitness.class.getName()));
-        settings.put(CommitWitness.TELL_TO, this);
+        settings.put(ConsumerConfig.INTERCEPTOR_CLASSES_CONFIG, List.of(CommitInterceptor.class.getName()));
+        settings.put(CommitInterceptor.CONSUMER, this);
         consumer = new KafkaConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
         if (command.has("pattern")) {
             consumer.subscribe(Pattern.compile(command.get("pattern").asText()), this);
@@ -67,8 +67,8 @@ final class GroupConsumer implements ConsumerRebalanceListener {
         thread.start();
     }
 
-    void tell(String event, Map<String, ?> more) {
-        events.tell(name, event, more);
+    void report(String event, Map<String, ?> more) {
+        events.report(name, event, more);
     }
 
     Object perform(JsonNode command) throws Exception {
@@ -76,7 +76,7 @@ final class GroupConsumer implements ConsumerRebalanceListener {
             case "stall":
                 stalled = new CountDownLatch(1);
                 return soon(() -> {
-                    tell("stalled", Map.of());
+                    report("stalled", Map.of());
                     return null;
                 }).get();
             case "go":
@@ -106,12 +106,12 @@ final class GroupConsumer implements ConsumerRebalanceListener {
             while (closing == null) {
                 try {
                     for (ConsumerRecord<byte[], byte[]> record : consumer.poll(POLL)) {
-                        tell("record", described(record));
+                        report("record", described(record));
                     }
                 } catch (RuntimeException problem) {
-                    tell("error", Map.of("error", problem.getClass().getSimpleName(),
+                    report("error", Map.of("error", problem.getClass().getSimpleName(),
                         "message", String.valueOf(problem.getMessage())));
-                    // What the client itself calls fatal does not get better by polling on.
+                    // Fatal errors do not go away with more polls.
                     closing = CloseOptions.timeout(Duration.ofSeconds(5));
                 }
                 FutureTask<Object> task;
@@ -122,10 +122,10 @@ final class GroupConsumer implements ConsumerRebalanceListener {
             }
             consumer.close(closing);
         } catch (Throwable problem) {
-            tell("error", Map.of("error", problem.getClass().getSimpleName(),
+            report("error", Map.of("error", problem.getClass().getSimpleName(),
                 "message", String.valueOf(problem.getMessage())));
         } finally {
-            tell("closed", Map.of());
+            report("closed", Map.of());
             ended.complete(null);
         }
     }
@@ -190,7 +190,7 @@ final class GroupConsumer implements ConsumerRebalanceListener {
     private void tellOfPartitions(String event, Collection<TopicPartition> partitions) {
         Map<String, Object> more = new LinkedHashMap<>(member());
         more.put("partitions", Values.written(partitions));
-        tell(event, more);
+        report(event, more);
     }
 
     private Map<String, Object> member() {
@@ -198,7 +198,7 @@ final class GroupConsumer implements ConsumerRebalanceListener {
         return Map.of("generation", group.generationId(), "member", group.memberId());
     }
 
-    /** The replica that the leader has sent it to for reading, as the client's own metric has it; -1 for none. */
+    /** The preferred read replica from the client's metric; -1 for none. */
     private int preferredReplica(TopicPartition partition) {
         return consumer.metrics().values().stream()
             .filter(each -> each.metricName().name().equals("preferred-read-replica")

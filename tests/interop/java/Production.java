@@ -11,7 +11,7 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
-/** Sends records with a producer of its own settings and says where each went. */
+/** Sends records with a new producer and returns where each went. */
 final class Production {
     private Production() {
     }

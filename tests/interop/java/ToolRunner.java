@@ -16,8 +16,8 @@ import java.util.Map;
 import org.apache.kafka.common.utils.Exit;
 
 /**
- * Runs the main methods of Kafka's command-line tools in this process, one at a time, and catches what they print
- * and the code they exit with. A tool's shutdown hooks run when its main method has ended.
+ * Runs the main methods of Kafka's command-line tools in this process, one at a time, and captures output and exit
+ * code. A tool's shutdown hooks run after its main method.
  */
 final class ToolRunner {
     private final Switch out = new Switch(new FileOutputStream(FileDescriptor.err));
@@ -26,7 +26,7 @@ final class ToolRunner {
     private Integer code;
 
     ToolRunner() {
-        // Scala's Console keeps the stream it finds first, so it is one stream that leads elsewhere for each run.
+        // Scala's Console keeps the first stream it sees, so one stream is redirected for each run.
         System.setOut(new PrintStream(out, true, StandardCharsets.UTF_8));
         System.setErr(new PrintStream(err, true, StandardCharsets.UTF_8));
         Exit.setExitProcedure(this::exit);
@@ -74,7 +74,7 @@ final class ToolRunner {
         throw new Exited();
     }
 
-    /** Ends a main method where it meant to end its process. */
+    /** Thrown in place of System.exit. */
     private static final class Exited extends Error {
         private static final long serialVersionUID = 1;
     }

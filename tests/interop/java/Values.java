@@ -12,7 +12,7 @@ import java.util.Properties;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.common.TopicPartition;
 
-/** Between the values of commands and those of Kafka's clients. A partition is written as topic:number. */
+/** Conversion between JSON values and those of Kafka's clients. A partition is written as topic:number. */
 final class Values {
     private Values() {
     }

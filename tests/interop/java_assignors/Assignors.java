@@ -20,8 +20,8 @@ import org.apache.kafka.common.Node;
 import org.apache.kafka.common.PartitionInfo;
 
 /**
- * Kafka's own assignors, one case a line: a name, topics as name:count, members as id/instance/subscription, the
- * three groups with tabs between them and the elements of each with spaces. The answer is id/assignment for each member.
+ * Kafka's assignors, one case per line: a name, topics as name:count and members as id/instance/subscription,
+ * separated by tabs, with spaces between elements. The output is id/assignment for each member.
  */
 public final class Assignors {
     private static final HexFormat HEX = HexFormat.of();

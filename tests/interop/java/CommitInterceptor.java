@@ -6,15 +6,15 @@ import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.common.TopicPartition;
 
-/** Tells of every commit that the broker acknowledged, also of those the consumer makes by itself. */
-public final class CommitWitness implements ConsumerInterceptor<byte[], byte[]> {
-    static final String TELL_TO = "moldau.interop.tell.to";
+/** Reports every acknowledged commit, including auto-commits. */
+public final class CommitInterceptor implements ConsumerInterceptor<byte[], byte[]> {
+    static final String CONSUMER = "moldau.interop.consumer";
 
     private GroupConsumer consumer;
 
     @Override
     public void configure(Map<String, ?> settings) {
-        consumer = (GroupConsumer) settings.get(TELL_TO);
+        consumer = (GroupConsumer) settings.get(CONSUMER);
     }
 
     @Override
@@ -24,7 +24,7 @@ public final class CommitWitness implements ConsumerInterceptor<byte[], byte[]> 
 
     @Override
     public void onCommit(Map<TopicPartition, OffsetAndMetadata> offsets) {
-        consumer.tell("committed", Map.of("offsets", Values.writtenOffsets(offsets)));
+        consumer.report("committed", Map.of("offsets", Values.writtenOffsets(offsets)));
     }
 
     @Override
