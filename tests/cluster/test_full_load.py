@@ -18,11 +18,10 @@ PARTITIONS = 12
 PRODUCERS = 2
 TROUBLE = (
     "fenced",
-    "in-sync sets have changed",
-    "leads the quorum",
-    "quorum leader",
-    "cannot be fetched from",
-    "cannot be written for now",
+    "ISRs changed",
+    "quorum leader changed",
+    "fetches from the leader fail",
+    "partition is not writable for now",
 )
 """Log texts about elections, ISR changes, lost leaders and full disks."""
 

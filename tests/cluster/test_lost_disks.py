@@ -112,9 +112,9 @@ def test_a_partition_whose_last_in_sync_replica_lost_its_disk_needs_an_unclean_e
     cluster.start(last)
     assert (cluster.leader_of("orders"), cluster.isr("orders")) == (-1, [])
     output = "".join(cluster.nodes[node_id].output() for node_id in (other, bystander))
-    assert "no replica is left that is known to have all records" in output
+    assert "partitions have an empty ISR" in output
     status = moldau(cluster, "cluster", "status")
-    assert "1 without a replica that is known to have all records: orders-0" in status
+    assert "1 without an in-sync replica: orders-0" in status
 
     moldau(cluster, "cluster", "elect-leaders", "orders", "--unclean", "--yes")
     cluster.wait_until(lambda: cluster.leader_of("orders") == other, "the longest log leads")
