@@ -300,9 +300,9 @@ def still_rebalancing(builder: GroupHistoryBuilder) -> None:
         ("committed unread", ahead_of_the_reader),
         ("committed unread", a_record_left_out),
         ("unseen", a_record_left_out),
-        ("not settled", a_partition_left_out),
-        ("not settled", a_partition_with_two_owners_at_the_end),
-        ("not settled", still_rebalancing),
+        ("unstable group", a_partition_left_out),
+        ("unstable group", a_partition_with_two_owners_at_the_end),
+        ("unstable group", still_rebalancing),
     ],
 )
 def test_each_anomaly_is_caught(anomaly: str, spoil: Callable[[GroupHistoryBuilder], None]) -> None:

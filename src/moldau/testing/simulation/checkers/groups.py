@@ -247,11 +247,11 @@ def _check_final_state(history: GroupHistory) -> Iterator[tuple[str, str]]:
     read: defaultdict[Key, set[int]] = defaultdict(set)
     for delivery in history.deliveries:
         read[delivery.group, delivery.partition].add(delivery.offset)
-    for group, final_groups in sorted(history.final_groups.items()):
-        owned = list(itertools.chain.from_iterable(final_groups.assignments.values()))
-        if final_groups.state != "Stable" or sorted(owned) != sorted(history.end_offsets):
-            members = {member: sorted(each) for member, each in sorted(final_groups.assignments.items())}
-            yield "not settled", f"{group} is {final_groups.state} with {members}"
+    for group, final in sorted(history.final_groups.items()):
+        owned = list(itertools.chain.from_iterable(final.assignments.values()))
+        if final.state != "Stable" or sorted(owned) != sorted(history.end_offsets):
+            members = {member: sorted(each) for member, each in sorted(final.assignments.items())}
+            yield "unstable group", f"{group} is {final.state} with {members}"
         for partition, end in sorted(history.end_offsets.items()):
             missing = [offset for offset in range(end) if offset not in read[group, partition]]
             if missing:

@@ -207,15 +207,15 @@ class SimulatedNetwork:
     ) -> "SimulatedServer":
         if sock is not None or ssl:
             raise DeterminismError("simulated servers take neither a socket nor TLS")
-        here = self._running_incarnation()
+        owner = self._running_incarnation()
         names = [host] if isinstance(host, str) or host is None else host
         for name in names:
-            if self._resolve(name or here.host) != here.host and name not in ("", "0.0.0.0", "::"):
-                raise OSError(errno.EADDRNOTAVAIL, f"{name} is not an address of {here.host}")
-        port = port or self._allocate_port(here.host)
-        if (here.host, port) in self._listeners:
-            raise OSError(errno.EADDRINUSE, f"port {port} of {here.host} is in use")
-        server = SimulatedServer(self, here, protocol_factory, port, contextvars.copy_context())
+            if self._resolve(name or owner.host) != owner.host and name not in ("", "0.0.0.0", "::"):
+                raise OSError(errno.EADDRNOTAVAIL, f"{name} is not an address of {owner.host}")
+        port = port or self._allocate_port(owner.host)
+        if (owner.host, port) in self._listeners:
+            raise OSError(errno.EADDRINUSE, f"port {port} of {owner.host} is in use")
+        server = SimulatedServer(self, owner, protocol_factory, port, contextvars.copy_context())
         if start_serving:
             await server.start_serving()
         return server
@@ -244,29 +244,29 @@ class SimulatedNetwork:
             raise DeterminismError("simulated connections take neither a socket nor TLS")
         if host is None or port is None:
             raise ValueError("a connection needs a host and a port")
-        here = self._running_incarnation()
+        owner = self._running_incarnation()
         target = self._resolve(host)
-        server = await self._handshake(here, target, port)
+        server = await self._handshake(owner, target, port)
         context = contextvars.copy_context()
-        local = (self.address_of(here.host), self._allocate_port(here.host))
+        local = (self.address_of(owner.host), self._allocate_port(owner.host))
         remote = (self.address_of(target), port)
         protocol = protocol_factory()
         client_end, server_end = connect_pair(
-            self, (here, context, local), (server.incarnation, server.copy_context(), remote)
+            self, (owner, context, local), (server.incarnation, server.copy_context(), remote)
         )
-        self.loop.trace.add(self.loop.now_ns, "connect", here.host, target, port)
+        self.loop.trace.add(self.loop.now_ns, "connect", owner.host, target, port)
         self.loop.call_soon(server.accept, server_end, context=server_end.context)
         opened = self.loop.create_future()
         client_end.open(protocol, opened)
         await opened
         return client_end, protocol
 
-    async def _handshake(self, here: Incarnation, target: str, port: int) -> "SimulatedServer":
+    async def _handshake(self, owner: Incarnation, target: str, port: int) -> "SimulatedServer":
         """Makes one round trip to the listener, and retries while the path is blocked."""
         # The incarnation, and with it the clock rate, does not change while this runs.
         deadline = self.loop.time() + CONNECT_TIMEOUT_MS / 1000
         while self.loop.time() < deadline:
-            response = self._send_syn(here.host, target, port)
+            response = self._send_syn(owner.host, target, port)
             retry = self.loop.call_later(SYN_RETRY_MS / 1000, _fail_with_timeout, response)
             try:
                 server = await response
@@ -279,15 +279,15 @@ class SimulatedNetwork:
             return server
         raise TimeoutError(errno.ETIMEDOUT, f"no response from {target}:{port}")
 
-    def _send_syn(self, here: str, target: str, port: int) -> "asyncio.Future[SimulatedServer | None]":
+    def _send_syn(self, owner: str, target: str, port: int) -> "asyncio.Future[SimulatedServer | None]":
         response: asyncio.Future[SimulatedServer | None] = self.loop.create_future()
 
         def at_target() -> None:
             if target not in self._down:
                 server = self._listeners.get((target, port))
-                self.send(target, here, lambda: None if response.done() else response.set_result(server))
+                self.send(target, owner, lambda: None if response.done() else response.set_result(server))
 
-        self.send(here, target, at_target)
+        self.send(owner, target, at_target)
         return response
 
     # Bookkeeping
