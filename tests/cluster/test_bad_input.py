@@ -145,7 +145,8 @@ def test_a_second_node_with_the_same_id_is_rejected(cluster: BrokerProcessCluste
         output = exit_message(foreign_node(cluster, tmp_path / node_id, node_id=node_id, **hurried))
         assert "another process" in output
         assert f"as node {node_id} of this cluster" in output
-        assert "give this one another node.id" in output
+        assert "node.id" in output
+        assert "stop the other one first" in output
 
 
 def test_two_processes_do_not_share_a_data_directory(cluster: BrokerProcessCluster) -> None:
