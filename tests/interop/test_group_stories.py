@@ -94,8 +94,8 @@ def test_brokers_match_the_transcript(path: Path, broker: Broker) -> None:
 
     runner = WireTranscriptRunner(harness, restart)
     for command, expected in commands(path.read_text()):
-        told = asyncio.run(runner.execute(command))
-        assert seen_by_members(told) == seen_by_members(expected), command
+        actual = asyncio.run(runner.execute(command))
+        assert seen_by_members(actual) == seen_by_members(expected), command
     harness.close()
 
 
