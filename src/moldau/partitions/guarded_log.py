@@ -70,7 +70,7 @@ class GuardedLog:
             return
         self.transient_error = error
         if error is not None:
-            log.warning("partition is not writable for now", partition=str(self.log.name), why=str(error))
+            log.warning("partition is not writable for now", partition=str(self.log.name), reason=str(error))
         else:
             log.info("partition is writable again", partition=str(self.log.name))
         if self.on_error_changed is not None:
@@ -79,7 +79,7 @@ class GuardedLog:
     def mark_offline(self, error: StorageError) -> None:
         """Fails everything that waits; all later requests fail with the same error."""
         if self.failure is None and not self.is_closed:
-            log.error("partition is offline", partition=str(self.log.name), why=str(error))
+            log.error("partition is offline", partition=str(self.log.name), reason=str(error))
             self.failure = copy_error(error)
             self.fail_waiters(error)
             if self.on_error_changed is not None:

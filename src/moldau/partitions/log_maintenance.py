@@ -70,7 +70,7 @@ class LogMaintenance:
         try:
             await self._partitions.checkpoint_high_watermarks()
         except StorageError as error:
-            log.warning("high watermarks were not checkpointed", why=str(error))
+            log.warning("high watermarks were not checkpointed", reason=str(error))
 
     async def check_disk_space(self) -> None:
         was_full, self._was_full = self._was_full, False
@@ -89,6 +89,8 @@ class LogMaintenance:
         try:
             await work
         except MoldauError as error:
-            log.warning("log maintenance skipped a partition", partition=str(partition.name), why=str(error))
+            log.warning(
+                "log maintenance skipped a partition", partition=str(partition.name), reason=str(error)
+            )
         except Exception:
             log.exception("log maintenance failed on a partition", partition=str(partition.name))

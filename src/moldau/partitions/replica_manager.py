@@ -240,7 +240,7 @@ class ReplicaManager:
             # A damaged log must not keep the other partitions from being served.
             if str(self._unopened.get(key)) != str(error):
                 log.error(
-                    "partition is offline: its log cannot be opened", partition=str(name), why=str(error)
+                    "partition is offline: its log cannot be opened", partition=str(name), reason=str(error)
                 )
             self._unopened[key] = copy_error(error)
             return None
@@ -272,7 +272,9 @@ class ReplicaManager:
             await self.store.remove(name)
         except StorageError as error:
             # No client can reach it any more; at the next start it becomes a stray log.
-            log.error("the log of a deleted partition was not deleted", partition=str(name), why=str(error))
+            log.error(
+                "the log of a deleted partition was not deleted", partition=str(name), reason=str(error)
+            )
 
     async def retry_offline_logs(self, *, transient_only: bool = False) -> None:
         """Tries again to open the logs that could not be opened because of a disk error.
@@ -331,7 +333,7 @@ class ReplicaManager:
         try:
             await self.store.checkpoint_high_watermarks()
         except StorageError as error:
-            log.warning("high watermarks were not checkpointed", why=str(error))
+            log.warning("high watermarks were not checkpointed", reason=str(error))
 
 
 async def _run_concurrently(work: Iterable[Coroutine[object, object, Partition | None]]) -> list[Partition]:

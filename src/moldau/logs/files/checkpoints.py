@@ -37,7 +37,7 @@ class OffsetCheckpoint:
         try:
             self._offsets = _parse(data.decode("utf-8"))
         except (CorruptRecordError, UnicodeDecodeError) as error:
-            log.warning("checkpoint cannot be read", path=self._path, why=str(error))
+            log.warning("checkpoint cannot be read", path=self._path, reason=str(error))
 
     def names(self) -> list[LogName]:
         return list(self._offsets)

@@ -68,7 +68,7 @@ class LogHealth:
     def mark_offline(self, message: str) -> None:
         if self.failure is None:
             self.failure = message
-            log.error("log is offline", log=str(self._name), why=message)
+            log.error("log is offline", log=str(self._name), reason=message)
 
     def on_disk_error(self, operation: str, error: OSError) -> StorageError:
         """Returns the error to raise."""
@@ -271,7 +271,7 @@ class FileLog(Log):
                 failure = self._health.on_disk_error("writing an index of", error)
                 self._health.check()
                 # The records are durable and the indexes can be rebuilt, so nothing fails.
-                log.warning("index was not written", log=str(self.name), why=str(failure))
+                log.warning("index was not written", log=str(self.name), reason=str(failure))
 
     async def _flush_and_finalize(self) -> None:
         await self.flush()
@@ -433,7 +433,7 @@ class FileLog(Log):
         except StorageError as error:
             self._health.check()
             # The log is truncated all the same. `append` syncs the directory before it writes.
-            log.warning("directory was not synced yet", log=str(self.name), why=str(error))
+            log.warning("directory was not synced yet", log=str(self.name), reason=str(error))
 
     async def _reset_keeping_producers(self, offset: int, end: int) -> LogReset:
         """Returns the reset to `offset` that keeps the state of producers below `end`, which is nowhere else: they may
@@ -536,7 +536,7 @@ class FileLog(Log):
             if isinstance(error, OSError):
                 self._health.on_disk_error("writing a checkpoint of", error)
             self._health.check()
-            log.warning("retention is postponed", log=str(self.name), why=str(error))
+            log.warning("retention is postponed", log=str(self.name), reason=str(error))
 
     def _try_to_roll(self) -> bool:
         """Returns False if the disk has no room for another segment; retention may free some."""
@@ -544,7 +544,7 @@ class FileLog(Log):
             self._roll(self.end_offset, self.end_offset)
         except StorageError as error:
             self._health.check()
-            log.warning("segment was not rolled yet", log=str(self.name), why=str(error))
+            log.warning("segment was not rolled yet", log=str(self.name), reason=str(error))
             return False
         return True
 
@@ -587,7 +587,7 @@ class FileLog(Log):
         except OSError as error:
             failure = self._health.on_disk_error("compacting", error)
             self._health.check()
-            log.warning("compaction is postponed", log=str(self.name), why=str(failure))
+            log.warning("compaction is postponed", log=str(self.name), reason=str(failure))
             return False
         return True
 
@@ -637,11 +637,11 @@ class FileLog(Log):
         async with self._maintenance_lock:
             self._mark_closed("is deleted")
 
-    def _mark_closed(self, why: str) -> None:
+    def _mark_closed(self, reason: str) -> None:
         """Fails all later calls. A file closes when its last reader is done."""
         self.is_closed = True
         if self._health.failure is None:
-            self._health.failure = f"{self.name} {why}"
+            self._health.failure = f"{self.name} {reason}"
         for segment in self._segments:
             segment.file.close()
 

@@ -107,7 +107,7 @@ async def rebuild_producer_state(
             await _replay_headers(producers, headers_between(segments, offset, end))
             return
         except CorruptRecordError as error:
-            log.warning("ignoring a producer snapshot", log=directory, offset=offset, why=str(error))
+            log.warning("ignoring a producer snapshot", log=directory, offset=offset, reason=str(error))
     producers.rebuild(None, ())
     await _replay_headers(producers, headers_between(segments, 0, end))
 
@@ -273,7 +273,7 @@ class _LogLoader:
                 producers.restore(data)
             except CorruptRecordError as error:
                 log.warning(
-                    "ignoring a producer snapshot", log=self._directory, offset=offset, why=str(error)
+                    "ignoring a producer snapshot", log=self._directory, offset=offset, reason=str(error)
                 )
 
     async def _recover_segment(
@@ -319,7 +319,7 @@ class _LogLoader:
                 segment=segment.path(LOG_SUFFIX),
                 at_offset=expected,
                 bytes=size - segment.size,
-                why=str(error),
+                reason=str(error),
             )
             segment.file.truncate(segment.size)
             return True
@@ -334,7 +334,7 @@ class _LogLoader:
         except (CorruptRecordError, UnicodeDecodeError) as error:
             epochs = LeaderEpochCache()
             if any(segment.size for segment in segments if segment.base_offset < end):
-                log.info("rebuilding the leader epochs from the log", log=self._directory, why=str(error))
+                log.info("rebuilding the leader epochs from the log", log=self._directory, reason=str(error))
             for header in headers_between(segments, segments[0].base_offset, end):
                 if header.leader_epoch != epochs.latest:
                     epochs.assign(header.leader_epoch, header.base_offset)

@@ -160,10 +160,10 @@ class LogSegment:
                 _, time_index = self.rebuild_indexes(str(error))
         return time_index
 
-    def rebuild_indexes(self, why: str) -> tuple[OffsetIndex, TimeIndex]:
+    def rebuild_indexes(self, reason: str) -> tuple[OffsetIndex, TimeIndex]:
         """Rebuilds the indexes and the state of the segment from the headers of all batches."""
         if self.size:
-            log.info("rebuilding the indexes", segment=self.path(LOG_SUFFIX), why=why)
+            log.info("rebuilding the indexes", segment=self.path(LOG_SUFFIX), reason=reason)
         next_offset = self.next_offset
         self._start_empty()
         for header in scan_headers(self.file, 0, self.size):

@@ -122,7 +122,7 @@ class FileLogStore(LogStore):
             topic_id = self._read_topic_id(path)
         except OSError as error:
             # Opening this log will fail; the other logs must be served.
-            log.warning("topic id cannot be read", log=path, why=str(error))
+            log.warning("topic id cannot be read", log=path, reason=str(error))
             topic_id = None
         if topic_id is not None:
             self._topic_ids[log_name] = topic_id
@@ -141,7 +141,7 @@ class FileLogStore(LogStore):
         try:
             return parse_topic_id(data.decode("utf-8"))
         except (CorruptRecordError, UnicodeDecodeError) as error:
-            log.warning("topic id cannot be read", log=path, why=str(error))
+            log.warning("topic id cannot be read", log=path, reason=str(error))
             return None
 
     def list_logs(self) -> Sequence[tuple[LogName, UUID]]:
@@ -278,7 +278,7 @@ class FileLogStore(LogStore):
             await self._flush_checkpoints(name)
         except OSError as error:
             # The log is deleted all the same. Creating a log of its name writes the checkpoints first.
-            log.warning("checkpoint was not written", log=str(name), why=str(error))
+            log.warning("checkpoint was not written", log=str(name), reason=str(error))
 
     async def _flush_checkpoints(self, name: LogName) -> None:
         for checkpoint in self._checkpoints:
@@ -313,7 +313,7 @@ class FileLogStore(LogStore):
         try:
             await opened.close()
         except StorageError as error:
-            log.error("log cannot be closed", log=str(opened.name), why=str(error))
+            log.error("log cannot be closed", log=str(opened.name), reason=str(error))
         return opened.is_cleanly_closed
 
     def space(self) -> tuple[int, int]:
