@@ -1,4 +1,4 @@
-"""The commands, and that none of them imports what it does not need."""
+"""The command tree and its lazy imports."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_help_names_the_commands_and_imports_nothing_heavy() -> None:
+def test_help_lists_commands_without_heavy_imports() -> None:
     modules = imported_by("sys.argv = ['moldau', '--help']; from moldau.cli.main import main; main()")
     assert "typer" in modules
     assert not modules.intersection(HEAVY)
@@ -37,7 +37,7 @@ def test_help_names_the_commands_and_imports_nothing_heavy() -> None:
     assert all(command in text for command in ("serve", "settings", "version", "log"))
 
 
-def test_serving_needs_no_typer() -> None:
+def test_serve_does_not_import_typer() -> None:
     modules = imported_by(
         "sys.argv = ['moldau', 'serve', '--store', 'x']; from moldau.cli.main import main; main()"
     )
@@ -45,13 +45,13 @@ def test_serving_needs_no_typer() -> None:
     assert not modules.intersection({"typer", "rich", "pydantic", *HEAVY})
 
 
-def test_a_node_needs_no_command_line() -> None:
+def test_a_node_does_not_import_the_cli() -> None:
     modules = imported_by("import moldau.node.node")
     assert not modules.intersection({"typer", "rich", "pydantic", "moldau.cli"})
 
 
 @pytest.mark.parametrize("arguments", [["version"], ["--version"]])
-def test_the_version_is_told(arguments: list[str]) -> None:
+def test_version_is_printed(arguments: list[str]) -> None:
     assert run(*arguments).startswith(f"moldau {__version__} (Python 3.")
 
 
@@ -61,7 +61,7 @@ def test_settings_are_printed_or_written(tmp_path: Path) -> None:
     assert (tmp_path / "settings.md").read_text() == settings_page()
 
 
-def test_the_log_commands_are_there() -> None:
+def test_log_help_lists_its_commands() -> None:
     text = run("log", "--help")
     assert "dump" in text
     assert "verify" in text
@@ -75,15 +75,13 @@ def test_the_log_commands_are_there() -> None:
         (["topic", "alter", "x", "-c"], "--config"),
     ],
 )
-def test_what_is_no_setting_is_blamed_on_the_option_it_was_given_with(
-    arguments: list[str], option: str
-) -> None:
+def test_an_invalid_pair_names_its_option(arguments: list[str], option: str) -> None:
     result = CliRunner().invoke(app, [*arguments, "nonsense"])
     assert result.exit_code == 2
     assert f"Invalid value for {option}: 'nonsense' is not NAME=VALUE" in result.output
 
 
-def test_serve_is_reached_through_typer_too() -> None:
+def test_serve_is_a_typer_command_too() -> None:
     result = CliRunner().invoke(app, ["serve", "--store", "tape"])
     assert result.exit_code == 2
     assert "flag --store: store cannot be 'tape'" in result.output

@@ -1,4 +1,4 @@
-"""`moldau serve` as a process: ready, stopped by a signal, one sentence for what keeps it from starting."""
+"""`moldau serve` as a process: startup, signals and error messages."""
 
 import os
 import signal
@@ -39,9 +39,7 @@ def refused(*flags: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
-def test_a_node_says_when_it_is_ready_and_ends_cleanly_when_asked(
-    tmp_path: Path, asked: signal.Signals
-) -> None:
+def test_a_node_prints_a_ready_line_and_stops_cleanly(tmp_path: Path, asked: signal.Signals) -> None:
     data_dir = tmp_path / "data"
     with served("--listen", "127.0.0.1:0", "--data-dir", str(data_dir)) as (process, line):
         address = line.removeprefix("Moldau is ready on ").partition(",")[0]
@@ -56,7 +54,7 @@ def test_a_node_says_when_it_is_ready_and_ends_cleanly_when_asked(
         assert "stopped" in errors
 
 
-def test_a_memory_node_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_memory_node_writes_no_files(tmp_path: Path) -> None:
     with served("--listen", "127.0.0.1:0", "--store", "memory", "--data-dir", str(tmp_path / "data")) as (
         process,
         line,
@@ -67,7 +65,7 @@ def test_a_memory_node_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_a_port_or_directory_in_use_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_port_or_directory_in_use_is_one_error_line(tmp_path: Path) -> None:
     with served("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "a")) as (process, line):
         address = line.removeprefix("Moldau is ready on ").partition(",")[0]
         code, said = refused("--listen", address, "--data-dir", str(tmp_path / "b"), "--log-level", "error")
@@ -82,7 +80,7 @@ def test_a_port_or_directory_in_use_is_told_in_one_sentence(tmp_path: Path) -> N
         )
 
 
-def test_a_directory_of_another_node_or_with_a_broken_identity_is_told_in_one_sentence(
+def test_a_foreign_or_damaged_directory_is_one_error_line(
     tmp_path: Path,
 ) -> None:
     flags = ("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path), "--log-level", "error")
@@ -99,13 +97,13 @@ def test_a_directory_of_another_node_or_with_a_broken_identity_is_told_in_one_se
     assert said.startswith(f"moldau: {tmp_path} belongs to node 7, not to node 1")
 
 
-def test_an_address_of_another_machine_is_told_in_one_sentence() -> None:
+def test_a_foreign_address_is_one_error_line() -> None:
     code, said = refused("--store", "memory", "--listen", "192.0.2.1:9092", "--log-level", "error")
     assert code == 1
     assert said == "moldau: cannot listen on 192.0.2.1:9092: not an address of this machine\n"
 
 
-def test_a_config_that_fails_open_does_not_start(
+def test_a_config_that_would_expose_the_node_does_not_start(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOLDAU_LISTEN", "0.0.0.0:0")
@@ -115,7 +113,7 @@ def test_a_config_that_fails_open_does_not_start(
     assert said.endswith("(listen is set by environment MOLDAU_LISTEN)\n")
 
 
-def test_a_second_signal_ends_at_once_a_node_that_cannot_stop(tmp_path: Path) -> None:
+def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
     script = tmp_path / "stuck.py"
     script.write_text(
         "import asyncio, sys\n"
@@ -141,7 +139,7 @@ def test_a_second_signal_ends_at_once_a_node_that_cannot_stop(tmp_path: Path) ->
             process.kill()
 
 
-def test_a_node_that_can_no_longer_serve_ends_with_what_went_wrong(tmp_path: Path) -> None:
+def test_a_fatal_error_stops_the_node_with_its_message(tmp_path: Path) -> None:
     script = tmp_path / "failing.py"
     script.write_text(
         "import sys\n"
@@ -161,7 +159,7 @@ def test_a_node_that_can_no_longer_serve_ends_with_what_went_wrong(tmp_path: Pat
     assert "Traceback" not in done.stderr
 
 
-def test_the_ready_line_says_where_and_how() -> None:
+def test_the_ready_line_has_address_and_storage() -> None:
     assert ready_line(["a:1", "b:2"], BrokerSettings(data_dir="/data")) == (
         "Moldau is ready on a:1, b:2, data in /data. Try it: echo hello | kcat -P -b a:1 -t greetings\n"
     )
@@ -174,7 +172,7 @@ def test_the_event_loop_can_be_chosen() -> None:
         loop.close()
 
 
-def test_a_directory_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_read_only_directory_is_one_error_line(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         (tmp_path / "locked").write_text("a file where a directory should be")
     else:

@@ -1,4 +1,4 @@
-"""Flags: every setting has one, and what cannot be understood is told with the nearest flag."""
+"""Flags of `moldau serve`, one per setting."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from moldau.settings.registry import ConfigType
 from moldau.settings.sources import build_settings, flag_name
 
 
-def test_without_flags_nothing_is_given() -> None:
+def test_without_flags_nothing_is_set() -> None:
     flags = parse_flags([])
     assert (flags.config, flags.settings, flags.wants_help) == (None, {}, False)
 
@@ -21,7 +21,7 @@ def test_every_setting_has_a_flag_under_each_of_its_names(name: str) -> None:
     assert parse_flags([flag_name(name), "1"]).settings == {name: "1"}
 
 
-def test_what_is_true_or_false_can_be_said_three_ways() -> None:
+def test_boolean_flags_have_three_forms() -> None:
     assert parse_flags(["--write-caching"]).settings == {"write.caching": "true"}
     assert parse_flags(["--no-write-caching"]).settings == {"write.caching": "false"}
     assert parse_flags(["--write-caching", "false", "--store", "memory"]).settings == {
@@ -30,7 +30,7 @@ def test_what_is_true_or_false_can_be_said_three_ways() -> None:
     }
 
 
-def test_lists_may_be_repeated_or_written_with_commas() -> None:
+def test_list_flags_are_repeated_or_comma_separated() -> None:
     assert parse_flags(["--listen", "a:1", "--listen", "b:2,c:3"]).settings == {"listen": "a:1,b:2,c:3"}
 
 
@@ -39,7 +39,7 @@ def test_negative_numbers_are_values_and_not_flags() -> None:
     assert settings.topic_defaults.retention_ms == -1
 
 
-def test_the_file_is_not_a_setting() -> None:
+def test_config_is_not_a_setting() -> None:
     assert parse_flags(["--config", "moldau.toml"]) == ("moldau.toml", {}, False)
 
 
@@ -53,12 +53,12 @@ def test_the_file_is_not_a_setting() -> None:
         (["--store"], "--store: expected one argument"),
     ],
 )
-def test_what_is_no_flag_is_told(arguments: list[str], said: str) -> None:
+def test_unknown_flags_are_errors(arguments: list[str], said: str) -> None:
     with pytest.raises(InvalidConfigError, match=said):
         parse_flags(arguments)
 
 
-def test_help_shows_every_flag_whole_and_the_five_that_matter_first() -> None:
+def test_help_lists_all_flags_with_the_essential_ones_first() -> None:
     text = serve_help()
     shown = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     expected = [

@@ -1,4 +1,4 @@
-"""The first signal asks a command to end, the second makes it."""
+"""Graceful stop on signals."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from moldau.cli.signals import SIGNALS, stop_signal
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_a_wish_and_a_second_one_does_not_wait(number: signal.Signals) -> None:
+def test_the_first_signal_requests_a_stop_and_the_second_cancels(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
     heard: list[int] = []
 

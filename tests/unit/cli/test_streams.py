@@ -1,4 +1,4 @@
-"""Standard input comes in lines, and standard output never holds up the event loop."""
+"""Non-blocking standard input and output."""
 
 import asyncio
 import io
@@ -38,7 +38,7 @@ async def all_lines(stream: BinaryIO) -> list[bytes]:
         (b"y" * 3 * CHUNK_BYTES + b"\nz", [b"y" * 3 * CHUNK_BYTES, b"z"]),
     ],
 )
-def test_lines_of_files_pipes_and_memory_are_the_same(
+def test_files_pipes_and_memory_yield_the_same_lines(
     tmp_path: Path, text: bytes, expected: list[bytes]
 ) -> None:
     assert asyncio.run(all_lines(io.BytesIO(text))) == expected
@@ -56,7 +56,7 @@ def test_lines_of_files_pipes_and_memory_are_the_same(
     assert asyncio.run(piped()) == expected
 
 
-def test_whole_lines_come_though_more_may_follow() -> None:
+def test_complete_lines_are_yielded_at_once() -> None:
     async def run() -> list[bytes]:
         with pipe() as (reader, writer):
             os.write(writer.fileno(), b"one\ntwo\nthr")
@@ -67,7 +67,7 @@ def test_whole_lines_come_though_more_may_follow() -> None:
     assert asyncio.run(run()) == [b"one", b"two"]
 
 
-def test_waiting_for_a_line_can_be_called_off() -> None:
+def test_reading_lines_can_be_cancelled() -> None:
     async def run() -> None:
         with pipe() as (reader, _):
             waiting = asyncio.create_task(all_lines(reader))
@@ -79,14 +79,14 @@ def test_waiting_for_a_line_can_be_called_off() -> None:
     asyncio.run(run())
 
 
-def test_what_has_no_end_is_not_kept_in_memory() -> None:
+def test_an_endless_line_is_an_error() -> None:
     with open("/dev/zero", "rb") as zeros, pytest.raises(KafkaError) as refused:
         asyncio.run(all_lines(zeros))
     assert refused.value.code == ErrorCode.message_too_large
     assert str(LINE_BYTES_MAX) in str(refused.value)
 
 
-def test_the_loop_goes_on_while_nobody_reads_what_is_written() -> None:
+def test_a_blocked_write_does_not_block_the_event_loop() -> None:
     async def run() -> None:
         with pipe() as (reader, writer), OutputWriter(writer) as output:
             written = output.write(MORE_THAN_A_PIPE_HOLDS)
@@ -99,7 +99,7 @@ def test_the_loop_goes_on_while_nobody_reads_what_is_written() -> None:
     asyncio.run(run())
 
 
-def test_a_pipe_that_somebody_made_non_blocking_is_written_whole() -> None:
+def test_a_non_blocking_pipe_is_written_completely() -> None:
     async def run() -> None:
         with pipe() as (reader, writer), OutputWriter(writer) as output:
             os.set_blocking(writer.fileno(), False)
@@ -110,7 +110,7 @@ def test_a_pipe_that_somebody_made_non_blocking_is_written_whole() -> None:
     asyncio.run(run())
 
 
-def test_a_write_that_nobody_takes_is_an_error() -> None:
+def test_a_write_to_a_closed_pipe_is_an_error() -> None:
     async def run() -> None:
         with pipe() as (reader, writer), OutputWriter(writer) as output:
             reader.close()

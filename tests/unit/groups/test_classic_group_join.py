@@ -1,4 +1,4 @@
-"""Joining a classic group: who is let in, how long the group waits, and what a generation begins with."""
+"""Joins of a classic group: validation, delays, protocol selection."""
 
 import pytest
 

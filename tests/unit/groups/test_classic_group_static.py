@@ -1,4 +1,4 @@
-"""Static members: they keep their place over a restart, and of two with the same instance id the later one stays."""
+"""Static members: restarts, fencing, removal."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Syncing, heartbeats, commits and leaving: what members of a classic group do between one join and the next."""
+"""Syncs, heartbeats, commits, leaves and recovery of a classic group."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The coordinator in a node: where groups live, how their topic comes to be, what survives a restart, how it ends."""
+"""GroupCoordinator in a node: offsets topic, loading, restart, shutdown."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The lazy heap says what is due next as a plain list would, and keeps nothing of what is over."""
+"""DeadlineQueue against a plain list of deadlines."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,4 @@
-"""Groups on a replicated partition: a commit is answered when every in-sync replica has it, and is there whoever leads
-next; clients are sent on with the codes on which they look for the coordinator again."""
+"""Groups on a replicated partition: commits, leader changes and expired leases."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

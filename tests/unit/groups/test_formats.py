@@ -1,4 +1,4 @@
-"""The records of `__consumer_offsets` are Kafka's, byte for byte, in every version Kafka has written."""
+"""Records of `__consumer_offsets` in all versions, compared with Kafka's bytes."""
 
 import contextlib
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""Committed offsets by group, topic and partition: what a commit writes, and when an offset has had its time."""
+"""Committed offsets: records of a commit, lookup by group and topic, expiration."""
 
 from uuid import UUID
 

@@ -1,5 +1,4 @@
-"""Whatever members, standalone consumers, operators, the clock and crashes do, in any order: the offsets of a group are
-what was last committed and written, and a restart from the log changes nothing."""
+"""Stateful model test: offsets are what was last committed and written, in any order of operations and crashes."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

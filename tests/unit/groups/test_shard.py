@@ -1,5 +1,4 @@
-"""All groups of a partition together: who may commit, read and delete offsets, what expires and when, what is given up,
-and what is left after a restart."""
+"""GroupCoordinatorShard: commits, offset fetch and deletion, expiration, listing, recovery."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""A shard: when answers leave, what is said when the log fails, what loading takes and gives, whose timers run."""
+"""ShardDriver: commits, append errors, loading, timeouts, cleanup."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

@@ -1,4 +1,4 @@
-"""Log lines: facts a person can read and a machine can parse, at the time the injected clock says."""
+"""Text and JSON log lines."""
 
 import io
 import json
@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_line_has_time_level_message_and_facts(stream: io.StringIO) -> None:
+def test_a_line_has_time_level_message_and_fields(stream: io.StringIO) -> None:
     configure(clock=lambda: NOON_MS, stream=stream)
     get_logger("controller").info("topic created", topic="orders", partitions=3, internal=False, rack=None)
     expected = (
@@ -35,13 +35,13 @@ def test_a_line_has_time_level_message_and_facts(stream: io.StringIO) -> None:
     assert stream.getvalue() == expected
 
 
-def test_without_a_clock_lines_are_the_same_in_every_run(stream: io.StringIO) -> None:
+def test_without_a_clock_lines_have_no_timestamp(stream: io.StringIO) -> None:
     configure(stream=stream)
     get_logger("moldau.partitions").warning("slow", what=object(), error=ValueError("no"), nothing=KeyError())
     assert stream.getvalue() == 'WARNING slow what=object error="ValueError: no" nothing=KeyError\n'
 
 
-def test_what_a_client_sent_cannot_look_like_a_line_of_its_own(stream: io.StringIO) -> None:
+def test_data_from_clients_cannot_forge_lines(stream: io.StringIO) -> None:
     configure(stream=stream)
     get_logger("requests").info(
         "hello\nERROR forged", client="a\nERROR b", text='say "x"', empty="", colour="\x1b[31m"
@@ -51,7 +51,7 @@ def test_what_a_client_sent_cannot_look_like_a_line_of_its_own(stream: io.String
     assert line == rf'INFO    "hello\nERROR forged" {fields}'
 
 
-def test_levels_below_the_chosen_one_are_not_written_nor_formatted(stream: io.StringIO) -> None:
+def test_disabled_levels_are_not_formatted(stream: io.StringIO) -> None:
     class Costly:
         def __str__(self) -> str:
             raise AssertionError("formatted")
@@ -64,7 +64,7 @@ def test_levels_below_the_chosen_one_are_not_written_nor_formatted(stream: io.St
     assert stream.getvalue() == "ERROR   three\n"
 
 
-def test_json_lines_carry_the_same_and_facts_never_hide_what_every_line_has(stream: io.StringIO) -> None:
+def test_json_fields_do_not_replace_standard_fields(stream: io.StringIO) -> None:
     configure(style="json", clock=lambda: NOON_MS, stream=stream)
     get_logger("logs").error("disk failed", path="/a", offset=5, error=OSError("EIO"), level="worse")
     assert json.loads(stream.getvalue()) == {
@@ -80,7 +80,7 @@ def test_json_lines_carry_the_same_and_facts_never_hide_what_every_line_has(stre
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
-def test_an_exception_brings_its_traceback(stream: io.StringIO, style: str) -> None:
+def test_exceptions_are_logged_with_traceback(stream: io.StringIO, style: str) -> None:
     configure(style=style, stream=stream)
     try:
         raise ValueError("broken")
@@ -90,7 +90,7 @@ def test_an_exception_brings_its_traceback(stream: io.StringIO, style: str) -> N
     assert "ValueError: broken" in stream.getvalue()
 
 
-def test_colours_are_for_terminals_only(stream: io.StringIO) -> None:
+def test_only_terminals_get_colours(stream: io.StringIO) -> None:
     terminal = Terminal()
     configure(stream=terminal)
     get_logger("a").error("x", y=1)
@@ -100,7 +100,7 @@ def test_colours_are_for_terminals_only(stream: io.StringIO) -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-def test_configuring_again_replaces_the_stream(stream: io.StringIO) -> None:
+def test_configure_replaces_the_stream(stream: io.StringIO) -> None:
     configure(stream=io.StringIO())
     configure(stream=stream)
     get_logger("a").info("once")

@@ -1,4 +1,4 @@
-"""The settings in force as clients change them, and what DescribeConfigs can tell of each."""
+"""Effective settings under dynamic changes, and DescribeConfigs entries."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -55,7 +55,7 @@ def test_a_topic_without_configs_has_the_brokers_defaults() -> None:
     assert settings.topic("orders") is settings.topic("payments")
 
 
-def test_configs_go_over_each_other_from_topic_to_default() -> None:
+def test_precedence_of_config_sources() -> None:
     settings = EffectiveSettings(
         build_settings(flags={"log.retention.ms": "1", "log.retention.bytes": "1", "log.roll.ms": "1"})
     )
@@ -74,7 +74,7 @@ def test_configs_go_over_each_other_from_topic_to_default() -> None:
     assert settings.topic("payments").retention_ms == 3
 
 
-def test_a_config_taken_back_gives_way_to_what_lies_beneath() -> None:
+def test_a_removed_config_falls_back_to_the_next_source() -> None:
     settings = EffectiveSettings(BrokerSettings())
     change(settings, {ORDERS: {"retention.ms": "4"}, BROKER_1: {"max.connections": "9"}})
     assert settings.topic("orders").retention_ms == 4
@@ -84,13 +84,13 @@ def test_a_config_taken_back_gives_way_to_what_lies_beneath() -> None:
     assert settings.broker.max_connections == 10_000
 
 
-def test_another_brokers_configs_are_not_ours() -> None:
+def test_configs_of_other_brokers_are_ignored() -> None:
     settings = EffectiveSettings(BrokerSettings())
     change(settings, {BROKER_2: {"max.connections": "9"}})
     assert settings.broker == BrokerSettings()
 
 
-def test_a_topic_made_again_under_a_name_does_not_inherit() -> None:
+def test_a_recreated_topic_has_no_old_configs() -> None:
     settings = EffectiveSettings(BrokerSettings())
     change(settings, {ORDERS: {"retention.ms": "4"}})
     assert settings.topic("orders").retention_ms == 4
@@ -99,7 +99,7 @@ def test_a_topic_made_again_under_a_name_does_not_inherit() -> None:
     assert settings.topic("orders").retention_ms == 604_800_000
 
 
-def test_configs_of_another_version_in_the_metadata_do_not_keep_a_node_from_starting() -> None:
+def test_invalid_configs_in_the_metadata_are_ignored() -> None:
     committed = image(
         {
             ORDERS: {"retention.ms": "soon", "holographic.storage": "true", "segment.bytes": "2048"},
@@ -126,14 +126,14 @@ def test_configs_of_another_version_in_the_metadata_do_not_keep_a_node_from_star
         ({"log.retention.ms": "5"}, "Unknown topic config name: log.retention.ms"),
     ],
 )
-def test_topic_configs_that_cannot_be_are_refused(configs: dict[str, str | None], said: str) -> None:
+def test_invalid_topic_configs_are_rejected(configs: dict[str, str | None], said: str) -> None:
     with pytest.raises(InvalidConfigError, match=said):
         validate_topic_configs(configs)
     with pytest.raises(InvalidConfigError, match=said):
         EffectiveSettings(BrokerSettings()).validate_topic_configs(configs)
 
 
-def test_topic_configs_are_checked_over_the_brokers_defaults() -> None:
+def test_topic_configs_are_validated_on_top_of_broker_defaults() -> None:
     validate_topic_configs({"min.compaction.lag.ms": "5"})
     settings = EffectiveSettings(build_settings(flags={"log.cleaner.max.compaction.lag.ms": "4"}))
     with pytest.raises(InvalidConfigError, match="is greater than"):
@@ -155,18 +155,18 @@ def test_topic_configs_are_checked_over_the_brokers_defaults() -> None:
         ({"message.max.bytes": "104857601"}, "such a batch would be rejected"),
     ],
 )
-def test_broker_configs_that_cannot_be_are_refused(configs: dict[str, str | None], said: str) -> None:
+def test_invalid_broker_configs_are_rejected(configs: dict[str, str | None], said: str) -> None:
     with pytest.raises(InvalidConfigError, match=said):
         validate_broker_configs(configs)
 
 
-def test_broker_configs_that_can_be_are_taken() -> None:
+def test_valid_broker_configs_are_accepted() -> None:
     validate_broker_configs(
         {"log.retention.ms": "5", "max.connections": "3", "log.cleanup.policy": "compact"}
     )
 
 
-def test_lists_grow_and_shrink_from_their_default() -> None:
+def test_append_and_subtract_start_from_the_default() -> None:
     append, subtract = append_to_list, subtract_from_list
     assert append(TOPIC_RESOURCE, "cleanup.policy", None, "compact") == "delete,compact"
     assert append(TOPIC_RESOURCE, "cleanup.policy", "compact", "compact, delete") == "compact,delete"
@@ -175,7 +175,7 @@ def test_lists_grow_and_shrink_from_their_default() -> None:
     assert append(BROKER_RESOURCE, "log.cleanup.policy", None, "compact") == "delete,compact"
 
 
-def test_only_lists_grow_and_shrink() -> None:
+def test_append_and_subtract_need_a_list() -> None:
     with pytest.raises(
         InvalidConfigError, match=r"Can't append to key retention.ms because its type is not LIST"
     ):
@@ -186,7 +186,7 @@ def test_only_lists_grow_and_shrink() -> None:
         append_to_list(TOPIC_RESOURCE, "cleanup.policy", None, None)
 
 
-def test_a_described_topic_config_shows_every_layer_the_strongest_first() -> None:
+def test_synonyms_are_in_order_of_precedence() -> None:
     settings = EffectiveSettings(build_settings(flags={"log.retention.ms": "1"}))
     change(settings, {ALL_BROKERS: {"log.retention.ms": "2"}, BROKER_1: {"log.retention.ms": "3"}})
     described = entry(settings.describe_topic("orders", {"retention.ms": "4"}), "retention.ms")
@@ -203,14 +203,14 @@ def test_a_described_topic_config_shows_every_layer_the_strongest_first() -> Non
     ]
 
 
-def test_a_topics_own_configs_are_taken_from_the_image() -> None:
+def test_topic_configs_come_from_the_image() -> None:
     settings = EffectiveSettings(BrokerSettings())
     change(settings, {ORDERS: {"retention.ms": "4"}})
     assert entry(settings.describe_topic("orders"), "retention.ms").value == "4"
     assert entry(settings.describe_topic("payments"), "retention.ms").source is ConfigSource.DEFAULT
 
 
-def test_every_topic_setting_is_described_as_kafka_writes_values() -> None:
+def test_topic_values_are_formatted_as_in_kafka() -> None:
     described = {
         each.name: each.value for each in EffectiveSettings(BrokerSettings()).describe_topic("orders")
     }
@@ -220,7 +220,7 @@ def test_every_topic_setting_is_described_as_kafka_writes_values() -> None:
     assert described["flush.messages"] == "9223372036854775807"
 
 
-def test_a_described_broker_says_what_can_be_changed_and_answers_to_kafkas_names() -> None:
+def test_broker_entries_have_aliases_and_read_only_flags() -> None:
     settings = EffectiveSettings(
         build_settings(flags={"num.partitions": "1", "log.dirs": "/data", "log.retention.hours": "5"})
     )
@@ -235,13 +235,13 @@ def test_a_described_broker_says_what_can_be_changed_and_answers_to_kafkas_names
     assert entry(described, "log.roll.hours").value == "168"
 
 
-def test_a_coarser_unit_that_cannot_say_the_value_says_nothing() -> None:
+def test_an_alias_with_a_coarser_unit_may_have_no_value() -> None:
     described = EffectiveSettings(build_settings(flags={"log.retention.ms": "60000"})).describe_broker()
     assert entry(described, "log.retention.minutes").value == "1"
     assert entry(described, "log.retention.hours").value is None
 
 
-def test_of_all_brokers_together_only_changes_are_described() -> None:
+def test_broker_defaults_describe_only_changes() -> None:
     settings = EffectiveSettings(BrokerSettings())
     assert settings.describe_broker_defaults() == []
     change(settings, {ALL_BROKERS: {"max.connections": "9"}})

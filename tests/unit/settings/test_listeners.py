@@ -1,4 +1,4 @@
-"""Listener addresses: what is understood, and what is refused lest it fail open or leave clients lost."""
+"""Parsing and checks of listener addresses."""
 
 import pytest
 
@@ -16,11 +16,11 @@ from moldau.settings.listeners import ListenerEndpoint, advertised_endpoints, pa
         ("[::1]:9092", ListenerEndpoint("PLAINTEXT", "::1", 9092)),
     ],
 )
-def test_addresses_are_understood_with_and_without_a_name(address: str, listener: ListenerEndpoint) -> None:
+def test_addresses_with_and_without_name(address: str, listener: ListenerEndpoint) -> None:
     assert parse_listeners([address], "listen") == (listener,)
 
 
-def test_listeners_without_a_name_get_one_each() -> None:
+def test_unnamed_listeners_get_names() -> None:
     names = [
         each.name for each in parse_listeners(["127.0.0.1:1", "10.0.0.1:1", "LAN://10.0.0.2:1"], "listen")
     ]
@@ -31,7 +31,7 @@ def test_listeners_without_a_name_get_one_each() -> None:
     "address",
     ["9092", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "a b:1", "*:9092", "http://x:1/y", "::1:9092"],
 )
-def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
+def test_an_invalid_address_is_an_error_with_an_example(address: str) -> None:
     with pytest.raises(InvalidConfigError, match=r"is not an address; .*127\.0\.0\.1:9092"):
         parse_listeners([address], "listen")
 
@@ -39,13 +39,13 @@ def test_what_is_no_address_is_refused_with_an_example(address: str) -> None:
 @pytest.mark.parametrize(
     "address", ["SSL://127.0.0.1:1", "SASL_PLAINTEXT://127.0.0.1:1", "CLIENT_TLS://127.0.0.1:1"]
 )
-def test_a_name_that_promises_security_is_refused(address: str) -> None:
+def test_a_secured_listener_name_is_rejected(address: str) -> None:
     with pytest.raises(InvalidConfigError, match="secured"):
         BrokerSettings(listen=(address,))
 
 
 @pytest.mark.parametrize("address", [":9092", "PLAINTEXT://:9092"])
-def test_an_address_without_a_host_is_refused_rather_than_opened_to_all(address: str) -> None:
+def test_an_address_without_host_is_rejected(address: str) -> None:
     with pytest.raises(InvalidConfigError, match="has no host"):
         BrokerSettings(listen=(address,))
 
@@ -53,18 +53,18 @@ def test_an_address_without_a_host_is_refused_rather_than_opened_to_all(address:
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "0", "00.0", "0x0", "[::]", "[::0]", "[0:0:0:0:0:0:0:0]", "[::ffff:0.0.0.0]"]
 )
-def test_every_spelling_of_everywhere_needs_an_advertised_address(host: str) -> None:
+def test_wildcard_addresses_need_an_advertised_listener(host: str) -> None:
     with pytest.raises(InvalidConfigError, match=r"set advertised\.listeners"):
         BrokerSettings(listen=(f"{host}:9092",))
     told = BrokerSettings(listen=(f"{host}:9092",), advertised_listeners=("my-host:9092",)).advertised
     assert told == (ListenerEndpoint("PLAINTEXT", "my-host", 9092),)
 
 
-def test_an_explicit_address_beyond_loopback_is_taken() -> None:
+def test_an_explicit_non_local_address_is_accepted() -> None:
     assert BrokerSettings(listen=("192.168.1.7:9092",)).listeners[0].host == "192.168.1.7"
 
 
-def test_the_default_is_loopback() -> None:
+def test_the_default_listener_is_local() -> None:
     assert BrokerSettings().listeners == (ListenerEndpoint("PLAINTEXT", "127.0.0.1", 9092),)
 
 
@@ -78,14 +78,14 @@ def test_the_default_is_loopback() -> None:
         (("A://127.0.0.1:1",), ("A://0.0.0.0:1",), "clients cannot connect to"),
     ],
 )
-def test_listeners_that_contradict_each_other_are_refused(
+def test_conflicting_listeners_are_rejected(
     listen: tuple[str, ...], advertised: tuple[str, ...], complaint: str
 ) -> None:
     with pytest.raises(InvalidConfigError, match=complaint):
         BrokerSettings(listen=listen, advertised_listeners=advertised)
 
 
-def test_clients_are_told_the_port_that_was_really_taken() -> None:
+def test_the_actual_port_is_advertised() -> None:
     bound = [
         ListenerEndpoint("A", "127.0.0.1", 40001),
         ListenerEndpoint("B", "0.0.0.0", 40002),
@@ -99,6 +99,6 @@ def test_clients_are_told_the_port_that_was_really_taken() -> None:
     )
 
 
-def test_addresses_are_written_as_they_are_read() -> None:
+def test_formatted_addresses_parse_to_themselves() -> None:
     assert str(ListenerEndpoint("A", "::1", 9092)) == "A://[::1]:9092"
     assert str(ListenerEndpoint("A", "127.0.0.1", 9092)) == "A://127.0.0.1:9092"

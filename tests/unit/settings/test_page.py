@@ -1,4 +1,4 @@
-"""The settings page is what the registry says."""
+"""docs/settings.md matches the registry."""
 
 from pathlib import Path
 

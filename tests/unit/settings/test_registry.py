@@ -1,4 +1,4 @@
-"""What holds for every setting there is, so that flags, environment, file and wire can all name it."""
+"""Invariants of all settings."""
 
 import re
 from pathlib import Path
@@ -29,13 +29,13 @@ def name_of(found: SettingDefinition) -> str:
 
 
 @pytest.mark.parametrize("found", TOPIC + BROKER, ids=name_of)
-def test_every_setting_is_explained_and_its_default_is_a_value_it_takes(found: SettingDefinition) -> None:
+def test_every_setting_has_a_description_and_a_valid_default(found: SettingDefinition) -> None:
     assert found.setting.doc.endswith((".", ".)"))
     assert parse_value(found, format_value(found.default)) == found.default
 
 
 @pytest.mark.parametrize("found", TOPIC, ids=name_of)
-def test_a_topic_setting_is_reached_by_its_name_with_underscores_and_has_a_broker_wide_default(
+def test_topic_settings_have_attribute_and_broker_default(
     found: SettingDefinition,
 ) -> None:
     assert found.attribute == found.setting.name.replace(".", "_")
@@ -47,27 +47,27 @@ def test_a_topic_setting_is_reached_by_its_name_with_underscores_and_has_a_broke
 
 
 @pytest.mark.parametrize("found", BROKER, ids=name_of)
-def test_a_broker_setting_is_in_a_chapter_of_the_page(found: SettingDefinition) -> None:
+def test_every_broker_setting_is_in_a_section(found: SettingDefinition) -> None:
     assert found.setting.section in SECTIONS
 
 
-def test_no_two_names_share_a_flag_or_a_variable() -> None:
+def test_flags_and_variables_are_unique() -> None:
     assert len({flag_name(name) for name in NAMES}) == len(NAMES)
     assert len({environment_variable_name(name) for name in NAMES}) == len(NAMES)
 
 
-def test_hardly_a_name_is_the_beginning_of_another_because_toml_makes_tables_of_dots() -> None:
+def test_few_names_are_prefixes_of_others() -> None:
     clashes = [(a, b) for a in NAMES for b in NAMES if b.startswith(f"{a}.")]
     assert clashes == [("max.connections", "max.connections.per.ip")]
 
 
-def test_five_settings_come_first() -> None:
+def test_the_first_section_has_five_settings() -> None:
     first = [found.setting.name for found in BROKER if found.setting.section == SECTIONS[0]]
     assert first == ["listen", "advertised.listeners", "data.dir", "store", "write.caching"]
     assert list(broker_definitions())[:5] == first
 
 
-def test_kafkas_types_are_told_from_limits() -> None:
+def test_config_types_follow_from_limits() -> None:
     types = {found.setting.name: found.type for found in TOPIC}
     assert types["retention.ms"] is ConfigType.LONG
     assert types["segment.bytes"] is ConfigType.INT
@@ -88,12 +88,12 @@ READ_AS = {
 
 
 @pytest.mark.parametrize("found", BROKER, ids=name_of)
-def test_a_setting_does_something_or_says_that_it_does_not(found: SettingDefinition) -> None:
+def test_settings_without_effect_say_so(found: SettingDefinition) -> None:
     is_read = re.search(rf"\.{READ_AS.get(found.attribute, found.attribute)}\b", CODE) is not None
     assert is_read != ("has no effect" in found.setting.doc)
 
 
-def test_values_go_where_they_belong() -> None:
+def test_with_values_updates_broker_and_topic_settings() -> None:
     changed = with_values(
         BrokerSettings(), {"num.partitions": 3, "log.retention.ms": 5}, frozenset({"num.partitions"})
     )

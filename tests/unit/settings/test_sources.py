@@ -1,4 +1,4 @@
-"""Where settings come from when a node starts: which source wins, and what is said of mistakes."""
+"""Precedence and errors of settings sources."""
 
 from pathlib import Path
 
@@ -21,11 +21,11 @@ def complaint(**sources: object) -> str:
     return str(refused.value)
 
 
-def test_without_any_source_all_is_default() -> None:
+def test_without_sources_all_settings_are_default() -> None:
     assert build_settings() == BrokerSettings()
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+def test_flags_override_environment_and_file(tmp_path: Path) -> None:
     file = toml(tmp_path, "num.partitions = 2\nstore = 'memory'\nfetch.max.bytes = 4096\n")
     environment = {"MOLDAU_NUM_PARTITIONS": "3", "MOLDAU_FETCH_MAX_BYTES": "5000", "PATH": "/bin"}
     settings = build_settings(file=file, environment=environment, flags={"num.partitions": "4"})
@@ -33,7 +33,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
     assert settings.explicitly_set == {"num.partitions", "fetch.max.bytes", "store"}
 
 
-def test_tables_lists_and_every_type_of_the_file_are_understood(tmp_path: Path) -> None:
+def test_toml_tables_lists_and_types(tmp_path: Path) -> None:
     file = toml(
         tmp_path,
         """
@@ -54,12 +54,12 @@ def test_tables_lists_and_every_type_of_the_file_are_understood(tmp_path: Path) 
     assert settings.topic_defaults.min_cleanable_dirty_ratio == 0.25
 
 
-def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+def test_the_config_file_can_be_set_in_the_environment(tmp_path: Path) -> None:
     file = toml(tmp_path, "node.id = 7")
     assert build_settings(environment={"MOLDAU_CONFIG": file}).node_id == 7
 
 
-def test_kafkas_names_mean_the_same_as_ours() -> None:
+def test_kafka_aliases_are_accepted() -> None:
     settings = build_settings(
         flags={"listeners": "PLAINTEXT://127.0.0.1:1", "log.dirs": "/data", "broker.id": "5"}
     )
@@ -80,11 +80,11 @@ def test_kafkas_names_mean_the_same_as_ours() -> None:
         ({"log.retention.hours": "0"}, 0),
     ],
 )
-def test_the_finest_unit_of_one_source_wins_as_in_kafka(values: dict[str, str], retention_ms: int) -> None:
+def test_the_finest_unit_of_a_source_wins(values: dict[str, str], retention_ms: int) -> None:
     assert build_settings(flags=values).topic_defaults.retention_ms == retention_ms
 
 
-def test_a_stronger_source_wins_whatever_its_unit() -> None:
+def test_precedence_of_sources_ignores_units() -> None:
     settings = build_settings(
         environment={"MOLDAU_LOG_RETENTION_MS": "5"}, flags={"log.retention.hours": "1"}
     )
@@ -116,18 +116,18 @@ def test_a_stronger_source_wins_whatever_its_unit() -> None:
         ("num.partitions = ", "is not valid TOML"),
     ],
 )
-def test_a_mistake_in_the_file_is_told_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_file_errors_have_line_numbers(tmp_path: Path, text: str, said: str) -> None:
     assert said in complaint(file=toml(tmp_path, text))
 
 
-def test_names_that_toml_takes_for_tables_of_each_other_can_be_quoted(tmp_path: Path) -> None:
+def test_names_that_conflict_in_toml_can_be_quoted(tmp_path: Path) -> None:
     said = complaint(file=toml(tmp_path, "max.connections = 9\nmax.connections.per.ip = 5"))
     assert 'quote the longer name: "max.connections.per.ip" = 5' in said
     settings = build_settings(file=toml(tmp_path, 'max.connections = 9\n"max.connections.per.ip" = 5'))
     assert (settings.max_connections, settings.max_connections_per_ip) == (9, 5)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     assert "No such file" in complaint(file=str(tmp_path / "none.toml"))
     (tmp_path / "latin.toml").write_bytes(b"store = '\xe9'")
     assert "not UTF-8 text" in complaint(file=str(tmp_path / "latin.toml"))
@@ -158,18 +158,18 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_in_the_environment_is_told_with_its_variable(variable: str, text: str, said: str) -> None:
+def test_environment_errors_name_the_variable(variable: str, text: str, said: str) -> None:
     assert complaint(environment={variable: text}) == f"environment {variable}: {said}"
 
 
-def test_a_mistake_in_a_flag_is_told_with_the_flag() -> None:
+def test_flag_errors_name_the_flag() -> None:
     assert (
         complaint(flags={"store": "tape"})
         == "flag --store: store cannot be 'tape'; expected one of: files, memory"
     )
 
 
-def test_what_kubernetes_sets_for_a_service_called_moldau_is_not_ours() -> None:
+def test_variables_of_kubernetes_services_are_ignored() -> None:
     links = {
         "MOLDAU_SERVICE_HOST": "10.0.0.1",
         "MOLDAU_BOOTSTRAP": "127.0.0.1:9092",
@@ -182,7 +182,7 @@ def test_what_kubernetes_sets_for_a_service_called_moldau_is_not_ours() -> None:
     assert build_settings(environment=links) == BrokerSettings()
 
 
-def test_two_names_of_one_setting_may_agree_but_not_contradict() -> None:
+def test_aliases_may_agree_but_not_conflict() -> None:
     assert build_settings(flags={"data.dir": "/a", "log.dirs": "/a"}).data_dir == "/a"
     said = complaint(flags={"data.dir": "/a", "log.dirs": "/b"})
     assert said.startswith("flag --data-dir and flag --log-dirs: data.dir and log.dirs are the same setting")
@@ -199,11 +199,11 @@ def test_two_names_of_one_setting_may_agree_but_not_contradict() -> None:
         ),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(values: dict[str, str], message: str) -> None:
+def test_conflicting_settings_are_rejected(values: dict[str, str], message: str) -> None:
     assert message in complaint(flags=values)
 
 
-def test_a_contradiction_names_the_places_of_both() -> None:
+def test_a_conflict_names_both_origins() -> None:
     said = complaint(
         environment={"MOLDAU_SOCKET_REQUEST_MAX_BYTES": "5000"},
         flags={"message.max.bytes": "6000", "listen": "a:1"},
@@ -214,7 +214,7 @@ def test_a_contradiction_names_the_places_of_both() -> None:
     )
 
 
-def test_a_listener_that_fails_open_is_refused_with_its_place() -> None:
+def test_an_exposed_listener_is_rejected_with_its_origin() -> None:
     said = complaint(environment={"MOLDAU_LISTEN": "0.0.0.0:9092"})
     assert "set advertised.listeners" in said
     assert said.endswith("(listen is set by environment MOLDAU_LISTEN)")

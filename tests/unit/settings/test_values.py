@@ -1,4 +1,4 @@
-"""Text to values: what each type takes, and Kafka's words for what it does not."""
+"""Parsing, validation and description of setting values."""
 
 import pytest
 
@@ -28,7 +28,7 @@ TOPIC = setting_definitions(TopicSettings)
         ("compression.gzip.level", "-1", -1),
     ],
 )
-def test_text_of_the_right_kind_is_taken(name: str, text: str, value: object) -> None:
+def test_valid_text_is_parsed(name: str, text: str, value: object) -> None:
     assert parse_value(TOPIC[name], text) == value
 
 
@@ -57,7 +57,7 @@ def test_text_of_the_right_kind_is_taken(name: str, text: str, value: object) ->
         ("compression.gzip.level", "0", "Value must be -1 or between 1 and 9"),
     ],
 )
-def test_other_text_is_refused_in_kafkas_words(name: str, text: str, complaint: str) -> None:
+def test_invalid_text_is_rejected_with_kafkas_message(name: str, text: str, complaint: str) -> None:
     with pytest.raises(InvalidConfigError) as refused:
         parse_value(TOPIC[name], text)
     assert str(refused.value) == f"Invalid value {text} for configuration {name}: {complaint}"
@@ -74,10 +74,10 @@ def test_other_text_is_refused_in_kafkas_words(name: str, text: str, complaint: 
         ("message.timestamp.type", "one of: CreateTime, LogAppendTime"),
     ],
 )
-def test_the_values_allowed_are_said_for_people(name: str, words: str) -> None:
+def test_allowed_values_are_described(name: str, words: str) -> None:
     assert describe_allowed_values(TOPIC[name]) == words
 
 
-def test_a_near_name_is_offered_and_a_far_one_is_not() -> None:
+def test_only_similar_names_are_suggested() -> None:
     assert did_you_mean("retention.sm", TOPIC) == "; did you mean retention.ms?"
     assert did_you_mean("xyzzy", TOPIC) == ""

@@ -1,4 +1,4 @@
-"""What `moldau cluster drain` asks of a cluster, look by look, until nothing is left or nothing moves any more."""
+"""Polling loop of `moldau cluster drain`."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -112,14 +112,14 @@ def test_all_replicas_move() -> None:
 
 
 @pytest.mark.parametrize("lag", [1, 3])
-def test_a_move_that_has_ended_is_not_begun_again_by_what_a_node_that_lags_tells(lag: int) -> None:
+def test_a_lagging_node_does_not_restart_a_completed_move(lag: int) -> None:
     admin = drained([(1, 2), (1, 2, 3)], lambda index, look: None, lag=lag)
     assert [len(replicas) for replicas in admin.partitions] == [2, 3]
     assert not any(LEAVING in replicas for replicas in admin.partitions)
     assert admin.looks == 2 + lag
 
 
-def test_it_ends_where_the_rest_is_refused_and_tells_each_refusal_once(
+def test_it_fails_if_all_remaining_moves_are_rejected(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(
@@ -131,24 +131,24 @@ def test_it_ends_where_the_rest_is_refused_and_tells_each_refusal_once(
     assert told.count("cannot be moved yet") == 2
 
 
-def test_it_ends_where_nobody_leads_what_was_to_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_fails_if_a_partition_has_no_leader(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CommandError, match="1 partition cannot be moved off node 1"):
         drained([(1, 2), (1, 3)], lambda index, look: None, stuck=[1])
     assert capsys.readouterr().err.count("t-1 cannot be moved yet: it has no leader") == 1
 
 
-def test_it_ends_where_the_node_that_is_to_have_a_replica_died(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_fails_if_the_new_replica_is_down(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CommandError, match="1 partition cannot be moved off node 1"):
         drained([(1, 2, 3, 4)], lambda index, look: None, down=[5])
     assert capsys.readouterr().err.count("t-0 cannot be moved yet: its new replica on node 5 is down") == 1
 
 
-def test_a_follower_that_is_down_holds_up_no_move() -> None:
+def test_a_follower_that_is_down_does_not_block_moves() -> None:
     admin = drained([(1, 2, 3)], lambda index, look: None, down=[3])
     assert admin.looks == 2
 
 
-def test_what_was_refused_for_a_while_moves_when_it_can(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rejected_move_is_retried(capsys: pytest.CaptureFixture[str]) -> None:
     admin = drained([(1, 2), (1, 3)], lambda index, look: REFUSED if look < STALLED_POLLS_MAX else None)
     assert not any(LEAVING in replicas for replicas in admin.partitions)
     assert capsys.readouterr().err.count("cannot be moved yet") == 2

@@ -1,4 +1,4 @@
-"""The node of the demo ends when the demo does, however that ends, and clears up after one that was killed."""
+"""The demo's node stops with the demo and cleans up after a killed one."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ WITHIN_S = 60.0
 
 
 @pytest.mark.parametrize("directory", ["cleared", "kept"])
-def test_a_demo_that_is_killed_leaves_no_node_behind(tmp_path: Path, directory: str) -> None:
+def test_a_killed_demo_stops_its_node(tmp_path: Path, directory: str) -> None:
     place = tmp_path / "demo"
     place.mkdir()
     with subprocess.Popen(
@@ -37,7 +37,7 @@ def test_a_demo_that_is_killed_leaves_no_node_behind(tmp_path: Path, directory: 
     assert place.exists() == (directory == "kept")
 
 
-def test_the_directory_is_cleared_up_only_when_java_has_let_go_of_it(tmp_path: Path) -> None:
+def test_the_directory_is_removed_after_java_released_its_lock(tmp_path: Path) -> None:
     place = tmp_path / "demo"
     place.mkdir()
     state = StateDirectory.of(place / "moldau-pipelines", "orders-revenue")

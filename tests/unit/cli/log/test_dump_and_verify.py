@@ -1,4 +1,4 @@
-"""`moldau log dump` and `moldau log verify` on real files: what they show, and the damage they find."""
+"""`moldau log dump` and `moldau log verify` on valid and damaged files."""
 
 import json
 import struct
@@ -86,7 +86,7 @@ def overwrite(path: Path, position: int, data: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_a_whole_log_is_all_right(partition: Path) -> None:
+def test_a_valid_log_has_no_problems(partition: Path) -> None:
     for target in (partition, partition.parent):
         result = run("verify", "--records", target)
         assert result.exit_code == 0, result.output
@@ -94,7 +94,7 @@ def test_a_whole_log_is_all_right(partition: Path) -> None:
         assert "no problems found" in result.stdout
 
 
-def test_every_single_file_is_all_right_on_its_own(partition: Path) -> None:
+def test_each_valid_file_has_no_problems(partition: Path) -> None:
     for path in sorted(partition.iterdir()):
         result = run("verify", path)
         assert result.exit_code == 0, result.output
@@ -123,7 +123,7 @@ def test_a_torn_tail_is_found(partition: Path) -> None:
     assert "truncated at the next start" in result.output
 
 
-def test_zeros_at_the_end_are_no_batches(partition: Path) -> None:
+def test_trailing_zeros_are_found(partition: Path) -> None:
     path = partition / f"{SECOND}.log"
     path.write_bytes(path.read_bytes() + bytes(4096))
     assert "no record batch at position" in run("verify", partition).output
@@ -135,64 +135,64 @@ def test_a_batch_longer_than_the_file_is_found(partition: Path) -> None:
     assert "but the file ends after" in run("verify", path).output
 
 
-def test_offsets_that_go_back_are_found(partition: Path) -> None:
+def test_decreasing_offsets_are_found(partition: Path) -> None:
     size = len(batch_at(0))
     output = damage_of(partition, f"{FIRST}.log", size, struct.pack(">q", 1))
     assert "offset 1 comes after offset 1" in output
 
 
-def test_offsets_that_go_back_between_segments_are_found(partition: Path) -> None:
+def test_decreasing_offsets_between_segments_are_found(partition: Path) -> None:
     (partition / f"{FIRST}.log").write_bytes(batch_at(0, count=8))
     output = run("verify", partition).output
     assert "offset 6 comes after offset 7" in output
 
 
-def test_an_offset_below_the_name_of_its_segment_is_found(partition: Path) -> None:
+def test_an_offset_below_the_base_offset_is_found(partition: Path) -> None:
     (partition / f"{FIRST}.log").unlink()
     output = damage_of(partition, f"{SECOND}.log", 0, struct.pack(">q", 5))
     assert "offset 5 is below the segment's base offset 6" in output
     assert f"its segment {FIRST}.log does not exist" in output
 
 
-def test_leader_epochs_that_go_back_are_found(partition: Path) -> None:
+def test_decreasing_leader_epochs_are_found(partition: Path) -> None:
     output = damage_of(partition, f"{SECOND}.log", len(batch_at(6)) + 12, struct.pack(">i", 1))
     assert "leader epoch 1 comes after epoch 2" in output
     assert "has leader epoch 1, but the checkpoint has 2" in output
 
 
-def test_an_index_entry_that_points_at_no_batch_is_found(partition: Path) -> None:
+def test_an_index_entry_without_a_batch_is_found(partition: Path) -> None:
     output = damage_of(partition, f"{FIRST}.index", 4, struct.pack(">i", 7))
     assert "no batch starts at position 7 of the entry for offset 3" in output
     assert "delete the index" in output
 
 
-def test_an_index_entry_that_points_at_another_batch_is_found(partition: Path) -> None:
+def test_an_index_entry_of_another_batch_is_found(partition: Path) -> None:
     output = damage_of(partition, f"{FIRST}.index", 0, struct.pack(">i", 4))
     assert "offset 4 is not in the batch at position" in output
 
 
-def test_index_entries_that_do_not_ascend_are_found(partition: Path) -> None:
+def test_unordered_index_entries_are_found(partition: Path) -> None:
     assert "is out of order" in damage_of(partition, f"{FIRST}.index", 0, struct.pack(">i", 5))
 
 
-def test_an_index_cut_off_inside_an_entry_is_found(partition: Path) -> None:
+def test_a_truncated_index_is_found(partition: Path) -> None:
     path = partition / f"{FIRST}.index"
     path.write_bytes(path.read_bytes()[:-3])
     assert "not a multiple of the entry size 8" in run("verify", partition).output
 
 
-def test_the_zeros_that_kafka_reserves_in_an_open_index_are_no_entries(partition: Path) -> None:
+def test_preallocated_zeros_in_an_index_are_ignored(partition: Path) -> None:
     path = partition / f"{FIRST}.index"
     path.write_bytes(path.read_bytes() + bytes(800))
     assert run("verify", partition).exit_code == 0
 
 
-def test_a_time_index_that_tells_other_times_is_found(partition: Path) -> None:
+def test_a_time_index_with_wrong_timestamps_is_found(partition: Path) -> None:
     output = damage_of(partition, f"{FIRST}.timeindex", 0, struct.pack(">q", START_MS + 2))
     assert f"the maximum timestamp up to offset 3 is {START_MS + 3}, not {START_MS + 2}" in output
 
 
-def test_times_that_do_not_ascend_are_found(partition: Path) -> None:
+def test_unordered_timestamps_are_found(partition: Path) -> None:
     output = damage_of(partition, f"{FIRST}.timeindex", 0, struct.pack(">q", START_MS + 50))
     assert "is out of order" in output
 
@@ -206,7 +206,7 @@ def test_a_damaged_producer_snapshot_is_found(partition: Path) -> None:
     assert "checksum of a producer snapshot" in damage_of(partition, f"{SECOND}.snapshot", 20, b"\x55")
 
 
-def test_a_producer_snapshot_from_the_future_is_found(partition: Path) -> None:
+def test_a_producer_snapshot_beyond_its_offset_is_found(partition: Path) -> None:
     (partition / f"{SECOND}.snapshot").rename(partition / f"{2:020d}.snapshot")
     assert (
         "producer 5 has last offset 5, which is not below the snapshot's 2" in run("verify", partition).output
@@ -219,7 +219,7 @@ def test_a_damaged_epoch_checkpoint_is_found(partition: Path) -> None:
     assert "leader epoch checkpoint cannot be read" in output
 
 
-def test_records_behind_a_right_checksum_are_looked_at_when_asked(partition: Path) -> None:
+def test_invalid_records_are_found_with_the_records_option(partition: Path) -> None:
     data = bytearray(batch_at(0))
     data[61] = 0x7E
     whole = bytes(data)
@@ -233,7 +233,7 @@ def test_records_behind_a_right_checksum_are_looked_at_when_asked(partition: Pat
     assert "record" in result.stdout
 
 
-def test_many_problems_of_a_file_are_counted(partition: Path) -> None:
+def test_further_problems_of_a_file_are_counted(partition: Path) -> None:
     path = partition / f"{FIRST}.index"
     path.write_bytes(struct.pack(">ii", 3, 1) * 50)
     result = run("verify", path)
@@ -242,7 +242,7 @@ def test_many_problems_of_a_file_are_counted(partition: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["dump", "verify"])
-def test_what_is_no_log_is_refused_with_a_hint(command: str, tmp_path: Path) -> None:
+def test_paths_without_logs_are_errors_with_a_hint(command: str, tmp_path: Path) -> None:
     other = tmp_path / "notes.txt"
     other.write_text("x")
     for target in (other, tmp_path, tmp_path / "missing"):
@@ -289,7 +289,7 @@ def test_dump_shows_every_kind_of_file(partition: Path) -> None:
     assert "epoch 2 from offset 6" in text
 
 
-def test_dump_shows_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_dump_shows_binary_data(tmp_path: Path) -> None:
     path = tmp_path / f"{FIRST}.log"
     path.write_bytes(build_batch([Record(timestamp=-1, key=b"\xff", value=None, headers=(("h", b"1"),))]))
     text = run("dump", "--records", path).stdout
@@ -297,7 +297,7 @@ def test_dump_shows_bytes_that_are_no_text(tmp_path: Path) -> None:
     assert lines_of("--records", path)[1]["key"] == {"base64": "/w=="}
 
 
-def test_dump_goes_on_behind_a_wrong_checksum_and_leaves_with_1(partition: Path) -> None:
+def test_dump_continues_after_an_invalid_checksum_and_exits_with_1(partition: Path) -> None:
     overwrite(partition / f"{FIRST}.log", 80, b"\xff")
     result = run("dump", "--records", partition / f"{FIRST}.log")
     assert result.exit_code == 1
@@ -305,7 +305,7 @@ def test_dump_goes_on_behind_a_wrong_checksum_and_leaves_with_1(partition: Path)
     assert "offsets 4..5" in result.stdout
 
 
-def test_dump_shows_what_stands_before_a_torn_tail(partition: Path) -> None:
+def test_dump_shows_batches_before_a_torn_tail(partition: Path) -> None:
     path = partition / f"{SECOND}.log"
     path.write_bytes(path.read_bytes() + b"torn")
     result = run("dump", path)
@@ -345,7 +345,7 @@ def test_dump_decodes_the_metadata_log_and_its_snapshots(metadata_log: Path) -> 
     assert topics[0]["fields"] == {"name": "orders", "topic_id": str(UUID(int=7))}
 
 
-def test_the_metadata_log_and_its_snapshots_are_all_right(metadata_log: Path) -> None:
+def test_a_valid_metadata_log_has_no_problems(metadata_log: Path) -> None:
     result = run("verify", "--records", metadata_log)
     assert result.exit_code == 0, result.output
 
@@ -365,7 +365,7 @@ def test_dump_names_the_voters_in_a_snapshot(metadata_log: Path) -> None:
     assert run("verify", "--records", path).exit_code == 0
 
 
-def test_a_snapshot_that_is_not_whole_is_found(metadata_log: Path) -> None:
+def test_an_incomplete_snapshot_is_found(metadata_log: Path) -> None:
     path = metadata_log / f"{2:020d}-{1:010d}.checkpoint"
     header = control_batch(SnapshotHeader(START_MS), timestamp=START_MS, leader_epoch=1)
     path.write_bytes(header)
@@ -375,7 +375,7 @@ def test_a_snapshot_that_is_not_whole_is_found(metadata_log: Path) -> None:
     assert "loads the previous one" in result.stderr
 
 
-def test_a_snapshot_that_was_set_aside_is_looked_at_only_by_name(metadata_log: Path) -> None:
+def test_a_damaged_snapshot_is_only_checked_by_name(metadata_log: Path) -> None:
     path = metadata_log / f"{2:020d}-{1:010d}.checkpoint"
     aside = path.rename(path.with_name(path.name + ".damaged"))
     aside.write_bytes(b"damaged")
@@ -383,7 +383,7 @@ def test_a_snapshot_that_was_set_aside_is_looked_at_only_by_name(metadata_log: P
     assert run("verify", aside).exit_code == 1
 
 
-def test_a_metadata_record_that_cannot_be_read_is_found(metadata_log: Path) -> None:
+def test_an_invalid_metadata_record_is_found(metadata_log: Path) -> None:
     path = metadata_log / f"{FIRST}.log"
     path.write_bytes(build_batch([Record(timestamp=START_MS, value=b"\x09\x09\x09\x09")], leader_epoch=1))
     assert run("verify", "--records", path).exit_code == 1

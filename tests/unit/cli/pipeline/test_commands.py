@@ -1,4 +1,4 @@
-"""The pipeline commands that need no Spark, and what the others refuse before they start it."""
+"""Pipeline commands, as far as they do not need Spark."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def ran(path: Path, **changed: Any) -> StateDirectory:
 
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("python", [False, True])
-def test_a_new_file_is_a_pipeline_of_that_name(template: str, python: bool) -> None:
+def test_new_creates_a_valid_pipeline(template: str, python: bool) -> None:
     form = ["--python"] if python else []
     said = succeeds("pipeline", "new", "mine", "--from", template, *form)
     file = Path("mine.py" if python else "mine.yaml")
@@ -95,7 +95,7 @@ def test_a_new_file_is_a_pipeline_of_that_name(template: str, python: bool) -> N
     assert f"moldau pipeline run {file}" in file.read_text()
 
 
-def test_both_forms_of_a_template_are_the_same_pipeline() -> None:
+def test_yaml_and_python_templates_define_the_same_pipeline() -> None:
     for template in TEMPLATES:
         succeeds("pipeline", "new", "mine", "--from", template, "--force")
         succeeds("pipeline", "new", "mine", "--from", template, "--force", "--python")
@@ -123,7 +123,7 @@ def test_both_forms_of_a_template_are_the_same_pipeline() -> None:
             )
 
 
-def test_new_does_not_write_over_a_file_unless_told_to() -> None:
+def test_new_overwrites_a_file_only_with_force() -> None:
     Path("mine.yaml").write_text("precious")
     assert "mine.yaml already exists" in fails("pipeline", "new", "mine")
     assert Path("mine.yaml").read_text() == "precious"
@@ -131,7 +131,7 @@ def test_new_does_not_write_over_a_file_unless_told_to() -> None:
     assert Path("mine.yaml").read_text() != "precious"
 
 
-def test_what_cannot_be_a_name_or_a_template_is_told() -> None:
+def test_invalid_names_and_templates_are_errors() -> None:
     assert "is not a valid name" in fails("pipeline", "new", "a/b")
     assert "is not one of orders-revenue, compacted-table, blank" in fails(
         "pipeline", "new", "mine", "--from", "nothing", code=2
@@ -139,7 +139,7 @@ def test_what_cannot_be_a_name_or_a_template_is_told() -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
-def test_a_file_with_a_mistake_is_told_before_spark_is_started(command: str) -> None:
+def test_file_errors_are_reported_before_spark_starts(command: str) -> None:
     succeeds("pipeline", "new", "mine")
     Path("mine.yaml").write_text(Path("mine.yaml").read_text().replace("watermark:", "watermrak:"))
     said = fails("pipeline", command, "mine.yaml")
@@ -148,7 +148,7 @@ def test_a_file_with_a_mistake_is_told_before_spark_is_started(command: str) -> 
     assert "Spark" not in said
 
 
-def test_a_replay_says_what_is_written_twice_and_does_nothing_unless_told_to() -> None:
+def test_replay_lists_its_effects_and_needs_confirmation() -> None:
     succeeds("pipeline", "new", "mine")
     said = fails("pipeline", "replay", "mine.yaml", "--from", "2 hours ago")
     assert "as generation 2" in said
@@ -165,12 +165,12 @@ def test_a_replay_says_what_is_written_twice_and_does_nothing_unless_told_to() -
     assert "is not a time" in fails("pipeline", "replay", "mine.yaml", "--from", "tomorrow")
 
 
-def test_a_setting_of_spark_that_is_none_is_the_callers_mistake() -> None:
+def test_an_invalid_spark_setting_is_a_usage_error() -> None:
     succeeds("pipeline", "new", "mine")
     assert "'x' is not a Spark setting" in fails("pipeline", "run", "mine.yaml", "--conf", "x", code=2)
 
 
-def test_nothing_has_run_yet(in_directory: Path) -> None:
+def test_commands_without_any_run(in_directory: Path) -> None:
     assert "No pipeline has state" in succeeds("pipeline", "list")
     said = fails("pipeline", "status", "revenue")
     assert "No pipeline has run there yet" in said
@@ -178,7 +178,7 @@ def test_nothing_has_run_yet(in_directory: Path) -> None:
     assert "Pipelines with state there: revenue." in fails("pipeline", "stop", "revenu")
 
 
-def test_status_tells_how_a_run_ended(in_directory: Path) -> None:
+def test_status_shows_the_outcome_of_a_run(in_directory: Path) -> None:
     state = ran(
         in_directory, ended="2026-01-31T12:05:00.000Z", outcome="failed", error="table: the disk is full"
     )
@@ -195,7 +195,7 @@ def test_status_tells_how_a_run_ended(in_directory: Path) -> None:
     assert "failed" in succeeds("pipeline", "list")
 
 
-def test_a_run_that_left_without_a_word_was_killed(in_directory: Path) -> None:
+def test_a_run_without_outcome_is_shown_as_killed(in_directory: Path) -> None:
     ran(in_directory)
     assert "killed" in succeeds("pipeline", "status", "revenue")
     assert "is not running" in succeeds("pipeline", "stop", "revenue")
@@ -207,9 +207,7 @@ def write(path: Path, text: str = "") -> Path:
     return path
 
 
-def test_the_state_is_beside_the_file_wherever_a_command_is_run_from(
-    in_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_directory_is_next_to_the_file(in_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(in_directory / "pipelines" / "revenue.yaml")
     ran(in_directory / "pipelines")
     (in_directory / "elsewhere").mkdir()
@@ -228,7 +226,7 @@ def test_the_state_is_beside_the_file_wherever_a_command_is_run_from(
     assert "killed" in succeeds("pipeline", "list", "../pipelines")
 
 
-def test_status_says_that_the_file_has_changed_since(in_directory: Path) -> None:
+def test_status_shows_a_changed_file(in_directory: Path) -> None:
     file = write(in_directory / "revenue.yaml")
     ran(in_directory, file=str(file), file_hash=file_hash(file))
     assert "changed since" not in succeeds("pipeline", "status", "revenue")
@@ -238,7 +236,7 @@ def test_status_says_that_the_file_has_changed_since(in_directory: Path) -> None
     assert "revenue.yaml (deleted)" in succeeds("pipeline", "status", "revenue")
 
 
-def test_what_looks_like_markup_is_text(in_directory: Path) -> None:
+def test_markup_is_printed_literally(in_directory: Path) -> None:
     ran(in_directory, outcome="failed", error="out: [/b] no [red]such[/red] zz-[abc]x", file="/p/[a].yaml")
     said = succeeds("pipeline", "status", "revenue")
     assert "out: [/b] no [red]such[/red] zz-[abc]x" in said
@@ -246,7 +244,7 @@ def test_what_looks_like_markup_is_text(in_directory: Path) -> None:
     assert "/p/[a].yaml" in succeeds("pipeline", "list")
 
 
-def test_findings_are_shown_as_they_are_and_the_log_of_a_check_does_not_stay(
+def test_check_prints_findings_and_removes_its_log(
     in_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(in_directory / "revenue.yaml")
@@ -281,7 +279,7 @@ def test_findings_are_shown_as_they_are_and_the_log_of_a_check_does_not_stay(
         ),
     ],
 )
-def test_a_check_without_spark_says_why_in_a_sentence(
+def test_check_without_spark_is_one_error_line(
     in_directory: Path,
     monkeypatch: pytest.MonkeyPatch,
     given: list[str],
@@ -295,13 +293,13 @@ def test_a_check_without_spark_says_why_in_a_sentence(
     assert told in fails("pipeline", "check", "revenue.yaml", *given)
 
 
-def test_what_the_data_source_says_ends_a_command_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_source_errors_are_one_error_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit), exit_on_error():
         raise SparkSourceError("there is no topic 'orders'")
     assert "there is no topic 'orders'" in capsys.readouterr().err
 
 
-def test_batches_of_another_generation_are_not_shown(in_directory: Path) -> None:
+def test_status_ignores_other_generations(in_directory: Path) -> None:
     state = ran(in_directory, generation=2)
     old = Progress("old", "2026-01-31T12:04:59.000Z", 41, 1200, 600.0, 2400.0, 500, 3)
     events = [{"event": "started", "generation": 1}, to_json(old), {"event": "started", "generation": 2}]
@@ -312,7 +310,7 @@ def test_batches_of_another_generation_are_not_shown(in_directory: Path) -> None
     assert "1,200" in succeeds("pipeline", "status", "revenue")
 
 
-def test_stop_asks_the_process_and_waits_for_its_end(in_directory: Path) -> None:
+def test_stop_signals_the_process_and_waits(in_directory: Path) -> None:
     path = in_directory / "moldau-pipelines" / "revenue"
     command = [sys.executable, "-c", HELD, str(path), "hears"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -326,7 +324,7 @@ def test_stop_asks_the_process_and_waits_for_its_end(in_directory: Path) -> None
     assert "is not running" in succeeds("pipeline", "stop", "revenue")
 
 
-def test_a_process_that_only_has_the_same_number_is_left_alone(in_directory: Path) -> None:
+def test_stop_does_not_signal_a_reused_process_id(in_directory: Path) -> None:
     state = ran(in_directory, pid=os.getpid(), process_start="12")
     with state.locked():
         assert "of its last run" in fails("pipeline", "stop", "revenue")
@@ -335,7 +333,7 @@ def test_a_process_that_only_has_the_same_number_is_left_alone(in_directory: Pat
         assert "is running on elsewhere: stop it there" in fails("pipeline", "stop", "revenue")
 
 
-def test_a_run_that_does_not_stop_in_time_is_told(in_directory: Path) -> None:
+def test_stop_fails_after_its_timeout(in_directory: Path) -> None:
     path = in_directory / "moldau-pipelines" / "revenue"
     with subprocess.Popen([sys.executable, "-c", HELD, str(path), "deaf"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -346,7 +344,7 @@ def test_a_run_that_does_not_stop_in_time_is_told(in_directory: Path) -> None:
         process.kill()
 
 
-def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     succeeds("pipeline", "new", "mine")
     code = (
         "import sys\nsys.modules['yaml'] = None\nsys.modules['pyspark'] = None\n"
@@ -362,7 +360,7 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_help_teaches() -> None:
+def test_group_help_has_examples() -> None:
     said = succeeds("pipeline", "--help")
     for command in ("new", "check", "run", "list", "status", "stop", "replay", "redrive"):
         assert command in said

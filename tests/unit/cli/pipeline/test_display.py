@@ -1,4 +1,4 @@
-"""What a run and the demo show: tables on a terminal, lines elsewhere, JSON for programs."""
+"""Displays of pipeline runs and the demo."""
 
 import errno
 import io
@@ -35,7 +35,7 @@ def shown(what: RenderableType) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def test_a_row_per_query() -> None:
+def test_the_table_has_a_row_per_query() -> None:
     states = [QueryState("table", QueryStatus.RUNNING).after(PROGRESS), QueryState("dead")]
     header, table, dead = shown(states_table(states))
     assert header.split() == ["query", "state", "in/s", "processed/s", "batch", "rows", "lag"]
@@ -43,14 +43,14 @@ def test_a_row_per_query() -> None:
     assert dead.split() == ["dead", "starting", "-", "-", "-", "0", "-"]
 
 
-def test_the_lag_is_that_of_now_not_that_of_the_batch() -> None:
+def test_the_current_lag_is_shown() -> None:
     state = replace(QueryState("table", QueryStatus.RUNNING).after(PROGRESS), lag=1234)
     assert shown(states_table([state]))[1].endswith("1,234")
     assert format_state(state).endswith("lag 1,234")
     assert format_state(replace(state, lag=None)).endswith("lag unknown")
 
 
-def test_names_and_records_are_text_whatever_they_look_like() -> None:
+def test_names_and_records_are_not_markup() -> None:
     assert shown(states_table([QueryState("[/b]")]))[1].startswith("[/b] ")
     batch = ConsoleBatch(Sink("[out]", SinkKind.CONSOLE), 3, ["[x]"], [Row(**{"[x]": "[/b] hello"})], False)
     said = shown(render_table(batch))
@@ -59,7 +59,7 @@ def test_names_and_records_are_text_whatever_they_look_like() -> None:
     assert "[out], batch 3" in said[0]
 
 
-def test_a_terminal_that_is_gone_does_not_end_what_is_drawn() -> None:
+def test_a_closed_terminal_does_not_fail_the_run() -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(errno.EIO, "Input/output error")
@@ -71,7 +71,7 @@ def test_a_terminal_that_is_gone_does_not_end_what_is_drawn() -> None:
         drawing.print_above(Text("first"))
 
 
-def test_lines_tell_of_steps_of_the_first_batch_and_of_the_end() -> None:
+def test_lines_show_steps_and_state_changes() -> None:
     stream = io.StringIO()
     lines = LineDisplay(stream)
     lines.step("starting Spark")
@@ -99,7 +99,7 @@ def record(value: dict[str, object]) -> ConsumerRecord:
     return ConsumerRecord("revenue", 0, 0, 0, 0, None, json.dumps(value).encode(), ())
 
 
-def test_the_last_record_of_a_minute_and_product_counts() -> None:
+def test_the_latest_record_of_a_minute_and_product_wins() -> None:
     first: Results = {}
     row = {"minute": "2026-01-31T12:00:00.000Z", "product": "tea", "orders": 1, "revenue": 2.9}
     second = merge_records(first, [record(row), record({**row, "orders": 2, "revenue": 5.8})])
@@ -112,12 +112,12 @@ def test_the_last_record_of_a_minute_and_product_counts() -> None:
     assert revenue_line(second) == "revenue at 12:00: tea 5.80"
 
 
-def test_tips_name_the_port_only_where_it_is_not_the_usual_one() -> None:
+def test_tips_include_a_non_default_port() -> None:
     assert not any("-b " in tip for tip in tips(Path("/tmp/demo"), "127.0.0.1:9092"))
     assert sum("-b 127.0.0.1:9999" in tip for tip in tips(Path("/tmp/demo"), "127.0.0.1:9999")) == 3
 
 
-def test_lines_that_stay_are_above_what_changes() -> None:
+def test_permanent_lines_are_above_the_live_region() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=80)
     with LiveRegion(console, lambda: Text("changing")) as drawing:
@@ -128,7 +128,7 @@ def test_lines_that_stay_are_above_what_changes() -> None:
     assert (written.count("first"), written.count("second")) == (1, 1)
 
 
-def test_parquet_of_a_replay_goes_beside_the_first() -> None:
+def test_a_replay_writes_files_to_a_new_directory() -> None:
     files = Sink("files", SinkKind.PARQUET, "/archive/orders")
     assert sink_for_generation(files, 1) == files
     assert sink_for_generation(files, 3).target == "/archive/orders.3"

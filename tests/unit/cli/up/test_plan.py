@@ -1,4 +1,4 @@
-"""What `moldau up` makes of its arguments and of what a directory held before; and what it refuses to begin with."""
+"""Planning of the nodes of `moldau up`."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def port() -> int:
     raise AssertionError("no three ports are free")
 
 
-def test_nodes_have_ports_and_directories_one_after_the_other(directory: Path) -> None:
+def test_nodes_have_consecutive_ports_and_directories(directory: Path) -> None:
     made = plan(directory)
     assert made.bootstrap == "127.0.0.1:9092,127.0.0.1:9093,127.0.0.1:9094"
     assert [(each.node_id, each.directory.name, each.pid_file.name) for each in made.nodes] == [
@@ -64,7 +64,7 @@ def test_nodes_have_ports_and_directories_one_after_the_other(directory: Path) -
     ("nodes", "voters", "replicas", "in_sync"),
     [(1, 1, 1, 1), (2, 1, 2, 1), (3, 3, 3, 2), (4, 3, 3, 2), (5, 5, 3, 2), (6, 5, 3, 2), (9, 5, 3, 2)],
 )
-def test_settings_are_those_of_a_cluster_of_its_size(
+def test_settings_depend_on_the_cluster_size(
     directory: Path, nodes: int, voters: int, replicas: int, in_sync: int
 ) -> None:
     assert voter_count(nodes) == voters
@@ -76,12 +76,12 @@ def test_settings_are_those_of_a_cluster_of_its_size(
         assert settings.topic_defaults.min_insync_replicas == in_sync
 
 
-def test_records_are_synced_first_only_if_asked(directory: Path) -> None:
+def test_sync_disables_write_caching(directory: Path) -> None:
     assert plan(directory).nodes[0].settings.topic_defaults.write_caching
     assert not plan(directory, write_caching=False).nodes[0].settings.topic_defaults.write_caching
 
 
-def test_settings_that_are_given_win(directory: Path) -> None:
+def test_set_overrides_defaults(directory: Path) -> None:
     made = plan(directory, given={"num.partitions": "7", "min.insync.replicas": "1"})
     assert {each.settings.num_partitions for each in made.nodes} == {7}
     assert {each.settings.topic_defaults.min_insync_replicas for each in made.nodes} == {1}
@@ -96,22 +96,20 @@ def test_settings_that_are_given_win(directory: Path) -> None:
         ({"num.partitions": "none"}, "num.partitions"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_anything_is_made(
-    directory: Path, given: dict[str, str], why: str
-) -> None:
+def test_invalid_settings_create_nothing(directory: Path, given: dict[str, str], why: str) -> None:
     with pytest.raises(CommandError, match=why):
         plan(directory, given=given)
     assert not directory.exists()
 
 
-def test_a_cluster_is_the_same_when_it_is_started_again(directory: Path) -> None:
+def test_a_restarted_cluster_keeps_its_id(directory: Path) -> None:
     first = plan(directory, port=12_000)
     write_plan(directory, first)
     again = plan(directory)
     assert (again.cluster_id, again.bootstrap, again.is_new) == (first.cluster_id, first.bootstrap, False)
 
 
-def test_another_number_of_nodes_or_another_port_is_refused(directory: Path) -> None:
+def test_a_different_node_count_or_port_is_an_error(directory: Path) -> None:
     write_plan(directory, plan(directory, port=12_000))
     with pytest.raises(CommandError, match=r"a cluster of 3 nodes, not 5: use --nodes 3"):
         plan(directory, 5)
@@ -119,7 +117,7 @@ def test_another_number_of_nodes_or_another_port_is_refused(directory: Path) -> 
         plan(directory, port=9092)
 
 
-def test_directories_of_something_else_are_refused(directory: Path) -> None:
+def test_foreign_directories_are_errors(directory: Path) -> None:
     directory.mkdir()
     (directory / "meta.properties").touch()
     with pytest.raises(CommandError, match="a single node"):
@@ -133,19 +131,19 @@ def test_directories_of_something_else_are_refused(directory: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", json.dumps({"cluster_id": "x", "nodes": 0, "port": 1})]
 )
-def test_a_torn_cluster_file_is_refused(directory: Path, text: str) -> None:
+def test_an_invalid_cluster_file_is_an_error(directory: Path, text: str) -> None:
     directory.mkdir()
     (directory / "cluster.json").write_text(text)
     with pytest.raises(CommandError, match=r"cluster.json is invalid"):
         plan(directory)
 
 
-def test_ports_beyond_the_last_are_refused(directory: Path) -> None:
+def test_ports_above_65535_are_errors(directory: Path) -> None:
     with pytest.raises(CommandError, match="choose a lower --port"):
         plan(directory, port=65_534)
 
 
-def test_a_port_in_use_is_found_before_anything_is_started(directory: Path, port: int) -> None:
+def test_a_port_in_use_is_an_error(directory: Path, port: int) -> None:
     made = plan(directory, port=port)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port + 1))
@@ -155,7 +153,7 @@ def test_a_port_in_use_is_found_before_anything_is_started(directory: Path, port
     assert not directory.exists()
 
 
-def test_a_node_that_runs_already_is_found_by_its_lock(directory: Path, port: int) -> None:
+def test_a_running_node_is_detected_by_its_lock(directory: Path, port: int) -> None:
     made = plan(directory, port=port)
     write_plan(directory, made)
     with (
@@ -165,7 +163,7 @@ def test_a_node_that_runs_already_is_found_by_its_lock(directory: Path, port: in
         check_host(made)
 
 
-def test_a_stale_pid_file_is_told_and_no_hindrance(directory: Path, port: int) -> None:
+def test_a_stale_pid_file_is_only_a_notice(directory: Path, port: int) -> None:
     made = plan(directory, port=port)
     write_plan(directory, made)
     assert check_host(made) == []
@@ -175,7 +173,7 @@ def test_a_stale_pid_file_is_told_and_no_hindrance(directory: Path, port: int) -
     assert "node 2 was not shut down cleanly" in note
 
 
-def test_a_nodes_settings_file_says_what_the_node_was_started_with(directory: Path, tmp_path: Path) -> None:
+def test_the_settings_file_has_the_explicit_settings(directory: Path, tmp_path: Path) -> None:
     made = plan(
         directory, given={"max.connections": "9", "max.connections.per.ip": "8", "broker.rack": 'a "b"'}
     )

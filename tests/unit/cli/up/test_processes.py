@@ -1,4 +1,4 @@
-"""What is known of a node's process that `moldau up` has started and that has ended."""
+"""Log output of exited node processes of `moldau up`."""
 
 import asyncio
 import sys
@@ -36,12 +36,12 @@ def program(directory: Path, line: str) -> Path:
     return made
 
 
-def test_its_last_words_are_those_of_this_run(tmp_path: Path) -> None:
+def test_the_last_log_line_is_of_the_current_run(tmp_path: Path) -> None:
     process = wait(tmp_path, program(tmp_path, "echo first >&2; echo 'moldau: the disk is full' >&2"))
     assert process.last_log_line() == "the disk is full"
     assert process.plan.log_file.read_text().startswith(SAID_BEFORE), "what earlier runs said is kept"
 
 
-def test_one_that_ended_without_a_word_is_not_given_those_of_an_earlier_run(tmp_path: Path) -> None:
+def test_log_lines_of_earlier_runs_are_ignored(tmp_path: Path) -> None:
     process = wait(tmp_path, program(tmp_path, "exit 1"))
     assert process.last_log_line() == "no log output"
