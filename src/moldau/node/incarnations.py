@@ -29,10 +29,10 @@ class IncarnationStore:
         try:
             file = self._disk.open(self._path)
             try:
-                found = json.loads(file.read(0, file.size))
+                content = json.loads(file.read(0, file.size))
             finally:
                 file.close()
-            return tuple(UUID(each) for each in found["incarnation_ids"])
+            return tuple(UUID(each) for each in content["incarnation_ids"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.error(
                 "cannot read the incarnations file: the controller will treat this disk as a new one",

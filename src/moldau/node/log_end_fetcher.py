@@ -34,13 +34,15 @@ class LogEndFetcher:
             ],
         }
         response = await self._peers.call(broker_id, ApiKey.OFFSET_FOR_LEADER_EPOCH, request, lane=LANE)
-        found = [(of.topic, each) for of in response.topics for each in of.partitions]
-        if [(name, each.partition, each.error_code) for name, each in found] != [(topic, partition, 0)]:
+        results = [(each.topic, result) for each in response.topics for result in each.partitions]
+        if [(name, result.partition, result.error_code) for name, result in results] != [
+            (topic, partition, 0)
+        ]:
             raise ReplicaNotAvailableError(f"node {broker_id} returned no log end of {topic}-{partition}")
-        return EpochEndOffset(found[0][1].leader_epoch, found[0][1].end_offset)
+        return EpochEndOffset(results[0][1].leader_epoch, results[0][1].end_offset)
 
     def _own_log_end(self, topic: str, partition: int) -> EpochEndOffset:
-        found = self._replica_manager.get(topic, partition)
-        if found is None:
+        replica = self._replica_manager.get(topic, partition)
+        if replica is None:
             raise ReplicaNotAvailableError(f"this node has no replica of {topic}-{partition}")
-        return EpochEndOffset(found.log.epochs.latest, found.log.end_offset)
+        return EpochEndOffset(replica.log.epochs.latest, replica.log.end_offset)

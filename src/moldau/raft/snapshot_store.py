@@ -34,8 +34,8 @@ class SnapshotChunk(NamedTuple):
 class SnapshotStore(ABC):
     """The part of a snapshot store that does not depend on the storage."""
 
-    def __init__(self, found: Sequence[SnapshotId] = ()) -> None:
-        self._ids = sorted(found)
+    def __init__(self, snapshots: Sequence[SnapshotId] = ()) -> None:
+        self._ids = sorted(snapshots)
 
     def latest(self) -> SnapshotId | None:
         return self._ids[-1] if self._ids else None
@@ -154,8 +154,8 @@ class FileSnapshotStore(SnapshotStore):
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self._directory = directory
-        found = (_NAME.fullmatch(name) for name in disk.list(directory))
-        super().__init__([SnapshotId(int(match[1]), int(match[2])) for match in found if match])
+        matches = (_NAME.fullmatch(name) for name in disk.list(directory))
+        super().__init__([SnapshotId(int(match[1]), int(match[2])) for match in matches if match])
 
     def _read_bytes(self, snapshot: SnapshotId, position: int, bytes_max: int | None) -> SnapshotChunk:
         try:

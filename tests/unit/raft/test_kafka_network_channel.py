@@ -120,7 +120,7 @@ class OtherNode:
         self, host: str, port: int, api: ApiKey, tree: Mapping[str, Any], *, version: int
     ) -> Message:
         if (host, port) not in self.listening:
-            raise PeerUnreachableError("nobody listens there", is_connection_refused=True)
+            raise PeerUnreachableError("connection refused", is_connection_refused=True)
         return await self.listening[host, port].serve(api, version, tree)
 
     async def serve(self, api: ApiKey, version: int, tree: Mapping[str, Any]) -> Message:

@@ -55,7 +55,7 @@ class InProcessPeerClient:
         await asyncio.sleep(0)
         node = self._nodes.get(self._addresses.get(node_id, ("", 0)))
         if node is None:
-            raise PeerUnreachableError(f"node {node_id} is not there", is_connection_refused=True)
+            raise PeerUnreachableError(f"node {node_id} is not running", is_connection_refused=True)
         return await node.serve(api, SUPPORTED_VERSIONS[api].maximum if version is None else version, tree)
 
 
