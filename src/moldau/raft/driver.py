@@ -208,10 +208,7 @@ class RaftClient:
     async def _append_values(self, values: Sequence[bytes]) -> int:
         self._require_leader()
         batch = values_batch(
-            values,
-            base_offset=self._log.end_offset,
-            epoch=self.epoch,
-            timestamp=self._clock.wall_ms(),
+            values, base_offset=self._log.end_offset, epoch=self.epoch, timestamp=self._clock.wall_ms()
         )
         try:
             await self._executor.append([batch])

@@ -316,10 +316,7 @@ class EffectExecutor:
 
     def _voters_batch(self, voters: tuple[VoterNode, ...]) -> Batch:
         return voters_batch(
-            voters,
-            base_offset=self._log.end_offset,
-            epoch=self._state.epoch,
-            timestamp=self._clock.wall_ms(),
+            voters, base_offset=self._log.end_offset, epoch=self._state.epoch, timestamp=self._clock.wall_ms()
         )
 
     async def _append_own(self, batch: Batch) -> None:

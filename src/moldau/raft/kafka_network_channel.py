@@ -295,14 +295,8 @@ class KafkaNetworkChannel:
         """
         if leader.leader_id != own.node_id:
             return
-        request = QuorumFetchRequest(
-            own,
-            leader.leader_epoch,
-            EpochEndOffset(NO_EPOCH, 0),
-            high_watermark=0,
-            max_wait_ms=0,
-            bytes_max=1,
-        )
+        log_end = EpochEndOffset(NO_EPOCH, 0)
+        request = QuorumFetchRequest(own, leader.leader_epoch, log_end, high_watermark=0, bytes_max=1)
         for each in response.node_endpoints:
             if each.node_id != own.node_id or (each.host, each.port) in self._own_addresses:
                 continue

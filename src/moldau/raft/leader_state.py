@@ -4,12 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 from uuid import UUID
 
-from moldau.errors import (
-    DuplicateVoterError,
-    InvalidRequestError,
-    RequestTimedOutError,
-    VoterNotFoundError,
-)
+from moldau.errors import DuplicateVoterError, InvalidRequestError, RequestTimedOutError, VoterNotFoundError
 from moldau.raft.epoch_state import Role
 from moldau.raft.events import ReplicaOffsetRegressed
 from moldau.raft.messages import (
