@@ -232,18 +232,7 @@ def decode_batches(
     return 0
 
 
-@kernel(
-    INT64,
-    INT64_IN,
-    INT64,
-    INT32_OUT,
-    INT32_OUT,
-    BYTES_OUT,
-    INT32_OUT,
-    BYTES_OUT,
-    BYTES_OUT,
-    INT64_OUT,
-)
+@kernel(INT64, INT64_IN, INT64, INT32_OUT, INT32_OUT, BYTES_OUT, INT32_OUT, BYTES_OUT, BYTES_OUT, INT64_OUT)
 def decode_headers(
     spans: Any,
     rows: int,

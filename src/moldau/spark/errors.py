@@ -53,9 +53,8 @@ def _error_text(error: Exception, bootstrap: str) -> str:
 
     if isinstance(error, ConnectionLostError | RequestTimedOutError):
         return (
-            f"no response from the cluster at {bootstrap} ({error}). Check that a broker is "
-            "running there, kafka.bootstrap.servers, and that this machine reaches the addresses "
-            "that brokers advertise"
+            f"no response from the cluster at {bootstrap} ({error}). Check that a broker is running there, "
+            "kafka.bootstrap.servers, and that this machine reaches the addresses that brokers advertise"
         )
     return f"the cluster at {bootstrap} returned an error: {error}"
 

@@ -92,8 +92,7 @@ def run_pipeline(
     for name in rows:
         if name not in names:
             raise PipelineError(
-                f"rows are given for {name!r}, which is not a source of "
-                f"{pipeline.name}{suggest_names(name, names)}"
+                f"rows are given for {name!r}, which is not a source of {pipeline.name}{suggest_names(name, names)}"
             )
     return _TestRun(spark or _session(), pipeline, rows).run()
 

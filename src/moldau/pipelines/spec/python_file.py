@@ -156,8 +156,7 @@ def load_python_file(path: Path, text: str) -> Pipeline:
         raise PipelineError(f"{path}:{error.lineno}: not valid Python: {error.msg}") from None
     except SystemExit as error:
         raise PipelineError(
-            f"{path}:{_line_of(error, path)}: the file called sys.exit({error.code!r}); a pipeline file only "
-            "declares"
+            f"{path}:{_line_of(error, path)}: the file called sys.exit({error.code!r}); a pipeline file only declares"
         ) from error
     except Exception as error:
         where = f"{path}:{_line_of(error, path)}"

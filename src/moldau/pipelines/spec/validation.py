@@ -137,10 +137,7 @@ def _sink_problems(sink: Sink, views: Sequence[str]) -> Iterator[Problem]:
     if sink.order_by and sink.mode != "upsert":
         yield (*path, "order_by"), "order_by is for upserts: mode: upsert"
     if sink.delete_when and sink.mode != "upsert" and not (sink.kind is SinkKind.TOPIC and sink.key):
-        yield (
-            (*path, "delete_when"),
-            "delete_when is for mode: upsert, or for a topic with a key",
-        )
+        yield ((*path, "delete_when"), "delete_when is for mode: upsert, or for a topic with a key")
     if sink.key and sink.mode != "upsert" and sink.kind is not SinkKind.TOPIC:
         yield (*path, "key"), f"a {sink.kind} sink in mode {sink.mode} has no key; did you mean mode: upsert?"
     if sink.partition_by and sink.kind not in (SinkKind.PARQUET, SinkKind.DELTA):

@@ -55,9 +55,8 @@ def _connect_error_text(error: OSError) -> str:
 
 def unresponsive_master_error(master: Master, within_s: float, version: str) -> LaunchError:
     return LaunchError(
-        f"{master.url} accepts connections but did not register this application within "
-        f"{within_s:.0f} s. Check that it is the port of a Spark master (not of its web UI), and "
-        f"that it runs the same Spark ({version})."
+        f"{master.url} accepts connections but did not register this application within {within_s:.0f} s. Check that "
+        f"it is the port of a Spark master (not of its web UI), and that it runs the same Spark ({version})."
     )
 
 

@@ -98,9 +98,8 @@ def _wait_for_connection(
             )
         if time.monotonic() > deadline:
             raise LaunchError(
-                f"Spark's Java process was not ready within {START_TIMEOUT_S:.0f} s. If it "
-                "downloads packages (spark.jars.packages), check the network; otherwise try again "
-                "with less load on the machine."
+                f"Spark's Java process was not ready within {START_TIMEOUT_S:.0f} s. If it downloads packages "
+                "(spark.jars.packages), check the network; otherwise try again with less load on the machine."
             )
         time.sleep(POLL_INTERVAL_S)
     return parse_connection(connection_file.read_bytes())

@@ -64,8 +64,7 @@ def sink_columns(schema: StructType, *, has_topic: bool, includes_headers: bool)
         places[field.name] = place
     if "value" not in places:
         raise SparkSourceError(
-            "there is no column 'value': select the records' content AS value, such as "
-            "to_json(struct(*)) AS value"
+            "there is no column 'value': select the records' content AS value, such as to_json(struct(*)) AS value"
         )
     if not has_topic and "topic" not in places:
         raise SparkSourceError('no topic is set: use .option("topic", …), or select a column AS topic')

@@ -196,10 +196,7 @@ def _create(
 
 
 def _append(
-    table: DeltaTable,
-    schema: dict[str, Any],
-    files: Sequence[WrittenFile],
-    transactions: CommitProperties,
+    table: DeltaTable, schema: dict[str, Any], files: Sequence[WrittenFile], transactions: CommitProperties
 ) -> None:
     if len(schema["fields"]) < len(table.schema().fields):
         # Columns that the rows lack have no bounds.

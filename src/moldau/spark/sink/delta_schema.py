@@ -79,8 +79,7 @@ def check_row_schema(schema: Mapping[str, Any], partition_by: Sequence[str]) -> 
             )
         if (unknown := _unsupported_type(kind)) is not None:
             raise SparkSourceError(
-                f"the column {name!r} is of type {type_text(unknown)}, which Delta does not "
-                "support: cast or drop it"
+                f"the column {name!r} is of type {type_text(unknown)}, which Delta does not support: cast or drop it"
             )
     for name in partition_by:
         if name not in types:

@@ -30,11 +30,7 @@ _NUMBER_SETTINGS = {
     "max.request.size": ("max_request_size", 1),
 }
 """Kafka's settings to the arguments of `Producer`, with their lowest values."""
-_DEFAULTS = {
-    "batch_size": 512 * 1024,
-    "buffer_memory": 32 * 1024 * 1024,
-    "max_request_size": 1024 * 1024,
-}
+_DEFAULTS = {"batch_size": 512 * 1024, "buffer_memory": 32 * 1024 * 1024, "max_request_size": 1024 * 1024}
 """Larger batches than a producer's usual ones, because a task has all its rows at hand."""
 _DEFAULT_COMPRESSION = "none"
 _MISPLACED_OPTIONS = {

@@ -143,9 +143,8 @@ def check_sizes(rows: RecordColumns, topic: str, request_bytes_max: int) -> None
             else f" with the key {_key_text(rows.key[largest])}"
         )
         raise SparkSourceError(
-            f"a row{key} becomes a record of {rows.sizes[largest]} bytes for {topic!r}, but "
-            f"kafka.max.request.size is {request_bytes_max}: raise it and the topic's "
-            "max.message.bytes, or shorten the value"
+            f"a row{key} becomes a record of {rows.sizes[largest]} bytes for {topic!r}, but kafka.max.request.size is "
+            f"{request_bytes_max}: raise it and the topic's max.message.bytes, or shorten the value"
         )
 
 
@@ -176,9 +175,8 @@ class RowPartitioner:
             wrong = is_requested & ((requested < 0) | (requested >= count))
             if wrong.any():
                 raise SparkSourceError(
-                    f"the column `partition` is {requested[wrong][0]}, but {topic!r} has the "
-                    f"partitions 0 to {count - 1}: correct it, set it to null to partition by key, "
-                    "or add partitions to the topic"
+                    f"the column `partition` is {requested[wrong][0]}, but {topic!r} has the partitions 0 to "
+                    f"{count - 1}: correct it, set it to null to partition by key, or add partitions to the topic"
                 )
             placed = np.where(is_requested, requested, placed).astype(np.int32)
         unassigned = placed == _UNASSIGNED

@@ -237,9 +237,8 @@ def _user_error(
     match error.code:
         case ErrorCode.unknown_topic_or_partition if partition is not None:
             text = (
-                f"{where} at {options.bootstrap} no longer exists ({error}): the topic was "
-                "deleted, or recreated with fewer partitions, during the write. Start the write "
-                "again"
+                f"{where} at {options.bootstrap} no longer exists ({error}): the topic was deleted, or recreated with "
+                "fewer partitions, during the write. Start the write again"
             )
         case ErrorCode.unknown_topic_or_partition:
             text = (
@@ -250,15 +249,11 @@ def _user_error(
             text = f"{topic!r} is not a valid topic name ({error}): correct it"
         case ErrorCode.message_too_large | ErrorCode.record_list_too_large:
             text = (
-                f"{topic!r} does not accept a batch of this size ({error}): raise the topic's "
-                "max.message.bytes or shorten the values; if many rows fill the batch, set "
-                "kafka.batch.size below max.message.bytes"
+                f"{topic!r} does not accept a batch of this size ({error}): raise the topic's max.message.bytes or "
+                "shorten the values; if many rows fill the batch, set kafka.batch.size below max.message.bytes"
             )
         case ErrorCode.topic_authorization_failed | ErrorCode.cluster_authorization_failed:
-            text = (
-                f"writing to {topic!r} is not authorized ({error}): request the permission, or "
-                "use another user"
-            )
+            text = f"writing to {topic!r} is not authorized ({error}): request the permission, or use another user"
         case ErrorCode.request_timed_out | ErrorCode.network_exception:
             text = (
                 f"{where} at {options.bootstrap} did not accept records in time ({error}): check "

@@ -69,9 +69,7 @@ class TopicRowWriter:
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = parse_topic_options(options)
         self._columns = sink_columns(
-            schema,
-            has_topic=self._options.topic is not None,
-            includes_headers=self._options.includes_headers,
+            schema, has_topic=self._options.topic is not None, includes_headers=self._options.includes_headers
         )
 
     def write(self, batches: "Iterator[pa.RecordBatch]") -> TopicCommitMessage:

@@ -59,8 +59,7 @@ def requested_columns(schema_requested: StructType) -> Sequence[SourceColumn]:
         if not is_text and not _is_same_type(field.dataType, expected):
             choices = _type_sql(expected) + (" or STRING" if field.name in _TEXT_COLUMNS else "")
             raise SparkSourceError(
-                f"the schema requests the column {field.name} as {_type_sql(field.dataType)}, but "
-                f"it is {choices}"
+                f"the schema requests the column {field.name} as {_type_sql(field.dataType)}, but it is {choices}"
             )
         if not field.nullable and field.name in _NULLABLE_COLUMNS:
             raise SparkSourceError(

@@ -116,8 +116,7 @@ def parse_offset_limit(
     for partition, offset in offsets.items():
         if offset < EARLIEST:
             raise OptionError(
-                f"{option}: {offset} is not an offset of {partition}; use -2 for the earliest and "
-                "-1 for the latest"
+                f"{option}: {offset} is not an offset of {partition}; use -2 for the earliest and -1 for the latest"
             )
         _reject_illegal_offset(f"{option} of {partition}", offset, illegal)
     return SpecificOffsets(offsets)

@@ -148,10 +148,7 @@ def parse_source_options(options: Mapping[str, str], *, is_stream: bool) -> Sour
                 raise OptionError(f"{name} is for batch queries: a stream has no end. Use it with spark.read")
     limits = _trigger_limits(own)
     starting = _parse_limit(
-        own,
-        "starting",
-        EarliestOrLatest(LATEST if is_stream else EARLIEST),
-        None if is_stream else LATEST,
+        own, "starting", EarliestOrLatest(LATEST if is_stream else EARLIEST), None if is_stream else LATEST
     )
     ending = _parse_limit(own, "ending", EarliestOrLatest(LATEST), EARLIEST)
     check_order(starting, ending)

@@ -112,8 +112,7 @@ class PartitionCatalog:
             count = len(cluster.topics[missing[0].topic].partitions)
             raise SparkSourceError(
                 f"assign names {format_partitions(missing)}, and the topic {missing[0].topic!r} at "
-                f"{self._options.bootstrap} "
-                f"has {count} partitions, counted from 0"
+                f"{self._options.bootstrap} has {count} partitions, counted from 0"
             )
         return partitions
 
