@@ -115,7 +115,7 @@ def test_a_pipeline_that_would_run_has_no_findings_and_leaves_nothing_behind(
             "parquet: test.yaml/files",
             "sinks.files.parquet",
             "test.yaml is a file",
-            "name another",
+            "choose another",
         ),
     ],
 )
@@ -192,6 +192,6 @@ def test_records_that_do_not_match_the_schema_are_a_warning(
     assert found.message == (
         f"2 of the first 4 records are bad: {topic}-0 offset 1 (malformed): the value is not a JSON object"
     )
-    assert "left out" in found.fix
+    assert "dropped" in found.fix
     (found,) = findings(spark, tmp_path, re.sub(r"topic: things-\d+", "pattern: nothing-.*", good))
     assert "no topic matches" in found.message

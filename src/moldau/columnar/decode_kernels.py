@@ -88,21 +88,9 @@ def count_headers(position: int, end: int) -> int:
 
 @kernel(
     INT64,
-    INT64_IN,
-    INT64,
-    INT64,
-    INT64,
-    INT64_OUT,
-    INT64_OUT,
-    INT32_OUT,
-    INT32_OUT,
-    BYTES_OUT,
-    BYTES_OUT,
-    INT32_OUT,
-    BYTES_OUT,
-    BYTES_OUT,
-    INT64_OUT,
-    INT64_OUT,
+    *(INT64_IN, INT64, INT64, INT64, INT64_OUT, INT64_OUT, INT32_OUT),
+    *(INT32_OUT, BYTES_OUT, BYTES_OUT, INT32_OUT, BYTES_OUT, BYTES_OUT),
+    *(INT64_OUT, INT64_OUT),
 )
 def decode_batches(
     batches: Any,

@@ -140,8 +140,8 @@ class _TestRun:
 
         if sink.kind is SinkKind.TOPIC:
             return _collect(without_metadata(frame))
-        shaped = prepare_for_sink(frame, sink)
-        return self._table(shaped, sink) if sink.mode == "upsert" else _collect(shaped)
+        prepared = prepare_for_sink(frame, sink)
+        return self._table(prepared, sink) if sink.mode == "upsert" else _collect(prepared)
 
     def _table(self, frame: "DataFrame", sink: Sink) -> list[dict[str, Any]]:
         """Returns the table after an upsert into an empty one."""

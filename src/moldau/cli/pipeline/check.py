@@ -36,7 +36,9 @@ def pipeline_check(
 
         directory = state_directory(pipeline, state)
         generation = directory.generations(now()).current
-        place = CheckpointLocation(pipeline.checkpoint or str(directory.checkpoints), generation)
+        checkpoint_location = CheckpointLocation(
+            pipeline.checkpoint or str(directory.checkpoints), generation
+        )
         print_notice("starting Spark ...")
         with _java_log() as log:
             spark = session(
@@ -46,7 +48,7 @@ def pipeline_check(
                 log=log,
             )
             try:
-                findings = check(spark, pipeline, place)
+                findings = check(spark, pipeline, checkpoint_location)
             finally:
                 spark.stop()
     if findings:

@@ -61,21 +61,21 @@ SAMPLE_RECORDS = 100
 
 
 def check(
-    spark: SparkSession, pipeline: PipelineDefinition, place: CheckpointLocation | None = None
+    spark: SparkSession, pipeline: PipelineDefinition, checkpoint_location: CheckpointLocation | None = None
 ) -> list[Finding]:
     """Returns errors and warnings. With a checkpoint location the checkpoints are checked too."""
     option_errors = [error(".".join(where), message) for where, message in find_problems(pipeline)]
     if option_errors:
         # The other checks need consistent names.
         return option_errors
-    return list(_PipelineChecker(spark, pipeline, place).findings())
+    return list(_PipelineChecker(spark, pipeline, checkpoint_location).findings())
 
 
 @dataclass
 class _PipelineChecker:
     spark: SparkSession
     pipeline: PipelineDefinition
-    place: CheckpointLocation | None
+    checkpoint_location: CheckpointLocation | None
     schemas: dict[str, T.StructType] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     """Broken sources and views; views derived from them are skipped."""
@@ -92,8 +92,8 @@ class _PipelineChecker:
             yield from self._view(view.name)
         for sink in self.pipeline.sinks:
             yield from self._sink(sink)
-        if self.place is not None:
-            yield from self._checkpoints(self.place)
+        if self.checkpoint_location is not None:
+            yield from self._checkpoints(self.checkpoint_location)
 
     def _source(self, source: Source, topics: ClusterTopics | None) -> Iterator[Finding]:
         where = f"sources.{source.name}"
@@ -105,7 +105,7 @@ class _PipelineChecker:
             self.failed.add(source.name)
             return
         try:
-            kept_in = None if self.place is None else self.place.directory
+            kept_in = None if self.checkpoint_location is None else self.checkpoint_location.directory
             self.schemas[source.name] = source_schema(self.spark, self.pipeline, source, kept_in, keep=False)
             records = decode_records(empty_stream(self.spark, source), source, self.schemas[source.name])
         except (PipelineError, PySparkException, SparkSourceError) as failure:
@@ -214,10 +214,10 @@ class _PipelineChecker:
         if sink.kind is SinkKind.DELTA:
             yield from _table(frame, sink)
 
-    def _checkpoints(self, place: CheckpointLocation) -> Iterator[Finding]:
+    def _checkpoints(self, checkpoint_location: CheckpointLocation) -> Iterator[Finding]:
         storage = HadoopFiles(self.spark)
-        for identity in query_identities(self.pipeline, place):
-            checkpoint = place.of(identity.query)
+        for identity in query_identities(self.pipeline, checkpoint_location):
+            checkpoint = checkpoint_location.of(identity.query)
             try:
                 found = read_identity(storage, checkpoint)
                 if found is not None:
@@ -227,11 +227,15 @@ class _PipelineChecker:
                 yield error("checkpoint", str(failure))
         for sink in self.pipeline.sinks:
             if sink.kind is SinkKind.PARQUET:
-                yield from self._owner(storage, sink_for_generation(sink, place.generation), place)
+                yield from self._owner(
+                    storage, sink_for_generation(sink, checkpoint_location.generation), checkpoint_location
+                )
 
-    def _owner(self, storage: HadoopFiles, sink: Sink, place: CheckpointLocation) -> Iterator[Finding]:
+    def _owner(
+        self, storage: HadoopFiles, sink: Sink, checkpoint_location: CheckpointLocation
+    ) -> Iterator[Finding]:
         try:
-            known = read_identity(storage, place.of(sink.name))
+            known = read_identity(storage, checkpoint_location.of(sink.name))
         except PipelineError:
             # Reported by `_checkpoints`.
             return

@@ -81,7 +81,7 @@ def dead_letter_query(source: Source) -> str:
 def plan(
     spark: SparkSession,
     pipeline: PipelineDefinition,
-    place: CheckpointLocation,
+    checkpoint_location: CheckpointLocation,
     start: StartPosition = SOURCE_START,
     *,
     show: ShowBatch = print_batch,
@@ -89,27 +89,34 @@ def plan(
     """Plans all queries without starting them. Inferred schemas and starting offsets are stored with the checkpoints.
     Raises PipelineError."""
     schemas = {
-        each.name: source_schema(spark, pipeline, each, place.directory) for each in _used_sources(pipeline)
-    }
-    files = HadoopFiles(spark)
-    has_begun = any(
-        files.exists(f"{place.of(each.query)}/metadata") for each in query_identities(pipeline, place)
-    )
-    starting_options = {
-        each.name: starting_options_for(files, pipeline, each, start, place.directory, has_begun=has_begun)
+        each.name: source_schema(spark, pipeline, each, checkpoint_location.directory)
         for each in _used_sources(pipeline)
     }
-    planning = _QueryPlanner(spark, pipeline, place, starting_options, schemas, show)
+    files = HadoopFiles(spark)
+    has_started = any(
+        files.exists(f"{checkpoint_location.of(each.query)}/metadata")
+        for each in query_identities(pipeline, checkpoint_location)
+    )
+    starting_options = {
+        each.name: starting_options_for(
+            files, pipeline, each, start, checkpoint_location.directory, has_started=has_started
+        )
+        for each in _used_sources(pipeline)
+    }
+    planning = _QueryPlanner(spark, pipeline, checkpoint_location, starting_options, schemas, show)
     queries = [planning.plan_sink(sink) for sink in pipeline.sinks]
     if pipeline.on_bad is BadRecordPolicy.DEAD_LETTER:
         queries += [planning.plan_dead_letters(source) for source in _used_sources(pipeline)]
     return queries
 
 
-def query_identities(pipeline: PipelineDefinition, place: CheckpointLocation) -> list[QueryIdentity]:
+def query_identities(
+    pipeline: PipelineDefinition, checkpoint_location: CheckpointLocation
+) -> list[QueryIdentity]:
     """Returns the identities of all queries of `plan`."""
     identities = [
-        _sink_identity(pipeline, sink_for_generation(sink, place.generation)) for sink in pipeline.sinks
+        _sink_identity(pipeline, sink_for_generation(sink, checkpoint_location.generation))
+        for sink in pipeline.sinks
     ]
     if pipeline.on_bad is BadRecordPolicy.DEAD_LETTER:
         identities += [_dead_letter_identity(pipeline, source) for source in _used_sources(pipeline)]
@@ -135,14 +142,14 @@ def _used_sources(pipeline: PipelineDefinition) -> list[Source]:
 class _QueryPlanner:
     spark: SparkSession
     pipeline: PipelineDefinition
-    place: CheckpointLocation
+    checkpoint_location: CheckpointLocation
     starting_options: Mapping[str, Mapping[str, str]]
     """Starting options by source."""
     schemas: Mapping[str, T.StructType]
     show: ShowBatch
 
     def plan_sink(self, sink: Sink) -> PlannedQuery:
-        sink = sink_for_generation(sink, self.place.generation)
+        sink = sink_for_generation(sink, self.checkpoint_location.generation)
         sources = sources_of(self.pipeline, sink.view)
 
         def shape(raw: ReadRecords) -> DataFrame:
@@ -152,7 +159,9 @@ class _QueryPlanner:
 
         if sink.kind is SinkKind.PARQUET:
             files = HadoopFiles(self.spark)
-            check_owner(files, sink.target, sink.name, read_identity(files, self.place.of(sink.name)))
+            check_owner(
+                files, sink.target, sink.name, read_identity(files, self.checkpoint_location.of(sink.name))
+            )
         frame = self._stream_frame(sink.name, shape, sources)
         check_output_mode(frame, sink)
         return self._query(
@@ -203,7 +212,7 @@ class _QueryPlanner:
         source: Source | None = None,
     ) -> PlannedQuery:
         name = identity.query
-        checkpoint = self.place.of(name)
+        checkpoint = self.checkpoint_location.of(name)
 
         def begin(available_now: bool) -> "StreamingQuery":
             files = HadoopFiles(self.spark)

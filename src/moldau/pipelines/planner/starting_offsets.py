@@ -31,7 +31,7 @@ def starting_options_for(
     start: StartPosition,
     directory: str,
     *,
-    has_begun: bool,
+    has_started: bool,
 ) -> dict[str, str]:
     """Returns the starting options for a query without a checkpoint.
 
@@ -47,7 +47,7 @@ def starting_options_for(
         stream_options(pipeline, source, "start", options_of_source), is_stream=True
     )
     path = f"{directory}/{source.name}.start.json"
-    stored = read_starting_offsets(files, path) if has_begun else None
+    stored = read_starting_offsets(files, path) if has_started else None
     try:
         with user_facing_errors(options.bootstrap):
             found = event_loop_thread().run(_find_offsets(options, stored))

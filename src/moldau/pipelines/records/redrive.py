@@ -61,7 +61,9 @@ def original_record(record: ConsumerRecord) -> RedrivenRecord | None:
     topic = _text(errors.get(ErrorHeader.TOPIC))
     if not topic:
         return None
-    kept = [(key, value) for key, value in record.headers if not key.startswith(PREFIX) and key != REDRIVEN]
+    headers_kept = [
+        (key, value) for key, value in record.headers if not key.startswith(PREFIX) and key != REDRIVEN
+    ]
     times_redriven = max((_number(value) or 0 for key, value in record.headers if key == REDRIVEN), default=0)
     return RedrivenRecord(
         topic,
@@ -69,7 +71,7 @@ def original_record(record: ConsumerRecord) -> RedrivenRecord | None:
         _number(errors.get(ErrorHeader.TIMESTAMP)),
         record.key,
         record.value,
-        (*kept, (REDRIVEN, str(times_redriven + 1).encode())),
+        (*headers_kept, (REDRIVEN, str(times_redriven + 1).encode())),
     )
 
 
@@ -205,6 +207,6 @@ def _next_offsets(
     """Returns the offsets to commit, limited to the end offsets."""
     after: dict[TopicPartition, int] = {}
     for record in records:
-        place = _topic_partition(record)
-        after[place] = min(record.offset + 1, ends[place])
+        topic_partition = _topic_partition(record)
+        after[topic_partition] = min(record.offset + 1, ends[topic_partition])
     return after

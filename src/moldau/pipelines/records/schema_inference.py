@@ -22,14 +22,14 @@ def source_schema(
     spark: SparkSession,
     pipeline: PipelineDefinition,
     source: Source,
-    kept_in: str | None,
+    directory: str | None,
     *,
     keep: bool = True,
 ) -> T.StructType:
     """Returns the columns of a source's values. An inferred schema is read from or stored in the directory."""
     if source.format is not Format.JSON or source.schema is not None:
         return value_schema(source)
-    path = None if kept_in is None else f"{kept_in}/{source.name}.schema.json"
+    path = None if directory is None else f"{directory}/{source.name}.schema.json"
     storage = HadoopFiles(spark)
     text = None if path is None else storage.read(path)
     if text is not None:
@@ -53,9 +53,9 @@ def infer_schema(spark: SparkSession, values: DataFrame, source: Source) -> T.St
     found = spark.read.option("mode", "DROPMALFORMED").json(spark.sparkContext.parallelize(texts, 1)).schema
     if not found.fields:
         raise _no_schema_error(source, f"none of the first {len(texts)} records is a JSON object with fields")
-    settled = _without_null_types(found)
-    assert isinstance(settled, T.StructType)
-    return settled
+    schema = _without_null_types(found)
+    assert isinstance(schema, T.StructType)
+    return schema
 
 
 def _no_schema_error(source: Source, why: str) -> PipelineError:

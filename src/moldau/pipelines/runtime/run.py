@@ -131,7 +131,7 @@ class _Run:
                 spark = self._session()
             self.stop_request.defer_signals()
             # A generation number is never reused, because plans are stored under it.
-            self._write_generations(is_begun=False)
+            self._write_generations(is_started=False)
             queries = self._planned(spark)
             self.observer.step("starting the queries")
             self._start(queries)
@@ -173,23 +173,29 @@ class _Run:
         from moldau.pipelines.runtime.query_group import QueryGroup
 
         self.observer.step("planning")
-        place = CheckpointLocation(checkpoints=self.record.checkpoints, generation=self.generation.number)
+        checkpoint_location = CheckpointLocation(
+            checkpoints=self.record.checkpoints, generation=self.generation.number
+        )
         planned = plan(
-            spark, self.pipeline, place, StartPosition(self.generation.start), show=self.observer.rows
+            spark,
+            self.pipeline,
+            checkpoint_location,
+            StartPosition(self.generation.start),
+            show=self.observer.rows,
         )
         return QueryGroup(spark, planned, self.observer.batch, EndOffsetTracker(self.pipeline))
 
     def _start(self, queries: "QueryGroup") -> None:
         """Makes the generation current before the queries start, and restores the previous one if they cannot."""
-        self._write_generations(is_begun=True)
+        self._write_generations(is_started=True)
         try:
             queries.start(self.options.available_now)
         except BaseException:
-            self._write_generations(is_begun=False)
+            self._write_generations(is_started=False)
             raise
 
-    def _write_generations(self, *, is_begun: bool) -> None:
-        current = self.selected.current if is_begun else self.known.current
+    def _write_generations(self, *, is_started: bool) -> None:
+        current = self.selected.current if is_started else self.known.current
         self.state.write_generations(replace(self.selected, current=current))
 
 

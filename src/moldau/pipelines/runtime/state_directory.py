@@ -144,13 +144,13 @@ class StateDirectory:
             stop = f"stop it with `moldau pipeline stop {self.name} --state {self.path.parent}`"
             lock = _locked(self.path / "lock", lambda by: f"{self.name} is already running as {by}; {stop}")
             locks = [held.enter_context(lock)]
-            place = None if checkpoint is None else _local_path(checkpoint)
-            if place is not None:
+            directory = None if checkpoint is None else _local_path(checkpoint)
+            if directory is not None:
                 lock = _locked(
-                    place / f"{self.name}.lock",
+                    directory / f"{self.name}.lock",
                     lambda by: (
                         f"{self.name} runs with another state directory as {by} and the same checkpoints in "
-                        f"{place}; stop that run first"
+                        f"{directory}; stop that run first"
                     ),
                 )
                 locks.append(held.enter_context(lock))

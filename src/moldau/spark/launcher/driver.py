@@ -91,9 +91,9 @@ def _build_class_cache(cache: ClassCache, say: Callable[[str], None]) -> None:
                 "(Ctrl-C skips it) ... "
             )
             began = time.monotonic()
-            kept = _train_class_cache(cache, output) and cache.install(output)
+            is_installed = _train_class_cache(cache, output) and cache.install(output)
             took = f"{time.monotonic() - began:.0f} s"
-            say(f"done in {took}.\n" if kept else f"failed, see {cache.log}; continuing without.\n")
+            say(f"done in {took}.\n" if is_installed else f"failed, see {cache.log}; continuing without.\n")
     except KeyboardInterrupt:
         say("skipped.\n")
     except OSError as error:
@@ -122,13 +122,13 @@ def _train_class_cache(cache: ClassCache, output: Path) -> bool:
 
 def _training_environment(cache: ClassCache) -> dict[str, str]:
     """Returns an environment with this Java, Spark and Python, without the user's session settings."""
-    kept = {
+    is_installed = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("PYSPARK_", "SPARK_", "MASTER"))
     }
     return {
-        **kept,
+        **is_installed,
         "JAVA_HOME": str(cache.java.home),
         "SPARK_HOME": str(cache.spark.home),
         "PYSPARK_PYTHON": sys.executable,

@@ -46,33 +46,33 @@ class SinkColumns:
 
 def sink_columns(schema: StructType, *, has_topic: bool, includes_headers: bool) -> SinkColumns:
     """Raises SparkSourceError that names the wrong column. `has_topic`: an option sets the topic of all rows."""
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     ignored: list[str] = []
-    for place, field in enumerate(schema.fields):
+    for position, field in enumerate(schema.fields):
         if field.name in _READ_ONLY_COLUMNS:
             continue
         if field.name not in NAMES:
             ignored.append(field.name)
             continue
-        if field.name in places:
+        if field.name in positions:
             raise SparkSourceError(f"the column {field.name!r} is duplicated: drop one")
         if not _has_type(field.name, field.dataType):
             raise SparkSourceError(
                 f"the column {field.name!r} is {field.dataType.simpleString().upper()} and must be "
                 f"{_TYPE_NAMES[field.name]}: {_type_hint(field.name, field.dataType)}"
             )
-        places[field.name] = place
-    if "value" not in places:
+        positions[field.name] = position
+    if "value" not in positions:
         raise SparkSourceError(
             "there is no column 'value': select the records' content AS value, such as to_json(struct(*)) AS value"
         )
-    if not has_topic and "topic" not in places:
+    if not has_topic and "topic" not in positions:
         raise SparkSourceError('no topic is set: use .option("topic", …), or select a column AS topic')
     if has_topic:
-        places.pop("topic", None)
+        positions.pop("topic", None)
     if not includes_headers:
-        places.pop("headers", None)
-    return SinkColumns(**places, ignored=tuple(ignored))
+        positions.pop("headers", None)
+    return SinkColumns(**positions, ignored=tuple(ignored))
 
 
 def _has_type(name: str, kind: DataType) -> bool:

@@ -223,8 +223,8 @@ def split_by_partition(
     for kind, rows in zip(kinds.tolist(), np.split(order, starts[1:]), strict=True):
         values = []
         for dictionary in reversed(dictionaries):
-            kind, place = divmod(kind, len(dictionary))
-            values.append(dictionary[place])
+            kind, position = divmod(kind, len(dictionary))
+            values.append(dictionary[position])
         yield tuple(reversed(values)), remaining if len(kinds) == 1 else remaining.take(pa.array(rows))
 
 

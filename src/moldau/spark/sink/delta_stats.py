@@ -44,10 +44,10 @@ def has_bounds(rows: pa.Table) -> bool:
 
 def file_stats(metadata: pq.FileMetaData, schema: pa.Schema, *, bounded: bool) -> dict[str, Any]:
     """Returns the statistics for the Delta log. `bounded`: `has_bounds` holds for all rows."""
-    places = {metadata.schema.column(number).path: number for number in range(metadata.num_columns)}
+    column_numbers = {metadata.schema.column(number).path: number for number in range(metadata.num_columns)}
     parts = {
         field.name: [
-            metadata.row_group(number).column(places[field.name]).statistics
+            metadata.row_group(number).column(column_numbers[field.name]).statistics
             for number in range(metadata.num_row_groups)
         ]
         for field in schema

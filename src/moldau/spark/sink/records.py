@@ -66,17 +66,17 @@ def split_by_topic(
         )
     indices = names.indices.to_numpy()
     topics = names.dictionary.to_pylist()
-    for place, name in enumerate(topics):
+    for index, name in enumerate(topics):
         if not is_valid_topic_name(name):
             raise SparkSourceError(f"the column `topic`: {invalid_topic_name_text(name)}")
-        yield name, table if len(topics) == 1 else table.take(pa.array(np.flatnonzero(indices == place)))
+        yield name, table if len(topics) == 1 else table.take(pa.array(np.flatnonzero(indices == index)))
 
 
 def record_columns(table: pa.Table, columns: SinkColumns, now_ms: int) -> RecordColumns:
     """Returns the columns of the records; rows without a timestamp get `now_ms`."""
     key, value, headers, partition, timestamp = (
-        None if place is None else _column(table, place)
-        for place in (columns.key, columns.value, columns.headers, columns.partition, columns.timestamp)
+        None if index is None else _column(table, index)
+        for index in (columns.key, columns.value, columns.headers, columns.partition, columns.timestamp)
     )
     count = table.num_rows
     if key is not None and key.null_count == count:
@@ -89,9 +89,9 @@ def record_columns(table: pa.Table, columns: SinkColumns, now_ms: int) -> Record
     return RecordColumns(key, value, headers, partition, _timestamps(timestamp, count, now_ms), sizes)
 
 
-def _column(table: pa.Table, place: int) -> pa.Array:
+def _column(table: pa.Table, index: int) -> pa.Array:
     """Returns the column as one array; several chunks are copied."""
-    chunked = table.column(place)
+    chunked = table.column(index)
     return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
 
 
@@ -166,9 +166,9 @@ class RowPartitioner:
     ) -> npt.NDArray[np.int32]:
         """`available` are the partitions that have a leader."""
         if rows.key is None:
-            placed = np.full(len(rows.sizes), _UNASSIGNED, np.int32)
+            partitions = np.full(len(rows.sizes), _UNASSIGNED, np.int32)
         else:
-            placed = key_partitions(rows.key, count, _UNASSIGNED)
+            partitions = key_partitions(rows.key, count, _UNASSIGNED)
         if rows.partition is not None:
             requested = rows.partition.fill_null(_UNASSIGNED).to_numpy(zero_copy_only=False)
             is_requested = rows.partition.is_valid().to_numpy(zero_copy_only=False)
@@ -178,12 +178,12 @@ class RowPartitioner:
                     f"the column `partition` is {requested[wrong][0]}, but {topic!r} has the partitions 0 to "
                     f"{count - 1}: correct it, set it to null to partition by key, or add partitions to the topic"
                 )
-            placed = np.where(is_requested, requested, placed).astype(np.int32)
-        unassigned = placed == _UNASSIGNED
+            partitions = np.where(is_requested, requested, partitions).astype(np.int32)
+        unassigned = partitions == _UNASSIGNED
         if unassigned.any():
             sizes = rows.sizes[unassigned]
             turns = (np.cumsum(sizes) - sizes) // batch_bytes
             choices = np.array(available or range(count), np.int32)
-            placed[unassigned] = choices[(self._next_partition + turns) % len(choices)]
+            partitions[unassigned] = choices[(self._next_partition + turns) % len(choices)]
             self._next_partition += int(turns[-1]) + 1
-        return placed
+        return partitions

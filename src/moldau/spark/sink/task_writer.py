@@ -123,7 +123,7 @@ class SectionSender:
     """Sender of one task's sections. All calls come from one thread."""
 
     def __init__(self, event_loop_thread: EventLoopThread, options: TopicSinkOptions) -> None:
-        self._portal = event_loop_thread
+        self._loop_thread = event_loop_thread
         self._options = options
         self._producer_key = (
             event_loop_thread,
@@ -144,21 +144,21 @@ class SectionSender:
     async def _open(self) -> tuple[Producer, asyncio.Lock]:
         producer = _producers.get(self._producer_key)
         if producer is None:
-            cluster = await self._portal.cluster(self._options.connection)
+            cluster = await self._loop_thread.cluster(self._options.connection)
             producer = Producer(cluster, **self._options.producer)
             await producer.start()
             _producers[self._producer_key] = producer
-            self._portal.on_close(partial(_close_producer, self._producer_key))
+            self._loop_thread.on_close(partial(_close_producer, self._producer_key))
         return producer, asyncio.Lock()
 
     def topic_target(self, topic: str) -> TopicTarget:
         """Returns the topic's metadata, fetched once per task, so that all rows are partitioned by the same count."""
         if topic not in self._targets:
-            self._targets[topic] = self._portal.run(self._fetch_target(topic))
+            self._targets[topic] = self._loop_thread.run(self._fetch_target(topic))
         return self._targets[topic]
 
     async def _fetch_target(self, topic: str) -> TopicTarget:
-        cluster = await self._portal.cluster(self._options.connection)
+        cluster = await self._loop_thread.cluster(self._options.connection)
         wait_ms = min(TOPIC_WAIT_MS, int(self._options.producer.get("max_block_ms", TOPIC_WAIT_MS)))
         try:
             if topic in cluster.topics:
@@ -181,7 +181,7 @@ class SectionSender:
             or len(self._in_flight) >= SECTIONS_MAX
         ):
             self._wait_for_oldest()
-        self._in_flight.append((size, self._portal.start(self._deliver(topic, partition, section))))
+        self._in_flight.append((size, self._loop_thread.start(self._deliver(topic, partition, section))))
         self._in_flight_bytes += size
 
     def flush(self) -> None:
@@ -195,7 +195,7 @@ class SectionSender:
             each.cancel()
         self._in_flight.clear()
         _producers.pop(self._producer_key, None)
-        self._portal.run(self._producer.abort())
+        self._loop_thread.run(self._producer.abort())
 
     def _wait_for_oldest(self) -> None:
         size, oldest = self._in_flight[0]

@@ -51,17 +51,11 @@ class StreamOffsetTracker:
         now = await self._current_position(start)
         resumed, end = start.resume_offsets(now), now.offsets
         self.latest = end
-        self._log_starts = {
-            partition: offset for partition, offset in self._log_starts.items() if partition not in resumed
-        }
-        new = [partition for partition in end if partition not in resumed]
-        self._log_starts |= await self._catalog.earliest_offsets(
-            each for each in new if each not in self._log_starts
-        )
-        complete = {
-            **{partition: self._log_starts.get(partition, end[partition]) for partition in new},
-            **resumed,
-        }
+        new = [each for each in end if each not in resumed]
+        starts = {each: offset for each, offset in self._log_starts.items() if each not in resumed}
+        starts |= await self._catalog.earliest_offsets(each for each in new if each not in starts)
+        self._log_starts = starts
+        complete = {**{each: starts.get(each, end[each]) for each in new}, **resumed}
         count = pending_offsets(complete, end)
         if count == 0:
             if self._fixed_end is not None and self._committer is not None:
@@ -84,38 +78,25 @@ class StreamOffsetTracker:
         A micro-batch that is repeated after a restart may refer to a topic that was recreated since: its offsets are
         skipped.
         """
-        recreated_topics = end.recreated_topics(
-            StreamPosition({}, await self._catalog.topic_ids(end.offsets))
-        )
-        if recreated_topics:
+        recreated = await self._recreated_topics(end)
+        if recreated:
             # The metadata may come from a broker that is behind.
             await self._catalog.list_partitions(refresh_metadata=True)
-            recreated_topics = end.recreated_topics(
-                StreamPosition({}, await self._catalog.topic_ids(end.offsets))
-            )
-        self._report(
-            [
-                DataLoss(
-                    f"the topic {topic!r} was deleted and recreated since this micro-batch was planned",
-                    "skips it in this micro-batch, and then reads it from its beginning",
-                )
-                for topic in recreated_topics
-            ]
-        )
-        existing = {
-            partition: stop
-            for partition, stop in end.offsets.items()
-            if partition.topic not in recreated_topics
-        }
+            recreated = await self._recreated_topics(end)
+        for topic in recreated:
+            what = f"the topic {topic!r} was deleted and recreated since this micro-batch was planned"
+            action = "skips it in this micro-batch, and then reads it from its beginning"
+            self._report([DataLoss(what, action)])
+        existing = {each: stop for each, stop in end.offsets.items() if each.topic not in recreated}
         end = StreamPosition(existing, end.topic_ids, end.group)
         resumed = start.resume_offsets(end)
-        new = [
-            partition
-            for partition in existing
-            if partition not in resumed and partition not in self._log_starts
-        ]
+        new = [each for each in existing if each not in resumed and each not in self._log_starts]
         self._log_starts |= await self._catalog.earliest_offsets(new)
         return stream_ranges(start, end, self._log_starts, self._options)
+
+    async def _recreated_topics(self, position: StreamPosition) -> list[str]:
+        current = StreamPosition({}, await self._catalog.topic_ids(position.offsets))
+        return position.recreated_topics(current)
 
     async def commit_to_group(self, position: StreamPosition) -> None:
         """Commits a position to the consumer group in the background: all records before it are in the sink."""

@@ -124,12 +124,12 @@ class PartitionCatalog:
         """Returns the end offsets, as visible at the query's isolation level."""
         return await self._list_offsets(dict.fromkeys(partitions, LATEST))
 
-    async def resolve(self, side: str, place: OffsetRangeLimit, partitions: list[TopicPartition]) -> Offsets:
+    async def resolve(self, side: str, limit: OffsetRangeLimit, partitions: list[TopicPartition]) -> Offsets:
         """Resolves a starting or ending limit to offsets, with EARLIEST and LATEST as they are.
 
         Raises OptionError if the option does not match the existing partitions.
         """
-        match place:
+        match limit:
             case EarliestOrLatest(offset):
                 return dict.fromkeys(partitions, offset)
             case SpecificOffsets(offsets):

@@ -95,10 +95,10 @@ def batch_range(requested: OffsetRange, log: range, options: SourceOptions) -> O
     return requested
 
 
-def _to_log_offset(offset: int, place: OffsetRangeLimit, log: range) -> int:
+def _to_log_offset(offset: int, limit: OffsetRangeLimit, log: range) -> int:
     if offset < 0:
         return log.start if offset == EARLIEST else log.stop
-    if isinstance(place, SpecificOffsets):
+    if isinstance(limit, SpecificOffsets):
         return offset
     # The log may have changed between the two requests.
     return min(max(offset, log.start), log.stop)

@@ -58,17 +58,17 @@ def test_all_queries_of_a_generation_start_at_the_same_offsets() -> None:
         )
         files = StoredFiles()
 
-        def begin(start: StartPosition = SOURCE_START, *, has_begun: bool) -> dict[str, str]:
-            return starting_options_for(files, pipeline, source, start, "ck/1", has_begun=has_begun)
+        def begin(start: StartPosition = SOURCE_START, *, has_started: bool) -> dict[str, str]:
+            return starting_options_for(files, pipeline, source, start, "ck/1", has_started=has_started)
 
         written.send("t", [b"0"])
-        first = begin(has_begun=False)
+        first = begin(has_started=False)
         assert first == {"startingOffsets": '{"t": {"0": 1, "1": 0}}'}
         written.send("t", [b"1", ProducedRecord(b"0", partition=1)])
-        assert begin(has_begun=True) == first
+        assert begin(has_started=True) == first
         # An abandoned generation has no stored offsets.
-        assert begin(has_begun=False) == {"startingOffsets": '{"t": {"0": 2, "1": 1}}'}
-        assert begin(StartPosition("earliest"), has_begun=True) == {"startingOffsets": "earliest"}
+        assert begin(has_started=False) == {"startingOffsets": '{"t": {"0": 2, "1": 1}}'}
+        assert begin(StartPosition("earliest"), has_started=True) == {"startingOffsets": "earliest"}
 
 
 def test_a_topic_created_later_starts_at_its_first_record() -> None:
@@ -78,12 +78,12 @@ def test_a_topic_created_later_starts_at_its_first_record() -> None:
             "p", (source,), (), (Sink("out", SinkKind.CONSOLE, view="s"),), bootstrap=broker.bootstrap
         )
         files = StoredFiles()
-        found = starting_options_for(files, pipeline, source, SOURCE_START, "ck/1", has_begun=False)
+        found = starting_options_for(files, pipeline, source, SOURCE_START, "ck/1", has_started=False)
         assert found == {"startingOffsets": "latest"}
         written = LogWriter(broker.bootstrap)
         written.create_named("t1")
         written.send("t1", [b"0"])
-        found = starting_options_for(files, pipeline, source, SOURCE_START, "ck/1", has_begun=True)
+        found = starting_options_for(files, pipeline, source, SOURCE_START, "ck/1", has_started=True)
         assert found == {"startingOffsets": '{"t1": {"0": 0}}'}
 
 
