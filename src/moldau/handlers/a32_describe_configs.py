@@ -23,7 +23,7 @@ from moldau.server.broker_loggers import describe_loggers
 from moldau.server.errors import error_code, error_message
 from moldau.server.registry import handles
 from moldau.server.session import Session
-from moldau.settings.effective import ConfigEntry
+from moldau.settings.config_entries import ConfigEntry
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DescribeConfigsRequest,

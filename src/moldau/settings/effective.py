@@ -18,30 +18,13 @@ from moldau.metadata.image import (
     MetadataImage,
 )
 from moldau.observe.logging import get_logger
-from moldau.settings import config_entries as describe
+from moldau.settings import config_entries
 from moldau.settings.broker import BrokerSettings, broker_definitions, with_values
-from moldau.settings.config_changes import (
-    append_to_list,
-    subtract_from_list,
-    validate_broker_configs,
-    validate_topic_configs,
-)
-from moldau.settings.config_entries import ConfigEntry, ConfigLayers, ConfigSource, ConfigSynonym
-from moldau.settings.registry import ConfigType, SettingDefinition, setting_definitions
+from moldau.settings.config_changes import validate_broker_configs, validate_topic_configs
+from moldau.settings.config_entries import ConfigEntry, ConfigLayers
+from moldau.settings.registry import SettingDefinition, setting_definitions
 from moldau.settings.topic import TopicSettings
 from moldau.settings.values import parse_value
-
-__all__ = [
-    "ConfigEntry",
-    "ConfigSource",
-    "ConfigSynonym",
-    "ConfigType",
-    "EffectiveSettings",
-    "append_to_list",
-    "subtract_from_list",
-    "validate_broker_configs",
-    "validate_topic_configs",
-]
 
 log = get_logger("settings")
 
@@ -102,14 +85,14 @@ class EffectiveSettings:
         """Describes a topic with the configs `overrides`, by default those of the metadata image."""
         if overrides is None:
             overrides = self._image.config(ConfigResource(TOPIC_RESOURCE, name))
-        return describe.describe_topic(overrides, self._layers())
+        return config_entries.describe_topic(overrides, self._layers())
 
     def describe_broker(self) -> list[ConfigEntry]:
-        return describe.describe_broker(self._layers())
+        return config_entries.describe_broker(self._layers())
 
     def describe_broker_defaults(self) -> list[ConfigEntry]:
         """Describes the resource of all brokers, which has an empty name."""
-        return describe.describe_broker_defaults(self._layers())
+        return config_entries.describe_broker_defaults(self._layers())
 
     def _layers(self) -> ConfigLayers:
         return ConfigLayers(

@@ -16,17 +16,15 @@ from moldau.metadata.image import (
     TopicImage,
 )
 from moldau.settings.broker import BrokerSettings
-from moldau.settings.effective import (
-    ConfigEntry,
-    ConfigSource,
-    ConfigSynonym,
-    ConfigType,
-    EffectiveSettings,
+from moldau.settings.config_changes import (
     append_to_list,
     subtract_from_list,
     validate_broker_configs,
     validate_topic_configs,
 )
+from moldau.settings.config_entries import ConfigEntry, ConfigSource, ConfigSynonym
+from moldau.settings.effective import EffectiveSettings
+from moldau.settings.registry import ConfigType
 from moldau.settings.sources import build_settings
 from moldau.settings.topic import TopicSettings
 
