@@ -1,4 +1,4 @@
-"""`moldau topic`, `group`, `produce` and `consume` against a broker, as somebody types them."""
+"""`moldau topic`, `group`, `produce` and `consume` against a broker."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`moldau produce` and `consume` as processes: signals, terminals, files, and pipes whose other end is slow or gone."""
+"""`moldau produce` and `consume` as processes: signals, terminals, files, and pipes with a slow or closed reader."""
 
 import asyncio
 import fcntl

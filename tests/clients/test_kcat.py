@@ -1,4 +1,4 @@
-"""kcat, unchanged, as a process: what people type to look into a topic."""
+"""kcat, unchanged, as a process."""
 
 import json
 import shutil

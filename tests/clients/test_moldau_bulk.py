@@ -1,4 +1,4 @@
-"""What bulk readers and writers do with Moldau's client: batches built beforehand, and reads that have an end."""
+"""Moldau's client for bulk readers and writers: prebuilt batches and bounded reads."""
 
 import asyncio
 
@@ -66,7 +66,7 @@ def test_sections_and_records_are_in_the_log_in_the_order_of_their_sending(
     run(test())
 
 
-def test_a_section_that_is_too_large_for_the_topic_fails_and_what_follows_is_written(bootstrap: str) -> None:
+def test_a_section_too_large_for_the_topic_fails_and_later_records_are_written(bootstrap: str) -> None:
     async def test() -> None:
         async with (
             with_topic(bootstrap, max_message_bytes="1000") as (cluster, topic),
@@ -83,7 +83,7 @@ def test_a_section_that_is_too_large_for_the_topic_fails_and_what_follows_is_wri
     run(test())
 
 
-def test_a_section_waits_for_memory_as_records_do(bootstrap: str) -> None:
+def test_send_section_waits_while_the_buffer_is_full(bootstrap: str) -> None:
     async def test() -> None:
         async with (
             with_topic(bootstrap) as (cluster, topic),
@@ -96,7 +96,7 @@ def test_a_section_waits_for_memory_as_records_do(bootstrap: str) -> None:
     run(test())
 
 
-def test_a_bounded_read_brings_all_up_to_its_end_and_leaves_nothing_waiting(bootstrap: str) -> None:
+def test_a_bounded_read_returns_everything_up_to_its_end(bootstrap: str) -> None:
     """Every read is behind the last on the same connection: a long poll left there would take a minute."""
 
     async def test() -> None:
@@ -117,7 +117,7 @@ def test_a_bounded_read_brings_all_up_to_its_end_and_leaves_nothing_waiting(boot
     run(test())
 
 
-def test_a_read_up_to_what_is_not_written_yet_waits_for_it(bootstrap: str) -> None:
+def test_a_bounded_read_waits_for_records_that_are_not_written_yet(bootstrap: str) -> None:
     async def test() -> None:
         async with with_topic(bootstrap) as (cluster, topic), Producer(cluster) as producer:
             await (await producer.send(topic, b"one"))

@@ -1,4 +1,4 @@
-"""Moldau's own client: admin, producer and fetcher. It must do the same against Apache Kafka."""
+"""Moldau's own client: admin, producer and fetcher. The same tests run against Apache Kafka."""
 
 import asyncio
 import itertools
@@ -81,7 +81,7 @@ async def error_of(fetcher: Fetcher) -> KafkaError:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_is_produced_is_fetched(bootstrap: str, codec: str) -> None:
+def test_produced_records_are_fetched(bootstrap: str, codec: str) -> None:
     async def test() -> None:
         async with with_topic(bootstrap, 3) as (cluster, topic):
             async with Producer(cluster, compression=codec) as producer:
@@ -198,7 +198,7 @@ def test_a_producer_that_is_not_idempotent(bootstrap: str, acks: int) -> None:
     run(test())
 
 
-def test_the_brokers_time_is_told_where_it_counts(bootstrap: str) -> None:
+def test_the_log_append_time_is_returned(bootstrap: str) -> None:
     async def test() -> None:
         async with (
             with_topic(bootstrap, message_timestamp_type="LogAppendTime") as (cluster, topic),
@@ -234,7 +234,7 @@ def test_a_batch_the_broker_finds_too_large_is_split(bootstrap: str) -> None:
     run(test())
 
 
-def test_what_a_topic_refuses_fails_and_the_rest_goes_on(bootstrap: str) -> None:
+def test_a_rejected_batch_fails_without_blocking_others(bootstrap: str) -> None:
     async def test() -> None:
         async with (
             with_topic(bootstrap, cleanup_policy="compact") as (cluster, topic),
@@ -252,7 +252,7 @@ def test_what_a_topic_refuses_fails_and_the_rest_goes_on(bootstrap: str) -> None
     run(test())
 
 
-def test_sending_to_what_cannot_be_is_refused(bootstrap: str) -> None:
+def test_sending_to_an_invalid_topic_or_partition_is_rejected(bootstrap: str) -> None:
     async def test() -> None:
         async with (
             with_topic(bootstrap, 2) as (cluster, topic),
@@ -268,7 +268,7 @@ def test_sending_to_what_cannot_be_is_refused(bootstrap: str) -> None:
     run(test())
 
 
-def test_a_producer_waits_when_its_memory_is_full(bootstrap: str) -> None:
+def test_send_waits_while_the_buffer_is_full(bootstrap: str) -> None:
     async def test() -> None:
         async with with_topic(bootstrap) as (cluster, topic):
             async with Producer(cluster, buffer_memory=5_000, batch_size=1_000, linger_ms=1_000) as producer:
@@ -282,7 +282,7 @@ def test_a_producer_waits_when_its_memory_is_full(bootstrap: str) -> None:
 # Fetching
 
 
-def test_an_offset_that_is_not_there_is_told_and_a_seek_goes_on(bootstrap: str) -> None:
+def test_an_offset_out_of_range_is_reported_and_a_seek_resumes(bootstrap: str) -> None:
     async def test() -> None:
         async with with_topic(bootstrap) as (cluster, topic), Producer(cluster) as producer:
             partition = TopicPartition(topic, 0)
@@ -301,7 +301,7 @@ def test_an_offset_that_is_not_there_is_told_and_a_seek_goes_on(bootstrap: str) 
     run(test())
 
 
-def test_a_seek_drops_what_was_fetched_before(bootstrap: str) -> None:
+def test_a_seek_drops_batches_fetched_before(bootstrap: str) -> None:
     async def test() -> None:
         async with with_topic(bootstrap) as (cluster, topic), Producer(cluster, batch_size=100) as producer:
             partition = TopicPartition(topic, 0)
@@ -318,7 +318,7 @@ def test_a_seek_drops_what_was_fetched_before(bootstrap: str) -> None:
     run(test())
 
 
-def test_a_paused_partition_gives_nothing_until_it_is_resumed(bootstrap: str) -> None:
+def test_a_paused_partition_returns_nothing_until_resumed(bootstrap: str) -> None:
     async def test() -> None:
         async with with_topic(bootstrap, 2) as (cluster, topic), Producer(cluster) as producer:
             one, two = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -336,7 +336,7 @@ def test_a_paused_partition_gives_nothing_until_it_is_resumed(bootstrap: str) ->
     run(test())
 
 
-def test_a_waiting_fetch_brings_what_is_written_meanwhile(bootstrap: str) -> None:
+def test_a_long_poll_returns_new_records(bootstrap: str) -> None:
     async def test() -> None:
         async with (
             with_topic(bootstrap) as (cluster, topic),
@@ -432,7 +432,7 @@ def test_each_topic_has_its_own_result(bootstrap: str) -> None:
     run(test())
 
 
-def test_a_dry_run_creates_nothing(bootstrap: str) -> None:
+def test_validate_only_creates_nothing(bootstrap: str) -> None:
     async def test() -> None:
         name = unique()
         async with Admin(bootstrap) as admin:

@@ -43,7 +43,7 @@ def test_it_resumes_over_a_restart_of_the_broker(tmp_path: Path, only_moldau: No
         asyncio.run(a_group_resumes_after_a_broker_restart(ConsumerFixture(served.bootstrap), restart))
 
 
-def test_it_notices_that_the_log_was_cut_below_its_position(tmp_path: Path, only_moldau: None) -> None:
+def test_it_detects_a_log_truncated_below_its_position(tmp_path: Path, only_moldau: None) -> None:
     with BrokerProcess(tmp_path / "data", *QUICK_GROUPS) as served:
 
         def restart() -> None:

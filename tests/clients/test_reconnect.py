@@ -1,4 +1,4 @@
-"""Every client goes on by itself after its broker was stopped or killed and started again."""
+"""Every client reconnects by itself after a restart of its broker."""
 
 import asyncio
 import time

@@ -543,7 +543,7 @@ async def a_commit_outside_of_a_membership_is_rejected(fixture: ConsumerFixture)
                 await outsider.commit({TopicPartition(topic, 0): 1})
 
 
-async def closing_ends_an_iteration(fixture: ConsumerFixture) -> None:
+async def close_ends_an_iteration(fixture: ConsumerFixture) -> None:
     topic = fixture.topics.create()
     consumer = fixture.consumer(group_id=unique("group"))
     await consumer.start()
@@ -621,7 +621,7 @@ async def a_position_beyond_a_truncation_is_detected(
 
 CONSUMER_BEHAVIOURS: dict[str, Callable[[ConsumerFixture], Awaitable[None]]] = {
     **{
-        f"two share and a third joins and leaves: {assignor}": sharing_with(assignor)
+        f"a group rebalances as members join and leave: {assignor}": sharing_with(assignor)
         for assignor in ASSIGNORS
     },
     **{
@@ -649,7 +649,7 @@ CONSUMER_BEHAVIOURS: dict[str, Callable[[ConsumerFixture], Awaitable[None]]] = {
             consumed_offsets_are_committed_before_a_rebalance,
             a_callback_may_commit_and_seek,
             a_commit_outside_of_a_membership_is_rejected,
-            closing_ends_an_iteration,
+            close_ends_an_iteration,
         )
     },
 }

@@ -1,4 +1,4 @@
-"""A broker whose answers a test writes: real TCP in the test's loop, requests decoded, answers given by functions."""
+"""A scripted broker: real TCP in the test's loop, with responses from the test's functions."""
 
 import asyncio
 import ssl
@@ -17,7 +17,7 @@ Tree = dict[str, Any]
 NODE = 7
 
 
-class Asked(NamedTuple):
+class ReceivedRequest(NamedTuple):
     api: ApiKey
     version: int
     request: Message
@@ -26,20 +26,20 @@ class Asked(NamedTuple):
 
 
 class Hang:
-    """No answer at all."""
+    """Sends no response."""
 
 
-class HangUp:
-    """The connection is closed instead of an answer."""
+class Disconnect:
+    """Closes the connection instead of responding."""
 
 
-Answer = Tree | bytes | type[Hang] | type[HangUp]
-"""Bytes are a whole frame behind its size."""
-Script = Callable[[Asked], Answer | Awaitable[Answer]]
+ScriptedResponse = Tree | bytes | type[Hang] | type[Disconnect]
+"""A response message, or a whole frame without its size."""
+Script = Callable[[ReceivedRequest], ScriptedResponse | Awaitable[ScriptedResponse]]
 
 
 class ScriptedBroker:
-    """Answers ApiVersions and Metadata by itself; everything else (and those too, if given) from `scripts`."""
+    """Handles ApiVersions, Metadata and InitProducerId by default; `scripts` handle the rest or override these."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ScriptedBroker:
         self.topics = dict(topics or {})
         self.versions = dict(versions or SUPPORTED_VERSIONS)
         self.leader_epoch = 0
-        self.asked: list[Asked] = []
+        self.asked: list[ReceivedRequest] = []
         self.connections = 0
         self.port = port
         self.tls = tls
@@ -88,11 +88,11 @@ class ScriptedBroker:
     ) -> None:
         assert self._server is not None
         self._server.close()
-        self.hang_up()
+        self.disconnect_all()
         await asyncio.sleep(0)
 
-    def hang_up(self) -> None:
-        """Ends every connection."""
+    def disconnect_all(self) -> None:
+        """Closes every connection."""
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()
@@ -105,23 +105,23 @@ class ScriptedBroker:
             while True:
                 (size,) = struct.unpack(">i", await reader.readexactly(4))
                 frame = memoryview(await reader.readexactly(size))
-                await self._answer(frame, number, writer)
+                await self._respond(frame, number, writer)
         except (asyncio.IncompleteReadError, OSError):
             pass
         finally:
             writer.close()
 
-    async def _answer(self, frame: memoryview, number: int, writer: asyncio.StreamWriter) -> None:
+    async def _respond(self, frame: memoryview, number: int, writer: asyncio.StreamWriter) -> None:
         header = read_request_header(frame)
         api, version = ApiKey(header.api_key), header.version
         flexible = has_flexible_header(api, version)
         body = skip_tagged_fields(frame, header.body_start) if flexible else header.body_start
-        asked = Asked(api, version, decoder(api, version, "request")(frame[body:]), number)
+        asked = ReceivedRequest(api, version, decoder(api, version, "request")(frame[body:]), number)
         self.asked.append(asked)
         answer = self.scripts[api](asked)
         if not isinstance(answer, dict | bytes | type):
             answer = await answer
-        if answer is HangUp:
+        if answer is Disconnect:
             writer.transport.abort()
         elif isinstance(answer, bytes):
             writer.write(struct.pack(">i", len(answer)) + answer)
@@ -132,10 +132,10 @@ class ScriptedBroker:
             encoder(api, answer.get("version", version), "response")(out, answer)
             writer.write(struct.pack(">i", len(out)) + out)
 
-    def _api_versions(self, asked: Asked) -> Tree:
+    def _api_versions(self, asked: ReceivedRequest) -> Tree:
         return {"error_code": 0, "throttle_time": 0, "api_keys": api_keys(self.versions)}
 
-    def _metadata(self, asked: Asked) -> Tree:
+    def _metadata(self, asked: ReceivedRequest) -> Tree:
         named = asked.request.topics
         names = list(self.topics) if named is None else [each.name for each in named]
         return {

@@ -1,4 +1,4 @@
-"""A cluster whose every answer a test writes, and a loop of virtual time to run a consumer against it."""
+"""A scripted cluster, and a loop in virtual time to run a consumer against it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -17,7 +17,7 @@ from moldau.wire.codec import Message
 from moldau.wire.consumer_protocol import Assignment, encode_assignment
 
 HERE = TopicPartition("t", 0)
-Answer = Callable[[Mapping[str, Any]], Any]
+ScriptedResponse = Callable[[Mapping[str, Any]], Any]
 
 
 def message(value: Any) -> Any:
@@ -27,8 +27,10 @@ def message(value: Any) -> Any:
 
 
 class ScriptedCluster(Cluster):
-    """One node that leads the topic `t` and coordinates every group. A test replaces the answers it is about; all
-    requests but fetches are in `sent`."""
+    """One node that leads the topic `t` and coordinates every group.
+
+    A test replaces the responses it is about; all requests but fetches are recorded in `sent`.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__("nowhere:1", **settings)
@@ -38,14 +40,14 @@ class ScriptedCluster(Cluster):
         self.lanes: dict[ApiKey, str] = {}
         self.log: list[bytes] = []
         self.cut_at: int | None = None
-        """The log was cut here after it had been read, and has gone on differently."""
+        """The offset to which the log was truncated after it had been read."""
         self.committed: dict[int, int] = {}
         self.is_away = False
-        """Nothing can be fetched."""
+        """Whether fetches fail."""
         self.finds = 0
         self.fetches = 0
         self.generation = 0
-        self.answers: dict[ApiKey, Answer] = {
+        self.answers: dict[ApiKey, ScriptedResponse] = {
             ApiKey.JOIN_GROUP: self._join,
             ApiKey.SYNC_GROUP: lambda _: {
                 "error_code": 0,
@@ -188,7 +190,7 @@ def in_group(cluster: Cluster, **settings: Any) -> Consumer:
 
 
 async def subscribed(consumer: Consumer) -> None:
-    """For a log without records: this would swallow them."""
+    """Subscribes and polls until assigned; only for a log without records, which it would drop."""
     consumer.subscribe(["t"])
     while not consumer.assignment:
         await consumer.poll(100)

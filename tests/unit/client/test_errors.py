@@ -14,7 +14,7 @@ from moldau.client.errors import (
 )
 
 
-def test_an_error_says_its_code_and_why() -> None:
+def test_an_error_shows_its_code_and_message() -> None:
     error = KafkaError(16, "the group moved")
     assert error.code is ErrorCode.not_coordinator
     assert str(error) == "NOT_COORDINATOR: the group moved"
@@ -39,7 +39,7 @@ def test_check_raises_for_all_but_success() -> None:
         raise_for_code(25, "who")
 
 
-def test_the_package_loads_only_what_is_used() -> None:
+def test_the_package_imports_lazily() -> None:
     script = (
         "import sys, moldau.client\n"
         "print('moldau.client.errors' in sys.modules)\n"
@@ -50,7 +50,7 @@ def test_the_package_loads_only_what_is_used() -> None:
     assert run.stdout.split() == ["False", "True", "False"]
 
 
-def test_every_name_of_the_package_is_there() -> None:
+def test_every_exported_name_can_be_imported() -> None:
     import moldau.client
 
     for name in moldau.client.__all__:

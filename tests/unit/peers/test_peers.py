@@ -17,7 +17,7 @@ from moldau.peers import probe as probing
 from moldau.peers.client import PeerAddressPublisher, PeerClient, ProbeResult
 from moldau.platform.clock import SystemClock
 from moldau.wire.api_keys import ApiKey
-from support.scripted_broker import Asked, Hang, HangUp, ScriptedBroker, Tree
+from support.scripted_broker import Disconnect, Hang, ReceivedRequest, ScriptedBroker, Tree
 
 OTHER = 2
 PATIENCE_S = 20
@@ -173,7 +173,7 @@ def test_a_connection_that_the_other_side_closes_is_opened_again() -> None:
         async with ScriptedBroker() as broker:
             peers = made(broker)
             await ask(peers, "heartbeats")
-            broker.hang_up()
+            broker.disconnect_all()
             while peers._pool._connections:
                 await asyncio.sleep(0.001)
             await ask(peers, "heartbeats")
@@ -185,7 +185,7 @@ def test_a_connection_that_the_other_side_closes_is_opened_again() -> None:
 
 def test_a_call_fails_with_its_connection() -> None:
     async def test() -> None:
-        async with ScriptedBroker({ApiKey.METADATA: lambda _: HangUp}) as broker:
+        async with ScriptedBroker({ApiKey.METADATA: lambda _: Disconnect}) as broker:
             peers = made(broker)
             with pytest.raises(PeerUnreachableError) as raised:
                 await ask(peers)
@@ -201,7 +201,7 @@ def test_a_node_is_called_at_its_new_address_and_what_was_asked_at_the_old_one_i
         old, new = ScriptedBroker(), ScriptedBroker()
         usual = old.scripts[ApiKey.METADATA]
 
-        async def slow(asked: Asked) -> Tree:
+        async def slow(asked: ReceivedRequest) -> Tree:
             await release.wait()
             return usual(asked)  # type: ignore[return-value]
 

@@ -234,7 +234,12 @@ class Consumer:
                 self._coordinator.member.step(Closed())
                 await close_task.run_stage("leaving the group", self._coordinator.member.wait_until_left())
             self._state = _State.CLOSED
-            await self._close_components()
+            await self._topic_subscription.close()
+            if self._coordinator is not None:
+                await self._coordinator.close()
+            await self._fetch_manager.close()
+            if self._owns_cluster:
+                await self.cluster.close()
 
     async def _revoke_all(self, commit: bool) -> None:
         await self._poll_finished.wait()
@@ -245,14 +250,6 @@ class Consumer:
             await self._coordinator.run_pending()
         elif commit and self._group_config.auto_commit:
             await self._coordinator.commit_before_revocation()
-
-    async def _close_components(self) -> None:
-        await self._topic_subscription.close()
-        if self._coordinator is not None:
-            await self._coordinator.close()
-        await self._fetch_manager.close()
-        if self._owns_cluster:
-            await self.cluster.close()
 
     async def __aenter__(self) -> Self:
         try:

@@ -1,4 +1,4 @@
-"""The admin client against a broker whose every answer the test writes."""
+"""The admin client against a scripted broker."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,13 +8,13 @@ import pytest
 from moldau.client.admin.admin import Admin
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.wire.api_keys import ApiKey
-from support.scripted_broker import Answer, Asked, HangUp, ScriptedBroker
+from support.scripted_broker import Disconnect, ReceivedRequest, ScriptedBroker, ScriptedResponse
 
 DEADLINE_S = 20
 
 
-def deleted(code: ErrorCode) -> Callable[[Asked], Answer]:
-    def answer(asked: Asked) -> Answer:
+def deleted(code: ErrorCode) -> Callable[[ReceivedRequest], ScriptedResponse]:
+    def answer(asked: ReceivedRequest) -> ScriptedResponse:
         responses = [
             {"name": each.name, "topic_id": None, "error_code": int(code), "error_message": None}
             for each in asked.request.topics
@@ -24,7 +24,7 @@ def deleted(code: ErrorCode) -> Callable[[Asked], Answer]:
     return answer
 
 
-def delete(*answers: Callable[[Asked], Answer]) -> None:
+def delete(*answers: Callable[[ReceivedRequest], ScriptedResponse]) -> None:
     left = iter(answers)
 
     async def main() -> None:
@@ -38,15 +38,17 @@ def delete(*answers: Callable[[Asked], Answer]) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("in_doubt", [lambda _: HangUp, deleted(ErrorCode.request_timed_out)])
-def test_a_topic_that_an_attempt_in_doubt_may_have_deleted_is_deleted_if_it_is_not_there(
-    in_doubt: Callable[[Asked], Answer],
+@pytest.mark.parametrize("in_doubt", [lambda _: Disconnect, deleted(ErrorCode.request_timed_out)])
+def test_an_unknown_topic_after_a_lost_delete_response_counts_as_deleted(
+    in_doubt: Callable[[ReceivedRequest], ScriptedResponse],
 ) -> None:
     delete(in_doubt, deleted(ErrorCode.unknown_topic_or_partition))
 
 
 @pytest.mark.parametrize("before", [[], [deleted(ErrorCode.not_controller)]])
-def test_a_topic_that_was_not_there_before_is_told_of(before: list[Callable[[Asked], Answer]]) -> None:
+def test_a_new_topic_notifies_the_listeners(
+    before: list[Callable[[ReceivedRequest], ScriptedResponse]],
+) -> None:
     with pytest.raises(KafkaError) as told:
         delete(*before, deleted(ErrorCode.unknown_topic_or_partition))
     assert told.value.code is ErrorCode.unknown_topic_or_partition

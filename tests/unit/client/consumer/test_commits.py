@@ -1,4 +1,4 @@
-"""What a consumer commits, in whose name, and when that comes to nothing. In virtual time."""
+"""Commits of a consumer: which offsets, for which generation, and how they fail. In virtual time."""
 
 import asyncio
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def answer(codes: Mapping[int, ErrorCode]) -> Any:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id])
-def test_a_partition_that_is_gone_is_told_at_once(code: ErrorCode) -> None:
+def test_a_deleted_partition_is_reported_at_once(code: ErrorCode) -> None:
     cluster = ScriptedCluster()
     cluster.answers[ApiKey.OFFSET_COMMIT] = lambda _: answer({0: ErrorCode.none, 1: code})
 
@@ -45,7 +45,7 @@ def test_a_partition_that_is_gone_is_told_at_once(code: ErrorCode) -> None:
     run(scenario)
 
 
-def test_a_coordinator_that_is_not_ready_is_asked_again_though_a_partition_is_gone() -> None:
+def test_a_commit_is_retried_while_the_coordinator_loads_even_if_a_partition_is_missing() -> None:
     cluster = ScriptedCluster()
     gone = ErrorCode.unknown_topic_or_partition
     answers = iter([{0: ErrorCode.coordinator_load_in_progress, 1: gone}, {0: ErrorCode.none, 1: gone}])
@@ -59,7 +59,7 @@ def test_a_coordinator_that_is_not_ready_is_asked_again_though_a_partition_is_go
     run(scenario)
 
 
-def test_a_topic_that_is_gone_does_not_hold_up_a_rebalance() -> None:
+def test_a_deleted_topic_does_not_block_a_rebalance() -> None:
     cluster = ScriptedCluster()
     cluster.log = [b"a"]
 
@@ -79,7 +79,7 @@ def test_a_topic_that_is_gone_does_not_hold_up_a_rebalance() -> None:
     run(scenario)
 
 
-def test_a_poll_that_is_cancelled_leaves_the_commit_before_a_rebalance_under_way() -> None:
+def test_a_cancelled_poll_does_not_cancel_the_commit_before_a_rebalance() -> None:
     cluster = ScriptedCluster()
     cluster.log = [b"a"]
     commit = cluster.answers[ApiKey.OFFSET_COMMIT]

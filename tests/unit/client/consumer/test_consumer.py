@@ -1,5 +1,4 @@
-"""The consumer against brokers whose every answer the test writes, in virtual time. What it does with real ones is in
-`tests/support/consumer_behaviours.py`."""
+"""The consumer against scripted brokers, in virtual time; `tests/support/consumer_behaviours.py` has real ones."""
 
 import asyncio
 from collections.abc import Mapping
@@ -22,10 +21,10 @@ from moldau.client.errors import (
 from moldau.client.net.metadata import PartitionInfo, TopicInfo
 from moldau.client.record import TopicPartition
 from moldau.wire.api_keys import ApiKey
-from support.scripted_cluster import HERE, Answer, ScriptedCluster, in_group, run, subscribed
+from support.scripted_cluster import HERE, ScriptedCluster, ScriptedResponse, in_group, run, subscribed
 
 
-def test_a_record_is_committed_when_the_next_is_asked_for() -> None:
+def test_a_record_is_committed_when_the_next_is_requested() -> None:
     cluster = ScriptedCluster()
     cluster.log = [b"a", b"b", b"c"]
 
@@ -63,7 +62,7 @@ def test_the_group_s_traffic_does_not_stand_behind_anything_else() -> None:
     assert cluster.lanes[ApiKey.OFFSET_COMMIT] == cluster.lanes[ApiKey.LEAVE_GROUP] == ""
 
 
-def test_heartbeats_go_on_while_the_user_works() -> None:
+def test_heartbeats_continue_between_polls() -> None:
     cluster = ScriptedCluster()
 
     async def scenario() -> None:
@@ -117,7 +116,7 @@ def test_a_slow_user_does_not_make_the_consumer_hoard() -> None:
         (ErrorCode.offset_metadata_too_large, KafkaError),
     ],
 )
-def test_a_commit_that_is_refused_says_why(code: ErrorCode, error: type[KafkaError]) -> None:
+def test_a_failed_commit_reports_the_reason(code: ErrorCode, error: type[KafkaError]) -> None:
     cluster = ScriptedCluster()
     cluster.log = [b"a"]
 
@@ -133,7 +132,7 @@ def test_a_commit_that_is_refused_says_why(code: ErrorCode, error: type[KafkaErr
     run(scenario)
 
 
-def test_the_next_poll_after_a_commit_that_was_refused_joins_again() -> None:
+def test_the_poll_after_a_failed_commit_rejoins() -> None:
     cluster = ScriptedCluster()
     cluster.log = [b"a"]
     told: list[str] = []
@@ -203,13 +202,13 @@ def test_commits_keep_their_order() -> None:
     assert cluster.committed == {0: 2}
 
 
-def test_a_broker_that_is_away_is_waited_for() -> None:
+def test_a_client_waits_for_an_unreachable_broker() -> None:
     cluster = ScriptedCluster()
     cluster.log = [b"a"]
     listing, fetching = cluster.answers[ApiKey.LIST_OFFSETS], cluster.answers[ApiKey.OFFSET_FETCH]
     away = {"until": 100.0}
 
-    def when_back(answer: Answer) -> Answer:
+    def when_back(answer: ScriptedResponse) -> ScriptedResponse:
         def answered(tree: Mapping[str, Any]) -> Any:
             is_away = asyncio.get_running_loop().time() < away["until"]
             return ConnectionLostError("away") if is_away else answer(tree)
@@ -230,7 +229,7 @@ def test_a_broker_that_is_away_is_waited_for() -> None:
     run(scenario)
 
 
-def test_a_callback_s_error_comes_out_of_the_poll_and_the_partitions_go_all_the_same() -> None:
+def test_a_callback_error_is_raised_from_poll_and_the_partitions_are_revoked() -> None:
     cluster = ScriptedCluster()
 
     def failing(_: list[TopicPartition]) -> None:
@@ -276,7 +275,7 @@ def test_a_poll_that_is_cancelled_can_be_repeated() -> None:
     run(scenario)
 
 
-def test_a_leader_that_is_away_is_asked_less_and_less_often() -> None:
+def test_fetches_from_an_unreachable_leader_back_off() -> None:
     cluster = ScriptedCluster()
     cluster.is_away = True
 
@@ -291,7 +290,7 @@ def test_a_leader_that_is_away_is_asked_less_and_less_often() -> None:
     run(scenario)
 
 
-def test_positions_that_cannot_be_looked_up_are_asked_for_less_and_less_often() -> None:
+def test_failed_position_lookups_back_off() -> None:
     cluster = ScriptedCluster(request_timeout_ms=50)
     cluster.answers[ApiKey.LIST_OFFSETS] = lambda _: ConnectionLostError("away")
 
@@ -331,7 +330,7 @@ class Halved(ScriptedCluster):
     ("leader", "other"),
     [(-1, TopicPartition("t", 1)), (2, TopicPartition("t", 1)), (1, TopicPartition("u", 0))],
 )
-def test_a_partition_whose_offset_cannot_be_looked_up_keeps_no_other_waiting(
+def test_a_failed_offset_lookup_does_not_block_other_partitions(
     leader: int, other: TopicPartition, committed: dict[int, int]
 ) -> None:
     cluster = Halved(leader)
@@ -345,7 +344,7 @@ def test_a_partition_whose_offset_cannot_be_looked_up_keeps_no_other_waiting(
     run(scenario)
 
 
-def test_what_is_no_longer_assigned_is_no_longer_read() -> None:
+def test_unassigned_partitions_are_not_read() -> None:
     async def scenario() -> None:
         cluster, other = Halved(leader=-1), TopicPartition("t", 1)
         cluster.log = [b"a", b"b"]
@@ -360,7 +359,7 @@ def test_what_is_no_longer_assigned_is_no_longer_read() -> None:
     run(scenario)
 
 
-def test_what_stays_assigned_is_read_on() -> None:
+def test_partitions_that_stay_assigned_continue() -> None:
     async def scenario() -> None:
         cluster, other = Halved(leader=-1), TopicPartition("t", 1)
         cluster.log = [b"a", b"b"]
@@ -378,9 +377,7 @@ def test_what_stays_assigned_is_read_on() -> None:
 
 
 @pytest.mark.parametrize(("leader", "other"), [(2, TopicPartition("t", 1)), (1, TopicPartition("u", 0))])
-def test_a_position_is_told_as_soon_as_it_is_found_whatever_else_is_looked_up(
-    leader: int, other: TopicPartition
-) -> None:
+def test_a_position_is_returned_as_soon_as_it_is_found(leader: int, other: TopicPartition) -> None:
     async def scenario() -> None:
         async with Consumer(cluster=Halved(leader), auto_offset_reset="earliest") as consumer:
             consumer.assign([HERE, other])
@@ -389,7 +386,7 @@ def test_a_position_is_told_as_soon_as_it_is_found_whatever_else_is_looked_up(
     run(scenario)
 
 
-def test_a_partition_without_a_leader_is_read_soon_after_it_has_one() -> None:
+def test_a_partition_is_read_soon_after_it_gets_a_leader() -> None:
     cluster = Halved(leader=-1)
     cluster.log = []
     other = TopicPartition("t", 1)
@@ -410,7 +407,7 @@ def test_a_partition_without_a_leader_is_read_soon_after_it_has_one() -> None:
     run(scenario)
 
 
-def test_what_no_retry_can_help_is_told_though_another_leader_is_away() -> None:
+def test_a_fatal_lookup_error_is_raised_although_another_leader_is_unreachable() -> None:
     cluster = Halved(leader=2)
     refused = {"partition_index": 1, "error_code": int(ErrorCode.topic_authorization_failed)}
     cluster.answers[ApiKey.LIST_OFFSETS] = lambda tree: (
@@ -428,7 +425,7 @@ def test_what_no_retry_can_help_is_told_though_another_leader_is_away() -> None:
     run(scenario)
 
 
-def test_offsets_that_the_user_asks_for_are_all_there_or_there_is_an_error() -> None:
+def test_offset_lookups_return_all_offsets_or_raise() -> None:
     cluster = Halved(leader=-1)
 
     async def scenario() -> None:
@@ -477,7 +474,7 @@ def test_a_position_that_is_looked_up_brings_its_epoch_along(committed: bool) ->
     run(scenario)
 
 
-def test_a_log_that_was_cut_is_read_on_from_there() -> None:
+def test_a_truncated_log_is_read_from_the_truncation_offset() -> None:
     cluster = ScriptedCluster()
     cluster.log = [b"a", b"b", b"c"]
 
@@ -493,7 +490,7 @@ def test_a_log_that_was_cut_is_read_on_from_there() -> None:
     run(scenario)
 
 
-def test_who_does_not_want_to_guess_hears_of_a_log_that_was_cut() -> None:
+def test_reset_none_raises_on_a_truncated_log() -> None:
     cluster = ScriptedCluster()
     cluster.log = [b"a", b"b", b"c"]
 
@@ -562,7 +559,7 @@ def test_a_consumer_takes_the_settings_of_its_cluster() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "\ud800", 5])
-def test_topics_that_cannot_be_are_refused(name: Any) -> None:
+def test_invalid_topics_are_rejected(name: Any) -> None:
     cluster = ScriptedCluster()
 
     async def scenario() -> None:
@@ -590,6 +587,6 @@ def test_topics_that_cannot_be_are_refused(name: Any) -> None:
         ({"bootstrap": "localhost:http"}, "host:port"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Consumer(**{"bootstrap": "localhost:9092", **settings})

@@ -1,4 +1,4 @@
-"""The fetcher under faults that a test scripts, and what it makes of an answer's bytes."""
+"""The fetcher under scripted faults, and the parsing of fetch responses."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -26,7 +26,15 @@ from moldau.records.control_records import EndTransaction, control_batch
 from moldau.records.record import Record
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
-from support.scripted_broker import NODE, Answer, Asked, Hang, HangUp, ScriptedBroker, Tree
+from support.scripted_broker import (
+    NODE,
+    Disconnect,
+    Hang,
+    ReceivedRequest,
+    ScriptedBroker,
+    ScriptedResponse,
+    Tree,
+)
 from support.scripted_cluster import HERE, ScriptedCluster, message, run
 
 ORDERS = TopicPartition("orders", 0)
@@ -39,8 +47,8 @@ def batch(offset: int, *values: str, epoch: int = 0, **settings: Any) -> bytes:
     return build_batch(records, base_offset=offset, leader_epoch=epoch, **settings)
 
 
-def answer(asked: Asked, partitions: dict[int, dict[str, Any]] | None = None) -> Tree:
-    """What is given for the partitions that were asked for; nothing new for the others."""
+def answer(asked: ReceivedRequest, partitions: dict[int, dict[str, Any]] | None = None) -> Tree:
+    """A fetch response with the given data of the requested partitions, and none for the others."""
     return {
         "throttle_time": 0,
         "error_code": 0,
@@ -66,16 +74,18 @@ def answer(asked: Asked, partitions: dict[int, dict[str, Any]] | None = None) ->
     }
 
 
-def in_turn(answers: Iterable[Callable[[Asked], Answer]]) -> Callable[[Asked], Answer]:
+def in_turn(
+    answers: Iterable[Callable[[ReceivedRequest], ScriptedResponse]],
+) -> Callable[[ReceivedRequest], ScriptedResponse]:
     left = iter(answers)
     return lambda asked: next(left, lambda _: Hang)(asked)
 
 
-def gives(*data: bytes, **fields: Any) -> Callable[[Asked], Answer]:
+def gives(*data: bytes, **fields: Any) -> Callable[[ReceivedRequest], ScriptedResponse]:
     return lambda asked: answer(asked, {0: {"records": b"".join(data), **fields}})
 
 
-def fails(code: ErrorCode) -> Callable[[Asked], Answer]:
+def fails(code: ErrorCode) -> Callable[[ReceivedRequest], ScriptedResponse]:
     return lambda asked: answer(asked, {0: {"error_code": int(code)}})
 
 
@@ -115,7 +125,7 @@ def values(fetched: CompletedFetch) -> list[str]:
 @pytest.mark.parametrize(
     "failure",
     [
-        lambda _: HangUp,
+        lambda _: Disconnect,
         fails(ErrorCode.not_leader_or_follower),
         fails(ErrorCode.unknown_leader_epoch),
         fails(ErrorCode.fenced_leader_epoch),
@@ -126,8 +136,8 @@ def values(fetched: CompletedFetch) -> list[str]:
         lambda asked: {**answer(asked), "error_code": int(ErrorCode.fetch_session_id_not_found)},
     ],
 )
-def test_what_a_retry_can_help_is_asked_again_with_fresh_metadata(
-    failure: Callable[[Asked], Answer],
+def test_a_retriable_fetch_error_is_retried_with_fresh_metadata(
+    failure: Callable[[ReceivedRequest], ScriptedResponse],
 ) -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 3})
@@ -141,7 +151,7 @@ def test_what_a_retry_can_help_is_asked_again_with_fresh_metadata(
 
 
 def test_a_leader_named_beside_an_error_is_believed() -> None:
-    def moved(asked: Asked) -> Answer:
+    def moved(asked: ReceivedRequest) -> ScriptedResponse:
         fields = {"error_code": 6, "current_leader": {"leader_id": NODE, "leader_epoch": 9}}
         return answer(asked, {0: fields})
 
@@ -158,7 +168,7 @@ def test_a_leader_named_beside_an_error_is_believed() -> None:
     with_fetcher(test, in_turn([moved, gives(batch(0, "a"))]))
 
 
-def test_a_leader_is_asked_again_when_what_it_sent_was_taken_and_not_before() -> None:
+def test_a_leader_gets_the_next_fetch_only_after_its_response_was_taken() -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0, OTHER: 0})
         while fetcher.high_watermark(ORDERS) < 0:
@@ -188,10 +198,10 @@ def test_partitions_that_brought_something_go_to_the_end_of_the_line() -> None:
     with_fetcher(test, in_turn([gives(batch(0, "a"))]))
 
 
-def test_an_answer_to_a_question_of_before_a_seek_is_dropped() -> None:
+def test_a_response_to_a_fetch_before_a_seek_is_dropped() -> None:
     release = asyncio.Event()
 
-    async def slowly(asked: Asked) -> Answer:
+    async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
         offset = asked.request.topics[0].partitions[0].fetch_offset
         if offset == 0:
             await release.wait()
@@ -208,7 +218,7 @@ def test_an_answer_to_a_question_of_before_a_seek_is_dropped() -> None:
     with_fetcher(test, slowly)
 
 
-def test_nothing_of_a_partition_that_was_removed_is_handed_out() -> None:
+def test_a_removed_partition_returns_nothing() -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0, OTHER: 0})
         while fetcher.high_watermark(ORDERS) < 0:
@@ -221,7 +231,7 @@ def test_nothing_of_a_partition_that_was_removed_is_handed_out() -> None:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.offset_out_of_range, ErrorCode.topic_authorization_failed])
-def test_what_no_retry_can_help_is_told_once_and_waits_for_a_seek(code: ErrorCode) -> None:
+def test_a_fatal_fetch_error_is_reported_once_until_a_seek(code: ErrorCode) -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 7})
         fetched = await take(fetcher)
@@ -235,7 +245,7 @@ def test_what_no_retry_can_help_is_told_once_and_waits_for_a_seek(code: ErrorCod
     with_fetcher(test, in_turn([fails(code), gives(batch(0, "a"))]))
 
 
-def test_a_log_that_was_cut_below_the_position_is_told() -> None:
+def test_a_log_truncated_below_the_position_is_reported() -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         broker.leader_epoch = 4
         fetcher.assign({ORDERS: 0})
@@ -262,7 +272,7 @@ def last_epochs(broker: ScriptedBroker) -> list[int]:
 
 @pytest.mark.parametrize("end_offset", [5, 9])
 def test_a_log_that_parts_behind_the_position_is_read_on(end_offset: int) -> None:
-    """A leader that wrote nothing leaves no trace, though its epoch was told as that of the log's end."""
+    """The epoch of a leader that wrote nothing is not in the log, though it was returned as that of the log end."""
 
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         broker.leader_epoch = 4
@@ -275,7 +285,7 @@ def test_a_log_that_parts_behind_the_position_is_read_on(end_offset: int) -> Non
     with_fetcher(test, in_turn([gives(**diverging), gives(batch(5, "a", epoch=4))]))
 
 
-def test_what_is_fetched_knows_the_epoch_of_a_last_batch_that_is_passed_over() -> None:
+def test_a_completed_fetch_has_the_leader_epoch_of_a_skipped_last_batch() -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         broker.leader_epoch = 4
         fetcher.assign({ORDERS: 0})
@@ -286,7 +296,7 @@ def test_what_is_fetched_knows_the_epoch_of_a_last_batch_that_is_passed_over() -
 
 
 class Moved(ScriptedCluster):
-    """Its partition has a leader of this epoch; fetches say in `asked` of which epoch the batch before is."""
+    """A cluster whose partition has this leader epoch; `asked` records the epochs in the fetch requests."""
 
     def __init__(self, leader_epoch: int, topic_id: int = 1) -> None:
         super().__init__(request_timeout_ms=30_000)
@@ -307,7 +317,7 @@ class Moved(ScriptedCluster):
         return await super()._fetch(tree)
 
 
-def test_a_leader_older_than_what_was_read_is_not_asked_before_there_is_news() -> None:
+def test_a_leader_older_than_the_last_batch_is_not_fetched_from() -> None:
     async def scenario() -> None:
         cluster = Moved(leader_epoch=2)
         async with Fetcher(cluster) as fetcher:
@@ -322,8 +332,8 @@ def test_a_leader_older_than_what_was_read_is_not_asked_before_there_is_news() -
     run(scenario)
 
 
-def test_epochs_of_which_there_is_never_any_news_are_not_waited_for_for_ever() -> None:
-    """The position may come from a topic of the same name that is gone."""
+def test_the_wait_for_a_newer_leader_is_limited() -> None:
+    """The position may come from a deleted topic of the same name."""
 
     async def scenario() -> None:
         cluster = Moved(leader_epoch=2)
@@ -336,7 +346,7 @@ def test_epochs_of_which_there_is_never_any_news_are_not_waited_for_for_ever() -
     run(scenario)
 
 
-def test_a_broker_that_tells_no_epochs_is_asked_at_once() -> None:
+def test_a_broker_without_leader_epochs_is_fetched_from_at_once() -> None:
     async def scenario() -> None:
         cluster = Moved(leader_epoch=-1)
         async with Fetcher(cluster) as fetcher:
@@ -359,7 +369,7 @@ def test_epochs_of_a_topic_are_not_compared_with_those_of_its_successor() -> Non
     assert reading.leader_epoch == -1
 
 
-def test_a_damaged_batch_is_told_behind_what_is_whole() -> None:
+def test_a_corrupt_batch_is_reported_after_the_valid_ones() -> None:
     damaged = bytearray(batch(1, "b"))
     damaged[-2] ^= 1
 
@@ -375,7 +385,7 @@ def test_a_damaged_batch_is_told_behind_what_is_whole() -> None:
     with_fetcher(test, in_turn([gives(batch(0, "a"), bytes(damaged), batch(2, "c"))]))
 
 
-def test_no_more_is_asked_for_than_there_is_room() -> None:
+def test_fetches_are_limited_to_the_free_buffer() -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0})
         await take(fetcher)
@@ -392,7 +402,7 @@ def test_no_more_is_asked_for_than_there_is_room() -> None:
     )
 
 
-def test_what_lies_ready_of_a_paused_partition_does_not_starve_the_others() -> None:
+def test_buffered_batches_of_a_paused_partition_do_not_starve_others() -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0, OTHER: 0})
         while fetcher.high_watermark(ORDERS) < 0:
@@ -418,7 +428,7 @@ def test_what_lies_ready_of_a_paused_partition_does_not_starve_the_others() -> N
     )
 
 
-def test_an_offset_below_zero_is_refused() -> None:
+def test_a_negative_offset_is_rejected() -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         with pytest.raises(ValueError, match="orders-0 cannot be read from offset -1"):
             fetcher.assign({ORDERS: -1})
@@ -430,7 +440,7 @@ def test_an_offset_below_zero_is_refused() -> None:
 
 
 def fetches(broker: ScriptedBroker) -> list[dict[int, int]]:
-    """What each fetch asked for: offsets by partition."""
+    """Returns the offsets by partition of each fetch request."""
     return [
         {part.partition: part.fetch_offset for topic in each.request.topics for part in topic.partitions}
         for each in broker.asked
@@ -452,7 +462,7 @@ async def a_while() -> None:
     await asyncio.sleep(0.02)
 
 
-def test_a_partition_that_was_read_to_its_end_is_not_asked_for_any_more() -> None:
+def test_a_partition_read_to_its_end_is_not_fetched_again() -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0, OTHER: 4}, until={ORDERS: 2, OTHER: 6})
         taken = await read_all(fetcher)
@@ -474,7 +484,7 @@ def test_a_partition_that_was_read_to_its_end_is_not_asked_for_any_more() -> Non
     )
 
 
-def test_a_batch_around_the_end_is_handed_out_and_nothing_behind_it() -> None:
+def test_a_bounded_read_returns_the_batch_around_its_end_and_none_after() -> None:
     damaged = bytearray(batch(4, "e"))
     damaged[-2] ^= 1
 
@@ -487,7 +497,7 @@ def test_a_batch_around_the_end_is_handed_out_and_nothing_behind_it() -> None:
     with_fetcher(test, in_turn([gives(batch(0, "a", "b"), batch(2, "c", "d"), bytes(damaged))]))
 
 
-def test_a_read_that_ends_where_it_begins_asks_for_nothing() -> None:
+def test_an_empty_bounded_read_sends_no_fetch() -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 3, OTHER: 9}, until={ORDERS: 3, OTHER: 5})
         assert fetcher.is_finished
@@ -498,7 +508,7 @@ def test_a_read_that_ends_where_it_begins_asks_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("isolation_level", [READ_UNCOMMITTED, READ_COMMITTED])
-def test_a_gap_before_the_end_is_passed_over_when_the_leader_has_nothing_however_often_it_is_asked(
+def test_a_gap_before_the_end_is_skipped_after_repeated_empty_responses(
     isolation_level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partition_reading, "EMPTY_DURATION_MIN_S", 0)
@@ -512,7 +522,7 @@ def test_a_gap_before_the_end_is_passed_over_when_the_leader_has_nothing_however
         ]
         await a_while()
         assert fetches(broker) == [{0: 0}, *[{0: 1}] * EMPTY_RESPONSES_MIN]
-        # What is to be read is there: nobody needs to wait for it before it turns out to be missing.
+        # The high watermark has passed the end, so the fetch does not wait at the broker.
         waits_ms = [each.request.max_wait for each in broker.asked if each.api is ApiKey.FETCH]
         assert waits_ms == [0, 0, *[500] * (EMPTY_RESPONSES_MIN - 1)]
 
@@ -524,7 +534,7 @@ def test_a_gap_before_the_end_is_passed_over_when_the_leader_has_nothing_however
 
 
 class SlowStorage(ScriptedCluster):
-    """Its leader cannot get at its records for a while: until then it answers that there are none."""
+    """A leader that cannot read its records for a while and returns empty responses until then."""
 
     def __init__(self, slow_s: float, answer_s: float) -> None:
         super().__init__()
@@ -539,7 +549,7 @@ class SlowStorage(ScriptedCluster):
 
 
 @pytest.mark.parametrize(("slow_s", "answer_s"), [(0.01, 0), (0.6, 0), (1.9, 0), (1.9, 0.5), (8, 2.5)])
-def test_a_leader_that_answers_empty_for_a_while_loses_no_records(slow_s: float, answer_s: float) -> None:
+def test_empty_responses_for_a_while_lose_no_records(slow_s: float, answer_s: float) -> None:
     async def scenario() -> None:
         cluster = SlowStorage(slow_s, answer_s)
         async with Fetcher(cluster) as fetcher:
@@ -553,7 +563,7 @@ def test_a_leader_that_answers_empty_for_a_while_loses_no_records(slow_s: float,
     run(scenario)
 
 
-def test_empty_answers_count_only_in_a_row() -> None:
+def test_only_consecutive_empty_responses_count() -> None:
     """Of a log that loses records and gets them again nothing is known yet."""
     reading = FetchPosition(0, until=5)
     assert not any(reading.record_empty_response(at / 10) for at in range(EMPTY_RESPONSES_MIN + 5))
@@ -570,7 +580,7 @@ def test_empty_answers_count_only_in_a_row() -> None:
         (READ_COMMITTED, {"high_watermark": 100, "last_stable_offset": 9}),
     ],
 )
-def test_what_is_not_readable_yet_is_waited_for(isolation_level: int, marks: Tree) -> None:
+def test_a_bounded_read_waits_for_the_high_watermark(isolation_level: int, marks: Tree) -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 9}, until={ORDERS: 10})
         taken = await read_all(fetcher)
@@ -585,10 +595,10 @@ def test_what_is_not_readable_yet_is_waited_for(isolation_level: int, marks: Tre
     )
 
 
-def test_an_answer_that_others_have_filled_says_nothing_of_those_behind_them(
+def test_an_empty_partition_behind_full_ones_is_not_taken_as_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A byte limit leaves the last partitions of an answer empty, whatever their logs hold."""
+    """A byte limit leaves the last partitions of a response empty, whatever is in their logs."""
     monkeypatch.setattr(partition_reading, "EMPTY_DURATION_MIN_S", 0)
     monkeypatch.setattr(partition_reading, "EMPTY_RESPONSES_MIN", 1)
 
@@ -615,8 +625,8 @@ def test_an_answer_that_others_have_filled_says_nothing_of_those_behind_them(
     )
 
 
-def test_a_partition_of_which_nothing_is_told_is_asked_for_again() -> None:
-    def throttled(asked: Asked) -> Answer:
+def test_a_partition_missing_from_the_response_is_fetched_again() -> None:
+    def throttled(asked: ReceivedRequest) -> ScriptedResponse:
         return {**answer(asked), "responses": []}
 
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
@@ -639,7 +649,7 @@ def test_a_seek_keeps_the_end_and_an_end_of_its_own_needs_an_offset() -> None:
     with_fetcher(test, lambda asked: gives(batch(0, "a", "b"))(asked))
 
 
-async def waits_for_ever_at_100(asked: Asked) -> Answer:
+async def waits_for_ever_at_100(asked: ReceivedRequest) -> ScriptedResponse:
     offset = asked.request.topics[0].partitions[0].fetch_offset
     if offset == 100:
         await asyncio.Event().wait()
@@ -653,7 +663,7 @@ async def waits_at_the_broker(broker: ScriptedBroker, fetcher: Fetcher) -> None:
 
 
 @pytest.mark.parametrize("leave", [lambda it: it.assign({ORDERS: 50}), lambda it: it.seek(ORDERS, 50)])
-def test_a_long_poll_that_nobody_wants_any_more_keeps_nobody_waiting(
+def test_an_abandoned_long_poll_does_not_block_later_fetches(
     leave: Callable[[Fetcher], None],
 ) -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
@@ -665,7 +675,7 @@ def test_a_long_poll_that_nobody_wants_any_more_keeps_nobody_waiting(
     with_fetcher(test, waits_for_ever_at_100)
 
 
-def test_a_long_poll_of_a_fetcher_that_is_closed_does_not_keep_the_next_one_waiting() -> None:
+def test_the_long_poll_of_a_closed_fetcher_does_not_block_the_next_one() -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(DEADLINE_S),
@@ -694,15 +704,15 @@ def test_a_long_poll_that_is_wanted_for_one_of_its_partitions_stays() -> None:
     connections = 2
     release = asyncio.Event()
 
-    async def slowly(asked: Asked) -> Answer:
+    async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
         await release.wait()
         return answer(asked, {1: {"records": batch(0, "a")}})
 
     with_fetcher(test, slowly)
 
 
-def test_of_two_leaders_that_were_asked_the_faster_one_is_heard() -> None:
-    """A partition moves while the old leader's answer is on its way: nothing may be handed out twice, or be lost."""
+def test_of_two_leaders_the_first_response_wins() -> None:
+    """A partition moves while the old leader's response is in flight: no record may be lost or returned twice."""
 
     class Moving(ScriptedCluster):
         leader = 1
@@ -733,7 +743,7 @@ def test_of_two_leaders_that_were_asked_the_faster_one_is_heard() -> None:
     run(scenario)
 
 
-def test_an_answer_that_makes_no_sense_is_told_and_not_asked_for_for_ever() -> None:
+def test_an_invalid_fetch_response_is_reported_once() -> None:
     class Senseless(ScriptedCluster):
         async def call(self, *_: Any, **__: Any) -> Message:
             self.fetches += 1
@@ -753,7 +763,7 @@ def test_an_answer_that_makes_no_sense_is_told_and_not_asked_for_for_ever() -> N
     run(scenario)
 
 
-def test_a_fetch_that_is_taken_back_before_it_began_leaves_room_for_the_next() -> None:
+def test_a_fetch_cancelled_before_its_start_releases_its_reservation() -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0})
         fetcher.seek(ORDERS, 7)
@@ -776,14 +786,14 @@ def contents(
     return [each.base_offset for each in found.batches], found.next_offset, code
 
 
-def test_a_last_batch_that_is_cut_off_is_left_for_the_next_fetch() -> None:
+def test_a_truncated_last_batch_is_left_for_the_next_fetch() -> None:
     data = batch(0, "a") + batch(1, "b")
     for end in range(len(batch(0, "a")), len(data)):
         assert contents(data[:end]) == ([0], 1, None)
     assert contents(data) == ([0, 1], 2, None)
 
 
-def test_a_first_batch_that_is_cut_off_is_an_error_and_no_endless_loop() -> None:
+def test_a_truncated_first_batch_is_an_error() -> None:
     assert contents(batch(0, "a" * 100)[:-1]) == ([], 0, ErrorCode.message_too_large)
 
 
@@ -815,7 +825,7 @@ def test_control_records_are_passed_over() -> None:
     assert contents(marker(0, 5, commit=True)) == ([], 1, None)
 
 
-def test_aborted_transactions_are_read_by_those_only_who_want_them() -> None:
+def test_aborted_transactions_are_visible_to_read_uncommitted_only() -> None:
     one = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
     two = {**one, "producer_id": 2}
     data = b"".join(
@@ -835,7 +845,7 @@ def test_aborted_transactions_are_read_by_those_only_who_want_them() -> None:
     assert contents(data) == ([0, 1, 2, 3, 5], 8, None)
 
 
-def test_nothing_is_handed_out_where_it_cannot_be_told_what_was_aborted() -> None:
+def test_nothing_is_returned_if_aborted_transactions_cannot_be_determined() -> None:
     one = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
     unreadable = build_batch([Record(key=b"\0", value=b"")], base_offset=1, control=True, **one)
     aborted = [Message(producer_id=1, first_offset=0)]

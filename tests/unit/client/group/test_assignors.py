@@ -1,4 +1,4 @@
-"""What holds for every assignor, whoever is in the group, and what each of them is chosen for."""
+"""Properties of every assignor in any group, and the specific behaviour of each."""
 
 import random
 
@@ -81,7 +81,7 @@ def everything(partition_counts: dict[str, int], wanted: Wants) -> list[Partitio
 @pytest.mark.parametrize("name", NAMES)
 @given(partition_counts=counts, before=wants, wanted=wants)
 @settings(max_examples=60)
-def test_every_partition_goes_to_one_member_that_wants_it(
+def test_every_partition_goes_to_exactly_one_subscriber(
     name: str, partition_counts: dict[str, int], before: Wants, wanted: Wants
 ) -> None:
     had = previous_assignment(settled(name, partition_counts, before, {}))
@@ -120,7 +120,7 @@ def test_equal_subscriptions_share_evenly(
 @pytest.mark.parametrize("name", STICKY)
 @given(partition_counts=counts, wanted=same_wants, data=st.data())
 @settings(max_examples=60)
-def test_who_leaves_moves_nothing_but_what_it_had(
+def test_a_leaving_member_moves_only_its_own_partitions(
     name: str, partition_counts: dict[str, int], wanted: Wants, data: st.DataObject
 ) -> None:
     before = settled(name, partition_counts, wanted, {})
@@ -134,7 +134,9 @@ def test_who_leaves_moves_nothing_but_what_it_had(
 @pytest.mark.parametrize("name", STICKY)
 @given(partition_counts=counts, wanted=same_wants)
 @settings(max_examples=60)
-def test_who_joins_takes_only_its_share(name: str, partition_counts: dict[str, int], wanted: Wants) -> None:
+def test_a_new_member_takes_only_its_share(
+    name: str, partition_counts: dict[str, int], wanted: Wants
+) -> None:
     before = settled(name, partition_counts, wanted, {})
     more = {**wanted, "new": next(iter(wanted.values()))}
     after = settled(name, partition_counts, more, previous_assignment(before))
@@ -145,7 +147,7 @@ def test_who_joins_takes_only_its_share(name: str, partition_counts: dict[str, i
 @pytest.mark.parametrize("name", STICKY)
 @given(partition_counts=counts, wanted=wants)
 @settings(max_examples=60)
-def test_nothing_moves_where_nothing_changes(
+def test_an_unchanged_group_moves_no_partition(
     name: str, partition_counts: dict[str, int], wanted: Wants
 ) -> None:
     before = settled(name, partition_counts, wanted, {})
@@ -154,7 +156,7 @@ def test_nothing_moves_where_nothing_changes(
 
 @given(partition_counts=counts, before=wants, wanted=wants)
 @settings(max_examples=60)
-def test_no_partition_changes_hands_before_it_was_given_up(
+def test_no_partition_is_reassigned_before_it_is_revoked(
     partition_counts: dict[str, int], before: Wants, wanted: Wants
 ) -> None:
     name = "cooperative-sticky"
@@ -227,7 +229,7 @@ def test_the_newest_generation_is_believed() -> None:
     assert kept == {"m1": [("a", 0)], "m2": []}
 
 
-def test_what_two_claim_in_one_generation_is_first_given_up_by_both() -> None:
+def test_a_partition_claimed_twice_in_one_generation_is_revoked_first() -> None:
     had = {"m1": PreviousAssignment((("a", 0), ("a", 1)), 5), "m2": PreviousAssignment((("a", 1),), 5)}
     wanted = {"m1": ["a"], "m2": ["a"]}
     some = members("cooperative-sticky", wanted, had)
@@ -244,13 +246,13 @@ def test_sticky_members_of_before_generations_are_believed_too() -> None:
     assert get_assignor("sticky").assign({"a": 3}, some)["m2"] == [("a", 1)]
 
 
-def test_cooperative_members_of_before_version_2_tell_their_generation_beside() -> None:
+def test_old_cooperative_members_send_their_generation_in_the_user_data() -> None:
     old = Subscription(("a",), (4).to_bytes(4, "big"), (("a", 0),))
     new = Subscription(("a",), None, (("a", 0),), 3)
     some = [SubscribedMember("m1", new), SubscribedMember("m2", old)]
     assert get_assignor("cooperative-sticky").assign({"a": 1}, some) == {"m1": [], "m2": [("a", 0)]}
 
 
-def test_an_unknown_assignor_is_refused() -> None:
+def test_an_unknown_assignor_is_rejected() -> None:
     with pytest.raises(ValueError, match="unknown assignor 'best'"):
         get_assignor("best")

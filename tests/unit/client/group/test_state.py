@@ -1,4 +1,4 @@
-"""The consumer's side of a group, step by step; its long stories are in `tests/transcripts/member_*.txt`."""
+"""The membership state machine, step by step; longer runs are in `tests/transcripts/member_*.txt`."""
 
 import pytest
 from hypothesis import settings
@@ -98,7 +98,7 @@ def rejoining(who: MembershipManager) -> SendJoin:
                 return effect
 
 
-def test_a_join_says_what_is_wanted_once_for_each_assignor() -> None:
+def test_a_join_carries_the_subscription_for_each_assignor() -> None:
     who = member("range", "cooperative-sticky")
     who.step(0, SubscriptionChanged(("b", "a")))
     assert who.step(0, UserPoll()) == [FindCoordinator()]
@@ -130,20 +130,20 @@ def test_without_auto_commit_nothing_is_committed_for_the_user() -> None:
     assert who.step(0, UserPoll()) == [RevokePartitions(ORDERS)]
 
 
-def test_a_cooperative_join_names_what_is_owned_and_since_when() -> None:
+def test_a_cooperative_join_carries_owned_partitions_and_generation() -> None:
     join = rejoining(stable("cooperative-sticky"))
     subscription = decode_subscription(join.protocols[0][1])
     assert (subscription.owned_partitions, subscription.generation_id) == (ORDERS, 1)
 
 
-def test_a_sticky_join_remembers_what_was_given_up() -> None:
+def test_a_sticky_join_carries_the_previous_assignment() -> None:
     subscription = decode_subscription(rejoining(stable("sticky")).protocols[0][1])
     assert subscription.owned_partitions == ()
     assert subscription.user_data is not None
     assert b"orders" in subscription.user_data
 
 
-def test_the_leader_shares_out_what_the_metadata_shows() -> None:
+def test_the_leader_assigns_the_partitions_of_the_metadata() -> None:
     who = member()
     who.step(0, SubscriptionChanged(("orders",)))
     who.step(0, CoordinatorFound(1))
@@ -188,8 +188,8 @@ def joins_again(who: MembershipManager) -> bool:
     return any(isinstance(effect, SendJoin) for _ in range(3) for effect in who.step(0, UserPoll()))
 
 
-def test_who_takes_a_static_member_s_place_hands_over_what_that_one_had_to() -> None:
-    """Otherwise what it was to give up would belong to nobody for as long as the group is at rest."""
+def test_a_restarted_static_member_completes_the_handover() -> None:
+    """Otherwise the partitions to hand over would have no owner until the next rebalance."""
     owner = Subscription(("orders",), None, ORDERS, 1)
     members = [SubscribedMember("m1", owner, "static"), SubscribedMember("m2", Subscription(("orders",)))]
     shares = dict(perform_assignment(get_assignor("cooperative-sticky"), {"orders": 2}, members, "m2"))
@@ -199,7 +199,7 @@ def test_who_takes_a_static_member_s_place_hands_over_what_that_one_had_to() -> 
     assert not joins_again(came_back(assignment(*ORDERS[:1])))
 
 
-def test_a_leader_that_comes_back_sees_what_has_grown_meanwhile() -> None:
+def test_a_restarted_static_leader_detects_new_partitions() -> None:
     members = [SubscribedMember("m1", Subscription(("orders",), None, ORDERS[:1], 1), "static")]
     shares = dict(perform_assignment(get_assignor("cooperative-sticky"), {"orders": 1}, members, "m1"))
     assert joins_again(came_back(shares["m1"], leads=True))
@@ -221,7 +221,7 @@ def test_members_that_are_not_static_leave_no_note() -> None:
 @pytest.mark.parametrize(
     "data", [None, b"", b"\x00\x01", b"[]", b"3", b'{"partition_counts":[1]}', b'{"a":1}']
 )
-def test_what_others_put_beside_an_assignment_is_no_note(data: bytes | None) -> None:
+def test_user_data_of_other_clients_is_ignored(data: bytes | None) -> None:
     assert decode_user_data(data) == NO_USER_DATA
 
 
@@ -255,7 +255,7 @@ def test_a_leader_without_metadata_joins_again() -> None:
     ],
     ids=["a subscription that is none", "an assignor that is not ours"],
 )
-def test_what_cannot_be_assigned_is_told(answer: JoinResponse) -> None:
+def test_a_failed_assignment_is_raised(answer: JoinResponse) -> None:
     who = member()
     who.step(0, SubscriptionChanged(("orders",)))
     who.step(0, CoordinatorFound(1))
@@ -305,7 +305,7 @@ def test_a_join_that_can_never_succeed_is_raised_once_each_time(code: ErrorCode)
         assert fail.error.code == code
 
 
-def test_answers_of_an_earlier_attempt_change_nothing() -> None:
+def test_responses_to_an_earlier_attempt_are_ignored() -> None:
     who = stable()
     join = rejoining(who)
     late = join.attempt - 1
@@ -319,7 +319,7 @@ def test_answers_of_an_earlier_attempt_change_nothing() -> None:
     assert (who.state, who.generation.generation_id) == (MemberState.SYNCING, 2)
 
 
-def test_an_answer_to_the_heartbeat_of_a_lost_coordinator_changes_nothing() -> None:
+def test_a_heartbeat_response_of_a_lost_coordinator_is_ignored() -> None:
     who = stable()
     [first] = who.step(3_000, HeartbeatTick())
     assert isinstance(first, SendHeartbeat)
@@ -332,14 +332,14 @@ def test_an_answer_to_the_heartbeat_of_a_lost_coordinator_changes_nothing() -> N
     assert (second.coordinator, second.generation) == (2, who.generation)
 
 
-def test_one_heartbeat_is_under_way_at_a_time() -> None:
+def test_one_heartbeat_is_in_flight_at_a_time() -> None:
     who = stable()
     assert len(who.step(3_000, HeartbeatTick())) == 1
     assert who.step(6_000, HeartbeatTick()) == []
     assert who.step(9_000, HeartbeatTick()) == []
 
 
-def test_a_heartbeat_that_failed_is_sent_again_soon() -> None:
+def test_a_failed_heartbeat_is_retried_after_the_backoff() -> None:
     who = stable()
     [heartbeat_id] = who.step(3_000, HeartbeatTick())
     assert isinstance(heartbeat_id, SendHeartbeat)
@@ -348,7 +348,7 @@ def test_a_heartbeat_that_failed_is_sent_again_soon() -> None:
     assert [type(each) for each in who.step(3_110, HeartbeatTick())] == [SendHeartbeat]
 
 
-def test_a_coordinator_that_refuses_and_is_found_again_is_asked_less_and_less_often() -> None:
+def test_lookups_that_return_the_same_failing_coordinator_back_off() -> None:
     who = stable()
     beats = []
     now_ms = 3_000
@@ -367,14 +367,14 @@ def test_a_coordinator_that_refuses_and_is_found_again_is_asked_less_and_less_of
     assert beats[:2] == [3_000, 3_000]
 
 
-def test_no_heartbeats_go_out_while_a_join_waits() -> None:
+def test_no_heartbeats_are_sent_while_a_join_is_in_flight() -> None:
     who = stable()
     rejoining(who)
     assert who.next_heartbeat_at_ms() is None
     assert who.step(200_000, HeartbeatTick()) == []
 
 
-def test_heartbeats_start_with_the_join_s_answer() -> None:
+def test_heartbeats_start_with_the_join_response() -> None:
     """Whoever waits long for the leader's assignment is not to be given up for dead meanwhile."""
     who = stable()
     join = rejoining(who)
@@ -389,7 +389,7 @@ def test_heartbeats_start_with_the_join_s_answer() -> None:
     assert who.state is MemberState.SYNCING
 
 
-def test_a_member_that_is_lost_before_it_took_its_assignment_takes_it_never() -> None:
+def test_a_member_that_loses_its_generation_drops_the_pending_assignment() -> None:
     who = stable("cooperative-sticky")
     join = rejoining(who)
     joined(who, join.attempt, 2)
@@ -401,7 +401,7 @@ def test_a_member_that_is_lost_before_it_took_its_assignment_takes_it_never() ->
     assert again.member_id == ""
 
 
-def test_a_commit_refused_for_an_older_generation_changes_nothing() -> None:
+def test_a_commit_error_of_an_older_generation_is_ignored() -> None:
     who = stable()
     old = who.generation
     join = rejoining(who)
@@ -443,7 +443,7 @@ def test_topics_that_do_not_exist_are_joined_for_all_the_same() -> None:
     assert who.step(0, UserPoll()) == [AssignPartitions((), ())]
 
 
-def test_a_coordinator_that_may_not_be_asked_for_is_told() -> None:
+def test_a_fatal_coordinator_lookup_error_is_raised() -> None:
     who = member()
     who.step(0, SubscriptionChanged(("orders",)))
     who.step(0, UserPoll())
@@ -453,7 +453,7 @@ def test_a_coordinator_that_may_not_be_asked_for_is_told() -> None:
     assert fail.error.code == ErrorCode.group_authorization_failed
 
 
-def test_a_poll_knows_when_to_come_again() -> None:
+def test_the_next_poll_time_is_known() -> None:
     who = stable()
     assert who.next_poll_at_ms() is None
     join = rejoining(who)
@@ -474,7 +474,7 @@ def test_a_poll_knows_when_to_come_again() -> None:
         join = again
 
 
-def test_unsubscribing_leaves_and_subscribing_again_joins_anew() -> None:
+def test_unsubscribing_leaves_the_group_and_subscribing_joins_it_again() -> None:
     who = stable()
     assert who.step(0, RevokeAll(commit=False)) == [RevokePartitions(ORDERS)]
     assert [type(each) for each in who.step(0, Unsubscribed())] == [SendLeave]
@@ -650,7 +650,7 @@ class AnyLife(RuleBasedStateMachine):
         partitions=st.sampled_from([(("orders", 0),), (("orders", 0), ("orders", 1)), (("orders", 1),), ()])
     )
     def settle(self, partitions: tuple[Partition, ...]) -> None:
-        """From wherever it is, a member whose requests are answered gets into the group."""
+        """A member whose requests succeed joins the group from any state."""
         self.step(SubscriptionChanged(("orders",)))
         if self.who.state is MemberState.FENCED:
             return

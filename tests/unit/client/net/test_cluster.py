@@ -1,4 +1,4 @@
-"""The cluster as clients see it: bootstrap, metadata, leaders, coordinators, connections."""
+"""The client's view of a cluster: bootstrap, metadata, leaders, coordinators, connections."""
 
 import asyncio
 import random
@@ -27,7 +27,15 @@ from moldau.testing import Broker
 from moldau.testing.simulation.platform.loop import SimulatedLoop
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
-from support.scripted_broker import NODE, Answer, Asked, Hang, HangUp, ScriptedBroker, Tree
+from support.scripted_broker import (
+    NODE,
+    Disconnect,
+    Hang,
+    ReceivedRequest,
+    ScriptedBroker,
+    ScriptedResponse,
+    Tree,
+)
 
 ORDERS = TopicPartition("orders", 0)
 PATIENCE_MS = 10_000
@@ -69,7 +77,7 @@ def test_bootstrap_servers_are_read(given: Any, addresses: list[tuple[str, int]]
 
 
 @pytest.mark.parametrize("given", ["", " , ", [], "host:", ":9092", "host:0", "host:70000", "host:x"])
-def test_bootstrap_servers_that_are_none_are_refused(given: Any) -> None:
+def test_invalid_bootstrap_servers_are_rejected(given: Any) -> None:
     with pytest.raises(ValueError, match="bootstrap server"):
         parse_bootstrap(given)
 
@@ -91,7 +99,7 @@ def test_a_dead_bootstrap_server_is_passed_over() -> None:
     asyncio.run(main())
 
 
-def test_nobody_there_is_an_error_in_time() -> None:
+def test_a_refused_connection_is_an_error_in_time() -> None:
     async def main() -> None:
         async with ScriptedBroker() as dead:
             pass
@@ -102,7 +110,7 @@ def test_nobody_there_is_an_error_in_time() -> None:
     asyncio.run(main())
 
 
-def test_a_broker_that_never_answers_is_an_error_in_time() -> None:
+def test_a_broker_that_never_responds_is_an_error_in_time() -> None:
     async def main() -> None:
         async with ScriptedBroker({ApiKey.METADATA: lambda _: Hang}) as broker:
             with pytest.raises(RequestTimedOutError):
@@ -113,7 +121,7 @@ def test_a_broker_that_never_answers_is_an_error_in_time() -> None:
 
 
 class Silence:
-    """A connection over which nothing is ever answered."""
+    """A connection without any responses."""
 
     is_open = True
     in_flight = 0
@@ -138,7 +146,7 @@ class Talk(Silence):
 
 
 class Mute(Talk):
-    """A node that tells its metadata and never answers anything else."""
+    """A node that responds to Metadata requests only."""
 
     async def call(
         self, api: ApiKey, tree: Any, *, timeout_ms: int, version_max: int | None = None
@@ -164,9 +172,7 @@ BROKERS = [
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_coordinator_is_found_though_a_node_that_is_asked_for_it_hangs(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_a_coordinator_is_found_although_one_node_hangs(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     async def connect(host: str, port: int, **_: Any) -> Silence:
         return (Mute if host == "mute" else Well)(host, port)
 
@@ -181,7 +187,7 @@ def test_a_coordinator_is_found_though_a_node_that_is_asked_for_it_hangs(
         assert runner.run(find()) < 16
 
 
-def test_a_node_that_has_just_failed_is_asked_last_though_it_is_still_connected(
+def test_a_recently_failed_node_is_tried_last_even_if_connected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def connect(host: str, port: int, **_: Any) -> Silence:
@@ -276,7 +282,7 @@ def test_connecting_counts_against_the_time_of_a_call() -> None:
 # Metadata
 
 
-def test_a_callback_that_fails_keeps_nobody_else_from_the_news() -> None:
+def test_a_failing_metadata_listener_does_not_affect_others() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         def fail() -> None:
             raise ZeroDivisionError
@@ -297,7 +303,7 @@ def test_an_error_that_this_client_does_not_know_is_one_of_the_topic() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         told = broker.scripts[ApiKey.METADATA]
 
-        def unknown(asked: Asked) -> Answer:
+        def unknown(asked: ReceivedRequest) -> ScriptedResponse:
             tree = told(asked)
             assert isinstance(tree, dict)
             tree["topics"][0]["error_code"] = 9_999
@@ -310,7 +316,7 @@ def test_an_error_that_this_client_does_not_know_is_one_of_the_topic() -> None:
     with_cluster(test)
 
 
-def test_whatever_goes_wrong_metadata_is_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_refreshes_continue_after_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         update, failures = Metadata.update, [ZeroDivisionError(), ZeroDivisionError()]
 
@@ -355,7 +361,7 @@ def test_a_deleted_topic_disappears() -> None:
     with_cluster(test)
 
 
-def test_callbacks_hear_of_changes_only() -> None:
+def test_metadata_listeners_are_notified_of_changes_only() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         heard: list[list[int]] = []
         forget = cluster.on_update(
@@ -376,7 +382,7 @@ def test_callbacks_hear_of_changes_only() -> None:
     with_cluster(test)
 
 
-def test_stale_news_of_a_leader_does_not_replace_newer() -> None:
+def test_a_stale_leader_does_not_replace_a_newer_one() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         broker.leader_epoch = 5
         await cluster.refresh(["orders"])
@@ -390,7 +396,7 @@ def test_stale_news_of_a_leader_does_not_replace_newer() -> None:
     with_cluster(test)
 
 
-def test_a_broker_that_has_not_heard_of_a_topic_does_not_make_older_news_of_it_good() -> None:
+def test_a_missing_topic_does_not_make_older_leader_epochs_valid() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         cluster.track(["orders"])
         broker.leader_epoch = 5
@@ -409,7 +415,7 @@ def test_a_broker_that_has_not_heard_of_a_topic_does_not_make_older_news_of_it_g
 
 
 @pytest.mark.parametrize("all_topics", [False, True])
-def test_a_topic_that_is_gone_for_good_leaves_nothing_behind(all_topics: bool) -> None:
+def test_a_deleted_topic_is_removed_from_the_metadata(all_topics: bool) -> None:
     def told(*topics: Message) -> Message:
         return Message(brokers=[], cluster_id="c", controller_id=NODE, topics=list(topics))
 
@@ -431,7 +437,7 @@ def test_a_topic_that_is_gone_for_good_leaves_nothing_behind(all_topics: bool) -
     assert metadata.topics["orders"].partitions[0].leader_epoch == 2
 
 
-def test_a_topic_made_anew_begins_with_its_own_epochs() -> None:
+def test_a_recreated_topic_starts_with_new_epochs() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         broker.leader_epoch = 5
         await cluster.refresh(["orders"])
@@ -477,7 +483,7 @@ def test_metadata_is_fetched_again_when_it_is_old() -> None:
     with_cluster(test, metadata_max_age_ms=10)
 
 
-def test_topics_that_nobody_tracks_are_forgotten_and_asked_for_again() -> None:
+def test_untracked_topics_are_dropped_and_fetched_again() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         broker.topics["payments"] = 1
         cluster.track(["payments"])
@@ -491,7 +497,7 @@ def test_topics_that_nobody_tracks_are_forgotten_and_asked_for_again() -> None:
     with_cluster(test)
 
 
-def test_a_leader_is_waited_for() -> None:
+def test_leader_of_waits_for_a_leader() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         late = TopicPartition("late", 0)
         waiting = asyncio.create_task(cluster.leader_of(late))
@@ -505,7 +511,7 @@ def test_a_leader_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("partition", [TopicPartition("nothing", 0), TopicPartition("orders", 2)])
-def test_what_does_not_exist_has_no_leader_in_the_end(partition: TopicPartition) -> None:
+def test_leader_of_a_missing_partition_raises(partition: TopicPartition) -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         with pytest.raises(KafkaError) as raised:
             await cluster.leader_of(partition, timeout_ms=30)
@@ -529,7 +535,7 @@ def test_topics_are_created_by_brokers_only_on_request() -> None:
 # Coordinators
 
 
-def test_a_coordinator_is_asked_for_once_and_again_after_it_was_forgotten() -> None:
+def test_a_coordinator_is_cached_until_it_is_forgotten() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         assert await cluster.coordinator_of("g") == NODE
         assert await cluster.coordinator_of("g") == NODE
@@ -541,7 +547,7 @@ def test_a_coordinator_is_asked_for_once_and_again_after_it_was_forgotten() -> N
     with_cluster(test, {ApiKey.FIND_COORDINATOR: lambda _: coordinator()})
 
 
-def test_a_coordinator_that_is_not_there_yet_is_asked_for_again() -> None:
+def test_a_missing_coordinator_is_looked_up_again() -> None:
     codes = [ErrorCode.coordinator_not_available, ErrorCode.coordinator_load_in_progress, ErrorCode.none]
     remaining = iter(codes)
 
@@ -553,7 +559,7 @@ def test_a_coordinator_that_is_not_there_yet_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("code", [ErrorCode.group_authorization_failed, ErrorCode.invalid_group_id])
-def test_a_refusal_is_raised_at_once(code: ErrorCode) -> None:
+def test_a_fatal_error_is_raised_at_once(code: ErrorCode) -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         with pytest.raises(KafkaError) as raised:
             await cluster.coordinator_of("g")
@@ -581,11 +587,11 @@ def test_lanes_have_connections_of_their_own() -> None:
     with_cluster(test)
 
 
-def test_a_lost_connection_is_told_and_made_again() -> None:
+def test_a_lost_connection_is_reported_and_reopened() -> None:
     lost = iter([True, False])
 
-    def find(asked: Asked) -> Answer:
-        return HangUp if next(lost) else coordinator()
+    def find(asked: ReceivedRequest) -> ScriptedResponse:
+        return Disconnect if next(lost) else coordinator()
 
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         tree = {"key_type": 0, "coordinator_keys": ["g"]}
@@ -631,7 +637,7 @@ def test_calls_on_a_closed_client_are_not_tried_again() -> None:
     with_cluster(test)
 
 
-def test_closing_tells_whoever_waits_for_a_connection_or_metadata() -> None:
+def test_close_fails_pending_connections_and_refreshes() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         broker.scripts[ApiKey.API_VERSIONS] = broker.scripts[ApiKey.METADATA] = lambda _: Hang
         waiting = [
@@ -650,7 +656,7 @@ def test_closing_tells_whoever_waits_for_a_connection_or_metadata() -> None:
     with_cluster(test)
 
 
-def test_a_cluster_leaves_no_task_behind() -> None:
+def test_closing_a_cluster_leaves_no_task_running() -> None:
     async def main() -> None:
         async with Broker(topics=["orders"]) as broker:
             async with Cluster(broker.bootstrap) as cluster:
@@ -665,7 +671,7 @@ def test_a_cluster_leaves_no_task_behind() -> None:
 # Offsets of logs
 
 
-def test_answers_that_do_not_fit_the_question_about_offsets() -> None:
+def test_invalid_list_offsets_responses_are_errors() -> None:
     def offsets(*partitions: int) -> Tree:
         told = [
             {
@@ -689,7 +695,7 @@ def test_answers_that_do_not_fit_the_question_about_offsets() -> None:
     with_cluster(test, {ApiKey.LIST_OFFSETS: lambda _: next(answers)})
 
 
-def test_a_partition_that_no_answer_mentions_is_an_error_in_the_end() -> None:
+def test_a_partition_missing_from_all_responses_is_an_error() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         with pytest.raises(KafkaError, match="the response lacks orders-0"):
             await list_offsets(cluster, {ORDERS: EARLIEST}, timeout_ms=30)
@@ -697,7 +703,7 @@ def test_a_partition_that_no_answer_mentions_is_an_error_in_the_end() -> None:
     with_cluster(test, {ApiKey.LIST_OFFSETS: lambda _: {"throttle_time": 0, "topics": []}})
 
 
-def test_waits_grow_to_a_limit_and_vary() -> None:
+def test_backoff_grows_to_a_limit_with_jitter() -> None:
     backoff = Backoff(random.Random(3), 100, 1_000)
     waits = [backoff.next_delay_ms() for _ in range(40)]
     for wait, middle in zip(waits, [100, 200, 400, 800] + [1_000] * 36, strict=True):

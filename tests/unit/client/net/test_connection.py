@@ -1,4 +1,4 @@
-"""One connection: versions agreed on, answers in order, and an end that everybody hears of."""
+"""One connection: API versions, pipelined responses, and its end."""
 
 import asyncio
 import struct
@@ -18,7 +18,15 @@ from moldau.client.net.connection import Connection
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.schema import message_type
-from support.scripted_broker import Answer, Asked, Hang, HangUp, ScriptedBroker, Tree, api_keys
+from support.scripted_broker import (
+    Disconnect,
+    Hang,
+    ReceivedRequest,
+    ScriptedBroker,
+    ScriptedResponse,
+    Tree,
+    api_keys,
+)
 
 METADATA: Tree = {
     "topics": None,
@@ -92,7 +100,7 @@ def test_a_connection_speaks_with_a_real_broker() -> None:
     asyncio.run(main())
 
 
-def test_exactly_the_version_that_is_asked_for_is_used_or_none() -> None:
+def test_an_exact_version_is_used_or_rejected() -> None:
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
         await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS, version=11)
         assert broker.asked[-1].version == 11
@@ -116,8 +124,8 @@ def test_nodes_may_use_versions_that_the_client_does_not() -> None:
 
 
 @pytest.mark.parametrize("theirs", [VersionRange(0, 0), VersionRange(0, 2), VersionRange(0, 3)])
-def test_a_broker_with_older_api_versions_is_asked_again_in_its_own(theirs: VersionRange) -> None:
-    def api_versions(asked: Asked) -> Answer:
+def test_api_versions_is_sent_again_in_the_version_of_an_older_broker(theirs: VersionRange) -> None:
+    def api_versions(asked: ReceivedRequest) -> ScriptedResponse:
         if asked.version > theirs.maximum:
             refusal = api_keys({ApiKey.API_VERSIONS: theirs}) if theirs.maximum else []
             return {"version": 0, "error_code": 35, "api_keys": refusal}
@@ -132,7 +140,7 @@ def test_a_broker_with_older_api_versions_is_asked_again_in_its_own(theirs: Vers
     with_broker(test, scripts={ApiKey.API_VERSIONS: api_versions})
 
 
-def test_an_api_the_broker_lacks_is_refused_here_and_the_connection_goes_on() -> None:
+def test_an_unsupported_api_is_an_error_without_closing_the_connection() -> None:
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
         with pytest.raises(UnsupportedVersionError, match="DELETE_GROUPS"):
             await connection.call(ApiKey.DELETE_GROUPS, {"groups_names": []}, timeout_ms=TIMEOUT_MS)
@@ -146,8 +154,8 @@ def test_an_api_the_broker_lacks_is_refused_here_and_the_connection_goes_on() ->
 # Order
 
 
-def test_requests_go_out_without_waiting_and_answers_find_their_callers() -> None:
-    async def slow_first(asked: Asked) -> Answer:
+def test_pipelined_requests_get_their_own_responses() -> None:
+    async def slow_first(asked: ReceivedRequest) -> ScriptedResponse:
         if asked.request.coordinator_keys == ["0"]:
             await asyncio.sleep(0.02)
         key = asked.request.coordinator_keys[0]
@@ -187,7 +195,7 @@ def test_a_caller_that_gives_up_does_not_disturb_the_others() -> None:
     with_broker(test)
 
 
-def test_an_answer_larger_than_the_buffer_arrives_whole() -> None:
+def test_a_response_larger_than_the_buffer_is_received() -> None:
     topics = {f"a-topic-with-a-long-name-{number:05d}": 3 for number in range(1_000)}
 
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
@@ -201,7 +209,7 @@ def test_an_answer_larger_than_the_buffer_arrives_whole() -> None:
 # Ends
 
 
-def test_everybody_who_waits_hears_that_the_broker_hung_up() -> None:
+def test_a_disconnect_fails_all_requests_in_flight() -> None:
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
         sent = [connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS) for _ in range(3)]
         for each in sent:
@@ -211,10 +219,10 @@ def test_everybody_who_waits_hears_that_the_broker_hung_up() -> None:
         with pytest.raises(ConnectionLostError, match="is closed"):
             await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
 
-    with_broker(test, scripts={ApiKey.METADATA: lambda _: HangUp})
+    with_broker(test, scripts={ApiKey.METADATA: lambda _: Disconnect})
 
 
-def test_an_answer_that_does_not_come_in_time_ends_the_connection() -> None:
+def test_a_request_timeout_closes_the_connection() -> None:
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
         late = connection.send(ApiKey.METADATA, METADATA, timeout_ms=20)
         behind = connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
@@ -265,8 +273,8 @@ def test_no_broker_is_a_lost_connection() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("answer", [Hang, HangUp])
-def test_a_handshake_that_fails_leaves_nothing_open(answer: Answer) -> None:
+@pytest.mark.parametrize("answer", [Hang, Disconnect])
+def test_a_failed_handshake_leaves_no_open_connection(answer: ScriptedResponse) -> None:
     async def main() -> None:
         async with ScriptedBroker({ApiKey.API_VERSIONS: lambda _: answer}) as broker:
             expected = RequestTimedOutError if answer is Hang else ConnectionLostError
@@ -276,7 +284,7 @@ def test_a_handshake_that_fails_leaves_nothing_open(answer: Answer) -> None:
     asyncio.run(main())
 
 
-def test_closing_fails_what_waits() -> None:
+def test_close_fails_requests_in_flight() -> None:
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
         sent = connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
         connection.close()

@@ -1,4 +1,4 @@
-"""Records with a key go where Java's producer would send them; the others stay together for a batch."""
+"""The partitioners: keys as in Java's producer, and sticky partitions without a key."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The producer under faults that a test scripts: what it sends again, what it gives up, and what it tells."""
+"""The producer under scripted faults: retries, failures and results."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
@@ -13,12 +13,12 @@ from moldau.records.batch import Batch
 from moldau.records.batch_builder import Section, build_batch
 from moldau.records.record import Record
 from moldau.wire.api_keys import ApiKey
-from support.scripted_broker import Answer, Asked, Hang, HangUp, ScriptedBroker, Tree
+from support.scripted_broker import Disconnect, Hang, ReceivedRequest, ScriptedBroker, ScriptedResponse, Tree
 
 DEADLINE_S = 20
 
 
-def answer(asked: Asked, code: int = 0, offset: int = 0) -> Tree:
+def answer(asked: ReceivedRequest, code: int = 0, offset: int = 0) -> Tree:
     return {
         "throttle_time": 0,
         "responses": [
@@ -42,13 +42,15 @@ def answer(asked: Asked, code: int = 0, offset: int = 0) -> Tree:
     }
 
 
-def in_turn(wait_for_responses: Iterable[Callable[[Asked], Answer]]) -> Callable[[Asked], Answer]:
-    """One answer after the other; then success."""
+def in_turn(
+    wait_for_responses: Iterable[Callable[[ReceivedRequest], ScriptedResponse]],
+) -> Callable[[ReceivedRequest], ScriptedResponse]:
+    """Returns these responses in order, then success."""
     left = iter(wait_for_responses)
     return lambda asked: next(left, answer)(asked)
 
 
-def refuse(code: ErrorCode) -> Callable[[Asked], Answer]:
+def refuse(code: ErrorCode) -> Callable[[ReceivedRequest], ScriptedResponse]:
     return lambda asked: answer(asked, code)
 
 
@@ -82,14 +84,14 @@ def with_producer(
 @pytest.mark.parametrize(
     "failure",
     [
-        lambda _: HangUp,
+        lambda _: Disconnect,
         refuse(ErrorCode.not_leader_or_follower),
         refuse(ErrorCode.not_enough_replicas_after_append),
         refuse(ErrorCode.kafka_storage_error),
         refuse(ErrorCode.unknown_topic_or_partition),
     ],
 )
-def test_a_failed_batch_is_sent_again_as_it_was(failure: Callable[[Asked], Answer]) -> None:
+def test_a_failed_batch_is_resent_unchanged(failure: Callable[[ReceivedRequest], ScriptedResponse]) -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         sent = await producer.send("orders", b"x")
         assert (await sent).offset == 0
@@ -101,7 +103,7 @@ def test_a_failed_batch_is_sent_again_as_it_was(failure: Callable[[Asked], Answe
     with_producer(test, {ApiKey.PRODUCE: in_turn([failure, failure])})
 
 
-def test_an_answer_that_never_comes_is_sent_again_on_a_new_connection() -> None:
+def test_a_batch_without_a_response_is_resent_on_a_new_connection() -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         await (await producer.send("orders", b"x"))
         connections = [asked.connection for asked in broker.asked if asked.api is ApiKey.PRODUCE]
@@ -112,7 +114,7 @@ def test_an_answer_that_never_comes_is_sent_again_on_a_new_connection() -> None:
     )
 
 
-def test_a_refusal_that_no_retry_can_help_is_told() -> None:
+def test_a_fatal_broker_error_is_reported() -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         refused = await producer.send("orders", b"x")
         with pytest.raises(KafkaError) as raised:
@@ -124,7 +126,7 @@ def test_a_refusal_that_no_retry_can_help_is_told() -> None:
     with_producer(test, {ApiKey.PRODUCE: in_turn([refuse(ErrorCode.topic_authorization_failed)])})
 
 
-def test_what_is_not_delivered_in_time_fails_with_the_reason() -> None:
+def test_records_that_expire_fail_with_the_last_error() -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         sent = await producer.send("orders", b"x")
         with pytest.raises(KafkaError, match="NOT_ENOUGH_REPLICAS"):
@@ -134,7 +136,7 @@ def test_what_is_not_delivered_in_time_fails_with_the_reason() -> None:
     with_producer(test, {ApiKey.PRODUCE: refuse(ErrorCode.not_enough_replicas)}, delivery_timeout_ms=1_000)
 
 
-def test_a_leader_that_is_away_is_the_reason_told() -> None:
+def test_an_expired_record_reports_the_unreachable_leader() -> None:
     async def main() -> None:
         async with ScriptedBroker(topics={"orders": 1}) as broker:
             producer = Producer(broker.bootstrap, retry_backoff_ms=1, delivery_timeout_ms=100)
@@ -148,10 +150,10 @@ def test_a_leader_that_is_away_is_the_reason_told() -> None:
     asyncio.run(main())
 
 
-def test_what_is_sent_while_others_are_under_way_shares_batches() -> None:
+def test_records_sent_while_batches_are_in_flight_share_batches() -> None:
     release = asyncio.Event()
 
-    async def slowly(asked: Asked) -> Answer:
+    async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
         if len(batches_of(asked)) == 1 and batches_of(asked)[0].base_sequence > 0:
             await release.wait()
         return answer(asked)
@@ -169,11 +171,11 @@ def test_what_is_sent_while_others_are_under_way_shares_batches() -> None:
     with_producer(test, {ApiKey.PRODUCE: slowly}, batch_size=500)
 
 
-def batches_of(asked: Asked) -> list[Batch]:
+def batches_of(asked: ReceivedRequest) -> list[Batch]:
     return [Batch(each.records) for topic in asked.request.topic_data for each in topic.partition_data]
 
 
-def test_without_a_producer_id_nothing_can_be_sent() -> None:
+def test_a_fatal_init_producer_id_error_fails_all_sends() -> None:
     refusal = {"throttle_time": 0, "error_code": 31, "producer_id": -1, "producer_epoch": -1}
 
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
@@ -187,7 +189,7 @@ def test_without_a_producer_id_nothing_can_be_sent() -> None:
     with_producer(test, {ApiKey.INIT_PRODUCER_ID: lambda _: refusal})
 
 
-def test_a_producer_id_is_asked_for_again_while_the_broker_is_not_ready() -> None:
+def test_init_producer_id_is_retried_while_the_broker_is_not_ready() -> None:
     loading = {"throttle_time": 0, "error_code": 14, "producer_id": -1, "producer_epoch": -1}
     given = {"throttle_time": 0, "error_code": 0, "producer_id": 5, "producer_epoch": 2}
     wait_for_responses = iter([loading, loading, given])
@@ -200,10 +202,10 @@ def test_a_producer_id_is_asked_for_again_while_the_broker_is_not_ready() -> Non
     with_producer(test, {ApiKey.INIT_PRODUCER_ID: lambda _: next(wait_for_responses), ApiKey.PRODUCE: answer})
 
 
-def test_whoever_waits_for_memory_too_long_is_told_and_the_next_gets_it() -> None:
+def test_a_timed_out_memory_waiter_makes_room_for_the_next() -> None:
     release = asyncio.Event()
 
-    async def slowly(asked: Asked) -> Answer:
+    async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
         await release.wait()
         return answer(asked)
 
@@ -223,7 +225,7 @@ def test_whoever_waits_for_memory_too_long_is_told_and_the_next_gets_it() -> Non
     with_producer(test, {ApiKey.PRODUCE: slowly}, buffer_memory=1_000, max_block_ms=50)
 
 
-def test_aborting_tells_whoever_waits() -> None:
+def test_abort_fails_pending_sends_and_flushes() -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         sent = [await producer.send("orders", b"x" * 300) for _ in range(5)]
         flushing = asyncio.create_task(producer.flush())
@@ -261,7 +263,7 @@ def test_closing_delivers_first() -> None:
         {"value": b"", "timestamp_ms": 2**63},
     ],
 )
-def test_records_that_cannot_be_are_refused_where_they_are_sent(record: dict[str, Any]) -> None:
+def test_invalid_records_are_rejected_by_send(record: dict[str, Any]) -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         with pytest.raises((TypeError, ValueError), match=r"record|header|timestamp"):
             await producer.send("orders", **record)
@@ -271,7 +273,7 @@ def test_records_that_cannot_be_are_refused_where_they_are_sent(record: dict[str
 
 
 @pytest.mark.parametrize("topic", ["", "\ud800", b"orders", None])
-def test_topics_that_cannot_be_are_refused(topic: Any) -> None:
+def test_invalid_topics_are_rejected(topic: Any) -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         with pytest.raises(ValueError, match="not a valid topic name"):
             await producer.send(topic, b"x")
@@ -279,7 +281,9 @@ def test_topics_that_cannot_be_are_refused(topic: Any) -> None:
     with_producer(test, {})
 
 
-def test_a_batch_that_cannot_be_built_fails_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_cannot_be_encoded_fails_without_blocking_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def build(records: list[Record], **settings: Any) -> bytes:
         if any(each.value == b"bad" for each in records):
             raise ZeroDivisionError
@@ -310,7 +314,7 @@ def test_a_request_that_cannot_be_encoded_fails_its_batches() -> None:
     with_producer(test, {ApiKey.PRODUCE: answer})
 
 
-def test_closing_that_is_cancelled_tells_whoever_waits_and_leaves_nothing() -> None:
+def test_a_cancelled_close_fails_pending_sends_and_leaves_no_tasks() -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         sent = await producer.send("orders", b"x")
         closing = asyncio.create_task(producer.close())
@@ -326,7 +330,7 @@ def test_closing_that_is_cancelled_tells_whoever_waits_and_leaves_nothing() -> N
     with_producer(test, {ApiKey.PRODUCE: lambda _: Hang})
 
 
-def test_closing_does_not_wait_longer_than_it_is_told() -> None:
+def test_close_waits_no_longer_than_its_timeout() -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         sent = await producer.send("orders", b"x")
         await producer.close(timeout_ms=50)
@@ -338,7 +342,7 @@ def test_closing_does_not_wait_longer_than_it_is_told() -> None:
 def test_closing_twice_at_once_delivers_all_the_same() -> None:
     release = asyncio.Event()
 
-    async def slowly(asked: Asked) -> Answer:
+    async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
         await release.wait()
         return answer(asked)
 
@@ -354,10 +358,10 @@ def test_closing_twice_at_once_delivers_all_the_same() -> None:
     with_producer(test, {ApiKey.PRODUCE: slowly})
 
 
-def test_whoever_is_tired_of_waiting_for_answers_does_not_take_them_from_others() -> None:
+def test_cancelling_one_waiter_does_not_cancel_the_responses() -> None:
     release = asyncio.Event()
 
-    async def slowly(asked: Asked) -> Answer:
+    async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
         await release.wait()
         return answer(asked)
 
@@ -382,7 +386,7 @@ def test_whoever_is_tired_of_waiting_for_answers_does_not_take_them_from_others(
         lambda producer: producer.send_section("late", 0, Section(b"x", 1, 0, 0, 0)),
     ],
 )
-def test_who_waits_for_a_topic_hears_that_the_producer_was_closed(send: Any) -> None:
+def test_a_send_waiting_for_a_topic_fails_when_the_producer_closes(send: Any) -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(DEADLINE_S),
@@ -402,7 +406,7 @@ def test_who_waits_for_a_topic_hears_that_the_producer_was_closed(send: Any) -> 
     asyncio.run(main())
 
 
-def test_what_comes_after_a_refused_producer_id_does_not_wait_for_the_delivery_timeout() -> None:
+def test_sends_after_a_fatal_init_producer_id_error_fail_at_once() -> None:
     refusal = {"throttle_time": 0, "error_code": 31, "producer_id": -1, "producer_epoch": -1}
 
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
@@ -417,7 +421,7 @@ def test_what_comes_after_a_refused_producer_id_does_not_wait_for_the_delivery_t
     with_producer(test, {ApiKey.INIT_PRODUCER_ID: lambda _: refusal})
 
 
-def test_misuse_is_told() -> None:
+def test_misuse_is_reported() -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         with pytest.raises(IllegalStateError, match="started only once"):
             await producer.start()
@@ -445,7 +449,7 @@ def test_without_acknowledgements_the_socket_holds_the_producer_back() -> None:
     "settings",
     [{"acks": 2}, {"acks": 1}, {"max_in_flight": 6}, {"max_in_flight": 0}, {"compression": "rar"}],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
+def test_invalid_settings_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"acks|compression"):
         Producer("127.0.0.1:9092", **settings)
 
@@ -468,10 +472,10 @@ def test_a_section_is_sent_again_under_its_sequence_when_the_connection_is_lost(
         assert all(each.has_valid_checksum() for each in sent)
         assert bytes(sent[0].data) == bytes(sent[1].data)
 
-    with_producer(test, {ApiKey.PRODUCE: in_turn([lambda _: HangUp])})
+    with_producer(test, {ApiKey.PRODUCE: in_turn([lambda _: Disconnect])})
 
 
-def test_a_section_does_not_linger_and_what_was_sent_before_it_leaves_first() -> None:
+def test_a_section_does_not_linger_and_keeps_its_order() -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         record = await producer.send("orders", b"a")
         section = await producer.send_section("orders", 0, section_of(b"b"))
@@ -490,7 +494,7 @@ def test_a_section_does_not_linger_and_what_was_sent_before_it_leaves_first() ->
         (Section(b"x", 1, 0, 0, 9), "not a compression codec"),
     ],
 )
-def test_a_section_that_cannot_be_is_refused(section: Section, complaint: str) -> None:
+def test_an_invalid_section_is_rejected(section: Section, complaint: str) -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         with pytest.raises(ValueError, match=complaint):
             await producer.send_section("orders", 0, section)
@@ -498,7 +502,7 @@ def test_a_section_that_cannot_be_is_refused(section: Section, complaint: str) -
     with_producer(test, {})
 
 
-def test_a_section_that_no_request_could_carry_is_refused_with_the_way_out() -> None:
+def test_a_section_above_max_request_size_is_rejected_with_a_hint() -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         with pytest.raises(KafkaError, match=r"max_request_size \(500\).*batch\.size.*max\.request\.size"):
             await producer.send_section("orders", 0, section_of(b"x" * 500))

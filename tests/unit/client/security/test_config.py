@@ -1,4 +1,4 @@
-"""What is read from the properties of Kafka's clients, and that nothing secret is ever shown."""
+"""Security settings from the properties of Kafka's clients, without leaking secrets."""
 
 import pickle
 from contextlib import suppress
@@ -122,7 +122,7 @@ def test_the_properties_of_kafkas_clients_are_understood(
         ({**TLS, "enable.ssl.certificate.verification": "no"}, "true or false"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_way_out(properties: dict[str, str], complaint: str) -> None:
+def test_invalid_properties_are_rejected_with_a_hint(properties: dict[str, str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         parse_security(properties)
 
@@ -149,13 +149,13 @@ def test_what_cannot_be_is_refused_with_the_way_out(properties: dict[str, str], 
         ),
     ],
 )
-def test_what_java_clients_take_and_does_not_change_who_is_trusted_is_left_aside(
+def test_unsupported_java_properties_without_effect_on_trust_are_ignored(
     unused: dict[str, str], security: Security
 ) -> None:
     assert parse_security(unused) == security
 
 
-def test_properties_of_tls_without_tls_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_tls_properties_without_tls_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     parse_security({"ssl.truststore.password": "SECRET"})
     assert "ssl.truststore.password is ignored: security.protocol is not set" in caplog.text
     assert "SECRET" not in caplog.text

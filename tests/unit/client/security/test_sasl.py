@@ -1,4 +1,4 @@
-"""SCRAM word by word, as the RFC has it, and brokers that are not who they should be."""
+"""SCRAM as in the RFC, and brokers that fail to authenticate."""
 
 import hashlib
 import hmac
@@ -17,7 +17,7 @@ SERVER_FINAL = b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
 PENCIL = Sasl("SCRAM-SHA-256", "user", "pencil")
 
 
-def test_plain_says_it_all_at_once() -> None:
+def test_plain_is_one_message() -> None:
     speaking = start_exchange(Sasl("PLAIN", "ada", "pässword"), NONCE)
     assert next(speaking) == "\0ada\0pässword".encode()
     with pytest.raises(StopIteration):
@@ -40,7 +40,7 @@ def test_signs_in_a_user_name_that_scram_uses_itself_are_written_otherwise() -> 
     assert next(speaking) == b"n,,n=a=3Db=2Cc,r=rOprNGfwEbeRWgbNEkqO"
 
 
-def test_scram_with_512_proves_what_a_broker_checks() -> None:
+def test_scram_sha_512_produces_a_valid_proof() -> None:
     salt, iterations = b"0123456789", 8192
     speaking = start_exchange(Sasl("SCRAM-SHA-512", "ada", "pw"), NONCE)
     bare = next(speaking).removeprefix(b"n,,").decode()
@@ -73,7 +73,7 @@ def test_scram_with_512_proves_what_a_broker_checks() -> None:
         (b"", "not a SCRAM message"),
     ],
 )
-def test_a_first_answer_that_is_not_right_ends_it(answer: bytes, complaint: str) -> None:
+def test_an_invalid_first_scram_message_fails_authentication(answer: bytes, complaint: str) -> None:
     speaking = start_exchange(PENCIL, NONCE)
     next(speaking)
     with pytest.raises(AuthenticationError, match=complaint) as failure:

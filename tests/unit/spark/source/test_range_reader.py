@@ -23,7 +23,7 @@ from moldau.spark.source.range_reader import RangeReader, read_range
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from support.log_writer import LogWriter, ProducedRecord
-from support.scripted_broker import Asked, HangUp, ScriptedBroker, Tree
+from support.scripted_broker import Disconnect, ReceivedRequest, ScriptedBroker, Tree
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +184,12 @@ def test_time_spent_by_spark_does_not_count_as_idle(scripted: Any) -> None:
     log = Log((0, 0, batch(0, "a")), (1, 1, batch(1, "b")), end=2)
     count = 0
 
-    def fetch(asked: Asked) -> Any:
+    def fetch(asked: ReceivedRequest) -> Any:
         nonlocal count
         count += 1
         if count == 1:
             return Log((0, 0, batch(0, "a")), end=2).fetch(asked)
-        return HangUp if count < 12 else log.fetch(asked)
+        return Disconnect if count < 12 else log.fetch(asked)
 
     broker = scripted(fetch)
     options = options_of(broker.bootstrap, kafkaConsumer__pollTimeoutMs="1000")
@@ -254,7 +254,7 @@ class Log:
         self.aborted = aborted
         self.end = end
 
-    def fetch(self, asked: Asked) -> Tree:
+    def fetch(self, asked: ReceivedRequest) -> Tree:
         (topic,) = asked.request.topics
         (wanted,) = topic.partitions
         records = b"".join(data for _, last, data in self.batches if last >= wanted.fetch_offset)
@@ -275,10 +275,10 @@ class Log:
 
 
 @pytest.fixture
-def scripted() -> Iterator[Callable[[Callable[[Asked], Any]], ScriptedBroker]]:
+def scripted() -> Iterator[Callable[[Callable[[ReceivedRequest], Any]], ScriptedBroker]]:
     started: list[ScriptedBroker] = []
 
-    def start(fetch: Callable[[Asked], Any]) -> ScriptedBroker:
+    def start(fetch: Callable[[ReceivedRequest], Any]) -> ScriptedBroker:
         broker = ScriptedBroker({ApiKey.FETCH: fetch}, topics={"t": 1})
         started.append(broker)
         return event_loop_thread().run(broker.__aenter__())
@@ -359,7 +359,7 @@ def test_a_transaction_whose_end_cannot_be_read_is_an_error_and_no_rows(scripted
         end=2,
     )
     broker = scripted(log.fetch)
-    with pytest.raises(SparkSourceError, match="CORRUPT_MESSAGE: a transaction's end in t-0"):
+    with pytest.raises(SparkSourceError, match="CORRUPT_MESSAGE: transaction marker in t-0"):
         rows(broker.bootstrap, "t", 0, 2, kafka__isolation__level="read_committed")
 
 
@@ -368,7 +368,7 @@ def test_an_empty_response_is_retried(scripted: Any) -> None:
     log = Log((0, 0, batch(0, "a")), (1, 1, batch(1, "b")), end=2)
     count = 0
 
-    def fetch(asked: Asked) -> Any:
+    def fetch(asked: ReceivedRequest) -> Any:
         nonlocal count
         count += 1
         return (Log(end=2) if count <= 3 else log).fetch(asked)
@@ -469,10 +469,10 @@ def test_a_closed_connection_is_retried(scripted: Any) -> None:
     log = Log((0, 1, batch(0, "a", "b")), (2, 2, batch(2, "c")), end=3)
     count = 0
 
-    def fetch(asked: Asked) -> Any:
+    def fetch(asked: ReceivedRequest) -> Any:
         nonlocal count
         count += 1
-        return HangUp if count in (1, 2) else log.fetch(asked)
+        return Disconnect if count in (1, 2) else log.fetch(asked)
 
     broker = scripted(fetch)
     assert offsets(broker.bootstrap, "t", 0, 3) == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""What a consumer reads and where it stands, and what was fetched for it and not handed out yet."""
+"""The consumer's subscription state and fetch buffer."""
 
 import re
 
@@ -43,7 +43,7 @@ def test_a_consumer_reads_one_kind_of_thing_at_a_time() -> None:
     assert positions.subscription_type is SubscriptionType.USER_ASSIGNED
 
 
-def test_what_stays_assigned_keeps_its_position_and_its_pause() -> None:
+def test_partitions_that_stay_assigned_keep_position_and_pause() -> None:
     positions = assigned(A, B)
     positions.seek(A, 5)
     positions.pause([A])
@@ -57,7 +57,7 @@ def test_what_stays_assigned_keeps_its_position_and_its_pause() -> None:
     assert positions.paused == []
 
 
-def test_a_position_comes_from_what_was_committed_or_else_from_the_reset_policy() -> None:
+def test_a_position_comes_from_the_committed_offset_or_the_reset_strategy() -> None:
     positions = assigned(A, B)
     asked = positions.initializing_partitions()
     assert list(asked) == [A, B]
@@ -70,7 +70,7 @@ def test_a_position_comes_from_what_was_committed_or_else_from_the_reset_policy(
     assert positions.initializing_partitions() == positions.partitions_needing_reset() == {}
 
 
-def test_without_a_policy_nothing_is_guessed() -> None:
+def test_reset_none_raises_without_an_offset() -> None:
     positions = assigned(A, B, C, reset=OffsetResetStrategy.NONE)
     with pytest.raises(NoOffsetForPartitionError, match="t-1, t-2") as told:
         positions.apply_committed(positions.initializing_partitions(), {A: OffsetAndMetadata(1)})
@@ -79,7 +79,7 @@ def test_without_a_policy_nothing_is_guessed() -> None:
         positions.reset_out_of_range(A)
 
 
-def test_what_was_looked_up_for_a_position_of_before_is_dropped() -> None:
+def test_a_lookup_result_for_an_old_position_is_dropped() -> None:
     positions = assigned(A, B)
     asked = positions.initializing_partitions()
     positions.seek(A, 9)
@@ -161,7 +161,7 @@ def test_records_before_the_position_are_skipped() -> None:
     assert Reader(fetched(A, batch(0, 5), position=3)).take(10) == [(0, 3), (0, 4)]
 
 
-def test_what_is_paused_stays_and_what_is_dropped_goes() -> None:
+def test_paused_fetches_stay_and_dropped_ones_are_removed() -> None:
     reader = Reader(fetched(A, batch(0, 2)), fetched(B, batch(0, 1)))
     reader.paused = [A]
     assert reader.take(10) == [(1, 0)]
@@ -171,7 +171,7 @@ def test_what_is_paused_stays_and_what_is_dropped_goes() -> None:
     assert reader.take(10) == []
 
 
-def test_an_error_comes_after_what_was_read_before_it_and_again_until_it_is_dropped() -> None:
+def test_an_error_is_raised_after_earlier_records_until_the_partition_is_dropped() -> None:
     error = KafkaError(ErrorCode.corrupt_message, "x")
     reader = Reader(fetched(A, batch(0, 2), error=error), fetched(B, batch(0, 1)))
     assert reader.take(10) == [(0, 0), (0, 1), (1, 0)]
@@ -188,7 +188,7 @@ def test_an_error_comes_after_what_was_read_before_it_and_again_until_it_is_drop
     assert reader.take(10) == []
 
 
-def test_a_broken_batch_ends_its_partition_where_it_is() -> None:
+def test_a_corrupt_batch_stops_its_partition_at_its_offset() -> None:
     """What was fetched behind it must not be handed out as if nothing were missing."""
     failed_partitions = bytearray(batch(2, 2).data)
     failed_partitions[61] = 0xFF
@@ -201,7 +201,7 @@ def test_a_broken_batch_ends_its_partition_where_it_is() -> None:
     assert reader.at == {A: 2}
 
 
-def test_raw_batches_come_whole_and_from_the_position_on() -> None:
+def test_raw_batches_are_returned_whole_from_the_position() -> None:
     reader = Reader(fetched(A, batch(0, 2), batch(2, 2)), fetched(B, batch(0, 1)))
     assert reader.take(3) == [(0, 0), (0, 1), (0, 2)]
     first, second = reader.take_raw()
@@ -211,7 +211,7 @@ def test_raw_batches_come_whole_and_from_the_position_on() -> None:
     assert reader.take_raw() == []
 
 
-def test_records_know_where_they_come_from() -> None:
+def test_records_carry_topic_partition_and_offset() -> None:
     buffer = FetchBuffer()
     buffer.add([fetched(A, batch(5, 1, leader_epoch=3))])
     epochs: list[int] = []
@@ -221,7 +221,7 @@ def test_records_know_where_they_come_from() -> None:
 
 
 @pytest.mark.parametrize("is_raw", [False, True])
-def test_a_position_knows_the_epoch_of_what_it_passed_though_that_was_not_handed_out(is_raw: bool) -> None:
+def test_a_position_has_the_leader_epoch_of_skipped_batches(is_raw: bool) -> None:
     buffer = FetchBuffer()
     buffer.add([fetched(A, batch(0, 2, leader_epoch=3), next_offset=4, leader_epoch=5)])
     heard: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""How a consumer ends: in time, whatever hangs, and with nothing left behind. In virtual time."""
+"""Closing a consumer: within its timeout, whatever hangs, and without leftover tasks. In virtual time."""
 
 import asyncio
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_closing_does_not_wait_for_ever() -> None:
+def test_close_is_limited_by_its_timeout() -> None:
     cluster = ScriptedCluster()
     cluster.log = [b"a"]
 
@@ -85,7 +85,7 @@ def test_a_callback_cannot_close_its_consumer() -> None:
     run(scenario)
 
 
-def test_nothing_is_left_running_behind_a_consumer() -> None:
+def test_closing_a_consumer_leaves_no_task_running() -> None:
     cluster = ScriptedCluster()
 
     async def scenario() -> None:
@@ -103,7 +103,7 @@ def test_nothing_is_left_running_behind_a_consumer() -> None:
     run(scenario)
 
 
-def test_what_hangs_has_the_time_it_was_given_and_no_more() -> None:
+def test_a_hanging_broker_uses_only_its_share_of_the_timeout() -> None:
     cluster = ScriptedCluster()
 
     async def scenario() -> None:
@@ -117,7 +117,7 @@ def test_what_hangs_has_the_time_it_was_given_and_no_more() -> None:
     run(scenario)
 
 
-def test_the_leave_has_what_time_is_left() -> None:
+def test_leaving_the_group_uses_the_remaining_time() -> None:
     cluster = ScriptedCluster()
 
     async def scenario() -> None:
@@ -162,7 +162,7 @@ def test_a_callback_that_hangs_does_not_keep_the_consumer_open() -> None:
 
 
 @pytest.mark.parametrize("hangs", [ApiKey.OFFSET_COMMIT, ApiKey.LEAVE_GROUP])
-def test_closing_that_is_cancelled_ends_at_once_and_leaves_nothing(hangs: ApiKey) -> None:
+def test_a_cancelled_close_ends_at_once_and_leaves_no_tasks(hangs: ApiKey) -> None:
     cluster = ScriptedCluster()
 
     async def scenario() -> None:
@@ -182,7 +182,7 @@ def test_closing_that_is_cancelled_ends_at_once_and_leaves_nothing(hangs: ApiKey
     run(scenario)
 
 
-def test_whoever_closes_while_it_is_being_closed_waits_for_the_same() -> None:
+def test_concurrent_closes_wait_for_the_same_close() -> None:
     cluster = ScriptedCluster()
 
     async def slowly(_: Mapping[str, Any]) -> Any:

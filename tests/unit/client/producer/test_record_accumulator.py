@@ -1,4 +1,4 @@
-"""The producer's memory decides what leaves when and what a failure means. A model of a broker judges the whole."""
+"""The record accumulator: what is sent when, and what failures mean. A model of a broker checks random runs."""
 
 import random
 import re
@@ -65,7 +65,7 @@ def values(batch: ProducerBatch) -> list[str]:
 
 
 def known(to: RecordAccumulator, partition: TopicPartition = ORDERS) -> None:
-    """Has a first batch acknowledged, so that several may be under way."""
+    """Acknowledges a first batch, so that several may be in flight."""
     batches(to, "first", partition=partition)
     to.complete_batch(to.drain_next(partition), 0)
 
@@ -83,7 +83,7 @@ def sequences(*taken: ProducerBatch) -> list[tuple[int, int]]:
     return [(Batch(each.data).producer_epoch, Batch(each.data).base_sequence) for each in taken]
 
 
-def test_a_batch_that_cannot_be_built_stays_until_it_is_dropped_and_leaves_no_gap() -> None:
+def test_a_batch_that_cannot_be_encoded_leaves_no_sequence_gap() -> None:
     to = accumulator()
     known(to)
     broken = Record(value=b"x", headers=(("\ud800", b""),))
@@ -117,7 +117,7 @@ def test_records_share_a_batch_until_it_is_full() -> None:
     assert [each.payload.count for each in take_all(mine)] == [3, 1]
 
 
-def test_a_batch_lingers_unless_it_is_full_or_others_wait_behind_it() -> None:
+def test_a_batch_lingers_unless_it_is_full_or_followed_by_another() -> None:
     mine = accumulator(linger_ms=5)
     put(mine, "a", now_ms=100)
     assert mine.ready_partitions(104) == []
@@ -141,7 +141,7 @@ def test_a_sealed_batch_does_not_linger_and_takes_no_more() -> None:
     assert mine.ready_partitions(0) == []
 
 
-def test_the_partition_that_waits_longest_comes_first() -> None:
+def test_the_partition_with_the_oldest_batch_is_first() -> None:
     mine = accumulator()
     batches(mine, "a", partition=PAYMENTS)
     batches(mine, "b")
@@ -158,7 +158,7 @@ def test_memory_is_taken_and_given_back() -> None:
     assert mine.has_memory(100)
 
 
-def test_fits_open_batch_says_whether_a_record_begins_one() -> None:
+def test_fits_open_batch_is_false_if_a_record_starts_a_batch() -> None:
     mine = accumulator(batch_size=100)
     assert not mine.fits_open_batch(ORDERS, 10)
     put(mine, "a")
@@ -171,7 +171,7 @@ def test_fits_open_batch_says_whether_a_record_begins_one() -> None:
 # Sequences
 
 
-def test_nothing_leaves_without_a_producer_id() -> None:
+def test_nothing_is_sent_without_a_producer_id() -> None:
     mine = RecordAccumulator(
         linger_ms=0,
         batch_size=100,
@@ -217,7 +217,7 @@ def test_sequences_wrap() -> None:
     assert sequences(*take_all(mine)) == [(0, SEQUENCE_LIMIT - 1), (0, 0)]
 
 
-def test_only_one_batch_is_under_way_until_the_broker_knows_the_producer() -> None:
+def test_one_batch_is_in_flight_until_the_first_acknowledgement() -> None:
     mine = accumulator()
     batches(mine, *"abcdefgh")
     (first,) = take_all(mine)
@@ -228,7 +228,7 @@ def test_only_one_batch_is_under_way_until_the_broker_knows_the_producer() -> No
 # Failures
 
 
-def test_what_was_under_way_is_sent_again_in_order_with_its_sequences_when_all_answers_are_in() -> None:
+def test_in_flight_batches_are_resent_in_order_after_all_responses() -> None:
     mine = accumulator()
     known(mine)
     batches(mine, "a", "b", "c")
@@ -265,7 +265,7 @@ def test_a_gap_behind_a_failed_batch_is_only_a_reason_to_send_again() -> None:
     assert sequences(*take_all(mine)) == [(0, 1), (0, 2)]
 
 
-def test_a_lost_sequence_begins_anew_with_the_next_epoch() -> None:
+def test_a_lost_sequence_restarts_in_the_next_epoch() -> None:
     mine = accumulator()
     known(mine)
     batches(mine, "a", "b")
@@ -289,7 +289,7 @@ def test_other_partitions_keep_their_sequences() -> None:
     assert sequences(mine.drain_next(PAYMENTS), mine.drain_next(ORDERS)) == [(0, 1), (1, 0)]
 
 
-def test_what_may_be_written_is_not_sent_under_a_new_epoch() -> None:
+def test_a_possibly_written_batch_is_not_resent_in_a_new_epoch() -> None:
     mine = accumulator()
     known(mine)
     batches(mine, "a", "b")
@@ -366,7 +366,7 @@ def test_too_large_a_record_fails() -> None:
     assert outcome.error is TOO_LARGE
 
 
-def test_a_section_takes_its_place_among_records_and_as_many_sequences_as_it_has_records() -> None:
+def test_a_section_uses_one_sequence_number_per_record_in_order() -> None:
     mine = accumulator(linger_ms=1_000_000)
     known(mine)
     put(mine, "a")
@@ -378,7 +378,7 @@ def test_a_section_takes_its_place_among_records_and_as_many_sequences_as_it_has
     assert sequences(*taken) == [(0, 1), (0, 2), (0, 5)]
 
 
-def test_a_section_that_is_too_large_is_not_split_and_the_sequence_goes_on_without_it() -> None:
+def test_a_section_that_is_too_large_is_not_split_and_leaves_no_gap() -> None:
     mine = accumulator()
     known(mine)
     put_section(mine, "a", "b")
@@ -406,7 +406,7 @@ def test_a_section_that_may_be_written_is_not_written_again_under_another_epoch(
     assert mine.has_memory(10_000)
 
 
-def test_what_waits_too_long_is_given_up() -> None:
+def test_batches_expire_after_the_delivery_timeout() -> None:
     mine = accumulator()
     batches(mine, "a")
     batch = mine.drain_next(ORDERS)
@@ -427,7 +427,7 @@ def test_a_failure_past_the_time_is_the_last() -> None:
     assert outcome.error is LOST
 
 
-def test_a_batch_that_did_not_leave_goes_back_to_its_place() -> None:
+def test_an_unsent_batch_is_reenqueued_in_order() -> None:
     mine = accumulator()
     known(mine)
     batches(mine, "a", "b")
@@ -438,7 +438,7 @@ def test_a_batch_that_did_not_leave_goes_back_to_its_place() -> None:
     assert not one.is_possibly_written
 
 
-def test_everything_that_waits_can_be_abandoned() -> None:
+def test_all_waiting_batches_can_be_aborted() -> None:
     mine = accumulator()
     batches(mine, "a", "b")
     mine.drain_next(ORDERS)
@@ -486,7 +486,7 @@ def test_whatever_fails_records_are_in_the_log_once_and_in_order(seed: int) -> N
     mine = accumulator(batch_size=120, delivery_timeout_ms=400, linger_ms=3)
     leader = Partition()
     under_way: list[tuple[ProducerBatch, int | KafkaError]] = []
-    """Batches with the answer that is on its way to the producer, in order."""
+    """Batches with their responses in flight, in order."""
     outcomes: list[ProduceResult] = []
     now_ms, sent = 0, 0
     faults = seed % 3 + 1

@@ -1,4 +1,4 @@
-"""TLS and SASL on the wire, against a broker in the test: who is let in, and what those hear who are not."""
+"""TLS and SASL on the wire, against a scripted broker: success and error messages."""
 
 import asyncio
 import ssl
@@ -17,7 +17,7 @@ from moldau.client.security.channel_security import create_tls_context
 from moldau.client.security.config import Sasl, Security, Tls
 from moldau.wire.api_keys import ApiKey
 from support.certificates import KEY_PASSWORD, Certificates, make_certificates
-from support.scripted_broker import Answer, Asked, HangUp, ScriptedBroker
+from support.scripted_broker import Disconnect, ReceivedRequest, ScriptedBroker, ScriptedResponse
 
 DEADLINE_S = 20
 ADA = Security(sasl=Sasl("PLAIN", "ada", "right"))
@@ -41,14 +41,14 @@ def run(
 
 
 def plain_broker(password: str = "right", lifetime_ms: int = 0, **settings: Any) -> ScriptedBroker:
-    """Takes `ada` by PLAIN, on every connection anew, and hangs up on whoever asks for anything else before that."""
+    """Accepts `ada` by PLAIN on every connection, and disconnects clients that send anything else before that."""
     known: set[int] = set()
 
-    def handshake(asked: Asked) -> Answer:
+    def handshake(asked: ReceivedRequest) -> ScriptedResponse:
         code = 0 if asked.request.mechanism == "PLAIN" else int(ErrorCode.unsupported_sasl_mechanism)
         return {"error_code": code, "mechanisms": ["PLAIN", "OTHER"]}
 
-    def authenticate(asked: Asked) -> Answer:
+    def authenticate(asked: ReceivedRequest) -> ScriptedResponse:
         if asked.request.auth_bytes == f"\0ada\0{password}".encode():
             known.add(asked.connection)
             return {
@@ -60,8 +60,8 @@ def plain_broker(password: str = "right", lifetime_ms: int = 0, **settings: Any)
         code = int(ErrorCode.sasl_authentication_failed)
         return {"error_code": code, "error_message": "wrong!", "auth_bytes": b"", "session_lifetime": 0}
 
-    def metadata(asked: Asked) -> Answer:
-        return broker._metadata(asked) if asked.connection in known else HangUp
+    def metadata(asked: ReceivedRequest) -> ScriptedResponse:
+        return broker._metadata(asked) if asked.connection in known else Disconnect
 
     broker = ScriptedBroker(
         {
@@ -91,7 +91,7 @@ async def failure(broker: ScriptedBroker, security: Security | None, **settings:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_every_connection_says_who_it_is_before_anything_else(version: int) -> None:
+def test_every_connection_authenticates_first(version: int) -> None:
     async def test(broker: ScriptedBroker) -> None:
         async with Cluster(broker.bootstrap, security=ADA) as cluster:
             await cluster.connection(7, "another lane")
@@ -106,7 +106,7 @@ def test_every_connection_says_who_it_is_before_anything_else(version: int) -> N
     run(test, plain_broker(versions=versions))
 
 
-def test_a_wrong_password_is_told_at_once_and_not_tried_again() -> None:
+def test_a_wrong_password_is_reported_at_once_without_retries() -> None:
     async def test(broker: ScriptedBroker) -> None:
         wrong = Security(sasl=Sasl("PLAIN", "ada", "SECRET"))
         error = await failure(broker, wrong)
@@ -118,7 +118,7 @@ def test_a_wrong_password_is_told_at_once_and_not_tried_again() -> None:
     run(test, plain_broker())
 
 
-def test_a_mechanism_that_is_not_there_is_told_with_those_that_are() -> None:
+def test_an_unsupported_mechanism_is_reported_with_the_supported_ones() -> None:
     async def test(broker: ScriptedBroker) -> None:
         error = await failure(broker, Security(sasl=Sasl("SCRAM-SHA-256", "ada", "right")))
         assert "does not support the mechanism SCRAM-SHA-256; it offers PLAIN, OTHER" in str(error)
@@ -127,7 +127,7 @@ def test_a_mechanism_that_is_not_there_is_told_with_those_that_are() -> None:
     run(test, plain_broker())
 
 
-def test_a_port_without_sasl_is_told() -> None:
+def test_a_port_without_sasl_is_reported() -> None:
     async def test(broker: ScriptedBroker) -> None:
         broker.scripts[ApiKey.SASL_HANDSHAKE] = lambda _: {"error_code": 34, "mechanisms": []}
         assert "does not use SASL on this port: set security.protocol to PLAINTEXT or SSL" in str(
@@ -139,7 +139,7 @@ def test_a_port_without_sasl_is_told() -> None:
     run(test, plain_broker())
 
 
-def test_who_says_nothing_where_sasl_is_wanted_hears_what_may_be_wrong() -> None:
+def test_a_missing_sasl_configuration_is_hinted_at() -> None:
     async def test(broker: ScriptedBroker) -> None:
         assert "does it require SASL" in str(await failure(broker, None))
 
@@ -150,7 +150,7 @@ def _pretends(said: bytes) -> bytes:
     return said.removeprefix(b"n,,n=ada,") + b"x,s=AAAA,i=4096" if said.startswith(b"n,,") else b"v=AAAA"
 
 
-def test_a_broker_that_does_not_prove_who_it_is_gets_nothing() -> None:
+def test_a_broker_with_a_wrong_server_signature_is_rejected() -> None:
     async def test(broker: ScriptedBroker) -> None:
         broker.scripts[ApiKey.SASL_HANDSHAKE] = lambda _: {"error_code": 0, "mechanisms": []}
         broker.scripts[ApiKey.SASL_AUTHENTICATE] = lambda asked: {
@@ -166,14 +166,14 @@ def test_a_broker_that_does_not_prove_who_it_is_gets_nothing() -> None:
     run(test, plain_broker())
 
 
-def test_a_connection_is_made_anew_before_its_session_runs_out_and_no_request_is_lost() -> None:
+def test_a_connection_is_replaced_before_its_sasl_session_expires() -> None:
     async def test(broker: ScriptedBroker) -> None:
         async with Cluster(broker.bootstrap, security=ADA) as cluster:
             first = await cluster.connection(7)
             assert await cluster.connection(7) is first
             release = asyncio.Event()
 
-            async def slowly(asked: Asked) -> Answer:
+            async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
                 await release.wait()
                 return {"throttle_time": 0, "error_code": 0, "groups": []}
 
@@ -192,7 +192,7 @@ def test_a_connection_is_made_anew_before_its_session_runs_out_and_no_request_is
     run(test, plain_broker(lifetime_ms=200))
 
 
-def test_a_producer_whose_password_is_not_good_any_more_fails_at_once() -> None:
+def test_a_producer_fails_at_once_when_its_password_becomes_invalid() -> None:
     async def test(broker: ScriptedBroker) -> None:
         async with Producer(broker.bootstrap, linger_ms=0, retry_backoff_ms=1, security=ADA) as producer:
             await producer.partition_count("orders")
@@ -241,7 +241,7 @@ def test_a_broker_with_a_certificate_of_ours_is_trusted(certificates: Certificat
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_large_answers_come_whole_through_tls_beside_sasl(certificates: Certificates, loop: str) -> None:
+def test_large_responses_are_received_over_tls_with_sasl(certificates: Certificates, loop: str) -> None:
     async def test(broker: ScriptedBroker) -> None:
         security = Security(trusting(certificates).tls, ADA.sasl)
         broker.topics = {f"topic-{number:05d}": 1 for number in range(2_000)}
@@ -262,7 +262,7 @@ def test_large_answers_come_whole_through_tls_beside_sasl(certificates: Certific
         ({}, True, "not valid for '127.0.0.1'"),
     ],
 )
-def test_a_broker_that_cannot_be_trusted_is_told_at_once(
+def test_an_untrusted_broker_is_reported_at_once(
     certificates: Certificates, fields: dict[str, Any], elsewhere: bool, complaint: str
 ) -> None:
     if fields.get("ca_location"):
@@ -310,7 +310,7 @@ def test_a_key_beside_its_certificate_in_one_file_is_found(
     create_tls_context(Tls(certificate_location=str(store)))
 
 
-def test_tls_to_a_port_without_it_and_the_other_way_round_are_told(certificates: Certificates) -> None:
+def test_tls_mismatches_are_reported_on_both_sides(certificates: Certificates) -> None:
     async def test(broker: ScriptedBroker) -> None:
         error = await failure(broker, None)
         assert isinstance(error, ConnectionLostError)
@@ -341,7 +341,7 @@ def test_tls_to_a_port_without_it_and_the_other_way_round_are_told(certificates:
         ),
     ],
 )
-def test_a_truststore_that_is_of_no_use_is_told_with_the_way_out(
+def test_an_unusable_truststore_is_reported_with_a_hint(
     tmp_path: Path, content: bytes, complaint: str
 ) -> None:
     (tmp_path / "store").write_bytes(content)
@@ -349,14 +349,14 @@ def test_a_truststore_that_is_of_no_use_is_told_with_the_way_out(
         create_tls_context(Tls(ca_location=str(tmp_path / "store")))
 
 
-def test_files_that_are_not_there_are_told_before_anything_is_tried(tmp_path: Path) -> None:
+def test_missing_files_are_reported_before_connecting(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the truststore .*nowhere cannot be read: No such file"):
         Cluster("127.0.0.1:1", security=Security(Tls(ca_location=str(tmp_path / "nowhere"))))
     with pytest.raises(ValueError, match=r"the keystore .*nowhere cannot be read: No such file"):
         create_tls_context(Tls(certificate_location=str(tmp_path / "nowhere")))
 
 
-def test_a_key_that_does_not_open_is_told_without_asking_at_the_terminal(certificates: Certificates) -> None:
+def test_a_wrong_key_password_is_reported_without_a_terminal_prompt(certificates: Certificates) -> None:
     for password in ("", "SECRET"):
         tls = Tls(
             certificate_location=str(certificates.client),
