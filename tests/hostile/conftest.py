@@ -1,4 +1,4 @@
-"""Whatever is done to the broker here, a witness on another connection keeps working: before, meanwhile and after."""
+"""A witness on another connection checks before and after every test that the broker still works."""
 
 from collections.abc import Iterator
 

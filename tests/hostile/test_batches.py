@@ -1,4 +1,4 @@
-"""Record batches that are not what they should be: each gets Kafka's error code and leaves the log as it was."""
+"""Invalid record batches get Kafka's error code and leave the log unchanged."""
 
 import gzip
 import time
@@ -60,7 +60,7 @@ ONE = record(0, b"value")
         pytest.param(batch(records=b"\x7e\x00\x00\x00"), INVALID, id="a record longer than the batch"),
     ],
 )
-def test_a_malformed_batch_is_refused(wire: WireClient, topics: Topics, data: bytes, code: int) -> None:
+def test_a_malformed_batch_is_rejected(wire: WireClient, topics: Topics, data: bytes, code: int) -> None:
     topic = topics.create()
     assert produce(wire, topic, data) == (code, OFFSET_UNKNOWN)
     assert end_offset(wire, topic) == 0
@@ -79,21 +79,21 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("data", UNREADABLE)
-def test_records_that_cannot_be_read_are_refused_where_keys_are_needed(
+def test_undecodable_records_are_rejected_by_compacted_topics(
     wire: WireClient, topics: Topics, data: bytes, against_kafka: bool
 ) -> None:
     refused(wire, topics.create(cleanup_policy="compact"), data, against_kafka)
 
 
 @pytest.mark.parametrize("data", UNREADABLE[2:])
-def test_records_that_cannot_be_read_are_refused_where_they_are_compressed_anew(
+def test_undecodable_records_are_rejected_when_recompressed(
     wire: WireClient, topics: Topics, data: bytes, against_kafka: bool
 ) -> None:
     refused(wire, topics.create(compression_type="uncompressed"), data, against_kafka)
 
 
 def refused(wire: WireClient, topic: str, data: bytes, against_kafka: bool) -> None:
-    """Kafka answers most of these with UNKNOWN_SERVER_ERROR, its code for what nobody planned for."""
+    """Kafka responds to most of these with UNKNOWN_SERVER_ERROR, its code for unexpected errors."""
     code, offset = produce(wire, topic, data)
     assert code in ((-1, INVALID) if against_kafka else (CORRUPT, INVALID))
     assert offset == OFFSET_UNKNOWN
@@ -102,10 +102,10 @@ def refused(wire: WireClient, topic: str, data: bytes, against_kafka: bool) -> N
 
 
 @pytest.mark.parametrize("data", UNREADABLE)
-def test_records_that_cannot_be_read_harm_only_their_own_batch(
+def test_undecodable_records_affect_only_their_own_batch(
     wire: WireClient, topics: Topics, data: bytes, only_moldau: None
 ) -> None:
-    """Where nothing asks for the records of a batch Moldau looks at its header alone, and keeps it as it came."""
+    """If a topic does not need the records, Moldau checks only the header of a batch and stores it unchanged."""
     topic = topics.create()
     assert produce(wire, topic, batch([b"before"])) == (0, 0)
     assert produce(wire, topic, data) == (0, 1)
@@ -115,7 +115,7 @@ def test_records_that_cannot_be_read_harm_only_their_own_batch(
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])
-def test_a_codec_that_does_not_exist_is_refused(
+def test_an_unknown_codec_is_rejected(
     wire: WireClient, topics: Topics, codec: int, against_kafka: bool
 ) -> None:
     topic = topics.create()
@@ -134,18 +134,18 @@ def test_a_codec_that_does_not_exist_is_refused(
         pytest.param(batch(attributes=ZSTD, records=bytes(cramjam.zstd.compress(ONE))), id="zstd"),
     ],
 )
-def test_an_odd_batch_is_taken(wire: WireClient, topics: Topics, data: bytes) -> None:
+def test_an_unusual_but_valid_batch_is_accepted(wire: WireClient, topics: Topics, data: bytes) -> None:
     topic = topics.create()
     assert produce(wire, topic, data) == (0, 0)
     assert produce(wire, topic, data) == (0, 1)
 
 
-def test_a_timestamp_too_far_in_the_future_is_refused(wire: WireClient, topics: Topics) -> None:
+def test_a_timestamp_too_far_in_the_future_is_rejected(wire: WireClient, topics: Topics) -> None:
     soon = int(time.time() * 1000) + 2 * DAY_MS
     assert produce(wire, topics.create(), batch(base_timestamp=soon)) == (32, OFFSET_UNKNOWN)
 
 
-def test_zstd_is_refused_in_versions_older_than_it(wire: WireClient, topics: Topics) -> None:
+def test_zstd_is_rejected_in_older_versions(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
     data = batch(attributes=ZSTD, records=bytes(cramjam.zstd.compress(ONE)))
     assert produce(wire, topic, data, version=6) == (76, OFFSET_UNKNOWN)
@@ -161,26 +161,26 @@ def test_every_version_of_produce_is_served(wire: WireClient, topics: Topics, ve
 
 
 @pytest.mark.parametrize("acks", [2, -2, 32767])
-def test_acknowledgements_that_do_not_exist_are_refused(wire: WireClient, topics: Topics, acks: int) -> None:
+def test_invalid_acks_are_rejected(wire: WireClient, topics: Topics, acks: int) -> None:
     topic = topics.create()
     assert produce(wire, topic, batch(), acks=acks) == (21, OFFSET_UNKNOWN)
     assert end_offset(wire, topic) == 0
 
 
 @pytest.mark.parametrize(("topic", "partition"), [("missing-topic", 0), ("no spaces!", 0), ("", 0)])
-def test_producing_to_an_unknown_topic_is_refused(wire: WireClient, topic: str, partition: int) -> None:
+def test_producing_to_an_unknown_topic_is_rejected(wire: WireClient, topic: str, partition: int) -> None:
     assert produce(wire, topic, batch(), partition=partition) == (3, OFFSET_UNKNOWN)
 
 
 @pytest.mark.parametrize("partition", [1, -1, 2**31 - 1])
-def test_producing_to_an_unknown_partition_is_refused(
+def test_producing_to_an_unknown_partition_is_rejected(
     wire: WireClient, topics: Topics, partition: int
 ) -> None:
     assert produce(wire, topics.create(), batch(), partition=partition) == (3, OFFSET_UNKNOWN)
 
 
 @pytest.mark.parametrize("unknown", [UUID(int=77), None])
-def test_producing_to_an_unknown_topic_id_is_refused(
+def test_producing_to_an_unknown_topic_id_is_rejected(
     wire: WireClient, topics: Topics, unknown: UUID | None
 ) -> None:
     topic = topics.create()
@@ -199,7 +199,7 @@ def test_producing_to_an_unknown_topic_id_is_refused(
     assert by_id(topic_id(wire, topic)) == 0
 
 
-def test_a_bad_partition_does_not_spoil_a_good_one(wire: WireClient, topics: Topics) -> None:
+def test_an_invalid_partition_does_not_fail_a_valid_one(wire: WireClient, topics: Topics) -> None:
     topic = topics.create(partitions=3)
     parts = [(0, batch()), (1, batch(crc=1)), (2, batch()), (9, batch())]
     data = [{"index": index, "records": records} for index, records in parts]
@@ -209,7 +209,7 @@ def test_a_bad_partition_does_not_spoil_a_good_one(wire: WireClient, topics: Top
     assert codes == {0: 0, 1: CORRUPT, 2: 0, 9: 3}
 
 
-def test_a_keyless_record_on_a_compacted_topic_is_named(wire: WireClient, topics: Topics) -> None:
+def test_a_keyless_record_on_a_compacted_topic_is_reported(wire: WireClient, topics: Topics) -> None:
     topic = topics.create(cleanup_policy="compact")
     mixed = batch([b"a", b"b", b"c"], records=record(0, b"a", b"k") + record(1, b"b") + record(2, b"c", b"k"))
     answer = wire.request(PRODUCE, 9, produce_tree(topic, mixed))["responses"][0]["partition_responses"][0]
@@ -225,27 +225,25 @@ def test_a_keyless_record_on_a_compacted_topic_is_named(wire: WireClient, topics
     [(batch(crc=1), 0), (batch(), 9)],
     ids=["a corrupt batch", "an unknown partition"],
 )
-def test_an_error_without_acknowledgement_closes_the_connection(
+def test_an_error_with_acks_0_closes_the_connection(
     wire: WireClient, topics: Topics, data: bytes, partition: int
 ) -> None:
     wire.send(PRODUCE, 9, produce_tree(topics.create(), data, acks=0, partition=partition))
     assert wire.is_closed()
 
 
-def test_a_batch_over_the_topics_limit_is_refused(wire: WireClient, topics: Topics) -> None:
+def test_a_batch_over_max_message_bytes_is_rejected(wire: WireClient, topics: Topics) -> None:
     topic = topics.create(max_message_bytes=1000)
     assert produce(wire, topic, batch([bytes(1000)])) == (10, OFFSET_UNKNOWN)
     assert produce(wire, topic, batch([bytes(900)])) == (0, 0)
 
 
-def test_a_timeout_of_zero_is_answered(wire: WireClient, topics: Topics) -> None:
+def test_a_zero_timeout_gets_a_response(wire: WireClient, topics: Topics) -> None:
     tree = {**produce_tree(topics.create(), batch()), "timeout": 0}
     assert wire.request(PRODUCE, 9, tree)["responses"][0]["partition_responses"][0]["error_code"] in (0, 7)
 
 
-def test_offsets_and_epochs_are_stamped_and_the_rest_stays_as_it_came(
-    wire: WireClient, topics: Topics
-) -> None:
+def test_only_offset_and_leader_epoch_of_a_batch_are_changed(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
     data = batch([b"a", b"b"], attributes=0)
     assert produce(wire, topic, data) == (0, 0)
@@ -255,8 +253,6 @@ def test_offsets_and_epochs_are_stamped_and_the_rest_stays_as_it_came(
     assert stored[16:] == data[16:]
 
 
-def test_metadata_still_answers_on_a_connection_whose_batch_was_refused(
-    wire: WireClient, topics: Topics
-) -> None:
+def test_a_connection_still_works_after_a_rejected_batch(wire: WireClient, topics: Topics) -> None:
     assert produce(wire, topics.create(), batch(crc=1))[0] == CORRUPT
     assert wire.request(METADATA, 1, {"topics": []})["topics"] == []

@@ -1,4 +1,4 @@
-"""Moldau's codec and kio's, which know nothing of each other, must agree on every message of every API and version."""
+"""Moldau's codec and kio's agree on every message of every API and version."""
 
 import dataclasses
 import random
@@ -21,7 +21,7 @@ class Nothing:
 
 
 def tree_of(value: Any) -> Any:
-    """What Moldau decoded, as a plain tree of what Kafka knows."""
+    """A decoded message as a plain tree, without Moldau's extension fields."""
     if isinstance(value, Message):
         own = {
             field.name for field in dataclasses.fields(EXTENSION_FIELDS.get(type(value).__name__, Nothing))

@@ -1,4 +1,4 @@
-"""Bytes that are not requests: where Kafka closes the connection the broker does too, and what Kafka reads it reads."""
+"""Invalid frames: the broker closes the connection where Kafka does, and responds where Kafka does."""
 
 import contextlib
 import random
@@ -68,7 +68,7 @@ def sized(frame: bytes) -> bytes:
         pytest.param(sized(header(METADATA, 12) + b"\x00" + b"\xff" * 12), id="a number that does not end"),
     ],
 )
-def test_what_is_no_request_closes_the_connection(wire: WireClient, data: bytes) -> None:
+def test_an_invalid_request_closes_the_connection(wire: WireClient, data: bytes) -> None:
     wire.send_raw(data)
     assert wire.is_closed()
 
@@ -88,7 +88,7 @@ def test_what_is_no_request_closes_the_connection(wire: WireClient, data: bytes)
         ),
     ],
 )
-def test_what_is_only_odd_is_answered(wire: WireClient, frame: bytes) -> None:
+def test_an_unusual_but_valid_request_gets_a_response(wire: WireClient, frame: bytes) -> None:
     wire.send_frame(frame)
     correlation_id, answer = decode(METADATA, frame[3], wire.receive_frame())
     assert correlation_id == 7
@@ -96,7 +96,7 @@ def test_what_is_only_odd_is_answered(wire: WireClient, frame: bytes) -> None:
 
 
 @pytest.mark.parametrize("version", [5, 99, 32767, -1])
-def test_api_versions_of_an_unknown_version_says_which_are_known(wire: WireClient, version: int) -> None:
+def test_api_versions_of_an_unknown_version_lists_the_supported_ones(wire: WireClient, version: int) -> None:
     wire.send_frame(header(API_VERSIONS, version) + b"\x00whatever")
     assert wire.receive_frame() == struct.pack(">ihihhh", 7, 35, 1, API_VERSIONS, 0, 4)
     answer = wire.request(API_VERSIONS, 4, {"client_software_name": "test", "client_software_version": "1"})
@@ -104,19 +104,19 @@ def test_api_versions_of_an_unknown_version_says_which_are_known(wire: WireClien
 
 
 @pytest.mark.parametrize("name", ["", "no spaces!", "-begins-badly"])
-def test_api_versions_refuses_a_software_name_that_cannot_be(wire: WireClient, name: str) -> None:
+def test_api_versions_rejects_an_invalid_software_name(wire: WireClient, name: str) -> None:
     tree = {"client_software_name": name, "client_software_version": "1"}
     assert wire.request(API_VERSIONS, 3, tree)["error_code"] == 42
 
 
-def test_a_request_cut_off_by_the_client_harms_nobody(bootstrap: str, topics: Topics) -> None:
+def test_a_truncated_request_affects_no_other_client(bootstrap: str, topics: Topics) -> None:
     whole = sized(encode(PRODUCE, 9, produce_tree(topics.create(), batch()), 1))
     for length in (1, 3, 4, 10, len(whole) // 2, len(whole) - 1):
         with WireClient(bootstrap) as wire:
             wire.send_raw(whole[:length])
 
 
-def test_garbage_is_closed_or_answered_and_never_hangs(bootstrap: str) -> None:
+def test_random_bytes_close_the_connection_or_get_a_response(bootstrap: str) -> None:
     chance = random.Random(20)
     for _ in range(100):
         with WireClient(bootstrap) as wire:
@@ -131,19 +131,17 @@ def test_garbage_is_closed_or_answered_and_never_hangs(bootstrap: str) -> None:
                 wire.receive_frame()
 
 
-def test_a_request_that_comes_byte_by_byte_is_answered_and_holds_nobody_up(
-    wire: WireClient, witness: HealthyClient
-) -> None:
+def test_a_request_sent_byte_by_byte_blocks_no_other_client(wire: WireClient, witness: HealthyClient) -> None:
     for byte in sized(encode(METADATA, 1, {"topics": []}, 55)):
         wire.send_raw(bytes([byte]))
         assert witness.check()
     assert wire.receive(METADATA, 1)[0] == 55
 
 
-def test_many_large_requests_that_only_begin_hold_nobody_up(
+def test_many_partial_large_requests_block_no_other_client(
     bootstrap: str, witness: HealthyClient, only_moldau: None
 ) -> None:
-    """Kafka sets aside what a frame announces, and does not live through this with a small heap."""
+    """Kafka allocates what a frame announces, and runs out of memory here with a small heap."""
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(WireClient(bootstrap)) for _ in range(200)]
         for wire in slow:
@@ -151,7 +149,7 @@ def test_many_large_requests_that_only_begin_hold_nobody_up(
         assert witness.check()
 
 
-def test_pipelined_requests_are_answered_in_order(wire: WireClient, topics: Topics) -> None:
+def test_pipelined_requests_get_responses_in_order(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
     kinds = []
     for round_ in range(20):
@@ -165,7 +163,7 @@ def test_pipelined_requests_are_answered_in_order(wire: WireClient, topics: Topi
         assert correlation_id == sent
 
 
-def test_a_produce_without_answer_leaves_the_order_of_the_others(wire: WireClient, topics: Topics) -> None:
+def test_a_produce_without_response_keeps_the_order_of_the_others(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
     for _ in range(10):
         wire.send(PRODUCE, 9, produce_tree(topic, batch(), acks=0))
@@ -173,7 +171,7 @@ def test_a_produce_without_answer_leaves_the_order_of_the_others(wire: WireClien
         assert wire.receive(METADATA, 1)[0] == sent
 
 
-def test_a_half_closed_connection_still_gets_its_answers(bootstrap: str, topics: Topics) -> None:
+def test_a_half_closed_connection_still_gets_its_responses(bootstrap: str, topics: Topics) -> None:
     topic = topics.create()
     for wait_ms in (0, 300):
         with WireClient(bootstrap) as wire:
@@ -183,7 +181,9 @@ def test_a_half_closed_connection_still_gets_its_answers(bootstrap: str, topics:
             assert wire.is_closed()
 
 
-def test_a_client_that_vanishes_while_its_request_waits_harms_nobody(bootstrap: str, topics: Topics) -> None:
+def test_a_client_that_disconnects_during_a_pending_request_affects_no_other(
+    bootstrap: str, topics: Topics
+) -> None:
     topic = topics.create()
     for _ in range(20):
         wire = WireClient(bootstrap)
@@ -192,7 +192,7 @@ def test_a_client_that_vanishes_while_its_request_waits_harms_nobody(bootstrap: 
         wire.close()
 
 
-def test_a_client_that_never_reads_its_answers_holds_nobody_up(
+def test_a_client_that_never_reads_blocks_no_other(
     wire: WireClient, topics: Topics, witness: HealthyClient
 ) -> None:
     topic = topics.create(max_message_bytes=2_000_000)
@@ -208,7 +208,7 @@ def test_a_client_that_never_reads_its_answers_holds_nobody_up(
     assert witness.check()
 
 
-def test_connections_that_come_and_go_are_forgotten(bootstrap: str, witness: HealthyClient) -> None:
+def test_closed_connections_leave_no_state(bootstrap: str, witness: HealthyClient) -> None:
     for _ in range(200):
         WireClient(bootstrap).close()
     assert witness.check()

@@ -1,5 +1,5 @@
-"""Every decoder of every API and version is fed random bytes, cut requests and requests with bytes changed: out comes a
-message or the codec's own error, in bounded memory and time. MOLDAU_FUZZ sets how many inputs a decoder gets (40)."""
+"""Decoders of all APIs and versions get random bytes, truncated requests and requests with changed bytes, and return a
+message or raise DecodeError in bounded memory and time. MOLDAU_FUZZ sets the number of inputs per decoder (40)."""
 
 import os
 import random
@@ -25,7 +25,7 @@ LARGE = [
 ]
 
 
-def test_decoders_give_a_message_or_their_own_error() -> None:
+def test_decoders_return_a_message_or_raise_decode_error() -> None:
     command = [sys.executable, __file__, str(SEED), str(INPUTS)]
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, env=path, timeout=600)
@@ -37,7 +37,7 @@ def test_decoders_give_a_message_or_their_own_error() -> None:
 
 
 def changed(data: bytes, chance: random.Random) -> bytes:
-    """One of the ways in which a request can be other than it should be."""
+    """Returns a request with one random mutation."""
     kind = chance.randrange(6)
     where = chance.randrange(len(data) + 1)
     if kind == 0:

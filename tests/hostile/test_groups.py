@@ -1,5 +1,4 @@
-"""Members that are not, offsets that cannot be, groups that nobody could name. Each gets Kafka's error code on a
-connection that goes on, and a group beside it does not notice."""
+"""Invalid group requests get Kafka's error code, keep their connection and do not affect another group."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +58,7 @@ def group(wire: WireClient) -> str:
 
 @pytest.fixture(scope="module")
 def bystander(bootstrap: str, topic: str) -> Iterator[RawGroupMember]:
-    """A member of a stable group, which has done nothing wrong."""
+    """A member of another, stable group."""
     with WireClient(bootstrap) as wire:
         group_id = unique("bystanders")
         find_coordinator(wire, group_id)
@@ -69,7 +68,7 @@ def bystander(bootstrap: str, topic: str) -> Iterator[RawGroupMember]:
 
 @pytest.fixture(autouse=True)
 def undisturbed(bystander: RawGroupMember, topic: str) -> Iterator[None]:
-    """The bystander keeps its membership through every test, and its commits are taken."""
+    """Checks after every test that the bystander is still a member and can commit."""
     before = committed(bystander.wire, bystander.group_id).get((topic, 0), 0)
     yield
     assert bystander.heartbeat() == 0
@@ -88,9 +87,7 @@ def member(bootstrap: str, group: str) -> Iterator[RawGroupMember]:
 
 
 @pytest.mark.parametrize("version", range(10))
-def test_a_member_that_nobody_knows_cannot_join(
-    wire: WireClient, member: RawGroupMember, version: int
-) -> None:
+def test_an_unknown_member_cannot_join(wire: WireClient, member: RawGroupMember, version: int) -> None:
     for group_id in (member.group_id, unique("no-such-group")):
         answer = wire.request(JOIN_GROUP, version, join_tree(group_id, "stranger"))
         assert answer["error_code"] == UNKNOWN_MEMBER_ID
@@ -101,23 +98,23 @@ def test_a_member_that_nobody_knows_cannot_join(
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_a_member_that_nobody_knows_gets_no_assignment(
-    wire: WireClient, member: RawGroupMember, version: int
-) -> None:
+def test_an_unknown_member_gets_no_assignment(wire: WireClient, member: RawGroupMember, version: int) -> None:
     for group_id in (member.group_id, unique("no-such-group")):
         answer = wire.request(SYNC_GROUP, version, sync_tree(group_id, "stranger", 1))
         assert (answer["error_code"], answer["assignment"]) == (UNKNOWN_MEMBER_ID, b"")
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_a_heartbeat_of_a_stranger_is_refused(wire: WireClient, member: RawGroupMember, version: int) -> None:
+def test_a_heartbeat_of_an_unknown_member_is_rejected(
+    wire: WireClient, member: RawGroupMember, version: int
+) -> None:
     for group_id in (member.group_id, unique("no-such-group")):
         tree = {"group_id": group_id, "generation_id": 1, "member_id": "stranger"}
         assert wire.request(HEARTBEAT, version, tree)["error_code"] == UNKNOWN_MEMBER_ID
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_a_stranger_cannot_leave(wire: WireClient, member: RawGroupMember, version: int) -> None:
+def test_an_unknown_member_cannot_leave(wire: WireClient, member: RawGroupMember, version: int) -> None:
     leaving = [{"member_id": "stranger"}, {"member_id": "", "group_instance_id": "stranger"}]
     for group_id in (member.group_id, unique("no-such-group")):
         answer = wire.request(
@@ -131,7 +128,7 @@ def test_a_stranger_cannot_leave(wire: WireClient, member: RawGroupMember, versi
 
 
 @pytest.mark.parametrize("version", range(2, 10))
-def test_a_commit_of_a_stranger_is_refused(
+def test_a_commit_of_an_unknown_member_is_rejected(
     wire: WireClient, member: RawGroupMember, topic: str, version: int
 ) -> None:
     stranger = {"member_id": "stranger", "generation_id_or_member_epoch": 1}
@@ -146,7 +143,7 @@ def test_a_commit_of_a_stranger_is_refused(
 
 
 @pytest.mark.parametrize("generation", [-1, 0, 2, 2**31 - 1])
-def test_a_member_of_another_generation_is_refused(
+def test_a_member_of_another_generation_is_rejected(
     member: RawGroupMember, topic: str, generation: int
 ) -> None:
     assert generation != member.generation
@@ -158,7 +155,7 @@ def test_a_member_of_another_generation_is_refused(
     assert member.heartbeat() == 0, "it is still a member"
 
 
-def test_a_commit_without_membership_to_a_group_that_has_members_is_refused(
+def test_a_commit_without_membership_in_an_active_group_is_rejected(
     wire: WireClient, member: RawGroupMember, topic: str
 ) -> None:
     assert commit(wire, member.group_id, topic, (0, 5)) == [UNKNOWN_MEMBER_ID]
@@ -190,7 +187,7 @@ def test_an_empty_group_id_can_have_offsets_but_no_members(wire: WireClient, top
     assert committed(wire, "") == {}
 
 
-def test_the_longest_group_id_is_taken(wire: WireClient, topic: str, group: str) -> None:
+def test_the_longest_group_id_is_accepted(wire: WireClient, topic: str, group: str) -> None:
     longest = (group + "x" * TEXT_BYTES_MAX)[:TEXT_BYTES_MAX]
     assert commit(wire, longest, topic, (0, 5), version=8) == [0]
     assert committed(wire, longest) == {(topic, 0): 5}
@@ -202,8 +199,10 @@ def test_the_longest_group_id_is_taken(wire: WireClient, topic: str, group: str)
     ("api", "version"),
     [(JOIN_GROUP, 9), (HEARTBEAT, 4), (OFFSET_COMMIT, 8), (OFFSET_FETCH, 7), (FIND_COORDINATOR, 4)],
 )
-def test_an_oversize_group_id_is_no_request(bootstrap: str, topic: str, api: int, version: int) -> None:
-    """Kafka closes the connection, as it does for every text that no length of 16 bits could announce."""
+def test_an_oversized_group_id_closes_the_connection(
+    bootstrap: str, topic: str, api: int, version: int
+) -> None:
+    """Kafka closes the connection, as for every string that is longer than a 16-bit length."""
     oversize = "x" * (TEXT_BYTES_MAX + 1)
     trees: dict[int, dict[str, Any]] = {
         JOIN_GROUP: join_tree(oversize),
@@ -217,10 +216,10 @@ def test_an_oversize_group_id_is_no_request(bootstrap: str, topic: str, api: int
         assert wire.is_closed()
 
 
-def test_a_subscription_that_nobody_can_read_is_the_members_own_business(
+def test_an_undecodable_subscription_is_accepted(
     bootstrap: str, group: str, topic: str, only_moldau: None
 ) -> None:
-    """Apache Kafka 4.3 fails on it inside, and the member is never answered."""
+    """Apache Kafka 4.3 fails internally, and the member never gets a response."""
     protocols = [{"name": "range", "metadata": b"\xff\xfe nonsense"}]
     with RawGroupMember(bootstrap, group, protocols=protocols) as member:
         member.join_alone()
@@ -232,7 +231,7 @@ def test_a_subscription_that_nobody_can_read_is_the_members_own_business(
 
 
 @pytest.mark.parametrize("timeout_ms", [-1, 0, 5, 2**31 - 1])
-def test_a_session_timeout_out_of_range_is_refused(wire: WireClient, group: str, timeout_ms: int) -> None:
+def test_a_session_timeout_out_of_range_is_rejected(wire: WireClient, group: str, timeout_ms: int) -> None:
     for version in range(10):
         answer = wire.request(JOIN_GROUP, version, join_tree(group, session_timeout=timeout_ms))
         assert (answer["error_code"], answer["member_id"]) == (INVALID_SESSION_TIMEOUT, "")
@@ -248,7 +247,7 @@ def test_a_session_timeout_out_of_range_is_refused(wire: WireClient, group: str,
     ],
     ids=str,
 )
-def test_protocols_that_do_not_fit_the_group_are_refused(
+def test_inconsistent_protocols_are_rejected(
     wire: WireClient, member: RawGroupMember, clash: dict[str, Any]
 ) -> None:
     answer = wire.request(JOIN_GROUP, 3, join_tree(member.group_id, **clash))
@@ -256,7 +255,7 @@ def test_protocols_that_do_not_fit_the_group_are_refused(
     assert member.heartbeat() == 0, "nobody rebalances for it"
 
 
-def test_a_sync_by_another_protocol_than_the_chosen_one_is_refused(member: RawGroupMember) -> None:
+def test_a_sync_with_another_protocol_is_rejected(member: RawGroupMember) -> None:
     for clash in ({"protocol_type": "connect"}, {"protocol_name": "another"}, {"protocol_name": None}):
         tree = sync_tree(member.group_id, member.member_id, member.generation, **clash)
         assert member.wire.request(SYNC_GROUP, 5, tree)["error_code"] == INCONSISTENT_PROTOCOL
@@ -279,7 +278,7 @@ def test_a_second_member_with_the_same_instance_id_fences_the_first(
             assert committed(first.wire, group) == {}
 
 
-def test_a_member_that_joins_and_never_syncs_is_given_up(bootstrap: str, group: str) -> None:
+def test_a_member_that_never_syncs_is_removed(bootstrap: str, group: str) -> None:
     """It was the leader: the others wait for its assignment, then for the rebalance without it."""
     quick = {"rebalance_timeout": 1_500}
     with RawGroupMember(bootstrap, group, **quick) as lazy, RawGroupMember(bootstrap, group, **quick) as keen:
@@ -298,7 +297,7 @@ def test_a_member_that_joins_and_never_syncs_is_given_up(bootstrap: str, group: 
         assert lazy.heartbeat() == UNKNOWN_MEMBER_ID
 
 
-def test_a_thousand_members_come_and_go(bootstrap: str, group: str) -> None:
+def test_a_thousand_members_join_and_leave(bootstrap: str, group: str) -> None:
     with WireClient(bootstrap) as wire:
         for number in range(1000):
             answer = wire.request(JOIN_GROUP, 3, join_tree(group))
@@ -310,7 +309,7 @@ def test_a_thousand_members_come_and_go(bootstrap: str, group: str) -> None:
         assert wire.request(DELETE_GROUPS, 2, {"groups_names": [group]})["results"][0]["error_code"] == 0
 
 
-def test_hundreds_that_ask_for_an_id_and_never_come_back_make_no_group(wire: WireClient, group: str) -> None:
+def test_hundreds_of_abandoned_member_ids_create_no_group(wire: WireClient, group: str) -> None:
     ids = set()
     for _ in range(300):
         answer = wire.request(JOIN_GROUP, 9, join_tree(group, session_timeout=6_000))
@@ -321,7 +320,7 @@ def test_hundreds_that_ask_for_an_id_and_never_come_back_make_no_group(wire: Wir
     assert described["members"] == []
 
 
-def test_members_that_hang_up_while_they_wait_to_join_harm_nobody(
+def test_members_that_disconnect_during_a_join_affect_no_other(
     bootstrap: str, member: RawGroupMember
 ) -> None:
     for _ in range(4):
@@ -334,8 +333,10 @@ def test_members_that_hang_up_while_they_wait_to_join_harm_nobody(
     assert member.sync(member.member_id)["assignment"] == member.member_id.encode()
 
 
-def test_names_as_long_as_can_be_are_no_trouble(bootstrap: str, group: str, only_moldau: None) -> None:
-    """Apache Kafka gives ids longer than it can send, and answers with an error of its own."""
+def test_the_longest_client_and_instance_ids_are_accepted(
+    bootstrap: str, group: str, only_moldau: None
+) -> None:
+    """Apache Kafka assigns member ids that are too long to be sent, and fails with an internal error."""
     longest = "n" * TEXT_BYTES_MAX
     for version in (3, 5, 9):
         with RawGroupMember(bootstrap, unique(group), client_id=longest) as member:
@@ -350,10 +351,10 @@ def test_names_as_long_as_can_be_are_no_trouble(bootstrap: str, group: str, only
         assert (answer["error_code"], answer["member_id"] != static.member_id) == (0, True)
 
 
-def test_a_member_that_no_record_could_hold_is_refused_before_anybody_waits_for_it(
+def test_a_member_too_large_for_a_record_is_rejected_at_join(
     wire: WireClient, member: RawGroupMember, only_moldau: None
 ) -> None:
-    """Apache Kafka takes it in, and fails everybody when the leader syncs."""
+    """Apache Kafka accepts it, and fails all members when the leader syncs."""
     large = [{"name": "range", "metadata": bytes(600_000)}, {"name": "other", "metadata": bytes(600_000)}]
     answer = wire.request(JOIN_GROUP, 3, join_tree(member.group_id, protocols=large))
     assert (answer["error_code"], answer["member_id"]) == (MESSAGE_TOO_LARGE, "")
@@ -368,7 +369,7 @@ def test_a_member_that_no_record_could_hold_is_refused_before_anybody_waits_for_
 
 
 @pytest.mark.parametrize("version", range(2, 10))
-def test_a_commit_for_a_topic_that_is_not_there_spoils_nothing_else(
+def test_a_commit_for_an_unknown_topic_fails_only_that_topic(
     wire: WireClient, group: str, topic: str, version: int
 ) -> None:
     tree = commit_tree(group, topic, (0, 5), (7, 1), (-1, 1))
@@ -378,7 +379,7 @@ def test_a_commit_for_a_topic_that_is_not_there_spoils_nothing_else(
     assert committed(wire, group) == {(topic, 0): 5}
 
 
-def test_topic_ids_that_nobody_has_are_told_apart(wire: WireClient, group: str, topic: str) -> None:
+def test_unknown_topic_ids_have_their_own_error(wire: WireClient, group: str, topic: str) -> None:
     known, unknown = topic_id(wire, topic), UUID(int=77)
     tree = commit_tree(group, topic, (0, 5))
     partitions = tree["topics"][0]["partitions"]
@@ -396,7 +397,7 @@ def test_topic_ids_that_nobody_has_are_told_apart(wire: WireClient, group: str, 
     assert offsets == {known: (5, 0), unknown: (-1, UNKNOWN_TOPIC_ID)}
 
 
-def test_metadata_over_the_limit_is_refused(wire: WireClient, group: str, topic: str) -> None:
+def test_offset_metadata_over_the_limit_is_rejected(wire: WireClient, group: str, topic: str) -> None:
     assert commit(wire, group, topic, (0, 5), metadata="m" * 4097) == [METADATA_TOO_LARGE]
     assert committed(wire, group) == {}
     assert commit(wire, group, topic, (0, 5), metadata="m" * 4096) == [0]
@@ -415,7 +416,7 @@ def test_an_offset_that_was_never_committed_is_minus_one(wire: WireClient, group
                 assert (each["committed_offset"], each["metadata"], each["error_code"]) == (-1, "", 0)
 
 
-def test_offsets_of_a_topic_that_members_read_are_not_deleted(bootstrap: str, group: str, topic: str) -> None:
+def test_offsets_of_a_subscribed_topic_are_not_deleted(bootstrap: str, group: str, topic: str) -> None:
     protocols = [{"name": "range", "metadata": subscription(topic)}]
     with RawGroupMember(bootstrap, group, protocols=protocols) as member:
         member.join_alone()
@@ -426,14 +427,14 @@ def test_offsets_of_a_topic_that_members_read_are_not_deleted(bootstrap: str, gr
         assert committed(member.wire, group) == {(topic, 0): 5}
 
 
-def test_nobody_writes_to_the_topic_of_groups_but_the_coordinator(wire: WireClient, group: str) -> None:
+def test_clients_cannot_write_to_the_offsets_topic(wire: WireClient, group: str) -> None:
     assert produce(wire, OFFSETS_TOPIC, batch([b"value"], key=b"key")) == (INVALID_TOPIC, -1)
     deleted = [{"name": OFFSETS_TOPIC, "partitions": [{"partition_index": 0, "offset": -1}]}]
     answer = wire.request(DELETE_RECORDS, 2, {"topics": deleted, "timeout": 5_000})
     assert codes_of(answer) == [INVALID_TOPIC]
 
 
-def test_what_is_named_many_times_is_answered_once(
+def test_duplicates_in_a_request_have_one_result(
     wire: WireClient, group: str, topic: str, only_moldau: None
 ) -> None:
     assert commit(wire, group, topic, (0, 5), (1, 6), metadata="m" * 4_000) == [0, 0]
@@ -450,7 +451,7 @@ def test_what_is_named_many_times_is_answered_once(
 # Groups
 
 
-def test_groups_that_are_not_there(wire: WireClient, group: str, topic: str) -> None:
+def test_unknown_groups(wire: WireClient, group: str, topic: str) -> None:
     for version in range(7):
         (found,) = wire.request(DESCRIBE_GROUPS, version, {"groups": [group]})["groups"]
         assert found["error_code"] == (GROUP_NOT_FOUND if version >= 6 else 0)
@@ -469,7 +470,7 @@ def test_a_group_with_members_is_not_deleted(wire: WireClient, member: RawGroupM
     assert member.heartbeat() == 0
 
 
-def test_filters_that_fit_nothing_list_nothing(wire: WireClient, member: RawGroupMember) -> None:
+def test_filters_without_matches_list_no_groups(wire: WireClient, member: RawGroupMember) -> None:
     nonsense = wire.request(LIST_GROUPS, 5, {"states_filter": ["Nonsense"], "types_filter": []})
     assert (nonsense["error_code"], nonsense["groups"]) == (0, [])
     stable = wire.request(LIST_GROUPS, 5, {"states_filter": ["stable"], "types_filter": ["classic"]})
@@ -477,7 +478,7 @@ def test_filters_that_fit_nothing_list_nothing(wire: WireClient, member: RawGrou
 
 
 @pytest.mark.parametrize("kind", [-1, 3, 127])
-def test_there_is_no_coordinator_of_another_kind(wire: WireClient, kind: int) -> None:
+def test_other_coordinator_types_are_rejected(wire: WireClient, kind: int) -> None:
     assert (
         wire.request(FIND_COORDINATOR, 2, {"key": "any", "key_type": kind})["error_code"] == INVALID_REQUEST
     )
@@ -495,9 +496,7 @@ def test_there_is_no_coordinator_of_another_kind(wire: WireClient, kind: int) ->
 # Damage
 
 
-def test_a_flipped_bit_in_the_log_costs_the_groups_of_that_partition_alone(
-    tmp_path: Path, only_moldau: None
-) -> None:
+def test_a_corrupt_partition_affects_only_its_own_groups(tmp_path: Path, only_moldau: None) -> None:
     groups = [f"group-{number:02}" for number in range(20)]
     with BrokerProcess(tmp_path / "data", "--offsets-topic-num-partitions", "4") as served:
         topic = Topics(served.bootstrap).create()

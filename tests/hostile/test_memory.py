@@ -1,4 +1,4 @@
-"""What a stranger sends must not decide how much memory the broker takes: here is a process of its own, watched."""
+"""Requests must not determine how much memory the broker uses: the memory of a broker process is measured."""
 
 import contextlib
 import struct
@@ -55,7 +55,7 @@ class Watched:
         return self._process.memory_info().rss - self._before
 
     def peak_growth(self) -> int:
-        """By how much the process was ever larger than at its start."""
+        """The growth of the process from its start to its peak."""
         for line in self._peak_file.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024 - self._before
@@ -69,7 +69,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 
 def sent_and_closed(bootstrap: str, frame: bytes) -> None:
-    """Sends a request that must end in a closed connection, or an answer."""
+    """Sends a request that must close the connection or get a response."""
     with WireClient(bootstrap) as wire:
         with contextlib.suppress(ConnectionError):
             wire.send_frame(frame)
@@ -90,7 +90,7 @@ def test_huge_element_counts_allocate_nothing(watched: Watched, api_key: int, co
     assert watched.peak_growth() < GROWTH_MAX
 
 
-def test_millions_of_tagged_fields_are_refused(watched: Watched) -> None:
+def test_millions_of_tagged_fields_are_rejected(watched: Watched) -> None:
     tags = b"\xff\xff\x7f" + b"\x05\x00" * 2_000_000
     sent_and_closed(watched.bootstrap, header(METADATA, 12) + tags)
     sent_and_closed(watched.bootstrap, header(METADATA, 12) + b"\x00\x01\x00\x00" + tags)
@@ -98,7 +98,7 @@ def test_millions_of_tagged_fields_are_refused(watched: Watched) -> None:
 
 
 def test_millions_of_tiny_elements_do_not_multiply(watched: Watched) -> None:
-    """Twenty megabytes of empty topic names: each byte must not become hundreds."""
+    """Twenty megabytes of empty topic names must not become gigabytes of objects."""
     count = 10_000_000
     sent_and_closed(watched.bootstrap, header(METADATA, 1) + struct.pack(">i", count) + bytes(2 * count))
     assert watched.peak_growth() < 40 * MEGABYTE + GROWTH_MAX
@@ -110,7 +110,7 @@ def test_many_small_elements_stay_bounded(watched: Watched, count: int) -> None:
     assert watched.peak_growth() < 128 * MEGABYTE
 
 
-def test_announced_frames_cost_nothing_until_they_come(watched: Watched) -> None:
+def test_announced_frames_cost_no_memory(watched: Watched) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(100):
             wire = stack.enter_context(WireClient(watched.bootstrap))
@@ -125,7 +125,7 @@ def test_announced_frames_cost_nothing_until_they_come(watched: Watched) -> None
     "setting", [{"compression_type": "uncompressed"}, {"cleanup_policy": "compact"}], ids=str
 )
 def test_a_decompression_bomb_stays_small(watched: Watched, codec: str, setting: dict[str, str]) -> None:
-    """Two gigabytes of zeros in a batch that itself is small enough to be taken."""
+    """Two gigabytes of zeros in a batch that is small enough to be accepted."""
     topics = Topics(watched.bootstrap)
     topic = topics.create(max_message_bytes=90 * MEGABYTE, **setting)
     zeros = bytes(256 * MEGABYTE)
@@ -151,7 +151,7 @@ def xerial(zeros: bytes) -> bytes:
     return b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01" + (struct.pack(">i", len(block)) + block) * 24
 
 
-def test_many_clients_that_send_at_once_stay_within_the_budget(watched: Watched) -> None:
+def test_many_simultaneous_clients_stay_within_the_memory_limit(watched: Watched) -> None:
     topic = Topics(watched.bootstrap).create()
     large = batch([bytes(900_000)])
     with contextlib.ExitStack() as stack:
@@ -185,7 +185,7 @@ def test_clients_that_never_read_stay_within_bounds(watched: Watched) -> None:
 
 
 def with_ballast(frame: bytes, size: int) -> bytes:
-    """The same request with a field that nobody knows."""
+    """The same request with an unknown tagged field."""
     assert frame.endswith(b"\x00"), "no tagged fields of its own"
     return frame[:-1] + b"\x01" + unsigned_varint(999) + unsigned_varint(size) + bytes(size)
 
@@ -198,7 +198,7 @@ def unsigned_varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def test_members_that_wait_for_others_keep_what_they_say_and_not_its_frame(tmp_path: Path) -> None:
+def test_pending_members_do_not_keep_their_frames(tmp_path: Path) -> None:
     patient = ("--group-initial-rebalance-delay-ms", "600000", "--offsets-topic-num-partitions", "1")
     with BrokerProcess(tmp_path / "data", *patient) as served, contextlib.ExitStack() as stack:
         with WireClient(served.bootstrap) as wire:
@@ -220,7 +220,7 @@ def members_of(served: BrokerProcess, group_id: str) -> int:
         return len(group["members"])
 
 
-def test_members_too_large_to_be_written_are_not_kept(watched: Watched) -> None:
+def test_members_too_large_for_a_record_are_not_kept(watched: Watched) -> None:
     with WireClient(watched.bootstrap) as wire:
         find_coordinator(wire, "g")
         for _ in range(6):
@@ -230,7 +230,7 @@ def test_members_too_large_to_be_written_are_not_kept(watched: Watched) -> None:
     assert watched.grown() < 50 * MEGABYTE + GROWTH_MAX
 
 
-def test_a_group_that_is_named_many_times_is_not_answered_many_times(watched: Watched) -> None:
+def test_a_group_that_is_named_many_times_has_one_result(watched: Watched) -> None:
     topic = Topics(watched.bootstrap).create(partitions=100)
     with WireClient(watched.bootstrap) as wire:
         find_coordinator(wire, "g")

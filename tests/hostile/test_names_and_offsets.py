@@ -1,4 +1,4 @@
-"""Names, partitions, offsets, epochs and configs that do not exist or cannot be."""
+"""Unknown or invalid topic names, partitions, offsets, epochs and configs."""
 
 from typing import Any
 from uuid import UUID
@@ -39,7 +39,7 @@ def create(wire: WireClient, name: str, **more: Any) -> int:
 
 
 @pytest.mark.parametrize("name", ILLEGAL_NAMES)
-def test_an_illegal_topic_name_is_refused_everywhere(wire: WireClient, name: str) -> None:
+def test_an_invalid_topic_name_is_rejected_everywhere(wire: WireClient, name: str) -> None:
     assert create(wire, name) == 17
     for may_create in (False, True):
         tree = {"topics": [{"name": name}], "allow_auto_topic_creation": may_create}
@@ -48,7 +48,7 @@ def test_an_illegal_topic_name_is_refused_everywhere(wire: WireClient, name: str
     assert alter(wire, TOPIC, name, ("retention.ms", 0, "1")) == (17 if name else 42)
 
 
-def test_the_longest_name_is_taken(wire: WireClient) -> None:
+def test_the_longest_topic_name_is_accepted(wire: WireClient) -> None:
     assert create(wire, unique("x" * 236)) == 0
 
 
@@ -66,7 +66,7 @@ def test_the_longest_name_is_taken(wire: WireClient) -> None:
     ],
     ids=str,
 )
-def test_a_topic_that_cannot_be_is_not_created(wire: WireClient, more: dict[str, Any], code: int) -> None:
+def test_an_invalid_topic_is_not_created(wire: WireClient, more: dict[str, Any], code: int) -> None:
     name = unique()
     assert create(wire, name, **more) == code
     tree = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
@@ -84,12 +84,12 @@ def test_a_topic_that_cannot_be_is_not_created(wire: WireClient, more: dict[str,
     ],
     ids=["a gap", "an unknown broker", "one broker twice", "no broker", "one partition twice"],
 )
-def test_a_placement_that_cannot_be_is_refused(wire: WireClient, placed: list[tuple[int, list[int]]]) -> None:
+def test_an_invalid_assignment_is_rejected(wire: WireClient, placed: list[tuple[int, list[int]]]) -> None:
     assignments = [{"partition_index": index, "broker_ids": brokers} for index, brokers in placed]
     assert create(wire, unique(), num_partitions=-1, replication_factor=-1, assignments=assignments) == 39
 
 
-def test_a_topic_named_twice_in_one_request_is_refused(wire: WireClient) -> None:
+def test_a_duplicate_topic_is_rejected(wire: WireClient) -> None:
     topic = {"name": unique(), "num_partitions": 1, "replication_factor": 1}
     (answer,) = wire.request(CREATE_TOPICS, 7, {"topics": [topic, topic], "timeout": 1000})["topics"]
     assert answer["error_code"] == 42
@@ -105,14 +105,12 @@ def test_a_topic_named_twice_in_one_request_is_refused(wire: WireClient) -> None
     ],
     ids=["an unknown name", "an unknown id", "neither", "both"],
 )
-def test_a_topic_that_is_not_there_is_not_deleted(
-    wire: WireClient, wanted: dict[str, Any], code: int
-) -> None:
+def test_an_unknown_topic_is_not_deleted(wire: WireClient, wanted: dict[str, Any], code: int) -> None:
     (answer,) = wire.request(DELETE_TOPICS, 6, {"topics": [wanted], "timeout": 5000})["responses"]
     assert answer["error_code"] == code
 
 
-def test_metadata_names_what_it_does_not_know(wire: WireClient, topics: Topics) -> None:
+def test_metadata_returns_unknown_topics_with_an_error(wire: WireClient, topics: Topics) -> None:
     def codes(version: int, *wanted: dict[str, Any]) -> list[int]:
         tree = {"topics": list(wanted), "allow_auto_topic_creation": False}
         return [topic["error_code"] for topic in wire.request(METADATA, version, tree)["topics"]]
@@ -125,7 +123,7 @@ def test_metadata_names_what_it_does_not_know(wire: WireClient, topics: Topics) 
 
 
 @pytest.mark.parametrize("offset", [11, -1, -2, 2**62, -(2**63)])
-def test_an_offset_out_of_range_is_refused(wire: WireClient, topics: Topics, offset: int) -> None:
+def test_an_offset_out_of_range_is_rejected(wire: WireClient, topics: Topics, offset: int) -> None:
     topic = topics.create()
     produce(wire, topic, batch([b"x"] * 10))
     answer = fetch(wire, topic, offset)
@@ -134,7 +132,7 @@ def test_an_offset_out_of_range_is_refused(wire: WireClient, topics: Topics, off
     assert fetch(wire, topic, 10)["error_code"] == 0
 
 
-def test_an_offset_below_the_start_of_the_log_is_refused(wire: WireClient, topics: Topics) -> None:
+def test_an_offset_below_the_log_start_is_rejected(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
     produce(wire, topic, batch([b"x"] * 10))
     assert delete_records(wire, topic, 4) == (0, 4)
@@ -146,7 +144,7 @@ def test_an_offset_below_the_start_of_the_log_is_refused(wire: WireClient, topic
     ("topic", "partition"),
     [(MISSING, 0), ("no spaces!", 0), ("", 0), (None, 1), (None, -1), (None, 2**31 - 1)],
 )
-def test_unknown_topics_and_partitions_are_named_by_every_api(
+def test_every_api_returns_unknown_topic_or_partition(
     wire: WireClient, topics: Topics, topic: str | None, partition: int
 ) -> None:
     name = topics.create() if topic is None else topic
@@ -156,7 +154,7 @@ def test_unknown_topics_and_partitions_are_named_by_every_api(
     assert epoch_end(wire, name, 0, partition=partition)["error_code"] == 3
 
 
-def test_unknown_topic_ids_are_refused_by_fetch(wire: WireClient, topics: Topics) -> None:
+def test_fetch_rejects_unknown_topic_ids(wire: WireClient, topics: Topics) -> None:
     def by_id(wanted: UUID) -> int:
         partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
         tree = {**fetch_tree("", 0), "topics": [{"topic_id": wanted, "partitions": [partition]}]}
@@ -180,7 +178,7 @@ def test_leader_epochs_are_checked(wire: WireClient, topics: Topics) -> None:
 
 
 @pytest.mark.parametrize("replica_id", [1, 5])
-def test_a_client_that_poses_as_a_replica_gets_nothing(
+def test_a_client_with_a_replica_id_gets_no_records(
     wire: WireClient, topics: Topics, replica_id: int
 ) -> None:
     topic = topics.create()
@@ -191,24 +189,22 @@ def test_a_client_that_poses_as_a_replica_gets_nothing(
 
 
 @pytest.mark.parametrize("odd", [{"max_bytes": 0}, {"max_wait": -1}], ids=str)
-def test_limits_of_nothing_are_taken_as_the_least(
-    wire: WireClient, topics: Topics, odd: dict[str, int]
-) -> None:
+def test_zero_limits_are_accepted(wire: WireClient, topics: Topics, odd: dict[str, int]) -> None:
     topic = topics.create()
     produce(wire, topic, batch())
     assert fetch(wire, topic, 0, **odd)["error_code"] == 0
 
 
 @pytest.mark.parametrize("odd", [{"max_bytes": -1}, {"partition_max_bytes": -1}], ids=str)
-def test_limits_below_zero_are_answered(wire: WireClient, topics: Topics, odd: dict[str, int]) -> None:
-    """Kafka has UNKNOWN_SERVER_ERROR for these; any answer will do that leaves the connection in order."""
+def test_negative_limits_get_a_response(wire: WireClient, topics: Topics, odd: dict[str, int]) -> None:
+    """Kafka responds UNKNOWN_SERVER_ERROR; any response that keeps the connection usable is accepted."""
     topic = topics.create()
     produce(wire, topic, batch())
     assert fetch(wire, topic, 0, **odd)["error_code"] in (-1, 0, 42)
     assert fetch(wire, topic, 0)["error_code"] == 0
 
 
-def test_the_first_batch_is_sent_however_small_the_limit(wire: WireClient, topics: Topics) -> None:
+def test_the_first_batch_is_sent_in_spite_of_a_small_limit(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
     produce(wire, topic, batch([bytes(5000)]))
     answer = fetch(wire, topic, 0, partition_max_bytes=1, max_bytes=1)
@@ -244,13 +240,13 @@ def test_fetch_sessions_are_checked(wire: WireClient, topics: Topics) -> None:
     ("version", "timestamp", "code"),
     [(1, -3, 35), (7, -3, 0), (7, -4, 35), (8, -4, 0), (7, -7, 35), (11, -7, 35), (7, 2**62, 0)],
 )
-def test_special_timestamps_are_known_by_version(
+def test_special_timestamps_depend_on_the_version(
     wire: WireClient, topics: Topics, version: int, timestamp: int, code: int
 ) -> None:
     assert list_offset(wire, topics.create(), timestamp, version=version)["error_code"] == code
 
 
-def test_a_partition_asked_for_twice_is_refused(wire: WireClient, topics: Topics) -> None:
+def test_a_duplicate_partition_is_rejected(wire: WireClient, topics: Topics) -> None:
     partition = {"partition_index": 0, "timestamp": -1}
     tree = {"replica_id": -1, "topics": [{"name": topics.create(), "partitions": [partition, partition]}]}
     (topic,) = wire.request(LIST_OFFSETS, 7, tree)["topics"]
@@ -291,7 +287,7 @@ def test_unknown_config_names_are_left_out_of_descriptions(wire: WireClient, top
     ],
     ids=str,
 )
-def test_config_changes_that_cannot_be_are_refused(
+def test_invalid_config_changes_are_rejected(
     wire: WireClient, topics: Topics, changes: list[tuple[str, int, str | None]], code: int
 ) -> None:
     topic = topics.create()
@@ -308,13 +304,13 @@ def test_configs_of_unknown_resources_are_not_altered(
 
 
 @pytest.mark.parametrize("count", [0, -1, 1])
-def test_partitions_are_never_taken_away(wire: WireClient, topics: Topics, count: int) -> None:
+def test_partitions_cannot_be_removed(wire: WireClient, topics: Topics, count: int) -> None:
     tree = {"topics": [{"name": topics.create(), "count": count, "assignments": None}], "timeout": 5000}
     (answer,) = wire.request(CREATE_PARTITIONS, 3, tree)["results"]
     assert answer["error_code"] == 37
 
 
-def test_describing_what_is_not_there_names_it(wire: WireClient, topics: Topics) -> None:
+def test_describing_unknown_resources_returns_an_error(wire: WireClient, topics: Topics) -> None:
     tree = {"topics": [{"name": MISSING}, {"name": "no spaces!"}], "response_partition_limit": 10}
     answer = wire.request(DESCRIBE_TOPIC_PARTITIONS, 0, tree)
     assert {topic["name"]: topic["error_code"] for topic in answer["topics"]} == {

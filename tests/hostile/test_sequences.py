@@ -1,4 +1,4 @@
-"""Idempotent producers that repeat themselves, skip, go back, wrap round or have been replaced."""
+"""Sequence numbers of idempotent producers: duplicates, gaps, wraparound and fencing."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_producer_ids_differ(wire: WireClient) -> None:
     assert len({answer["producer_id"] for answer in answers}) == 20
 
 
-def test_an_empty_transactional_id_is_refused(wire: WireClient) -> None:
+def test_an_empty_transactional_id_is_rejected(wire: WireClient) -> None:
     assert new_producer(wire, transactional_id="")["error_code"] == INVALID_REQUEST
 
 
@@ -50,12 +50,12 @@ def test_sequences_follow_each_other(send: Sending) -> None:
     assert [send(0), send(1, 3), send(4)] == [(0, 0), (0, 1), (0, 4)]
 
 
-def test_a_repeated_batch_gets_its_first_offset_and_is_written_once(send: Sending) -> None:
+def test_a_duplicate_batch_returns_its_first_offset(send: Sending) -> None:
     assert [send(0, 2), send(0, 2), send(2), send(2), send(0, 2)] == [(0, 0), (0, 0), (0, 2), (0, 2), (0, 0)]
     assert end_offset(send.wire, send.topic) == 3
 
 
-def test_the_last_five_batches_are_remembered(send: Sending) -> None:
+def test_the_last_five_batches_are_deduplicated(send: Sending) -> None:
     for sequence in range(7):
         assert send(sequence) == (0, sequence)
     assert [send(sequence) for sequence in range(2, 7)] == [(0, sequence) for sequence in range(2, 7)]
@@ -65,16 +65,16 @@ def test_the_last_five_batches_are_remembered(send: Sending) -> None:
     assert end_offset(send.wire, send.topic) == 7
 
 
-def test_a_gap_is_refused_and_can_be_filled(send: Sending) -> None:
+def test_a_sequence_gap_is_rejected_and_can_be_filled(send: Sending) -> None:
     assert [send(0), send(2), send(1), send(2)] == [(0, 0), (OUT_OF_ORDER, -1), (0, 1), (0, 2)]
 
 
-def test_batches_that_overlap_are_refused(send: Sending) -> None:
+def test_overlapping_batches_are_rejected(send: Sending) -> None:
     assert [send(0, 3), send(1, 3), send(0, 2)] == [(0, 0), (OUT_OF_ORDER, -1), (OUT_OF_ORDER, -1)]
     assert end_offset(send.wire, send.topic) == 3
 
 
-def test_a_producer_of_whom_nothing_is_remembered_may_begin_anywhere(send: Sending) -> None:
+def test_an_unknown_producer_may_start_at_any_sequence(send: Sending) -> None:
     assert [send(5), send(6), send(8)] == [(0, 0), (0, 1), (OUT_OF_ORDER, -1)]
 
 
@@ -93,7 +93,7 @@ def test_sequences_wrap_within_a_batch(send: Sending) -> None:
     assert send(LAST_SEQUENCE - 1, 4) == (0, 0)
 
 
-def test_partitions_count_on_their_own(wire: WireClient, topics: Topics) -> None:
+def test_each_partition_has_its_own_sequence(wire: WireClient, topics: Topics) -> None:
     topic = topics.create(partitions=2)
     producer_id = new_producer(wire)["producer_id"]
     data = batch(producer_id=producer_id, producer_epoch=0, base_sequence=0)
@@ -102,7 +102,7 @@ def test_partitions_count_on_their_own(wire: WireClient, topics: Topics) -> None
     assert produce(wire, topic, data, partition=1) == (0, 0)
 
 
-def test_a_refused_batch_leaves_the_sequence_where_it_was(send: Sending, wire: WireClient) -> None:
+def test_a_rejected_batch_does_not_advance_the_sequence(send: Sending, wire: WireClient) -> None:
     assert send(0) == (0, 0)
     spoiled = batch(producer_id=send.producer_id, producer_epoch=0, base_sequence=1, crc=1)
     assert produce(wire, send.topic, spoiled) == (2, -1)
@@ -121,7 +121,7 @@ def test_pipelined_batches_of_one_producer_stay_in_order(send: Sending) -> None:
         assert (correlation_id, partition["error_code"], partition["base_offset"]) == (expected, 0, offset)
 
 
-def test_transactions_are_refused_clearly(wire: WireClient, topics: Topics, only_moldau: None) -> None:
+def test_transactions_are_rejected(wire: WireClient, topics: Topics, only_moldau: None) -> None:
     assert new_producer(wire, transactional_id="tx")["error_code"] in (35, 42, 53)
     producer_id = new_producer(wire)["producer_id"]
     topic = topics.create()

@@ -1,5 +1,5 @@
-"""Asks admin handlers as a client would, through the codec of any version. The controller behind them decides
-like the real one and keeps what it decided in memory."""
+"""A fake broker for admin handlers: requests and responses go through the codec, and the controller decides like the
+real one but keeps its state in memory."""
 
 import asyncio
 import random
@@ -58,14 +58,14 @@ def versions_of(api_key: ApiKey) -> list[int]:
 
 
 def decoded_request(api_key: ApiKey, version: int, **fields: Any) -> Message:
-    """A request as a handler gets it: encoded and decoded."""
+    """Returns a request as a handler gets it: encoded and decoded."""
     data = bytearray()
     encoder(api_key, version, "request")(data, fields)
     return decoder(api_key, version, "request")(memoryview(data))
 
 
 class FakeController:
-    """The controller's own decisions, applied at once: no quorum, no log. Raises `refuses` if it is set."""
+    """The controller's decisions, applied at once without quorum and log. Raises `refuses` if it is set."""
 
     def __init__(self, broker: "AdminBroker") -> None:
         self.refuses: MoldauError | None = None
@@ -105,7 +105,7 @@ class FakeController:
     async def wait_replicas_ready(
         self, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
     ) -> dict[str, list[str]]:
-        """All are ready at once, but for those that a test says are `unready`."""
+        """All topics are ready at once, except those in `unready`."""
         self.waited_for = (list(topics), deadline_ms, dict(first_partition or {}))
         if isinstance(self.unready, MoldauError):
             raise self.unready
@@ -128,7 +128,7 @@ class FakeController:
 
 @dataclass
 class FakePartitionTable:
-    """The partition table as DescribeLogDirs sees it: sizes by partition, and a volume."""
+    """The partitions that DescribeLogDirs reads: sizes by partition, and the volume."""
 
     sizes: dict[LogName, int] = field(default_factory=dict)
     space: tuple[int, int] | OSError = (1000, 400)
@@ -193,7 +193,7 @@ class AdminBroker:
         self.partitions = FakePartitionTable()
 
     def send(self, api_key: ApiKey, version: int | None = None, **request: Any) -> Message:
-        """The answer. Both go through bytes, in the newest version unless one is given."""
+        """Sends a request, by default in the newest version, and returns the decoded response."""
         if version is None:
             version = REGISTRY[api_key].max_version
         session = Session(ClientConnection("127.0.0.1:5000", LISTENER), version, "tests")

@@ -1,4 +1,4 @@
-"""A real `moldau serve` process on files: started, killed, stopped and started again on the same port and data."""
+"""A `moldau serve` process with a data directory, which tests start, kill and restart on the same port."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 READY = "Moldau is ready on "
-"""What a node prints when clients are let in. It listens earlier, because nodes need each other before that."""
+"""Printed when clients are served; the node listens earlier, for other nodes."""
 
 START_TIMEOUT_S = 20
 STOP_TIMEOUT_S = 20
@@ -24,12 +24,12 @@ def free_port() -> int:
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without MOLDAU_… variables: those would be settings of the node, and some are knobs of tests."""
+    """Returns the environment without MOLDAU_… variables, which would be settings of the node."""
     return {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
 
 
 class BrokerProcess:
-    """One node's process. What it prints is kept in `log_path`, one run behind the other."""
+    """The process of one node. The output of all its runs is in `log_path`."""
 
     def __init__(
         self,
@@ -80,14 +80,14 @@ class BrokerProcess:
         return self
 
     def start_and_kill(self, after_s: float) -> None:
-        """Starts and is killed, perhaps before it was ready: recovery is cut short too."""
+        """Starts the process and kills it, perhaps during recovery."""
         self.spawn()
         time.sleep(after_s)
         self.kill()
 
     def spawn(self) -> None:
-        """Starts it and does not wait for it."""
-        assert self.process is None, "it runs already"
+        """Starts the process without waiting until it is ready."""
+        assert self.process is None, "the process is already running"
         command = [
             *self._wrapper,
             sys.executable,
@@ -109,26 +109,26 @@ class BrokerProcess:
         if not ready or "\n" not in line:
             return False
         if self.port == 0:
-            told = re.match(re.escape(self.host) + r":(\d+)", line)
-            assert told is not None, line
-            self.port = int(told[1])
+            match = re.match(re.escape(self.host) + r":(\d+)", line)
+            assert match is not None, line
+            self.port = int(match[1])
         return True
 
     def output(self) -> str:
-        """What the present (or last) run has printed."""
+        """Returns the output of the current or last run."""
         with self.log_path.open("rb") as log:
             log.seek(self._run_start)
             return log.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """kill -9: nothing is flushed, closed or told to anyone."""
+        """Sends SIGKILL."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         self.process = None
 
     def stop(self, by: signal.Signals = signal.SIGTERM) -> int:
-        """Asks it to end and returns its exit code; a node that does not end is killed and is an error."""
+        """Stops the process and returns its exit code; raises if it does not stop in time."""
         assert self.process is not None
         self.process.send_signal(by)
         try:

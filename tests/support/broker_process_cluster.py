@@ -1,4 +1,4 @@
-"""Real node processes that are one cluster, on ports of this machine: killed, paused and started one by one."""
+"""A cluster of node processes on local ports, which tests kill, pause and restart one by one."""
 
 import signal
 import time
@@ -22,7 +22,7 @@ def as_environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 class BrokerProcessCluster:
-    """`nodes` by id, from 1 on. Entering starts them all; leaving ends those that still run."""
+    """`nodes` are by id, from 1 on. Entering the context starts all of them, leaving it kills those that still run."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class BrokerProcessCluster:
             node.process.send_signal(signal.SIGCONT)
             node.kill()
 
-    # Looking
+    # Queries
 
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap, "socket.timeout.ms": 5000})
@@ -112,7 +112,7 @@ class BrokerProcessCluster:
             time.sleep(POLL_INTERVAL_S)
 
     def wait_in_sync(self, topic: str) -> None:
-        """Until every replica of every partition is in sync."""
+        """Waits until every replica of every partition is in sync."""
 
         def acks_all() -> bool:
             partitions = self.metadata().topics[topic].partitions.values()
@@ -120,12 +120,12 @@ class BrokerProcessCluster:
 
         self.wait_until(acks_all, f"all replicas of {topic} are in sync")
 
-    # Changing
+    # Changes
 
     def create_topic(self, topic: str, partitions: int = 1, replicas: int = 3, **configs: str) -> None:
         named = {name.replace("_", "."): value for name, value in configs.items()}
         new = NewTopic(topic, partitions, replicas, config=named)
-        # It must live until the answer is there.
+        # The client must exist until the response arrives.
         admin = self.admin()
         admin.create_topics([new], operation_timeout=30, request_timeout=30)[topic].result(40)
 

@@ -1,6 +1,7 @@
-"""A classic group behind a broker's socket, with the face of the stage that the pure machine is tried on: every request
-goes over a connection of its own, and answers are noted by ticket. Member ids are the broker's; they are shown as
-those that the request proposed.
+"""A classic group at a broker's socket, with the interface of the harness for the pure state machine.
+
+Every request has its own connection, and responses are recorded by ticket. The broker's member ids are shown as the ids
+that the requests proposed.
 """
 
 import select
@@ -30,17 +31,17 @@ METADATA, OFFSET_COMMIT, FIND_COORDINATOR = 3, 8, 10
 JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, DESCRIBE_GROUPS = 11, 12, 13, 14, 15
 
 QUIET_S = 0.25
-"""Whoever is not answered within this time waits for something."""
+"""A request without a response after this time is pending."""
 
 TRANSIENT = {14, 15, 16}
-"""The coordinator is loading, not there yet, or elsewhere for a moment."""
+"""Errors while the coordinator is loading or moving."""
 
 
 class WireGroupHarness:
     def __init__(self, bootstrap: str, group_id: str, topic: str = "orders") -> None:
         self.responses: dict[RequestId, GroupResponse | MoldauError] = {}
         self.log: list[GroupRecord] = []
-        """What is written cannot be seen from here."""
+        """Always empty: records are not visible over the wire."""
         self._bootstrap = bootstrap
         self._group_id = group_id
         self._topic = topic
@@ -51,7 +52,7 @@ class WireGroupHarness:
         self._request_ids = 0
 
     def prepare(self) -> None:
-        """Waits until there is a coordinator and a topic to commit offsets of."""
+        """Waits for a coordinator and for a topic to commit offsets of."""
         with WireClient(self._bootstrap) as wire:
             while wire.request(
                 METADATA, 9, {"topics": [{"name": self._topic}], "allow_auto_topic_creation": True}
@@ -118,7 +119,7 @@ class WireGroupHarness:
         self.gather()
 
     def gather(self) -> None:
-        """Takes the answers that have come, in the order of the requests."""
+        """Receives the responses that have arrived, in the order of the requests."""
         arrived: dict[RequestId, tuple[int, str, dict[str, Any]]] = {}
         while self._waiting:
             sockets = {wire.socket: request_id for request_id, (wire, _, _, _) in self._waiting.items()}
@@ -199,4 +200,4 @@ class WireGroupHarness:
 
 def _error(code: int, member_id: str = UNKNOWN_MEMBER_ID) -> MoldauError:
     kind = next(kind for kind, its_code in ERROR_CODES.items() if int(its_code) == code)
-    return MemberIdRequiredError(member_id) if kind is MemberIdRequiredError else kind("said the broker")
+    return MemberIdRequiredError(member_id) if kind is MemberIdRequiredError else kind("error of the broker")

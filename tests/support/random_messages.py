@@ -1,4 +1,4 @@
-"""Messages of any API and version with random content, made from kio's schemas."""
+"""Random messages of any API and version, built from kio's schemas."""
 
 import dataclasses
 import random
@@ -21,7 +21,7 @@ YEAR_2100_MS = 4_102_444_800_000
 
 
 def all_versions() -> Iterator[tuple[int, int]]:
-    """Every (API key, version) that has a request and a response."""
+    """Yields every API key and version with a request and a response."""
     for api_key, name in sorted(api_key_map.items()):
         for version, kinds in sorted(schema_name_map[name].items()):
             if EntityType.request in kinds and EntityType.response in kinds:

@@ -1,4 +1,4 @@
-"""Fresh topics for tests, made with confluent-kafka's admin client."""
+"""Topics for tests, created with confluent-kafka's admin client."""
 
 import os
 import time
@@ -12,7 +12,7 @@ QUIET = {"log_level": 0}
 
 
 def wait_for_external_broker() -> None:
-    """What an admin client changed, Kafka shows a little later, with nothing to wait for. Moldau shows it at once."""
+    """Waits for an external Kafka broker, which applies admin changes a little later. Moldau applies them at once."""
     if "MOLDAU_TEST_BOOTSTRAP" in os.environ:
         time.sleep(0.5)
 
@@ -22,14 +22,14 @@ def unique(prefix: str = "topic") -> str:
 
 
 class Topics:
-    """Makes topics that no other test uses, so that tests share one broker (and a Kafka that keeps its data)."""
+    """Creates topics with unique names, so that tests can share a broker."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
         self.admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
 
     def create(self, partitions: int = 1, **settings: object) -> str:
-        """A new topic; settings are given with underscores for dots (`cleanup_policy="compact"`)."""
+        """Creates a topic; settings have underscores for dots (`cleanup_policy="compact"`)."""
         name = unique()
         config = {key.replace("_", "."): str(value) for key, value in settings.items()}
         new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
@@ -39,7 +39,7 @@ class Topics:
         return name
 
     def _wait_for_leaders(self, name: str, partitions: int) -> None:
-        # Kafka says that a topic is created before its partitions can be used. Moldau must not.
+        # Kafka responds before the partitions of a new topic can be used. Moldau must not.
         deadline = time.monotonic() + 20
         with WireClient(self.bootstrap) as wire:
             while any(latest(wire, name, partition)["error_code"] for partition in range(partitions)):

@@ -1,5 +1,4 @@
-"""Kafka's wire without Moldau: requests are encoded and answers decoded with kio, batches are packed by hand. What a
-broker does with bytes is tried from here on a plain socket: nothing stands between the bytes and the broker."""
+"""A Kafka client without Moldau's code: a plain socket, messages encoded with kio, and batches packed by hand."""
 
 import dataclasses
 import datetime
@@ -24,7 +23,7 @@ CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, INIT_PRODUCER_ID = 19, 20, 21, 22
 OFFSET_FOR_LEADER_EPOCH, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS = 23, 32, 44
 
 
-# Plain trees to kio's entities and back
+# Conversion between plain trees and kio's entities
 
 
 def without_none(hint: Any) -> tuple[Any, bool]:
@@ -66,8 +65,7 @@ def _zero(hint: Any, kafka_type: str) -> Any:
 
 
 def entity(kind: type, tree: dict[str, Any]) -> Any:
-    """A kio entity of plain values; what the tree leaves out is the schema's default or zero, and what the version
-    does not have is left out."""
+    """Builds a kio entity from plain values; missing fields have the schema's default or zero."""
     hints = typing.get_type_hints(kind)
     values = {}
     for field in dataclasses.fields(kind):
@@ -80,7 +78,7 @@ def entity(kind: type, tree: dict[str, Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """kio's values as plain ones: dicts, lists, ints (times in milliseconds), UUIDs."""
+    """Converts kio's values to dicts, lists, ints (times in milliseconds) and UUIDs."""
     if dataclasses.is_dataclass(value):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
@@ -105,7 +103,7 @@ def write(message: Any) -> bytes:
 def encode(
     api_key: int, version: int, tree: dict[str, Any], correlation_id: int, client_id: str | None = "raw"
 ) -> bytes:
-    """A request without its size in front."""
+    """Encodes a request without its frame size."""
     schema = load_request_schema(api_key, version)
     header = {
         "request_api_key": api_key,
@@ -117,11 +115,13 @@ def encode(
 
 
 def decode(api_key: int, version: int, frame: bytes) -> tuple[int, dict[str, Any]]:
-    """(correlation id, answer); every byte of the frame must belong to it."""
+    """Returns the correlation id and the response, which must fill the frame."""
     schema = load_response_schema(api_key, version)
     header, size = entity_reader(schema.__header_schema__)(frame, 0)  # type: ignore[arg-type]
     body, body_size = entity_reader(schema)(frame, size)  # type: ignore[type-var]
-    assert size + body_size == len(frame), f"{len(frame) - size - body_size} bytes too many in the answer"
+    assert size + body_size == len(frame), (
+        f"{len(frame) - size - body_size} unexpected bytes after the response"
+    )
     return int(header.correlation_id), plain(body)
 
 
@@ -163,7 +163,7 @@ class WireClient:
         return answer
 
     def is_closed(self) -> bool:
-        """Waits for the broker to close; False where it answers instead. A broker that does neither times out."""
+        """Waits for the broker to close the connection; returns False if it responds instead."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionError:
@@ -232,7 +232,7 @@ def batch(
     records: bytes | None = None,
     length: int | None = None,
 ) -> bytes:
-    """A v2 batch; every header field can be set to what it should not be."""
+    """Builds a v2 batch; every header field can be set to an invalid value."""
     if records is None:
         records = b"".join(record(delta, value, key) for delta, value in enumerate(values))
     checked = struct.pack(
@@ -266,7 +266,7 @@ def produce_tree(
 
 
 def produce(wire: WireClient, topic: str, *batches: bytes, version: int = 9, **more: Any) -> tuple[int, int]:
-    """(error code, base offset) of one partition's records."""
+    """Produces to one partition and returns the error code and the base offset."""
     answer = wire.request(PRODUCE, version, produce_tree(topic, *batches, **more))
     (topic_answer,) = answer["responses"]
     (partition_answer,) = topic_answer["partition_responses"]
@@ -293,7 +293,7 @@ def fetch_tree(topic: str, offset: int, partition: int = 0, **more: Any) -> dict
 
 
 def fetch(wire: WireClient, topic: str, offset: int, version: int = 12, **more: Any) -> dict[str, Any]:
-    """The answer for one partition."""
+    """Fetches one partition and returns its response."""
     answer = wire.request(FETCH, version, fetch_tree(topic, offset, **more))
     (topic_answer,) = answer["responses"]
     (partition_answer,) = topic_answer["partitions"]
@@ -302,7 +302,7 @@ def fetch(wire: WireClient, topic: str, offset: int, version: int = 12, **more: 
 
 
 def latest(wire: WireClient, topic: str, partition: int = 0) -> dict[str, Any]:
-    """ListOffsets' answer for the end of one partition."""
+    """Returns the ListOffsets response for the latest offset of a partition."""
     wanted = {"partition_index": partition, "timestamp": -1, "current_leader_epoch": -1}
     tree = {"replica_id": -1, "topics": [{"name": topic, "partitions": [wanted]}]}
     found: dict[str, Any] = wire.request(LIST_OFFSETS, 7, tree)["topics"][0]["partitions"][0]
@@ -321,7 +321,7 @@ def topic_id(wire: WireClient, topic: str) -> UUID:
 
 
 def stored_codec(bootstrap: str, topic: str) -> str:
-    """The compression of the first batch of a topic as it lies in the log, whatever the client was told to do."""
+    """Returns the codec of the first stored batch of a topic."""
     with WireClient(bootstrap) as wire:
         data: bytes = fetch(wire, topic, 0)["records"]
     return ("none", "gzip", "snappy", "lz4", "zstd")[data[22] & 7]

@@ -46,7 +46,7 @@ def test_metadata_is_kept_with_a_committed_offset(topics: Topics, group: Group, 
     assert admin.offsets(group.id) == committed
 
 
-def test_metadata_over_the_limit_is_refused(topics: Topics, group: Group, admin: Admin) -> None:
+def test_offset_metadata_over_the_limit_is_rejected(topics: Topics, group: Group, admin: Admin) -> None:
     topic = topics.create(1)
     member = group.member(topic)
     share([member], [(topic, 0)])

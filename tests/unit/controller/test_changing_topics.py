@@ -54,7 +54,7 @@ def test_a_topic_named_twice_is_not_deleted() -> None:
     assert "a" in cluster.state.image.topics
 
 
-def test_deletion_can_be_switched_off() -> None:
+def test_deletion_can_be_disabled() -> None:
     cluster = Cluster(settings=EffectiveSettings(BrokerSettings(node_id=1, delete_topic_enable=False)))
     cluster.create(NewTopic("a", 1, 1))
     with pytest.raises(TopicDeletionDisabledError):

@@ -1,4 +1,4 @@
-"""DescribeCluster, DescribeLogDirs and DescribeTopicPartitions, as clients of every version see them."""
+"""DescribeCluster, DescribeLogDirs and DescribeTopicPartitions in every version."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def describe_cluster(broker: AdminBroker, version: int = 2, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("version", versions_of(CLUSTER))
-def test_a_cluster_is_its_id_its_controller_and_its_live_brokers(version: int) -> None:
+def test_a_cluster_has_an_id_a_controller_and_live_brokers(version: int) -> None:
     others = [broker_image(2, fenced=True), broker_image(3), broker_image(4, listener="INTERNAL")]
     answer = describe_cluster(AdminBroker(image_of({}, brokers=others)), version)
     assert (answer.error_code, answer.error_message) == (0, None)
@@ -43,13 +43,13 @@ def test_a_cluster_is_its_id_its_controller_and_its_live_brokers(version: int) -
     assert answer.cluster_authorized_operations == NOT_REQUESTED
 
 
-def test_fenced_brokers_are_told_of_when_asked_for() -> None:
+def test_fenced_brokers_are_included_on_request() -> None:
     broker = AdminBroker(image_of({}, brokers=[broker_image(2, fenced=True)]))
     answer = describe_cluster(broker, include_fenced_brokers=True)
     assert [(each.broker_id, each.is_fenced) for each in answer.brokers] == [(1, False), (2, True)]
 
 
-def test_operations_are_told_when_asked_for() -> None:
+def test_authorized_operations_are_included_on_request() -> None:
     answer = describe_cluster(AdminBroker(image_of({})), include_cluster_authorized_operations=True)
     assert answer.cluster_authorized_operations == ALL_OF_A_CLUSTER
 
@@ -62,14 +62,14 @@ def test_operations_are_told_when_asked_for() -> None:
         (broker_image(2, listener="OTHERS"), 1),
     ],
 )
-def test_where_the_controller_cannot_be_reached_another_broker_is_named_that_hands_on(
+def test_an_unreachable_controller_is_replaced_by_a_broker_that_forwards(
     controller: BrokerRegistration, told: int
 ) -> None:
     image = dataclasses.replace(image_of({}, brokers=[controller]), controller_id=2)
     assert describe_cluster(AdminBroker(image)).controller_id == told
 
 
-def test_a_broker_that_is_cut_off_does_not_name_itself_as_leader() -> None:
+def test_a_broker_without_lease_does_not_advertise_itself_as_leader() -> None:
     broker = AdminBroker(image_of({"a": 1}, brokers=[broker_image(2)]))
     two = PartitionRegistration(1, (2,), (2,), 2, 0, 0)
     topic = dataclasses.replace(
@@ -92,22 +92,20 @@ def test_a_broker_that_is_cut_off_does_not_name_itself_as_leader() -> None:
 
 
 @pytest.mark.parametrize(("version", "code"), [(5, 5), (6, 72)])
-def test_a_leader_that_the_callers_listener_does_not_reach_has_a_code_of_its_own(
-    version: int, code: int
-) -> None:
+def test_a_leader_without_the_clients_listener_has_listener_not_found(version: int, code: int) -> None:
     broker = AdminBroker(image_of({"a": 1}, brokers=[broker_image(1, listener="OTHERS"), broker_image(2)]))
     answer = broker.send(ApiKey.METADATA, version, topics=None)
     (partition,) = answer.topics[0].partitions
     assert (partition.leader_id, partition.error_code) == (-1, code)
 
 
-def test_where_no_broker_can_be_reached_no_controller_is_named() -> None:
+def test_without_reachable_brokers_there_is_no_controller() -> None:
     image = dataclasses.replace(image_of({}, brokers=[broker_image(1, fenced=True)]), controller_id=1)
     assert describe_cluster(AdminBroker(image)).controller_id == -1
 
 
 @pytest.mark.parametrize(("endpoint_type", "code"), [(2, 114), (0, 115), (3, 115)])
-def test_only_brokers_are_described_here(endpoint_type: int, code: int) -> None:
+def test_the_controller_endpoint_type_is_rejected(endpoint_type: int, code: int) -> None:
     answer = describe_cluster(AdminBroker(image_of({})), endpoint_type=endpoint_type)
     assert (answer.error_code, answer.brokers) == (code, [])
     assert answer.error_message
@@ -133,9 +131,7 @@ def sizes(result: Any) -> dict[str, list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("version", versions_of(LOG_DIRS))
-def test_the_log_directory_is_told_with_the_sizes_of_all_partitions(
-    keeper: AdminBroker, version: int
-) -> None:
+def test_the_log_directory_has_the_sizes_of_all_partitions(keeper: AdminBroker, version: int) -> None:
     answer = keeper.send(LOG_DIRS, version, topics=None)
     (result,) = answer.results
     assert (result.error_code, result.log_dir) == (0, "/kept/here")
@@ -148,7 +144,7 @@ def test_the_log_directory_is_told_with_the_sizes_of_all_partitions(
         assert result.is_cordoned is False
 
 
-def test_only_the_partitions_asked_for_are_told_and_absent_ones_left_out(keeper: AdminBroker) -> None:
+def test_only_requested_partitions_that_exist_are_described(keeper: AdminBroker) -> None:
     asked = [
         {"topic": "a", "partitions": [1, 99]},
         {"topic": "gone", "partitions": [0]},
@@ -160,7 +156,7 @@ def test_only_the_partitions_asked_for_are_told_and_absent_ones_left_out(keeper:
     assert sizes(result) == {}
 
 
-def test_a_log_directory_that_is_offline_is_an_error_of_its_own(keeper: AdminBroker) -> None:
+def test_an_offline_log_directory_has_an_error(keeper: AdminBroker) -> None:
     keeper.partitions.space = OSError("input/output error")
     answer = keeper.send(LOG_DIRS, topics=None)
     assert answer.error_code == 0
@@ -169,12 +165,12 @@ def test_a_log_directory_that_is_offline_is_an_error_of_its_own(keeper: AdminBro
     assert (result.topics, result.total_bytes, result.usable_bytes) == ([], -1, -1)
 
 
-def test_a_store_without_files_is_named_as_what_it_is() -> None:
+def test_a_memory_store_is_described_by_its_name() -> None:
     broker = AdminBroker(image_of({}), BrokerSettings(store="memory"))
     assert broker.send(LOG_DIRS, topics=None).results[0].log_dir == "memory"
 
 
-def test_producers_are_described_once_however_often_their_partition_is_named(
+def test_a_duplicate_partition_is_described_once(
     keeper: AdminBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper, "partitions", SimpleNamespace(get=lambda name, index: None))
@@ -215,7 +211,7 @@ def shelf() -> AdminBroker:
     return AdminBroker(image_of({"e": 1, "a": 5, "c": 2, "__consumer_offsets": 1}))
 
 
-def test_topics_are_told_by_name_with_leaders_and_replicas(shelf: AdminBroker) -> None:
+def test_topics_are_described_with_leaders_and_replicas(shelf: AdminBroker) -> None:
     answer = describe_partitions(shelf, ["e", "a", "e"])
     assert told(answer) == [("a", 0, [0, 1, 2, 3, 4]), ("e", 0, [0])]
     topic = answer.topics[1]
@@ -232,7 +228,7 @@ def test_internal_topics_are_marked(shelf: AdminBroker) -> None:
     assert describe_partitions(shelf, ["__consumer_offsets"]).topics[0].is_internal is True
 
 
-def test_pages_together_tell_every_partition_once(shelf: AdminBroker) -> None:
+def test_all_pages_describe_every_partition_once(shelf: AdminBroker) -> None:
     for limit in (1, 2, 3, 7, 9, 2000):
         found, cursor, pages = [], None, 0
         while pages == 0 or cursor is not None:
@@ -268,7 +264,7 @@ def test_pages_together_tell_every_partition_once(shelf: AdminBroker) -> None:
         ),
     ],
 )
-def test_cursor_and_limit_cut_the_answer(
+def test_cursor_and_limit_select_the_page(
     shelf: AdminBroker,
     names: list[str],
     limit: int,
@@ -281,20 +277,20 @@ def test_cursor_and_limit_cut_the_answer(
     assert next_cursor(answer) == following
 
 
-def test_an_answer_never_holds_more_than_2000_partitions() -> None:
+def test_a_page_has_at_most_2000_partitions() -> None:
     answer = describe_partitions(AdminBroker(image_of({"big": 2001})), ["big"], 2**31 - 1)
     assert len(answer.topics[0].partitions) == 2000
     assert next_cursor(answer) == ("big", 2000)
 
 
 @pytest.mark.parametrize("cursor", [("b", 0), ("a", -1)])
-def test_a_cursor_that_cannot_be_refuses_every_topic(shelf: AdminBroker, cursor: tuple[str, int]) -> None:
+def test_an_invalid_cursor_fails_every_topic(shelf: AdminBroker, cursor: tuple[str, int]) -> None:
     answer = describe_partitions(shelf, ["a", "e"], 2, cursor)
     assert told(answer) == [("a", 42, []), ("e", 42, [])]
     assert next_cursor(answer) is None
 
 
-def test_leaders_and_replicas_that_cannot_be_reached_are_told_so() -> None:
+def test_unreachable_leaders_and_replicas_are_marked() -> None:
     image = image_of({}, brokers=[broker_image(2, fenced=True), broker_image(3, listener="INTERNAL")])
     partitions = (
         PartitionRegistration(0, (1, 2, 3, 4), (1,), 1, 0, 0),

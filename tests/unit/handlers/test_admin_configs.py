@@ -1,4 +1,4 @@
-"""Describing, altering and listing configs, as clients of every version see it."""
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources in every version."""
 
 import logging
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def broker() -> AdminBroker:
 
 
 @pytest.mark.parametrize("version", versions_of(DESCRIBE))
-def test_a_topics_settings_are_told_with_their_sources(broker: AdminBroker, version: int) -> None:
+def test_topic_settings_are_described_with_their_sources(broker: AdminBroker, version: int) -> None:
     (result,) = describe(broker, resource(TOPIC_RESOURCE, "a"), version=version, include_synonyms=True)
     assert (result.error_code, result.resource_type, result.resource_name) == (0, TOPIC_RESOURCE, "a")
     entries = {entry.name: entry for entry in result.configs}
@@ -67,7 +67,7 @@ def test_a_topics_settings_are_told_with_their_sources(broker: AdminBroker, vers
         assert entries["cleanup.policy"].config_type == 7
 
 
-def test_synonyms_and_documentation_come_only_when_asked_for(broker: AdminBroker) -> None:
+def test_synonyms_and_documentation_are_included_on_request(broker: AdminBroker) -> None:
     asked = resource(TOPIC_RESOURCE, "a", ["retention.ms"])
     (plain,) = describe(broker, asked)
     assert (plain.configs[0].synonyms, plain.configs[0].documentation) == ([], None)
@@ -79,20 +79,20 @@ def test_synonyms_and_documentation_come_only_when_asked_for(broker: AdminBroker
     ("keys", "told"),
     [(["retention.ms", "nope"], ["retention.ms"]), (["nope"], [])],
 )
-def test_keys_choose_what_is_told(broker: AdminBroker, keys: list[str], told: list[str]) -> None:
+def test_keys_select_the_described_settings(broker: AdminBroker, keys: list[str], told: list[str]) -> None:
     (result,) = describe(broker, resource(TOPIC_RESOURCE, "a", keys))
     assert result.error_code == 0
     assert list(values(result)) == told
 
 
 @pytest.mark.parametrize("keys", [None, []])
-def test_no_keys_ask_for_everything(broker: AdminBroker, keys: list[str] | None) -> None:
+def test_no_keys_describe_all_settings(broker: AdminBroker, keys: list[str] | None) -> None:
     (result,) = describe(broker, resource(TOPIC_RESOURCE, "b", keys))
     assert values(result)["retention.ms"] == "99"
     assert len(result.configs) > 5
 
 
-def test_a_broker_is_told_of_by_its_id_and_all_brokers_by_the_empty_name(broker: AdminBroker) -> None:
+def test_a_broker_is_described_by_id_and_the_defaults_by_the_empty_name(broker: AdminBroker) -> None:
     own, everybody = describe(broker, resource(BROKER_RESOURCE, "1"), resource(BROKER_RESOURCE, ""))
     entries = {entry.name: entry for entry in own.configs}
     assert (entries["log.retention.ms"].value, entries["log.retention.ms"].config_source) == ("99", 3)
@@ -116,7 +116,7 @@ def test_a_broker_is_told_of_by_its_id_and_all_brokers_by_the_empty_name(broker:
         (GROUP_RESOURCE, "", INVALID_REQUEST),
     ],
 )
-def test_a_resource_that_cannot_be_described_does_not_hide_the_others(
+def test_an_invalid_resource_does_not_fail_the_others(
     broker: AdminBroker, kind: int, name: str, code: int
 ) -> None:
     bad, good = describe(broker, resource(kind, name), resource(TOPIC_RESOURCE, "a", ["retention.ms"]))
@@ -126,16 +126,16 @@ def test_a_resource_that_cannot_be_described_does_not_hide_the_others(
 
 
 @pytest.mark.parametrize("kind", [0, 1, 3, 9, 64, -1])
-def test_an_unknown_type_of_resource_refuses_the_whole_request(broker: AdminBroker, kind: int) -> None:
+def test_an_unknown_resource_type_fails_the_whole_request(broker: AdminBroker, kind: int) -> None:
     results = describe(broker, resource(TOPIC_RESOURCE, "a"), resource(kind, "x"))
     assert [(each.error_code, each.configs) for each in results] == [(INVALID_REQUEST, [])] * 2
 
 
-def test_a_resource_named_many_times_is_described_once(broker: AdminBroker) -> None:
+def test_a_duplicate_resource_is_described_once(broker: AdminBroker) -> None:
     assert len(describe(broker, *[resource(TOPIC_RESOURCE, "a")] * 1000)) == 1
 
 
-def test_groups_and_subscriptions_are_told_as_they_were_set() -> None:
+def test_groups_and_subscriptions_are_described_as_set() -> None:
     group = ConfigResource(GROUP_RESOURCE, "g")
     broker = AdminBroker(image_of({}, configs={group: {"consumer.session.timeout.ms": "50000"}}))
     set_, unset = describe(
@@ -193,7 +193,7 @@ def set_for_topic(broker: AdminBroker, name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("version", versions_of(INCREMENT))
-def test_single_settings_are_changed_and_the_rest_left(broker: AdminBroker, version: int) -> None:
+def test_incremental_changes_keep_other_settings(broker: AdminBroker, version: int) -> None:
     changes: list[tuple[str, int, str | None]] = [
         ("segment.ms", SET, "5000"),
         ("cleanup.policy", APPEND, "compact"),
@@ -211,7 +211,7 @@ def test_single_settings_are_changed_and_the_rest_left(broker: AdminBroker, vers
 
 
 @pytest.mark.parametrize("version", versions_of(ALTER))
-def test_alter_configs_replaces_everything_that_was_set(broker: AdminBroker, version: int) -> None:
+def test_alter_configs_replaces_all_settings(broker: AdminBroker, version: int) -> None:
     answer = alter(broker, (TOPIC_RESOURCE, "a", [("segment.ms", "5000")]), version=version)
     assert answer == [("a", 0, None)]
     assert set_for_topic(broker, "a") == {"segment.ms": "5000"}
@@ -219,7 +219,7 @@ def test_alter_configs_replaces_everything_that_was_set(broker: AdminBroker, ver
     assert set_for_topic(broker, "a") == {}
 
 
-def test_validate_only_checks_and_changes_nothing(broker: AdminBroker) -> None:
+def test_validate_only_changes_nothing(broker: AdminBroker) -> None:
     good, bad = (
         (TOPIC_RESOURCE, "a", [("retention.ms", SET, "1")]),
         (TOPIC_RESOURCE, "b", [("nope", SET, "1")]),
@@ -229,7 +229,7 @@ def test_validate_only_checks_and_changes_nothing(broker: AdminBroker) -> None:
     assert set_for_topic(broker, "a") == {"retention.ms": "77"}
 
 
-def test_what_was_altered_is_what_is_described_next(broker: AdminBroker) -> None:
+def test_altered_settings_are_described(broker: AdminBroker) -> None:
     increment(broker, (BROKER_RESOURCE, "1", [("log.retention.ms", SET, "5")]))
     own, topic = describe(
         broker,
@@ -266,7 +266,7 @@ def test_what_was_altered_is_what_is_described_next(broker: AdminBroker) -> None
         (0, "x", ("retention.ms", SET, "1"), INVALID_REQUEST),
     ],
 )
-def test_a_change_that_cannot_be_is_refused_and_the_others_are_made(
+def test_an_invalid_change_is_rejected_and_the_others_are_made(
     broker: AdminBroker, kind: int, name: str, change: tuple[str, int, str | None], code: int
 ) -> None:
     answer = increment(broker, (kind, name, [change]), (TOPIC_RESOURCE, "b", [("retention.ms", SET, "5")]))
@@ -277,7 +277,7 @@ def test_a_change_that_cannot_be_is_refused_and_the_others_are_made(
     assert set_for_topic(broker, "a") == {"retention.ms": "77"}
 
 
-def test_a_resource_or_a_key_given_twice_is_refused(broker: AdminBroker) -> None:
+def test_duplicate_resources_and_keys_are_rejected(broker: AdminBroker) -> None:
     first, second = [("retention.ms", SET, "1")], [("segment.ms", SET, "5000")]
     answer = increment(broker, (TOPIC_RESOURCE, "a", first), (TOPIC_RESOURCE, "a", second))
     assert answer == [(TOPIC_RESOURCE, "a", INVALID_REQUEST, "Each resource must appear at most once.")] * 2
@@ -288,9 +288,7 @@ def test_a_resource_or_a_key_given_twice_is_refused(broker: AdminBroker) -> None
     assert set_for_topic(broker, "a") == {"retention.ms": "77"}
 
 
-def test_a_controller_that_cannot_decide_fails_its_resources_only(
-    broker: AdminBroker, quiet_logger: str
-) -> None:
+def test_a_failing_controller_fails_only_its_resources(broker: AdminBroker, quiet_logger: str) -> None:
     broker.controller.refuses = NotControllerError("moved")
     answer = increment(
         broker,
@@ -329,7 +327,7 @@ def test_one_bad_level_changes_no_logger(broker: AdminBroker, quiet_logger: str)
     assert logging.getLogger(quiet_logger).level == logging.ERROR
 
 
-def test_loggers_cannot_be_replaced_as_a_whole(broker: AdminBroker) -> None:
+def test_loggers_cannot_be_changed_with_alter_configs(broker: AdminBroker) -> None:
     answer = alter(broker, (BROKER_LOGGER_RESOURCE, "1", [("root", "INFO")]))
     assert answer == [("1", INVALID_REQUEST, "Unknown resource type 8")]
 
@@ -370,6 +368,6 @@ def test_resources_are_listed_by_type(listing: AdminBroker) -> None:
 
 
 @pytest.mark.parametrize("types", [[0], [9], [TOPIC_RESOURCE, 9]])
-def test_a_type_nobody_knows_cannot_be_listed(listing: AdminBroker, types: list[int]) -> None:
+def test_an_unknown_resource_type_cannot_be_listed(listing: AdminBroker, types: list[int]) -> None:
     answer = listing.send(LIST, 1, resource_types=types)
     assert (answer.error_code, answer.config_resources) == (35, [])

@@ -1,4 +1,4 @@
-"""CreateTopics, DeleteTopics and CreatePartitions, as clients of every version see them."""
+"""CreateTopics, DeleteTopics and CreatePartitions in every version."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def create(broker: AdminBroker, *topics: dict[str, Any], version: int = 7, **mor
 
 
 @pytest.mark.parametrize("version", versions_of(CREATE))
-def test_created_topics_are_told_as_far_as_the_version_can(version: int) -> None:
+def test_created_topics_are_described_as_the_version_allows(version: int) -> None:
     broker = AdminBroker(image_of({}))
     topic = create(broker, new_topic("a", 3, configs={"retention.ms": "77"}), version=version)["a"]
     created = broker.metadata.image.topics["a"]
@@ -60,13 +60,13 @@ def test_created_topics_are_told_as_far_as_the_version_can(version: int) -> None
 
 
 @pytest.mark.parametrize("version", versions_of(CREATE))
-def test_defaults_are_taken_in_every_version(version: int) -> None:
+def test_broker_defaults_apply_in_every_version(version: int) -> None:
     broker = AdminBroker(image_of({}), BrokerSettings(num_partitions=5))
     assert create(broker, new_topic("a", -1, -1), version=version)["a"].error_code == 0
     assert len(broker.metadata.image.topics["a"].partitions) == 5
 
 
-def test_validate_only_answers_like_the_real_thing_and_creates_nothing() -> None:
+def test_validate_only_returns_results_and_creates_nothing() -> None:
     broker = AdminBroker(image_of({}))
     topic = create(broker, new_topic("a", configs={"retention.ms": "77"}), validate_only=True)["a"]
     assert (topic.error_code, topic.num_partitions) == (0, 2)
@@ -74,7 +74,7 @@ def test_validate_only_answers_like_the_real_thing_and_creates_nothing() -> None
     assert not broker.metadata.image.topics
 
 
-def test_a_topic_named_twice_is_refused_once_and_the_others_are_created() -> None:
+def test_a_duplicate_topic_is_rejected_and_the_others_are_created() -> None:
     broker = AdminBroker(image_of({}))
     answer = create(broker, new_topic("d"), new_topic("e"), new_topic("d"), new_topic("d"))
     assert (answer["d"].error_code, answer["d"].error_message) == DUPLICATE
@@ -82,7 +82,7 @@ def test_a_topic_named_twice_is_refused_once_and_the_others_are_created() -> Non
     assert list(broker.metadata.image.topics) == ["e"]
 
 
-def test_a_refused_topic_has_neither_id_nor_size_nor_configs() -> None:
+def test_a_rejected_topic_has_no_id_size_or_configs() -> None:
     topic = create(AdminBroker(image_of({"a": 1})), new_topic("a"))["a"]
     assert (topic.error_code, topic.error_message) == (36, "Topic 'a' already exists.")
     assert (topic.topic_id, topic.num_partitions, topic.replication_factor) == (None, -1, -1)
@@ -114,7 +114,7 @@ def test_a_refused_topic_has_neither_id_nor_size_nor_configs() -> None:
         (new_topic("a", configs={"retention.ms": None}), 40),
     ],
 )
-def test_what_cannot_be_is_refused_with_kafkas_code_and_a_message(topic: dict[str, Any], code: int) -> None:
+def test_invalid_topics_are_rejected_with_kafkas_code_and_a_message(topic: dict[str, Any], code: int) -> None:
     broker = AdminBroker(image_of({}))
     answer = create(broker, topic, new_topic("fine"))
     assert answer[topic["name"]].error_code == code
@@ -123,14 +123,14 @@ def test_what_cannot_be_is_refused_with_kafkas_code_and_a_message(topic: dict[st
     assert list(broker.metadata.image.topics) == ["fine"]
 
 
-def test_replicas_go_where_they_are_assigned() -> None:
+def test_manual_assignments_are_used() -> None:
     broker = AdminBroker(image_of({}, brokers=[broker_image(2)]))
     topic = create(broker, new_topic("a", -1, -1, [(0, [1, 2]), (1, [2, 1])]))["a"]
     assert (topic.error_code, topic.num_partitions, topic.replication_factor) == (0, 2, 2)
     assert [each.replicas for each in broker.metadata.image.topics["a"].partitions] == [(1, 2), (2, 1)]
 
 
-def test_a_topic_one_of_whose_namesakes_is_malformed_is_not_created() -> None:
+def test_a_duplicate_of_an_invalid_topic_is_not_created() -> None:
     broker = AdminBroker(image_of({}))
     answer = create(broker, new_topic("a", -1, -1, [(0, [1]), (0, [1])]), new_topic("a"))
     assert answer["a"].error_code == 39
@@ -138,7 +138,7 @@ def test_a_topic_one_of_whose_namesakes_is_malformed_is_not_created() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1])
-def test_a_caller_that_gives_no_time_is_answered_and_changes_nothing(timeout: int) -> None:
+def test_a_zero_timeout_changes_nothing(timeout: int) -> None:
     broker = AdminBroker(image_of({"old": 1}))
     before = broker.metadata.image
     answer = create(broker, new_topic("a"), new_topic("b"), timeout=timeout)
@@ -148,7 +148,7 @@ def test_a_caller_that_gives_no_time_is_answered_and_changes_nothing(timeout: in
     assert broker.metadata.image is before
 
 
-def test_an_answer_waits_for_the_replicas_and_leaves_time_for_itself() -> None:
+def test_the_wait_for_replicas_ends_before_the_timeout() -> None:
     broker = AdminBroker(image_of({"old": 3}))
     create(broker, new_topic("a"), new_topic("old"), new_topic("b"), timeout=30_000)
     assert broker.controller.waited_for == (["a", "b"], NOW_MS + 29_000, {})
@@ -156,14 +156,14 @@ def test_an_answer_waits_for_the_replicas_and_leaves_time_for_itself() -> None:
     assert broker.controller.waited_for == (["old"], NOW_MS + 450, {"old": 3, "a": 2})
 
 
-def test_nobody_waits_for_what_is_only_tried_out() -> None:
+def test_validate_only_does_not_wait_for_replicas() -> None:
     broker = AdminBroker(image_of({"old": 3}))
     create(broker, new_topic("a"), validate_only=True)
     more_partitions(broker, ("old", 5, None), validate_only=True)
     assert broker.controller.waited_for is None
 
 
-def test_a_topic_that_is_not_ready_in_time_stays_and_its_answer_says_what_is_not_ready() -> None:
+def test_a_topic_that_is_not_ready_in_time_exists_and_lists_unready_replicas() -> None:
     broker = AdminBroker(image_of({"old": 1}))
     broker.controller.unready = {
         "a": ["a-0 on node 3: its log could not be opened: No space left", "node 2 is fenced"],
@@ -181,7 +181,7 @@ def test_a_topic_that_is_not_ready_in_time_stays_and_its_answer_says_what_is_not
     assert "node 2 has not applied the metadata yet" in message
 
 
-def test_a_controller_that_moves_while_replicas_get_ready_does_not_have_it_done_again() -> None:
+def test_a_controller_that_moves_during_the_wait_does_not_cause_a_retry() -> None:
     broker = AdminBroker(image_of({}))
     broker.controller.unready = NotControllerError("moved")
     topic = create(broker, new_topic("a"))["a"]
@@ -191,7 +191,7 @@ def test_a_controller_that_moves_while_replicas_get_ready_does_not_have_it_done_
     assert "committed" in topic.error_message
 
 
-def test_a_controller_that_cannot_decide_fails_every_item_but_not_the_connection() -> None:
+def test_a_failing_controller_fails_every_item_but_not_the_connection() -> None:
     broker = AdminBroker(image_of({"old": 1}))
     broker.controller.refuses = NotControllerError("moved")
     assert create(broker, new_topic("a"), new_topic("a"))["a"].error_code == 41
@@ -234,7 +234,7 @@ def test_topics_are_deleted_by_id() -> None:
     assert list(broker.metadata.image.topics) == ["a"]
 
 
-def test_a_reference_must_be_a_name_or_an_id() -> None:
+def test_a_topic_must_have_a_name_or_an_id() -> None:
     broker = AdminBroker(image_of({"a": 1}))
     assert delete(broker, {"name": None, "topic_id": None}, {"name": "a", "topic_id": topic_id(0)}) == [
         (None, None, INVALID_REQUEST, "Neither topic name nor id were specified."),
@@ -251,7 +251,7 @@ def test_a_reference_must_be_a_name_or_an_id() -> None:
         ([by_name("a"), by_id(0), by_name("b")], [("a", None), (None, topic_id(0))]),
     ],
 )
-def test_what_is_named_twice_is_refused_once_and_not_deleted(
+def test_a_duplicate_topic_is_rejected_and_not_deleted(
     asked: list[dict[str, Any]], refused: list[tuple[Any, ...]]
 ) -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1}))
@@ -261,7 +261,7 @@ def test_what_is_named_twice_is_refused_once_and_not_deleted(
 
 
 @pytest.mark.parametrize(("version", "code"), [(1, 42), (2, 42), (3, 73), (6, 73)])
-def test_deletion_can_be_switched_off(version: int, code: int) -> None:
+def test_deletion_can_be_disabled(version: int, code: int) -> None:
     broker = AdminBroker(image_of({"a": 1}), BrokerSettings(delete_topic_enable=False))
     answer = broker.send(DELETE, version, topic_names=["a"], topics=[by_name("a")], timeout=1000)
     assert [(each.name, each.error_code) for each in answer.responses] == [("a", code)]
@@ -320,7 +320,7 @@ def test_partitions_are_added_with_and_without_assignments(version: int, validat
         (3, [[1, 1]], 39),
     ],
 )
-def test_partitions_that_cannot_be_are_refused(
+def test_invalid_partition_increases_are_rejected(
     count: int, assigned: list[list[int]] | None, code: int
 ) -> None:
     broker = AdminBroker(image_of({"a": 2}))
@@ -330,7 +330,7 @@ def test_partitions_that_cannot_be_are_refused(
     assert len(broker.metadata.image.topics["a"].partitions) == 2
 
 
-def test_adding_partitions_twice_in_one_request_or_to_no_topic_is_refused() -> None:
+def test_duplicate_or_unknown_topics_get_no_partitions() -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1}))
     answer = more_partitions(broker, ("a", 2, None), ("b", 2, None), ("a", 3, None), ("gone", 2, None))
     assert [each[:2] for each in answer] == [("a", INVALID_REQUEST), ("b", 0), ("gone", 3)]

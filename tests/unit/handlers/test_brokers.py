@@ -1,5 +1,4 @@
-"""What nodes ask of the controller about themselves, through the codec: registration, heartbeats, producer ids; and
-UnregisterBroker, which people ask for."""
+"""BrokerRegistration, BrokerHeartbeat, AllocateProducerIds and UnregisterBroker, encoded and decoded."""
 
 import asyncio
 from typing import Any
@@ -47,7 +46,7 @@ BROKER = BrokerRegistrationRequest(
 
 
 class Asked:
-    """Stands for the controller; keeps what it was asked, and answers or refuses."""
+    """A fake controller that records its calls and returns or raises what it was given."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -100,7 +99,7 @@ def versions_of(api_key: ApiKey) -> range:
 
 
 @pytest.mark.parametrize("version", versions_of(REGISTER))
-def test_a_registration_comes_as_it_was_sent(version: int) -> None:
+def test_a_registration_round_trips(version: int) -> None:
     broker = BrokerOf(Asked(41))
     answer = broker.send(REGISTER, version, registration_request(BROKER))
     assert (answer.error_code, answer.broker_epoch) == (0, 41)
@@ -119,12 +118,12 @@ def test_a_registration_comes_as_it_was_sent(version: int) -> None:
 @pytest.mark.parametrize(
     ("error", "code"), [(NotControllerError(""), 41), (DuplicateBrokerRegistrationError(""), 101)]
 )
-def test_a_registration_that_is_refused_has_its_code(error: MoldauError, code: int) -> None:
+def test_a_rejected_registration_has_an_error_code(error: MoldauError, code: int) -> None:
     answer = BrokerOf(Asked(error)).send(REGISTER, 4, registration_request(BROKER))
     assert (answer.error_code, answer.broker_epoch) == (code, -1)
 
 
-def test_a_registration_without_an_incarnation_is_refused() -> None:
+def test_a_registration_without_incarnation_id_is_rejected() -> None:
     broker = BrokerOf(Asked(41))
     answer = broker.send(REGISTER, 4, {**registration_request(BROKER), "incarnation_id": None})
     assert answer.error_code == 119
@@ -132,7 +131,7 @@ def test_a_registration_without_an_incarnation_is_refused() -> None:
 
 
 @pytest.mark.parametrize("version", versions_of(BEAT))
-def test_a_heartbeat_comes_as_it_was_sent_and_so_does_its_answer(version: int) -> None:
+def test_a_heartbeat_and_its_response_round_trip(version: int) -> None:
     broken = OfflineReplica(UUID(int=4), 2, 3, "it is damaged")
     full = OfflineReplica(UUID(int=4), 5, 3, "No space left on device", is_transient=True)
     beat = BrokerHeartbeat(3, 41, 99, want_fence=True, want_shut_down=True, not_ready=[broken, full])
@@ -148,7 +147,7 @@ def test_a_heartbeat_comes_as_it_was_sent_and_so_does_its_answer(version: int) -
     assert broker.controller.asked == [(beat,)]
 
 
-def test_a_heartbeat_that_is_refused_grants_nothing() -> None:
+def test_a_rejected_heartbeat_grants_nothing() -> None:
     answer = BrokerOf(Asked(StaleBrokerEpochError(""))).send(
         BEAT, 1, heartbeat_request(BrokerHeartbeat(3, 41, 99))
     )
@@ -160,7 +159,7 @@ def test_a_heartbeat_that_is_refused_grants_nothing() -> None:
     )
 
 
-def test_the_end_of_a_connection_with_heartbeats_is_told_once_for_each_life() -> None:
+def test_closing_a_heartbeat_connection_notifies_once_per_broker_epoch() -> None:
     controller = Asked(BrokerHeartbeatReply(True, False, False))
     broker = BrokerOf(controller)
     for epoch in (41, 41, 55, 55):
@@ -170,8 +169,8 @@ def test_the_end_of_a_connection_with_heartbeats_is_told_once_for_each_life() ->
     assert controller.closed == [(3, 41), (3, 55)]
 
 
-def test_a_connection_whose_heartbeats_were_refused_says_nothing_of_the_broker() -> None:
-    """Anybody could name any broker."""
+def test_closing_a_connection_with_rejected_heartbeats_notifies_nobody() -> None:
+    """Otherwise any client could report any broker as down."""
     controller = Asked(StaleBrokerEpochError(""))
     broker = BrokerOf(controller)
     broker.send(BEAT, 1, heartbeat_request(BrokerHeartbeat(3, 41, 99)))
@@ -179,7 +178,7 @@ def test_a_connection_whose_heartbeats_were_refused_says_nothing_of_the_broker()
     assert controller.closed == []
 
 
-def test_producer_ids_are_a_block() -> None:
+def test_producer_ids_are_allocated_in_blocks() -> None:
     tree = {"broker_id": 3, "broker_epoch": 41}
     broker = BrokerOf(Asked(range(2000, 3000)))
     answer = broker.send(IDS, 0, tree)
@@ -188,7 +187,7 @@ def test_producer_ids_are_a_block() -> None:
     assert BrokerOf(Asked(NotControllerError(""))).send(IDS, 0, tree).error_code == 41
 
 
-def test_unregistering_is_answered_with_a_message_where_it_cannot_be() -> None:
+def test_a_rejected_unregistration_has_a_message() -> None:
     answer = BrokerOf(Asked(None)).send(UNREGISTER, 0, {"broker_id": 3})
     assert (answer.error_code, answer.error_message) == (0, None)
     refused = BrokerIdNotRegisteredError("Broker 3 is not registered.")
@@ -196,13 +195,13 @@ def test_unregistering_is_answered_with_a_message_where_it_cannot_be() -> None:
     assert (answer.error_code, answer.error_message) == (102, "Broker 3 is not registered.")
 
 
-def test_only_nodes_are_served_what_only_nodes_ask() -> None:
+def test_inter_broker_apis_are_marked_as_such() -> None:
     assert all(REGISTRY[each].inter_broker for each in (REGISTER, BEAT, IDS))
     assert REGISTRY[UNREGISTER].forwarded
     assert not REGISTRY[UNREGISTER].inter_broker
 
 
-def test_clients_are_told_to_ask_again_while_no_producer_ids_can_be_had() -> None:
+def test_clients_retry_while_no_producer_ids_are_available() -> None:
     async def story() -> None:
         answers: list[Any] = [
             NotControllerError(""),

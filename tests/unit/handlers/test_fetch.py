@@ -1,5 +1,4 @@
-"""Fetch: sessions, byte limits, long polls, epochs; called as a client's request would be, on a real node
-in memory."""
+"""Fetch: sessions, byte limits, delayed fetches and epochs, with the handler of a real in-memory node."""
 
 import asyncio
 import random
@@ -45,7 +44,7 @@ def named(*partitions: FetchPartition) -> dict[PartitionKey, FetchPartition]:
 # The cache of sessions
 
 
-def test_a_session_goes_on_as_long_as_its_epoch_does() -> None:
+def test_a_session_continues_only_with_the_next_epoch() -> None:
     sessions = FetchSessionCache(random.Random(1), 10)
     session = sessions.create(client(), named(wanted(0), wanted(1)), 0, 0, uses_topic_ids=False)
     assert session is not None
@@ -62,7 +61,7 @@ def test_a_session_goes_on_as_long_as_its_epoch_does() -> None:
         sessions.continue_session(session.session_id + 1, 1, {}, [], 0, uses_topic_ids=False)
 
 
-def test_a_client_that_keeps_beginning_replaces_its_own_session() -> None:
+def test_a_new_session_replaces_the_earlier_one_of_its_connection() -> None:
     sessions = FetchSessionCache(random.Random(1), 10)
     connection = client()
     for _ in range(100):
@@ -72,7 +71,7 @@ def test_a_client_that_keeps_beginning_replaces_its_own_session() -> None:
     assert len(sessions) == 0
 
 
-def test_a_full_cache_makes_room_only_for_what_is_old() -> None:
+def test_a_full_cache_evicts_only_idle_sessions() -> None:
     sessions = FetchSessionCache(random.Random(1), 2)
     assert sessions.create(client(), named(wanted()), 0, 0, uses_topic_ids=False) is not None
     assert sessions.create(client(), named(wanted()), 0, 10, uses_topic_ids=False) is not None
@@ -81,7 +80,7 @@ def test_a_full_cache_makes_room_only_for_what_is_old() -> None:
     assert len(sessions) == 2
 
 
-def test_a_fetch_of_nothing_needs_no_session() -> None:
+def test_a_fetch_without_partitions_gets_no_session() -> None:
     assert FetchSessionCache(random.Random(1), 2).create(client(), {}, 0, 0, uses_topic_ids=False) is None
 
 
@@ -89,7 +88,7 @@ def test_a_fetch_of_nothing_needs_no_session() -> None:
 
 
 class Fetcher:
-    """Asks as one connection does."""
+    """Fetches over one connection."""
 
     def __init__(self, broker: Broker, version: int = 12) -> None:
         self._broker = broker.node.broker
@@ -169,7 +168,7 @@ def on_broker(
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
-def test_an_incremental_fetch_tells_only_what_changed() -> None:
+def test_an_incremental_fetch_returns_only_changes() -> None:
     async def test(fetcher: Fetcher) -> None:
         await fetcher.append(0, b"a")
         first = await fetcher.fetch({0: 0, 1: 0, 2: 0}, session=(0, 0))
@@ -189,7 +188,7 @@ def test_an_incremental_fetch_tells_only_what_changed() -> None:
     on_broker(test)
 
 
-def test_a_long_poll_is_answered_when_enough_has_arrived() -> None:
+def test_a_delayed_fetch_completes_at_min_bytes() -> None:
     async def test(fetcher: Fetcher) -> None:
         waiting = asyncio.create_task(fetcher.fetch({0: 0, 1: 0}, max_wait=5000, min_bytes=200))
         await asyncio.sleep(0.01)
@@ -203,7 +202,7 @@ def test_a_long_poll_is_answered_when_enough_has_arrived() -> None:
     on_broker(test)
 
 
-def test_a_long_poll_ends_with_what_there_is() -> None:
+def test_a_delayed_fetch_returns_what_there_is_after_max_wait() -> None:
     async def test(fetcher: Fetcher) -> None:
         await fetcher.append(0, b"a")
         answer = await fetcher.fetch({0: 0}, max_wait=30, min_bytes=10_000)
@@ -218,7 +217,7 @@ FOR_EVER_MS = 60_000
 
 
 @pytest.mark.parametrize("store", ["memory", "files"])
-def test_a_fetch_that_left_records_behind_does_not_wait_for_more(store: str, tmp_path: Path) -> None:
+def test_a_fetch_with_more_records_than_its_limit_does_not_wait(store: str, tmp_path: Path) -> None:
     async def test(fetcher: Fetcher) -> None:
         for _ in range(30):
             await fetcher.append(0, b"x" * 1000)
@@ -243,7 +242,7 @@ def test_a_fetch_that_left_records_behind_does_not_wait_for_more(store: str, tmp
     on_broker(test, settings={"store": store, "data.dir": str(tmp_path), "log.index.interval.bytes": "4096"})
 
 
-def test_a_fetch_that_left_a_segment_behind_does_not_wait_for_more(tmp_path: Path) -> None:
+def test_a_fetch_with_records_in_the_next_segment_does_not_wait(tmp_path: Path) -> None:
     async def test(fetcher: Fetcher) -> None:
         for _ in range(3):
             await fetcher.append(0, b"x" * 1000)
@@ -253,7 +252,7 @@ def test_a_fetch_that_left_a_segment_behind_does_not_wait_for_more(tmp_path: Pat
     on_broker(test, settings={"store": "files", "data.dir": str(tmp_path), "log.segment.bytes": "2500"})
 
 
-def test_no_more_is_waited_for_than_an_answer_may_hold() -> None:
+def test_min_bytes_above_max_bytes_does_not_wait_forever() -> None:
     async def test(fetcher: Fetcher) -> None:
         await fetcher.append(0, b"x" * 1000)
         size = sizes(await fetcher.fetch({0: 0}))[0]
@@ -263,7 +262,7 @@ def test_no_more_is_waited_for_than_an_answer_may_hold() -> None:
     on_broker(test)
 
 
-def test_an_error_is_answered_at_once() -> None:
+def test_an_error_completes_a_fetch_at_once() -> None:
     async def test(fetcher: Fetcher) -> None:
         answer = await fetcher.fetch({0: 0, 1: 5, 7: 0}, max_wait=60_000)
         assert codes(answer) == {0: 0, 1: 1, 7: 3}
@@ -272,7 +271,7 @@ def test_an_error_is_answered_at_once() -> None:
     on_broker(test)
 
 
-def test_the_first_batch_comes_whole_and_limits_hold_for_the_rest() -> None:
+def test_the_first_batch_is_whole_and_limits_hold_for_the_rest() -> None:
     async def test(fetcher: Fetcher) -> None:
         for partition in range(3):
             await fetcher.append(partition, b"x" * 1000)
@@ -286,7 +285,7 @@ def test_the_first_batch_comes_whole_and_limits_hold_for_the_rest() -> None:
     on_broker(test)
 
 
-def test_a_partition_that_got_records_goes_to_the_end_of_its_session() -> None:
+def test_a_partition_with_records_is_read_last_in_the_next_fetch() -> None:
     async def test(fetcher: Fetcher) -> None:
         for partition in range(3):
             await fetcher.append(partition, b"x" * 1000)
@@ -301,7 +300,7 @@ def test_a_partition_that_got_records_goes_to_the_end_of_its_session() -> None:
     on_broker(test)
 
 
-def test_a_reader_of_an_epoch_that_ended_earlier_is_told_where_it_ended() -> None:
+def test_a_diverging_epoch_is_returned_with_its_end_offset() -> None:
     async def test(fetcher: Fetcher) -> None:
         await fetcher.append(0, b"a")
         partition = fetcher.partition(0)
@@ -318,7 +317,7 @@ def test_a_reader_of_an_epoch_that_ended_earlier_is_told_where_it_ended() -> Non
     on_broker(test)
 
 
-def test_followers_have_sessions_of_their_own_beside_those_of_consumers() -> None:
+def test_follower_sessions_do_not_count_against_the_limit() -> None:
     sessions = FetchSessionCache(random.Random(1), 1)
     consumer = sessions.create(client(), named(wanted()), 0, 0, uses_topic_ids=False)
     assert consumer is not None

@@ -1,6 +1,6 @@
-"""Fetch between replicas: what a follower gets and when, who is refused, and where consumers are sent.
+"""Fetches of followers, and of consumers with preferred read replicas.
 
-Called as requests would be, on a real node in memory that is told of other brokers.
+The handlers of a real in-memory node are called, whose metadata image has other brokers.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 
 class Stage:
-    """A node that leads orders-0 with a follower on node 2, which is played by the test."""
+    """A node that leads orders-0; the test acts as the follower on node 2."""
 
     def __init__(self, broker: Broker) -> None:
         self.node = broker.node.broker
@@ -126,7 +126,7 @@ def on_stage(scene: Callable[[Stage], Awaitable[None]], **settings: str) -> None
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_follower_gets_all_and_a_consumer_what_the_follower_has_asked_past() -> None:
+def test_followers_read_all_records_and_consumers_only_replicated_ones() -> None:
     async def scene(stage: Stage) -> None:
         await stage.append(b"a")
         told = await stage.follow(0)
@@ -139,9 +139,7 @@ def test_a_follower_gets_all_and_a_consumer_what_the_follower_has_asked_past() -
     on_stage(scene)
 
 
-def test_a_waiting_follower_is_answered_when_something_is_appended_and_a_consumer_when_it_is_committed() -> (
-    None
-):
+def test_delayed_fetches_complete_on_append_for_followers_and_on_commit_for_consumers() -> None:
     async def scene(stage: Stage) -> None:
         follower = asyncio.ensure_future(stage.follow(0, max_wait=60_000))
         consumer = asyncio.ensure_future(stage.consume(0, max_wait=60_000))
@@ -156,7 +154,7 @@ def test_a_waiting_follower_is_answered_when_something_is_appended_and_a_consume
     on_stage(scene)
 
 
-def test_a_follower_without_a_session_waits_though_consumers_read_from_followers() -> None:
+def test_a_follower_without_session_waits_with_follower_fetching_enabled() -> None:
     async def scene(stage: Stage) -> None:
         await stage.append(b"a")
         follower = asyncio.ensure_future(stage.follow(1, max_wait=60_000))
@@ -169,7 +167,7 @@ def test_a_follower_without_a_session_waits_though_consumers_read_from_followers
     on_stage(scene, **{"replica.selector.class": "RackAwareReplicaSelector"})
 
 
-def test_a_waiting_follower_hears_at_once_that_its_leader_leads_no_more() -> None:
+def test_a_delayed_follower_fetch_completes_when_leadership_is_lost() -> None:
     async def scene(stage: Stage) -> None:
         follower = asyncio.ensure_future(stage.follow(0, max_wait=60_000))
         await asyncio.sleep(0)
@@ -179,7 +177,7 @@ def test_a_waiting_follower_hears_at_once_that_its_leader_leads_no_more() -> Non
     on_stage(scene)
 
 
-def test_records_are_deleted_when_the_follower_has_deleted_them() -> None:
+def test_delete_records_waits_for_the_follower() -> None:
     async def scene(stage: Stage) -> None:
         await stage.append(b"a", b"b", b"c")
         await stage.follow(3)
@@ -215,7 +213,7 @@ def test_records_are_deleted_when_the_follower_has_deleted_them() -> None:
         ({"version": 14}, NOT_LEADER),
     ],
 )
-def test_who_only_says_that_it_is_a_follower_is_refused(asked: dict[str, int], code: int) -> None:
+def test_an_unknown_follower_is_rejected(asked: dict[str, int], code: int) -> None:
     async def scene(stage: Stage) -> None:
         await stage.append(b"a")
         told = await stage.follow(1, **asked)
@@ -226,7 +224,7 @@ def test_who_only_says_that_it_is_a_follower_is_refused(asked: dict[str, int], c
     on_stage(scene)
 
 
-def test_followers_are_served_on_the_listener_of_the_nodes_alone() -> None:
+def test_followers_are_served_on_the_inter_broker_listener_only() -> None:
     async def scene(stage: Stage) -> None:
         stage.listener = "OUTSIDE"
         assert (await stage.follow(0))["error_code"] == NOT_LEADER
@@ -235,7 +233,7 @@ def test_followers_are_served_on_the_listener_of_the_nodes_alone() -> None:
     on_stage(scene)
 
 
-def test_a_follower_that_is_outside_of_the_log_is_told_where_it_begins() -> None:
+def test_an_out_of_range_follower_gets_the_log_start_offset() -> None:
     async def scene(stage: Stage) -> None:
         await stage.append(b"a", b"b")
         await stage.follow(2)
@@ -246,7 +244,7 @@ def test_a_follower_that_is_outside_of_the_log_is_told_where_it_begins() -> None
     on_stage(scene)
 
 
-def test_a_follower_with_another_history_is_told_where_it_parts() -> None:
+def test_a_diverging_follower_gets_the_end_of_its_epoch() -> None:
     async def scene(stage: Stage) -> None:
         await stage.append(b"a")
         await stage.role(epoch=EPOCH + 3)
@@ -256,7 +254,7 @@ def test_a_follower_with_another_history_is_told_where_it_parts() -> None:
     on_stage(scene)
 
 
-def test_who_comes_to_a_node_that_does_not_lead_is_told_who_does_and_where() -> None:
+def test_a_request_to_a_non_leader_returns_the_leader_and_its_endpoint() -> None:
     async def scene(stage: Stage) -> None:
         await stage.role(leader=2, epoch=EPOCH + 1)
         answer = await stage.fetch(0, version=10)
@@ -284,7 +282,7 @@ def test_who_comes_to_a_node_that_does_not_lead_is_told_who_does_and_where() -> 
     on_stage(scene)
 
 
-def test_a_follower_serves_consumers_that_know_they_may_ask_it() -> None:
+def test_a_follower_serves_consumers_from_version_11_on() -> None:
     async def scene(stage: Stage) -> None:
         await stage.append(b"a")
         await stage.follow(1)
@@ -295,7 +293,7 @@ def test_a_follower_serves_consumers_that_know_they_may_ask_it() -> None:
     on_stage(scene)
 
 
-def test_a_consumer_is_sent_to_the_replica_in_its_rack() -> None:
+def test_a_consumer_gets_the_replica_in_its_rack() -> None:
     async def scene(stage: Stage) -> None:
         await stage.append(b"a")
         assert (await stage.consume(0, rack="r2"))["preferred_read_replica"] == -1, "it has not shown up yet"
@@ -313,7 +311,7 @@ def test_a_consumer_is_sent_to_the_replica_in_its_rack() -> None:
     on_stage(scene, **{"replica.selector.class": RACK_AWARE})
 
 
-def test_without_a_selector_everybody_reads_from_the_leader() -> None:
+def test_without_a_selector_consumers_read_from_the_leader() -> None:
     async def scene(stage: Stage) -> None:
         await stage.append(b"a")
         await stage.follow(1)
@@ -322,7 +320,7 @@ def test_without_a_selector_everybody_reads_from_the_leader() -> None:
     on_stage(scene)
 
 
-def test_a_new_leader_does_not_know_the_end_before_its_follower_has_fetched() -> None:
+def test_a_new_leader_has_no_latest_offset_until_its_follower_fetches() -> None:
     async def scene(stage: Stage) -> None:
         await stage.append(b"a")
         await stage.role(epoch=EPOCH + 1)
@@ -345,7 +343,7 @@ def test_a_new_leader_does_not_know_the_end_before_its_follower_has_fetched() ->
     on_stage(scene)
 
 
-def test_any_replica_tells_the_controller_where_its_log_ends() -> None:
+def test_any_replica_returns_its_log_end_to_the_controller() -> None:
     async def scene(stage: Stage) -> None:
         await stage.append(b"a", b"b")
         await stage.role(leader=-1, epoch=EPOCH + 1)

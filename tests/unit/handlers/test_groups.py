@@ -1,4 +1,4 @@
-"""The requests of groups in every version: what the coordinator is asked, and what clients are told."""
+"""Group requests in every version: what the coordinator gets and what clients get back."""
 
 import asyncio
 import random
@@ -56,7 +56,7 @@ NOT_REQUESTED = -(2**31)
 
 
 class ScriptedGroups:
-    """Notes what it is asked, and answers what it is told to."""
+    """A fake coordinator that records its calls and returns scripted results."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -159,28 +159,26 @@ def find(broker: GroupBroker, version: int, *keys: str, kind: int = 0) -> list[t
 
 
 @every_version(ApiKey.FIND_COORDINATOR)
-def test_the_coordinator_is_named_as_the_callers_listener_reaches_it(
-    broker: GroupBroker, version: int
-) -> None:
+def test_the_coordinator_has_the_endpoint_of_the_clients_listener(broker: GroupBroker, version: int) -> None:
     assert find(broker, version, "g") == [(0, 1, "host1", 9001)]
     assert broker.groups.asked == ["g"]
 
 
 @every_version(ApiKey.FIND_COORDINATOR)
-def test_there_may_be_no_coordinator_for_now(broker: GroupBroker, version: int) -> None:
+def test_a_missing_coordinator_is_a_retriable_error(broker: GroupBroker, version: int) -> None:
     broker.groups.leader = NO_LEADER
     assert find(broker, version, "g") == [(15, -1, "", -1)]
     broker.groups.error = CoordinatorNotAvailableError("the topic cannot be made")
     assert find(broker, version, "g") == [(15, -1, "", -1)]
 
 
-def test_many_keys_are_answered_one_by_one(broker: GroupBroker) -> None:
+def test_each_key_has_its_own_coordinator(broker: GroupBroker) -> None:
     assert find(broker, 4, "a", "b") == [(0, 1, "host1", 9001)] * 2
     answer = broker.send(ApiKey.FIND_COORDINATOR, 6, coordinator_keys=["a", "b"], key_type=0)
     assert [each.key for each in answer.coordinators] == ["a", "b"]
 
 
-def test_very_many_keys_give_others_their_turn(broker: GroupBroker) -> None:
+def test_many_keys_yield_to_the_event_loop(broker: GroupBroker) -> None:
     async def scene() -> int:
         turns = 0
         session = Session(ClientConnection("127.0.0.1:5000", LISTENER), 4, "tests")
@@ -196,7 +194,7 @@ def test_very_many_keys_give_others_their_turn(broker: GroupBroker) -> None:
     assert asyncio.run(scene()) >= 10
 
 
-def test_transactional_producers_are_sent_away_for_good(broker: GroupBroker) -> None:
+def test_transactional_producers_get_a_permanent_error(broker: GroupBroker) -> None:
     for version in range(1, 7):
         assert find(broker, version, "t", kind=1) == [(53, -1, "", -1)]
     assert find(broker, 6, "s", kind=2) == [(42, -1, "", -1)]
@@ -222,7 +220,7 @@ def join(broker: GroupBroker, version: int, **more: Any) -> Any:
 
 
 @every_version(ApiKey.JOIN_GROUP)
-def test_what_a_member_says_when_it_joins(broker: GroupBroker, version: int) -> None:
+def test_a_join_request_is_passed_to_the_coordinator(broker: GroupBroker, version: int) -> None:
     broker.groups.error = UnknownMemberIdError("who?")
     join(broker, version, member_id="")
     (request,) = broker.groups.asked
@@ -240,7 +238,7 @@ def test_what_a_member_says_when_it_joins(broker: GroupBroker, version: int) -> 
     assert (client_id, len(unique)) == ("tests", 36)
 
 
-def test_a_static_member_is_named_by_its_instance_and_needs_no_second_attempt(broker: GroupBroker) -> None:
+def test_a_static_member_joins_without_a_member_id(broker: GroupBroker) -> None:
     broker.groups.error = UnknownMemberIdError("who?")
     for version in range(5, 10):
         join(broker, version, member_id="", group_instance_id="rack-7")
@@ -251,7 +249,7 @@ def test_a_static_member_is_named_by_its_instance_and_needs_no_second_attempt(br
     assert len({request.new_member_id for request in broker.groups.asked}) == 5
 
 
-def test_a_name_as_long_as_can_be_leaves_room_for_the_rest_of_the_id(broker: GroupBroker) -> None:
+def test_a_long_client_id_is_shortened_in_the_member_id(broker: GroupBroker) -> None:
     broker.groups.error = UnknownMemberIdError("who?")
     join(broker, 9, member_id="", group_instance_id="x" * 32_767)
     (request,) = broker.groups.asked
@@ -270,7 +268,7 @@ def test_a_name_as_long_as_can_be_leaves_room_for_the_rest_of_the_id(broker: Gro
         ),
     ],
 )
-def test_who_waits_for_others_does_not_keep_the_frame_of_its_request(
+def test_pending_joins_and_syncs_do_not_keep_their_frames(
     broker: GroupBroker, api_key: ApiKey, version: int, tree: dict[str, Any]
 ) -> None:
     async def scene() -> None:
@@ -294,7 +292,7 @@ def test_who_waits_for_others_does_not_keep_the_frame_of_its_request(
 
 
 @every_version(ApiKey.JOIN_GROUP)
-def test_the_leader_hears_of_all_members(broker: GroupBroker, version: int) -> None:
+def test_the_leaders_join_response_lists_all_members(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = JoinResponse(
         generation=7,
         protocol_type="consumer",
@@ -318,9 +316,7 @@ def test_the_leader_hears_of_all_members(broker: GroupBroker, version: int) -> N
 
 
 @every_version(ApiKey.JOIN_GROUP)
-def test_a_refused_member_gets_its_own_id_back_or_the_one_it_is_to_use(
-    broker: GroupBroker, version: int
-) -> None:
+def test_a_rejected_join_returns_the_member_id_to_use(broker: GroupBroker, version: int) -> None:
     for error, code, member_id in (
         (NotCoordinatorError("elsewhere"), 16, "me"),
         (MemberIdRequiredError("tests-1"), 79, "tests-1"),
@@ -351,7 +347,7 @@ def sync(broker: GroupBroker, version: int, **more: Any) -> Any:
 
 
 @every_version(ApiKey.SYNC_GROUP)
-def test_the_assignment_goes_there_and_back(broker: GroupBroker, version: int) -> None:
+def test_a_sync_sends_and_returns_assignments(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = SyncResponse(protocol_type="consumer", protocol_name="range", assignment=b"mine")
     answer = sync(broker, version)
     (request,) = broker.groups.asked
@@ -366,21 +362,21 @@ def test_the_assignment_goes_there_and_back(broker: GroupBroker, version: int) -
 
 
 @every_version(ApiKey.SYNC_GROUP)
-def test_a_refused_sync_brings_no_assignment(broker: GroupBroker, version: int) -> None:
+def test_a_rejected_sync_has_no_assignment(broker: GroupBroker, version: int) -> None:
     broker.groups.error = RebalanceInProgressError("join again")
     answer = sync(broker, version)
     assert (answer.error_code, bytes(answer.assignment)) == (27, b"")
     assert answer.get("protocol_type") is None
 
 
-def test_from_version_5_on_a_sync_says_which_protocol_it_goes_by(broker: GroupBroker) -> None:
+def test_from_version_5_on_a_sync_must_send_its_protocol(broker: GroupBroker) -> None:
     assert sync(broker, 5, protocol_name=None).error_code == 23
     assert sync(broker, 5, protocol_type=None).error_code == 23
     assert broker.groups.asked == []
 
 
 @every_version(ApiKey.HEARTBEAT)
-def test_heartbeats(broker: GroupBroker, version: int) -> None:
+def test_heartbeats_are_passed_to_the_coordinator(broker: GroupBroker, version: int) -> None:
     request = {"group_id": "g", "generation_id": 7, "member_id": "me", "group_instance_id": "rack"}
     assert broker.send(ApiKey.HEARTBEAT, version, **request).error_code == 0
     instance = "rack" if version >= 3 else None
@@ -392,7 +388,7 @@ def test_heartbeats(broker: GroupBroker, version: int) -> None:
 
 
 @every_version(ApiKey.LEAVE_GROUP)
-def test_one_member_leaves_or_many_do(broker: GroupBroker, version: int) -> None:
+def test_one_or_several_members_leave(broker: GroupBroker, version: int) -> None:
     unknown = UnknownMemberIdError("who?")
     many = version >= 3
     left = [LeaveResult("a", None, unknown)] + ([LeaveResult("", "rack", None)] if many else [])
@@ -423,7 +419,7 @@ def test_one_member_leaves_or_many_do(broker: GroupBroker, version: int) -> None
 
 
 def commit(broker: GroupBroker, version: int, *named: tuple[int, list[int]], **more: Any) -> list[Any]:
-    """Topics by their number in the image; one that is not there has none."""
+    """Topics by their number in the image; an unknown one has none."""
     names = ["orders", "payments", "missing"]
     topics = [
         {
@@ -458,7 +454,7 @@ def commit(broker: GroupBroker, version: int, *named: tuple[int, list[int]], **m
 
 
 @every_version(ApiKey.OFFSET_COMMIT)
-def test_offsets_are_committed_and_what_is_not_there_is_refused(broker: GroupBroker, version: int) -> None:
+def test_offsets_are_committed_and_unknown_partitions_rejected(broker: GroupBroker, version: int) -> None:
     assert commit(broker, version, (0, [0, 1, 2]), (2, [0]), (1, [0])) == [
         [0, 0, 3],
         [100 if version >= 10 else 3],
@@ -479,21 +475,21 @@ def test_offsets_are_committed_and_what_is_not_there_is_refused(broker: GroupBro
 
 
 @every_version(ApiKey.OFFSET_COMMIT)
-def test_old_clients_say_how_long_an_offset_is_kept(broker: GroupBroker, version: int) -> None:
+def test_old_versions_commit_with_a_retention_time(broker: GroupBroker, version: int) -> None:
     commit(broker, version, (0, [0]), retention_time=5_000)
     (request,) = broker.groups.asked
     assert request.offsets[0].expire_timestamp_ms == (WALL_MS + 5_000 if version <= 4 else NO_EXPIRY)
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
-def test_an_offset_can_be_kept_for_ever(broker: GroupBroker, version: int) -> None:
+def test_a_huge_retention_time_does_not_overflow(broker: GroupBroker, version: int) -> None:
     commit(broker, version, (0, [0]), retention_time=2**63 - 1)
     (request,) = broker.groups.asked
     assert request.offsets[0].expire_timestamp_ms == 2**63 - 1
 
 
 @every_version(ApiKey.OFFSET_COMMIT)
-def test_the_errors_of_a_commit(broker: GroupBroker, version: int) -> None:
+def test_commit_errors_by_version(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = {("orders", 1): OffsetMetadataTooLargeError("too long")}
     assert commit(broker, version, (0, [0, 1])) == [[0, 12]]
     broker.groups.error = RebalanceInProgressError("join again")
@@ -502,7 +498,7 @@ def test_the_errors_of_a_commit(broker: GroupBroker, version: int) -> None:
     assert commit(broker, version, (0, [0, 1])) == [[69, 69] if version >= 9 else [22, 22]]
 
 
-def test_a_commit_of_nothing_that_is_there_asks_nobody(broker: GroupBroker) -> None:
+def test_a_commit_of_unknown_topics_does_not_reach_the_coordinator(broker: GroupBroker) -> None:
     assert commit(broker, 9, (2, [0])) == [[3]]
     assert commit(broker, 9) == []
     assert broker.groups.asked == []
@@ -541,7 +537,7 @@ def offsets_of(topic: Any) -> list[tuple[int, int, int, str, int]]:
 
 
 @every_version(ApiKey.OFFSET_FETCH)
-def test_some_offsets_of_a_group(broker: GroupBroker, version: int) -> None:
+def test_offsets_of_requested_partitions_are_fetched(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = KNOWN
     asked = [
         {"name": "orders", "topic_id": topic_id(0), "partition_indexes": [1, 0, 9]},
@@ -560,7 +556,7 @@ def test_some_offsets_of_a_group(broker: GroupBroker, version: int) -> None:
 
 
 @every_version(ApiKey.OFFSET_FETCH)
-def test_a_topic_or_partition_that_is_named_twice_is_answered_once(broker: GroupBroker, version: int) -> None:
+def test_duplicate_topics_and_partitions_have_one_result(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = KNOWN
     asked = [
         {"name": "orders", "topic_id": topic_id(0), "partition_indexes": indexes}
@@ -574,7 +570,7 @@ def test_a_topic_or_partition_that_is_named_twice_is_answered_once(broker: Group
 
 
 @every_version(ApiKey.OFFSET_FETCH)
-def test_offsets_of_a_former_topic_are_not_those_of_the_topic_with_its_name(
+def test_offsets_of_a_deleted_topic_are_not_returned_for_its_successor(
     broker: GroupBroker, version: int
 ) -> None:
     broker.groups.reply = {("orders", 0): CommittedOffset(5, 3, "", WALL_MS, topic_id=topic_id(99))}
@@ -586,7 +582,7 @@ def test_offsets_of_a_former_topic_are_not_those_of_the_topic_with_its_name(
 
 
 @pytest.mark.parametrize("version", range(2, 11))
-def test_all_offsets_of_a_group(broker: GroupBroker, version: int) -> None:
+def test_all_offsets_of_a_group_are_fetched(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = KNOWN
     answer = fetch(broker, version, None)
     assert broker.groups.asked[0][1] is None
@@ -598,7 +594,7 @@ def test_all_offsets_of_a_group(broker: GroupBroker, version: int) -> None:
 
 
 @every_version(ApiKey.OFFSET_FETCH)
-def test_a_group_that_cannot_be_asked_now(broker: GroupBroker, version: int) -> None:
+def test_a_loading_group_returns_its_error(broker: GroupBroker, version: int) -> None:
     broker.groups.error = NotCoordinatorError("elsewhere")
     asked = [{"name": "orders", "topic_id": topic_id(0), "partition_indexes": [0, 1]}]
     answer = fetch(broker, version, asked)
@@ -608,14 +604,14 @@ def test_a_group_that_cannot_be_asked_now(broker: GroupBroker, version: int) -> 
         assert offsets_of(answer.topics[0]) == [(0, -1, -1, "", 16), (1, -1, -1, "", 16)]
 
 
-def test_many_groups_are_answered_one_by_one(broker: GroupBroker) -> None:
+def test_each_group_has_its_own_result(broker: GroupBroker) -> None:
     broker.groups.reply = KNOWN
     groups = [{"group_id": each, "topics": None} for each in ("a", "b")]
     answer = broker.send(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
     assert [(each.group_id, len(each.topics)) for each in answer.groups] == [("a", 2), ("b", 2)]
 
 
-def test_a_group_that_is_named_twice_is_answered_once(broker: GroupBroker) -> None:
+def test_a_duplicate_group_has_one_result(broker: GroupBroker) -> None:
     broker.groups.reply = KNOWN
     groups = [{"group_id": each, "topics": None} for each in ("a", "b", "a", "a")]
     answer = broker.send(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
@@ -650,7 +646,7 @@ def test_a_group_is_described(broker: GroupBroker, version: int) -> None:
 
 
 @every_version(ApiKey.DESCRIBE_GROUPS)
-def test_a_group_that_is_not_there_is_dead(broker: GroupBroker, version: int) -> None:
+def test_an_unknown_group_is_described_as_dead(broker: GroupBroker, version: int) -> None:
     broker.groups.error = GroupIdNotFoundError("no such group")
     answer = broker.send(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=False)
     (group,) = answer.groups
@@ -660,7 +656,7 @@ def test_a_group_that_is_not_there_is_dead(broker: GroupBroker, version: int) ->
 
 
 @every_version(ApiKey.DESCRIBE_GROUPS)
-def test_a_group_that_is_elsewhere_is_not_described(broker: GroupBroker, version: int) -> None:
+def test_a_group_of_another_coordinator_is_not_described(broker: GroupBroker, version: int) -> None:
     broker.groups.error = NotCoordinatorError("elsewhere")
     answer = broker.send(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=False)
     assert [(each.error_code, each.group_state, each.members) for each in answer.groups] == [(16, "", [])]
@@ -689,7 +685,7 @@ def test_groups_are_listed(broker: GroupBroker, version: int) -> None:
 
 
 @every_version(ApiKey.DELETE_GROUPS)
-def test_groups_are_deleted_one_by_one(broker: GroupBroker, version: int) -> None:
+def test_each_deleted_group_has_its_own_result(broker: GroupBroker, version: int) -> None:
     answer = broker.send(ApiKey.DELETE_GROUPS, version, groups_names=["a", "b"])
     assert [(each.group_id, each.error_code) for each in answer.results] == [("a", 0), ("b", 0)]
     assert broker.groups.asked == ["a", "b"]
@@ -698,7 +694,7 @@ def test_groups_are_deleted_one_by_one(broker: GroupBroker, version: int) -> Non
     assert [each.error_code for each in answer.results] == [69]
 
 
-def test_offsets_are_deleted_one_by_one(broker: GroupBroker) -> None:
+def test_each_deleted_offset_has_its_own_result(broker: GroupBroker) -> None:
     broker.groups.reply = {("orders", 1): RebalanceInProgressError("busy")}
     topics = [
         {"name": "orders", "partitions": [{"partition_index": index} for index in (0, 1, 5)]},

@@ -1,4 +1,4 @@
-"""ElectLeaders, Alter- and ListPartitionReassignments and AlterPartition on the wire, in every version served."""
+"""ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments and AlterPartition in every version."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ TOPIC_ID = UUID(int=42)
 
 
 class ScriptedController:
-    """Answers as it is told to, and remembers what it was asked."""
+    """Returns scripted results and records its calls."""
 
     def __init__(self, reply: Any) -> None:
         self._reply = reply
@@ -66,7 +66,7 @@ class ScriptedController:
 
 
 def send(api: ApiKey, version: int, tree: dict[str, Any], reply: Any) -> tuple[Message, tuple[Any, ...]]:
-    """The answer, there and back over the codec, and what the controller was asked."""
+    """Returns the decoded response, and the arguments of the controller's call."""
     controller = ScriptedController(reply)
     session = Session(ClientConnection("127.0.0.1:1", "PLAINTEXT"), version, None)
     broker = cast(Broker, SimpleNamespace(controller=controller))
@@ -81,7 +81,7 @@ def _through(api: ApiKey, version: int, kind: Any, tree: dict[str, Any]) -> Mess
     return decoder(api, version, kind)(memoryview(bytes(out)))
 
 
-def test_who_serves_them() -> None:
+def test_controller_apis_are_forwarded_and_alter_partition_is_inter_broker() -> None:
     for api in (
         ApiKey.ELECT_LEADERS,
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,
@@ -97,7 +97,7 @@ def test_who_serves_them() -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_elections_are_answered_topic_by_topic(version: int) -> None:
+def test_election_results_are_grouped_by_topic(version: int) -> None:
     tree = {
         "election_type": 1,
         "topic_partitions": [{"topic": "a", "partitions": [0, 1]}, {"topic": "b", "partitions": [2]}],
@@ -123,14 +123,14 @@ def test_elections_are_answered_topic_by_topic(version: int) -> None:
     ]
 
 
-def test_an_election_of_all_partitions_names_none() -> None:
+def test_null_partitions_elect_for_all_partitions() -> None:
     tree = {"election_type": 0, "topic_partitions": None, "timeout": 1000}
     answer, asked = send(ApiKey.ELECT_LEADERS, 2, tree, [])
     assert asked == (ElectionType.PREFERRED, None)
     assert (answer.error_code, answer.replica_election_results) == (0, [])
 
 
-def test_an_election_of_an_unknown_kind_is_refused() -> None:
+def test_an_unknown_election_type_is_rejected() -> None:
     tree = {"election_type": 7, "topic_partitions": [{"topic": "a", "partitions": [0]}], "timeout": 1000}
     answer, asked = send(ApiKey.ELECT_LEADERS, 2, tree, [])
     assert (asked, answer.error_code) == ((), ErrorCode.invalid_request)
@@ -150,7 +150,7 @@ def test_an_election_that_fails_as_a_whole_fails_for_every_partition(version: in
 
 
 @pytest.mark.parametrize(("version", "allowed"), [(0, True), (1, True), (1, False)])
-def test_reassignments_are_answered_partition_by_partition(version: int, allowed: bool) -> None:
+def test_each_reassignment_has_its_own_result(version: int, allowed: bool) -> None:
     tree = {
         "timeout": 1000,
         "allow_replication_factor_change": allowed,
@@ -176,12 +176,12 @@ def test_reassignments_are_answered_partition_by_partition(version: int, allowed
 
 
 @pytest.mark.parametrize("api", [ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.LIST_PARTITION_REASSIGNMENTS])
-def test_who_is_not_the_controller_says_so_of_the_whole_request(api: ApiKey) -> None:
+def test_not_controller_is_a_top_level_error(api: ApiKey) -> None:
     answer, _ = send(api, 0, {"timeout": 1000, "topics": []}, NotControllerError("moved"))
     assert (answer.error_code, answer.error_message) == (ErrorCode.not_controller, "moved")
 
 
-def test_reassignments_are_listed_topic_by_topic() -> None:
+def test_listed_reassignments_are_grouped_by_topic() -> None:
     tree = {"timeout": 1000, "topics": [{"name": "a", "partition_indexes": [0, 1]}]}
     reply = [OngoingReassignment("a", 1, (3, 2, 1), (3,), (1,))]
     answer, asked = send(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, tree, reply)
@@ -219,7 +219,7 @@ ALTER = {
 }
 
 
-def test_an_in_sync_set_is_altered_and_answered_with_what_it_is() -> None:
+def test_alter_partition_returns_the_new_isr() -> None:
     reply = [IsrChangeResult(TOPIC_ID, 4, 1, 5, (1, 2), False, 7)]
     answer, asked = send(ApiKey.ALTER_PARTITION, 3, ALTER, reply)
     assert asked == (1, 7, [IsrChange(TOPIC_ID, 4, 5, 6, ((1, 7), (2, 9)))])
@@ -229,7 +229,7 @@ def test_an_in_sync_set_is_altered_and_answered_with_what_it_is() -> None:
     assert (each.leader_id, each.leader_epoch, each.isr, each.partition_epoch) == (1, 5, [1, 2], 7)
 
 
-def test_an_in_sync_set_that_is_refused_says_why() -> None:
+def test_a_rejected_isr_change_has_an_error_code() -> None:
     reply = [IsrChangeResult(TOPIC_ID, 4, error=InvalidUpdateVersionError("stale"))]
     answer, _ = send(ApiKey.ALTER_PARTITION, 3, ALTER, reply)
     [topic] = answer.topics

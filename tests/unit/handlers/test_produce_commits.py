@@ -1,4 +1,4 @@
-"""What a produce of several partitions is answered when leaders and leases change while it waits."""
+"""Produce to several partitions while leaders and leases change."""
 
 import asyncio
 from typing import Any
@@ -34,30 +34,30 @@ def run(main: Any) -> None:
     asyncio.run(asyncio.wait_for(main, PATIENCE_S))
 
 
-def test_records_that_were_cut_off_while_another_partition_was_waited_for_are_not_acknowledged() -> None:
+def test_records_truncated_during_the_wait_for_another_partition_are_not_acknowledged() -> None:
     async def main() -> None:
         slow, other = Replicas((1, 2)), Replicas((1, 2, 3))
         await slow.begin()
         await other.begin()
         waiting = [await append(0, slow, b"slow"), await append(1, other, b"lost")]
-        answering = asyncio.ensure_future(_wait_until_committed(waiting, 30_000))
+        handling = asyncio.ensure_future(_wait_until_committed(waiting, 30_000))
         await run_pending_callbacks()
-        # Another node leads for a while, and what only this one has is cut off.
+        # Another node leads for a while, and the records that only this one has are truncated.
         other.elect(2)
         await other.publish_image()
-        await other.produce(2, b"in its place")
+        await other.produce(2, b"instead")
         await other.replicate(1, 3)
         other.elect(1)
         await other.publish_image()
         await other.replicate(2, 3)
         await slow.replicate(2)
-        await answering
+        await handling
         assert [error_code(each.error) for each in waiting] == [0, ErrorCode.not_leader_or_follower]
 
     run(main())
 
 
-def test_a_lease_that_ended_while_another_partition_was_appended_to_is_noticed_without_waiting_too() -> None:
+def test_a_lease_that_expires_during_another_append_fails_the_partition() -> None:
     async def main() -> None:
         first, second = Replicas((1, 2)), Replicas((1, 2))
         await first.begin()
@@ -86,8 +86,8 @@ def produce_frame(*topics: str) -> bytearray:
     return frame
 
 
-def test_records_that_wait_for_their_commit_do_not_keep_the_frame_they_came_in() -> None:
-    """Or requests that wait for followers could take up all room, and what the followers ask would not be read."""
+def test_a_produce_releases_its_frame_before_it_waits_for_the_commit() -> None:
+    """Otherwise pending produces could exhaust the memory that reading the followers' fetches needs."""
 
     async def main() -> None:
         async with Broker(topics={"orders": 1, "visits": 1}) as broker:
@@ -101,20 +101,20 @@ def test_records_that_wait_for_their_commit_do_not_keep_the_frame_they_came_in()
             frame, released = produce_frame("visits", "unknown", "orders"), asyncio.Event()
 
             def release() -> None:
-                # Fails while anybody looks at it.
+                # Fails while a view of it exists.
                 frame.clear()
                 released.set()
 
-            answering = asyncio.ensure_future(
+            handling = asyncio.ensure_future(
                 Dispatcher(node, REGISTRY).handle(
                     ClientConnection("127.0.0.1:5", "PLAINTEXT"), memoryview(frame), release
                 )
             )
             await released.wait()
             await run_pending_callbacks()
-            assert not answering.done()
+            assert not handling.done()
             await orders.read_for_follower(FollowerFetch(2, 200, 1, 50, 50, 0), 1000)
-            parts = await answering
+            parts = await handling
             assert parts is not None
             response = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
             codes = [each.error_code for topic in response.responses for each in topic.partition_responses]

@@ -1,4 +1,4 @@
-"""Topics that keep their records in a codec of their own: to recompress takes long, and others have their turns."""
+"""Recompression of batches on topics with their own codec shares the event loop with other work."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ LONG_OVER_S, NEVER_OVER_S = 0.0, 3600.0
 
 
 class CpuBudget:
-    """Counts the turns of the event loop, and notes in which of them something was recompressed."""
+    """Counts iterations of the event loop and records those with a recompression."""
 
     def __init__(self) -> None:
         self.noted: list[int] = []
@@ -53,7 +53,7 @@ def on_gzip_topic(
     scene: Callable[[Broker], Awaitable[None]],
     share_s: float = LONG_OVER_S,
 ) -> list[int]:
-    """The turns in which something was recompressed."""
+    """Returns the iterations with a recompression."""
     cpu_budget = CpuBudget()
     monkeypatch.setattr(validating, "recompress", cpu_budget.note)
     monkeypatch.setattr(sharing, "BUDGET_PER_ITERATION_S", share_s)
@@ -79,20 +79,20 @@ async def from_three_clients(broker: Broker) -> None:
     assert answers == [[0] * PARTITIONS] * 3
 
 
-def test_where_it_takes_long_one_batch_is_recompressed_in_a_turn_whoever_sent_it(
+def test_slow_recompression_handles_one_batch_per_iteration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cpu_budget = on_gzip_topic(monkeypatch, from_three_clients)
     assert len(cpu_budget) == len(set(cpu_budget)) == 3 * PARTITIONS
 
 
-def test_what_is_quickly_done_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_recompression_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu_budget = on_gzip_topic(monkeypatch, from_three_clients, share_s=NEVER_OVER_S)
     assert len(cpu_budget) == 3 * PARTITIONS
     assert len(set(cpu_budget)) == 1
 
 
-def test_what_comes_in_the_codec_of_the_topic_is_not_recompressed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_in_the_topics_codec_are_not_recompressed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(broker: Broker) -> None:
         client = ClientConnection("127.0.0.1:1", "PLAINTEXT")
         assert await send(broker, client, to_all_partitions(b"x", GZIP)) == [0] * PARTITIONS

@@ -1,5 +1,4 @@
-"""Connections: frames however the bytes arrive, answers in the order of requests, stored bytes sent whole,
-limits kept."""
+"""Connections over TCP: framing, order of responses, stored bytes, limits and shutdown."""
 
 import asyncio
 import os
@@ -35,7 +34,7 @@ def framed(payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_frames_come_out_however_the_bytes_come_in(seed: int) -> None:
+def test_frames_are_split_from_any_chunks(seed: int) -> None:
     source = random.Random(seed)
     sent = [source.randbytes(source.choice([0, 1, 5, 100, 5000, 300_000])) for _ in range(30)]
     stream = memoryview(b"".join(map(framed, sent)))
@@ -52,7 +51,7 @@ def test_frames_come_out_however_the_bytes_come_in(seed: int) -> None:
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 1001, 2**31 - 1])
-def test_a_frame_of_an_impossible_size_is_refused(size: int) -> None:
+def test_a_frame_of_an_invalid_size_is_rejected(size: int) -> None:
     reader = FrameReader(memoryview(bytearray(SHARED_BUFFER_SIZE)), BufferPool(), 1000)
     reader.buffer()[:4] = struct.pack(">i", size)
     with pytest.raises(FrameTooLargeError):
@@ -72,7 +71,7 @@ def test_frames_own_their_memory() -> None:
 
 
 class Server:
-    """A listener on real TCP whose requests a test answers as it likes."""
+    """A socket server on TCP whose request processor is the test's."""
 
     def __init__(self, handler: Handler, **settings: str) -> None:
         chosen = build_settings(flags={"listen": "127.0.0.1:0", "store": "memory", **settings})
@@ -125,7 +124,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-def test_answers_leave_in_the_order_of_requests_whatever_each_takes(run: Run) -> None:
+def test_responses_are_sent_in_the_order_of_requests(run: Run) -> None:
     async def answer(frame: memoryview) -> Sequence[Any]:
         await asyncio.sleep(0.02 * (frame[0] % 3))
         return [framed(bytes(frame))]
@@ -141,7 +140,7 @@ def test_answers_leave_in_the_order_of_requests_whatever_each_takes(run: Run) ->
     run(main())
 
 
-def test_a_request_without_answer_does_not_hold_up_the_next(run: Run) -> None:
+def test_a_request_without_response_does_not_block_the_next(run: Run) -> None:
     async def answer(frame: memoryview) -> Sequence[Any] | None:
         return None if bytes(frame) == b"silent" else [framed(bytes(frame))]
 
@@ -156,7 +155,7 @@ def test_a_request_without_answer_does_not_hold_up_the_next(run: Run) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 20_000_000])
-def test_stored_bytes_leave_whole_and_in_place_even_to_a_slow_reader(
+def test_stored_bytes_are_sent_whole_and_in_order_to_a_slow_reader(
     run: Run, tmp_path: Path, size: int
 ) -> None:
     content = os.urandom(size)
@@ -187,7 +186,7 @@ def test_stored_bytes_leave_whole_and_in_place_even_to_a_slow_reader(
     run(main())
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_large_answer_harms_nobody(run: Run, tmp_path: Path) -> None:
+def test_a_client_that_disconnects_during_a_large_response_affects_no_other(run: Run, tmp_path: Path) -> None:
     size = 30_000_000
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([bytes(size)])
@@ -212,7 +211,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_large_answer_harms_nobody(run: 
     run(main())
 
 
-def test_a_request_that_cannot_be_answered_closes_its_connection_only(run: Run) -> None:
+def test_a_failed_request_closes_only_its_connection(run: Run) -> None:
     async def answer(frame: memoryview) -> Sequence[Any]:
         if bytes(frame) == b"bad":
             raise CloseConnectionError("cannot be read")
@@ -231,7 +230,7 @@ def test_a_request_that_cannot_be_answered_closes_its_connection_only(run: Run) 
     run(main())
 
 
-def test_a_half_closed_client_still_gets_its_answers(run: Run) -> None:
+def test_a_half_closed_client_still_gets_its_responses(run: Run) -> None:
     async def answer(frame: memoryview) -> Sequence[Any]:
         await asyncio.sleep(0.05)
         return [framed(bytes(frame))]
@@ -247,7 +246,7 @@ def test_a_half_closed_client_still_gets_its_answers(run: Run) -> None:
     run(main())
 
 
-def test_a_client_that_never_reads_is_read_no_further_after_a_while(run: Run) -> None:
+def test_reading_pauses_for_a_client_that_never_reads(run: Run) -> None:
     begun = 0
 
     async def answer(frame: memoryview) -> Sequence[Any]:
@@ -276,7 +275,7 @@ def test_a_client_that_never_reads_is_read_no_further_after_a_while(run: Run) ->
     run(main())
 
 
-def test_the_budget_of_bytes_in_flight_holds_back_and_lets_go_again(run: Run) -> None:
+def test_an_exhausted_memory_pool_pauses_reading_until_it_has_room(run: Run) -> None:
     waiting: list[asyncio.Future[None]] = []
 
     async def answer(frame: memoryview) -> Sequence[Any]:
@@ -310,7 +309,7 @@ def test_the_budget_of_bytes_in_flight_holds_back_and_lets_go_again(run: Run) ->
     run(main())
 
 
-def test_who_holds_nothing_of_a_spent_budget_is_still_answered(run: Run) -> None:
+def test_a_connection_without_reservations_is_served_by_an_exhausted_pool(run: Run) -> None:
     parked: list[asyncio.Future[None]] = []
 
     async def answer(frame: memoryview) -> Sequence[Any]:
@@ -343,7 +342,7 @@ def test_who_holds_nothing_of_a_spent_budget_is_still_answered(run: Run) -> None
     run(main())
 
 
-def test_there_are_no_more_connections_from_one_address_than_allowed(run: Run) -> None:
+def test_connections_per_address_are_limited(run: Run) -> None:
     async def answer(frame: memoryview) -> Sequence[Any]:
         return [framed(bytes(frame))]
 
@@ -367,7 +366,7 @@ def test_there_are_no_more_connections_from_one_address_than_allowed(run: Run) -
     run(main())
 
 
-def test_stopping_answers_what_is_under_way_and_takes_nothing_new(run: Run) -> None:
+def test_stopping_completes_requests_in_flight_and_takes_no_new_ones(run: Run) -> None:
     async def answer(frame: memoryview) -> Sequence[Any]:
         await asyncio.sleep(0.05)
         return [framed(bytes(frame))]
@@ -387,7 +386,7 @@ def test_stopping_answers_what_is_under_way_and_takes_nothing_new(run: Run) -> N
     run(main())
 
 
-def test_answers_in_front_of_a_request_that_closes_the_connection_still_leave(run: Run) -> None:
+def test_responses_before_a_failed_request_are_still_sent(run: Run) -> None:
     async def answer(frame: memoryview) -> Sequence[Any]:
         if bytes(frame) == b"bad":
             raise CloseConnectionError("cannot be read")
@@ -409,7 +408,7 @@ def test_answers_in_front_of_a_request_that_closes_the_connection_still_leave(ru
     run(main())
 
 
-def test_a_request_parked_in_front_does_not_hold_the_budget_of_those_behind(run: Run) -> None:
+def test_a_pending_request_does_not_block_the_memory_of_later_ones(run: Run) -> None:
     parked: list[asyncio.Future[None]] = []
 
     async def answer(frame: memoryview) -> Sequence[Any]:
@@ -438,7 +437,7 @@ def test_a_request_parked_in_front_does_not_hold_the_budget_of_those_behind(run:
     run(main())
 
 
-def test_many_requests_in_one_packet_do_not_hold_up_other_connections(run: Run) -> None:
+def test_many_requests_in_one_packet_do_not_block_other_connections(run: Run) -> None:
     order: list[bytes] = []
 
     async def answer(frame: memoryview) -> Sequence[Any]:
@@ -460,7 +459,7 @@ def test_many_requests_in_one_packet_do_not_hold_up_other_connections(run: Run) 
     run(main())
 
 
-def test_a_client_that_takes_nothing_of_its_answer_is_sent_home(run: Run, tmp_path: Path) -> None:
+def test_a_client_that_does_not_read_its_response_is_disconnected(run: Run, tmp_path: Path) -> None:
     size = 30_000_000
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([bytes(size)])
@@ -481,9 +480,7 @@ def test_a_client_that_takes_nothing_of_its_answer_is_sent_home(run: Run, tmp_pa
     run(main())
 
 
-def test_an_answer_on_its_way_is_not_cut_off_when_the_client_has_said_its_last_word(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_response_is_sent_whole_to_a_half_closed_client(run: Run, tmp_path: Path) -> None:
     size = 30_000_000
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([bytes(size)])
@@ -502,8 +499,8 @@ def test_an_answer_on_its_way_is_not_cut_off_when_the_client_has_said_its_last_w
     run(main())
 
 
-def test_slices_that_end_where_a_turn_ends_leave_whole(run: Run, tmp_path: Path) -> None:
-    """A turn is 4 MiB: a slice that ends exactly there must not be taken for a file that is too short."""
+def test_a_slice_that_ends_at_the_sendfile_limit_is_sent_whole(run: Run, tmp_path: Path) -> None:
+    """The limit is 4 MiB: a slice that ends exactly there is not a file that is too short."""
     piece = 4 * 1024 * 1024
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([bytes(3 * piece)])
@@ -521,7 +518,7 @@ def test_slices_that_end_where_a_turn_ends_leave_whole(run: Run, tmp_path: Path)
     run(main())
 
 
-def test_a_file_shorter_than_promised_ends_its_connection(run: Run, tmp_path: Path) -> None:
+def test_a_file_that_is_too_short_closes_the_connection(run: Run, tmp_path: Path) -> None:
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([bytes(100)])
 
@@ -538,7 +535,7 @@ def test_a_file_shorter_than_promised_ends_its_connection(run: Run, tmp_path: Pa
     run(main())
 
 
-def test_a_client_that_stops_in_the_middle_of_a_request_is_sent_home(run: Run) -> None:
+def test_a_client_that_stalls_inside_a_request_is_disconnected(run: Run) -> None:
     async def answer(frame: memoryview) -> Sequence[Any]:
         return [framed(bytes(frame))]
 
@@ -552,7 +549,7 @@ def test_a_client_that_stops_in_the_middle_of_a_request_is_sent_home(run: Run) -
     run(main())
 
 
-def test_a_client_that_hung_up_while_its_request_waits_is_not_kept_for_ever(run: Run) -> None:
+def test_a_client_that_disconnects_during_a_pending_request_is_closed(run: Run) -> None:
     async def main() -> None:
         may_answer = asyncio.Event()
 
@@ -575,7 +572,7 @@ def test_a_client_that_hung_up_while_its_request_waits_is_not_kept_for_ever(run:
     run(main())
 
 
-# Large frames that are half received
+# Large frames that are partly received
 
 
 class Receiving:
@@ -586,7 +583,7 @@ class Receiving:
         self.resumed += 1
 
 
-def test_the_frame_begun_first_can_always_be_finished() -> None:
+def test_the_oldest_partial_frame_can_always_be_completed() -> None:
     frames = PartialFrameLimiter(100)
     first, second, third = Receiving(), Receiving(), Receiving()
     frames.bytes_received(first, 40)
@@ -601,7 +598,7 @@ def test_the_frame_begun_first_can_always_be_finished() -> None:
     assert not frames.must_pause(third)
 
 
-def test_a_connection_that_goes_lets_the_next_one_in() -> None:
+def test_a_closed_connection_releases_its_partial_frame() -> None:
     frames = PartialFrameLimiter(100)
     first, second, third = Receiving(), Receiving(), Receiving()
     frames.bytes_received(first, 10)
@@ -616,7 +613,7 @@ def test_a_connection_that_goes_lets_the_next_one_in() -> None:
 # Memory that is used again
 
 
-def test_a_buffer_is_used_again_once_nobody_looks_at_it() -> None:
+def test_a_buffer_is_reused_once_it_has_no_views() -> None:
     pool = BufferPool()
     buffer = pool.allocate(1_000_000)
     view = memoryview(buffer)[10:20]
@@ -630,7 +627,7 @@ def test_a_buffer_is_used_again_once_nobody_looks_at_it() -> None:
     assert pool.take(900_000) is None
 
 
-def test_a_frame_that_is_kept_is_not_overwritten_by_the_next(run: Run) -> None:
+def test_a_retained_frame_is_not_overwritten(run: Run) -> None:
     kept: list[memoryview] = []
 
     async def answer(frame: memoryview) -> Sequence[Any]:

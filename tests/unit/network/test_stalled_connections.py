@@ -1,4 +1,4 @@
-"""Who is read and who is sent home when bytes pile up, step by step: one connection, whose other end the test plays."""
+"""Pausing and disconnecting of clients when bytes pile up, step by step on one connection without a socket."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ def framed(payload: bytes) -> bytes:
 
 
 class Client(asyncio.Transport):
-    """The other end of a connection: sends and takes what a test says."""
+    """The client's end of a connection, driven by the test."""
 
     def __init__(self, memory_pool: MemoryPool, handler: Handler) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Client(asyncio.Transport):
         self.connection.connection_made(self)
 
     def sends(self, data: bytes) -> None:
-        """As much of it as is read."""
+        """Sends as much as the connection reads."""
         while data and self.is_read:
             room = self.connection.get_buffer(-1)
             count = min(len(room), len(data))
@@ -81,7 +81,7 @@ class Client(asyncio.Transport):
         self.unsent_bytes += len(data)
 
 
-def test_a_large_frame_is_received_further_when_the_budget_has_room() -> None:
+def test_a_large_frame_resumes_when_the_memory_pool_has_room() -> None:
     begun: list[int] = []
 
     async def answer(frame: memoryview) -> Sequence[Any] | None:
@@ -103,7 +103,7 @@ def test_a_large_frame_is_received_further_when_the_budget_has_room() -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_who_has_got_its_own_share_back_is_read_on_though_the_budget_is_spent() -> None:
+def test_a_connection_without_reservations_is_read_while_the_pool_is_exhausted() -> None:
     async def main() -> None:
         may_end = asyncio.Event()
 
@@ -124,7 +124,7 @@ def test_who_has_got_its_own_share_back_is_read_on_though_the_budget_is_spent() 
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_what_is_under_way_when_its_client_leaves_counts_until_it_ends() -> None:
+def test_requests_in_flight_keep_their_reservation_after_a_disconnect() -> None:
     async def main() -> None:
         may_end = asyncio.Event()
 
@@ -150,7 +150,7 @@ async def answer_much(frame: memoryview) -> Sequence[Any]:
     return [bytes(1_000_000)]
 
 
-def test_who_takes_something_of_its_answer_now_and_then_stays() -> None:
+def test_a_slow_reader_that_makes_progress_is_not_disconnected() -> None:
     async def main() -> None:
         client = Client(MemoryPool(1000), answer_much)
         client.sends(framed(b"much"))
@@ -164,7 +164,7 @@ def test_who_takes_something_of_its_answer_now_and_then_stays() -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_who_takes_no_answers_holds_up_others_for_a_short_time_only() -> None:
+def test_a_client_that_reads_no_responses_and_blocks_others_is_disconnected() -> None:
     async def main() -> None:
         memory_pool = MemoryPool(1000)
         client = Client(memory_pool, answer_much)
@@ -178,7 +178,7 @@ def test_who_takes_no_answers_holds_up_others_for_a_short_time_only() -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_who_asks_for_much_behind_a_request_that_waits_holds_up_others_for_a_short_time_only() -> None:
+def test_unsent_responses_behind_a_pending_request_block_others_only_shortly() -> None:
     async def main() -> None:
         async def answer(frame: memoryview) -> Sequence[Any]:
             if bytes(frame) == b"wait":
@@ -196,7 +196,7 @@ def test_who_asks_for_much_behind_a_request_that_waits_holds_up_others_for_a_sho
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_who_has_taken_all_answers_waits_for_the_next_as_long_as_that_takes() -> None:
+def test_a_client_with_a_pending_request_does_not_expire() -> None:
     async def main() -> None:
         async def answer(frame: memoryview) -> Sequence[Any]:
             if bytes(frame) == b"wait":
@@ -211,7 +211,7 @@ def test_who_has_taken_all_answers_waits_for_the_next_as_long_as_that_takes() ->
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_client_that_stalls_is_sent_home_however_often_it_was_not_read_meanwhile(
+def test_a_stalled_client_is_disconnected_in_spite_of_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def answer(frame: memoryview) -> Sequence[Any] | None:
@@ -237,7 +237,7 @@ def test_a_client_that_stalls_is_sent_home_however_often_it_was_not_read_meanwhi
     asyncio.run(main())
 
 
-def test_a_slow_reader_is_seen_to_take_stored_bytes(tmp_path: Path) -> None:
+def test_progress_of_a_slow_reader_of_stored_bytes_is_seen(tmp_path: Path) -> None:
     size = 30_000_000
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([bytes(size)])

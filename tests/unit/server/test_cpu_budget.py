@@ -1,4 +1,4 @@
-"""How work that takes long shares the turns of the event loop with what is due besides."""
+"""CPU-heavy work shares the event loop with other callbacks."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,7 +10,7 @@ from moldau.server.cpu_budget import CpuBudget
 
 
 class Work:
-    """Each piece takes a second of the loop's time, of which a turn has two."""
+    """Each piece of work takes one second of loop time; an iteration has a budget of two."""
 
     def __init__(self) -> None:
         self.turns = CpuBudget()
@@ -45,7 +45,7 @@ class Work:
         asyncio.run(main())
 
 
-def test_a_turn_takes_on_as_much_as_it_has_room_for_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_iteration_runs_work_in_order_up_to_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work()
 
     async def story() -> None:
@@ -56,7 +56,7 @@ def test_a_turn_takes_on_as_much_as_it_has_room_for_in_order(monkeypatch: pytest
     assert work.done == [(first + number // 2, number) for number in range(7)]
 
 
-def test_what_comes_later_does_not_go_before_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_work_does_not_overtake_queued_work(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work()
 
     async def story() -> None:
@@ -69,7 +69,7 @@ def test_what_comes_later_does_not_go_before_what_waits(monkeypatch: pytest.Monk
     assert [number for _, number in work.done] == list(range(7))
 
 
-def test_a_piece_that_fails_or_is_given_up_keeps_no_other_from_being_done(
+def test_failed_or_cancelled_work_does_not_block_the_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     work = Work()

@@ -1,4 +1,4 @@
-"""Every error of the domain has a Kafka code, and a bug never gets one of them."""
+"""Every domain error has a Kafka code, and bugs have none of them."""
 
 import ast
 import importlib
@@ -37,7 +37,7 @@ def _name(base: ast.expr) -> str:
     return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
 
 
-def test_every_domain_error_is_in_the_table() -> None:
+def test_every_domain_error_has_a_code() -> None:
     found = domain_errors()
     assert len(found) > 25
     ours = [each for each in found if each.__module__.startswith("moldau")]
@@ -45,7 +45,7 @@ def test_every_domain_error_is_in_the_table() -> None:
     assert [each.__qualname__ for each in without if each not in NOT_CODES] == []
 
 
-def test_no_domain_error_is_answered_as_a_bug_or_as_success() -> None:
+def test_no_domain_error_maps_to_success_or_unknown_server_error() -> None:
     assert ErrorCode.unknown_server_error not in ERROR_CODES.values()
     assert ErrorCode.none not in ERROR_CODES.values()
 
@@ -72,19 +72,19 @@ def test_codes_are_kafkas_numbers(error: MoldauError | None, code: int) -> None:
     assert type(error_code(error)) is int
 
 
-def test_a_special_case_of_a_known_error_gets_the_code_of_the_general_one() -> None:
+def test_a_subclass_has_the_code_of_its_base_class() -> None:
     class TornTailError(StorageError):
         pass
 
     assert error_code(TornTailError("torn")) == 56
 
 
-def test_a_bug_is_an_unknown_server_error_and_its_text_stays_inside() -> None:
+def test_a_bug_is_an_unknown_server_error_without_message() -> None:
     assert error_code(KeyError("secret")) == -1
     assert error_message(KeyError("secret")) is None
 
 
-def test_the_message_of_an_error_is_told_and_an_empty_one_is_null() -> None:
+def test_an_error_message_is_sent_and_an_empty_one_is_null() -> None:
     assert error_message(TopicExistsError("Topic 'a' already exists.")) == "Topic 'a' already exists."
     assert error_message(TopicExistsError()) is None
     assert error_message(None) is None

@@ -1,5 +1,5 @@
-"""What one node does with requests that another has to decide, and with those that are not for everybody: two
-dispatchers, one of whose nodes is the controller, and the real messages between them."""
+"""Forwarding to the active controller, inter-broker APIs and startup: dispatchers of two nodes, one of them the
+controller, with encoded messages between them."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -43,7 +43,7 @@ class Clock:
 
 
 class Wire:
-    """From one node to the dispatchers of the others, as bytes. `breaks` is raised once instead of the answer."""
+    """Sends encoded requests to the dispatchers of other nodes; `breaks` is raised once instead of a response."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, Dispatcher] = {}
@@ -66,7 +66,7 @@ class Wire:
 
 
 class Deciding:
-    """The decisions of a controller, if it is active."""
+    """A fake controller that decides only while it is active."""
 
     def __init__(self, broker: AdminBroker, is_active: bool) -> None:
         self.is_active = is_active
@@ -179,7 +179,7 @@ def run(story: Callable[[], Any]) -> Any:
     return asyncio.run(story())
 
 
-def test_whichever_node_is_asked_the_controller_decides() -> None:
+def test_any_node_forwards_to_the_controller() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         assert codes(await nodes.send(1, ApiKey.DELETE_TOPICS, delete("a", "nope"))) == {"a": 0, "nope": 3}
@@ -192,7 +192,9 @@ def test_whichever_node_is_asked_the_controller_decides() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 3, 4, 5])
-def test_a_forwarded_request_stays_the_clients_own(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forwarded_request_keeps_the_clients_identity(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = REGISTRY[ApiKey.DELETE_TOPICS]
     seen: list[Session] = []
 
@@ -214,7 +216,7 @@ def test_a_forwarded_request_stays_the_clients_own(version: int, monkeypatch: py
     assert session.is_forwarded
 
 
-def test_a_controller_that_moves_while_it_is_asked_is_followed() -> None:
+def test_forwarding_follows_a_controller_that_moves() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         nodes.controllers[2].is_active = False
@@ -229,7 +231,7 @@ def test_a_controller_that_moves_while_it_is_asked_is_followed() -> None:
     run(story)
 
 
-def test_a_controller_that_was_here_and_is_there_now_is_followed() -> None:
+def test_forwarding_follows_a_controller_that_moves_away_from_this_node() -> None:
     async def story() -> None:
         nodes = TwoNodes(controller_id=1)
         nodes.controllers[1].is_active = False
@@ -242,7 +244,7 @@ def test_a_controller_that_was_here_and_is_there_now_is_followed() -> None:
     run(story)
 
 
-def test_a_node_that_could_not_be_reached_is_tried_again() -> None:
+def test_an_unreachable_controller_is_retried() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         nodes.wire.refuses = PeerUnreachableError("refused", is_connection_refused=True)
@@ -251,7 +253,7 @@ def test_a_node_that_could_not_be_reached_is_tried_again() -> None:
     run(story)
 
 
-def test_what_may_have_been_done_is_not_done_again_and_says_so() -> None:
+def test_a_request_that_may_have_been_executed_is_not_retried() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         nodes.wire.breaks = PeerUnreachableError("the connection ended", was_sent=True)
@@ -263,7 +265,7 @@ def test_what_may_have_been_done_is_not_done_again_and_says_so() -> None:
     run(story)
 
 
-def test_without_a_controller_the_answer_has_the_form_of_its_api() -> None:
+def test_without_a_controller_the_api_returns_its_own_error() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         nodes.leader_id = -1
@@ -299,7 +301,7 @@ def envelope(request: bytes | memoryview) -> dict[str, Any]:
         (frame_of(ApiKey.ENVELOPE, 0, envelope(b"x")), 42),
     ],
 )
-def test_an_envelope_with_anything_else_in_it_is_refused(request_data: bytes, code: int) -> None:
+def test_an_envelope_with_another_api_is_rejected(request_data: bytes, code: int) -> None:
     async def story() -> None:
         nodes = TwoNodes()
         answer = await send(nodes.wire.nodes[2], ApiKey.ENVELOPE, envelope(request_data), listener=NODES)
@@ -309,7 +311,7 @@ def test_an_envelope_with_anything_else_in_it_is_refused(request_data: bytes, co
     run(story)
 
 
-def test_an_envelope_is_not_handed_on() -> None:
+def test_an_envelope_is_not_forwarded_again() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         request = frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))
@@ -320,7 +322,7 @@ def test_an_envelope_is_not_handed_on() -> None:
     run(story)
 
 
-def test_what_nodes_ask_of_each_other_is_refused_on_other_listeners() -> None:
+def test_inter_broker_apis_are_rejected_on_other_listeners() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         request = frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))
@@ -333,7 +335,7 @@ def test_what_nodes_ask_of_each_other_is_refused_on_other_listeners() -> None:
     run(story)
 
 
-def test_what_nodes_ask_of_each_other_is_named_on_their_listener_alone() -> None:
+def test_inter_broker_apis_are_advertised_on_their_listener_only() -> None:
     software = {"client_software_name": "x", "client_software_version": "1"}
 
     async def named(listener: str) -> set[int]:
@@ -361,7 +363,7 @@ def altered(answer: Message) -> dict[tuple[int, str], int]:
     return {(each.resource_type, each.resource_name): each.error_code for each in answer.responses}
 
 
-def test_a_node_looks_at_what_concerns_itself_and_hands_on_the_rest() -> None:
+def test_a_broker_alters_its_own_configs_and_forwards_the_rest() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         resources = [
@@ -388,7 +390,7 @@ def test_a_node_looks_at_what_concerns_itself_and_hands_on_the_rest() -> None:
     run(story)
 
 
-def test_the_older_way_to_alter_configs_is_handed_on_too() -> None:
+def test_alter_configs_is_forwarded_too() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         resource = {
@@ -416,7 +418,7 @@ def fetch(topic_id: Any) -> dict[str, Any]:
     }
 
 
-def test_clients_wait_until_the_node_is_ready() -> None:
+def test_client_requests_wait_until_the_node_is_ready() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         nodes.brokers[1].ready.clear()
@@ -440,7 +442,9 @@ def test_clients_wait_until_the_node_is_ready() -> None:
     run(story)
 
 
-def test_who_waits_too_long_for_a_node_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_waits_too_long_for_a_starting_node_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(startup_gate, "READY_TIMEOUT_S", 0.001)
 
     async def story() -> None:
@@ -452,7 +456,7 @@ def test_who_waits_too_long_for_a_node_is_sent_away(monkeypatch: pytest.MonkeyPa
     run(story)
 
 
-def test_requests_that_wait_for_the_node_take_up_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parked_requests_of_a_starting_node_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_gate, "PARKED_BYTES_MAX", 100)
 
     async def story() -> None:
@@ -468,7 +472,7 @@ def test_requests_that_wait_for_the_node_take_up_only_so_much(monkeypatch: pytes
     run(story)
 
 
-def test_nodes_do_not_wait_for_each_other_to_be_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inter_broker_requests_do_not_wait_until_the_node_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[Any] = []
 
     async def fetch_metadata(request: Any, session: Session, broker: Broker) -> Any:

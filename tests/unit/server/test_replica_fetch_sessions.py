@@ -1,4 +1,4 @@
-"""What a leader looks at when a follower's fetch session goes on: news, and who is not in sync."""
+"""The partitions that a leader reads for an incremental fetch of a follower."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -24,7 +24,7 @@ class SessionOfNode2:
         self.looks = 0
 
     async def fetch(self, *offsets: int) -> list[Any]:
-        """Names the partition only with an offset; counts how often the partition is looked at for it."""
+        """Fetches with the partition if an offset is given; counts how often the partition is read."""
         partitions = [
             {
                 "partition": 0,
@@ -64,7 +64,7 @@ class SessionOfNode2:
         return [each for topic in answer["responses"] for each in topic["partitions"]]
 
     def let_time_pass(self) -> None:
-        """All that is not in sync is due for a look."""
+        """Makes a full scan of the partitions due."""
         self._stage.node.fetch_session_cache._sessions[self._id].last_full_scan_ms = LONG_AGO_MS
 
 
@@ -72,7 +72,7 @@ def with_session(scene: Callable[[Stage, SessionOfNode2], Awaitable[None]]) -> N
     on_stage(lambda stage: scene(stage, SessionOfNode2(stage)))
 
 
-def test_a_partition_without_news_whose_follower_is_in_sync_is_not_looked_at() -> None:
+def test_an_unchanged_partition_of_an_in_sync_follower_is_not_read() -> None:
     async def scene(stage: Stage, follower: SessionOfNode2) -> None:
         await stage.role(isr=(1, 2))
         await follower.fetch(0)
@@ -85,7 +85,7 @@ def test_a_partition_without_news_whose_follower_is_in_sync_is_not_looked_at() -
     with_session(scene)
 
 
-def test_a_follower_that_is_not_in_sync_is_seen_to_be_alive_from_time_to_time() -> None:
+def test_partitions_of_an_out_of_sync_follower_are_read_from_time_to_time() -> None:
     async def scene(stage: Stage, follower: SessionOfNode2) -> None:
         await stage.role(isr=(1,))
         await follower.fetch(0)
@@ -99,14 +99,14 @@ def test_a_follower_that_is_not_in_sync_is_seen_to_be_alive_from_time_to_time() 
     with_session(scene)
 
 
-def test_what_is_appended_is_news_for_a_follower_in_sync() -> None:
+def test_appended_records_are_sent_to_an_in_sync_follower() -> None:
     async def scene(stage: Stage, follower: SessionOfNode2) -> None:
         await stage.role(isr=(1, 2))
         await follower.fetch(0)
         await stage.append(b"one")
         [told] = await follower.fetch()
         assert told["records"].size > 0
-        # It has not said that it has them: it may have lost the answer.
+        # It has not acknowledged them: the response may have been lost.
         [again] = await follower.fetch()
         assert again["records"].size > 0
         assert await follower.fetch(1) != []
@@ -114,11 +114,11 @@ def test_what_is_appended_is_news_for_a_follower_in_sync() -> None:
     with_session(scene)
 
 
-def test_a_session_that_has_ended_holds_on_to_no_partition() -> None:
+def test_a_closed_session_watches_no_partition() -> None:
     async def scene(stage: Stage, follower: SessionOfNode2) -> None:
         watcher, changed = PartitionWatcher(), CallbackList()
         watcher.close()
-        # A fetch that was reading when its connection closed comes to the next partition.
+        # As if a fetch continued with the next partition after its connection closed.
         watcher.watch(("orders", 0), stage.partition, wake_on=[changed])
         assert not changed._callbacks
         assert watcher.partition(("orders", 0)) is None

@@ -1,4 +1,4 @@
-"""Messages survive the way to bytes and back in every version, and bytes from strangers do no harm."""
+"""Messages of every API and version round-trip, and invalid bytes are rejected."""
 
 import traceback
 import uuid
@@ -43,7 +43,7 @@ SAMPLES: dict[str, Any] = {
 
 
 def sample(entity: type) -> dict[str, Any]:
-    """A tree with a telling value in every field."""
+    """A tree with a distinct value in every field."""
     tree = {}
     for number, field in enumerate(schema_fields(entity), start=1):
         value = sample(field.entity) if field.entity else SAMPLES.get(field.kafka_type, number)
@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("key", "version", "kind"), EVERY_MESSAGE)
-def test_every_field_of_every_version_comes_back(key: int, version: int, kind: MessageKind) -> None:
+def test_every_field_of_every_version_round_trips(key: int, version: int, kind: MessageKind) -> None:
     tree = sample(message_type(key, version, kind))
     out = bytearray()
     encoder(key, version, kind)(out, tree)
@@ -68,7 +68,7 @@ def test_every_field_of_every_version_comes_back(key: int, version: int, kind: M
 
 
 @pytest.mark.parametrize(("key", "version", "kind"), EVERY_MESSAGE)
-def test_a_message_cut_short_anywhere_is_refused(key: int, version: int, kind: MessageKind) -> None:
+def test_a_truncated_message_is_rejected(key: int, version: int, kind: MessageKind) -> None:
     out = bytearray()
     encoder(key, version, kind)(out, sample(message_type(key, version, kind)))
     decode = decoder(key, version, kind)
@@ -106,7 +106,7 @@ def test_a_message_has_no_more_elements_than_the_limit() -> None:
         decoder(3, 12, "request")(memoryview(body))
 
 
-def test_an_answer_has_as_many_elements_as_its_bytes_hold() -> None:
+def test_a_response_may_have_as_many_elements_as_bytes() -> None:
     replicas = list(range(ELEMENTS_MAX + 1))
     partition = {
         "error_code": 0,
@@ -135,17 +135,17 @@ def test_tagged_fields_are_counted_and_unknown_ones_skipped() -> None:
         decoder(18, 3, "request")(memoryview(many))
 
 
-def test_null_where_none_may_be_is_refused() -> None:
+def test_null_in_a_field_that_is_not_nullable_is_rejected() -> None:
     with pytest.raises(DecodeError):
         decoder(19, 2, "request")(memoryview(b"\xff\xff\xff\xff"))
 
 
-def test_text_that_is_none_is_read_as_a_name_nobody_has() -> None:
+def test_invalid_utf8_is_decoded_as_an_unknown_name() -> None:
     request = decoder(18, 3, "request")(memoryview(b"\x02\xff\x02a\x00"))
     assert request.client_software_name == "\ufffd"
 
 
-def test_text_that_is_none_is_refused_where_it_could_not_be_written_again() -> None:
+def test_invalid_utf8_that_would_be_too_long_to_encode_is_rejected() -> None:
     def software(name: bytes) -> memoryview:
         out = bytearray()
         write_unsigned_varint(out, len(name) + 1)
@@ -183,7 +183,7 @@ def test_elements_in_tagged_fields_are_counted_like_all_others() -> None:
         decoder(63, 1, "request")(memoryview(body + topics))
 
 
-def test_a_tagged_field_that_is_not_as_long_as_it_says_is_refused() -> None:
+def test_a_tagged_field_with_a_wrong_length_is_rejected() -> None:
     epoch = b"\x00\x00\x00\x00\x00\x00\x00\x07"
     for size in (7, 9):
         body = b"\x00\x00\x01\x00\x00\x00\x00" + bytes([1, 1, size]) + epoch + b"\x00"
@@ -193,7 +193,7 @@ def test_a_tagged_field_that_is_not_as_long_as_it_says_is_refused() -> None:
     assert decoder(18, 3, "response")(memoryview(body)).finalized_features_epoch == 7
 
 
-def test_lengths_that_do_not_end_or_are_too_long_for_a_text_are_refused() -> None:
+def test_endless_varints_and_oversized_strings_are_rejected() -> None:
     with pytest.raises(DecodeError, match="does not end"):
         decoder(18, 3, "request")(memoryview(b"\x80" * 20))
     text = bytearray()
@@ -202,7 +202,7 @@ def test_lengths_that_do_not_end_or_are_too_long_for_a_text_are_refused() -> Non
         decoder(18, 3, "request")(memoryview(text + bytes(40_000)))
 
 
-def test_a_message_too_large_to_be_copied_is_read_all_the_same() -> None:
+def test_a_message_too_large_to_be_copied_is_decoded_in_place() -> None:
     tree = sample(message_type(11, 9, "request"))
     tree["protocols"][0]["metadata"] = bytes(COPIED_BYTES_MAX)
     out = bytearray()
@@ -210,14 +210,14 @@ def test_a_message_too_large_to_be_copied_is_read_all_the_same() -> None:
     assert plain(decoder(11, 9, "request")(memoryview(out))) == tree
 
 
-def test_messages_do_not_share_what_stands_for_absent_tags() -> None:
+def test_messages_do_not_share_defaults_of_absent_tagged_fields() -> None:
     decode = decoder(18, 3, "response")
     body = memoryview(b"\x00\x00\x01\x00\x00\x00\x00\x00")
     decode(body).supported_features.append("mine")
     assert decode(body).supported_features == []
 
 
-def test_fields_a_version_lacks_are_asked_for_with_get() -> None:
+def test_get_reads_fields_that_a_version_may_lack() -> None:
     request = decoder(18, 3, "request")(memoryview(b"\x02a\x021\x00"))
     assert request.get("client_software_name") == "a"
     assert request.get("rack_id") is None
@@ -225,7 +225,7 @@ def test_fields_a_version_lacks_are_asked_for_with_get() -> None:
     assert not hasattr(request, "rack_id")
 
 
-def test_messages_are_equal_by_their_fields_and_say_what_they_are() -> None:
+def test_messages_are_equal_by_fields_and_have_a_repr() -> None:
     body = memoryview(b"\x02a\x021\x00")
     request = decoder(18, 3, "request")(body)
     assert request == decoder(18, 3, "request")(body)
@@ -234,7 +234,7 @@ def test_messages_are_equal_by_their_fields_and_say_what_they_are() -> None:
     assert repr(request) == "ApiVersionsRequest(client_software_name='a', client_software_version='1')"
 
 
-def test_no_field_has_a_name_that_messages_use_themselves() -> None:
+def test_no_field_shadows_an_attribute_of_message() -> None:
     def names(entity: type) -> set[str]:
         fields = schema_fields(entity)
         return {field.name for field in fields}.union(*(names(each.entity) for each in fields if each.entity))
@@ -244,14 +244,14 @@ def test_no_field_has_a_name_that_messages_use_themselves() -> None:
         assert not names(message_type(key, version, kind)) & taken
 
 
-def test_the_source_of_a_message_takes_neighbours_in_one_go() -> None:
+def test_generated_code_reads_and_writes_adjacent_fields_in_one_call() -> None:
     source = generated_source(message_type(8, 9, "request"))
     compile(source, "<shown>", "exec")
     assert "item_2.partition_index, item_2.committed_offset, item_2.committed_leader_epoch, size = " in source
     assert 'out += pack_iqi(tree_2["partition_index"], tree_2["committed_offset"], ' in source
 
 
-def test_the_traceback_of_a_tree_that_is_wrong_shows_the_line_it_went_wrong_in() -> None:
+def test_a_traceback_of_generated_code_shows_its_line() -> None:
     try:
         encoder(3, 12, "response")(bytearray(), {"throttle_time": "soon", "brokers": [], "topics": []})
     except Exception:
@@ -260,12 +260,12 @@ def test_the_traceback_of_a_tree_that_is_wrong_shows_the_line_it_went_wrong_in()
         pytest.fail("a string was encoded as a number")
 
 
-def test_a_field_without_value_or_default_is_a_bug_not_a_zero() -> None:
+def test_a_missing_required_field_raises_key_error() -> None:
     with pytest.raises(KeyError, match="MetadataResponse needs a value for node_id"):
         encoder(3, 12, "response")(bytearray(), {"brokers": [{"host": "a", "port": 1}]})
 
 
-def test_an_answer_holds_stored_records_by_reference() -> None:
+def test_a_response_refers_to_stored_records() -> None:
     class StoredRecords:
         parts = (b"first", b"second")
         size = 11
@@ -287,7 +287,7 @@ def test_an_answer_holds_stored_records_by_reference() -> None:
     assert bytes(answer.responses[0].partitions[0].records) == b"firstsecond"
 
 
-def test_headers_are_read_up_to_the_body() -> None:
+def test_request_headers_are_decoded_up_to_the_body() -> None:
     frame = memoryview(b"\x00\x03\x00\x0c\x00\x00\x00\x07\x00\x02me\x01\x05\x01\xffbody")
     header = read_request_header(frame)
     assert header[:4] == (3, 12, 7, "me")
@@ -308,7 +308,7 @@ def test_an_unknown_api_has_no_schema() -> None:
         schema.message_type(0, 99, "request")
 
 
-def test_fields_of_our_own_come_through_and_others_pass_over_them() -> None:
+def test_extension_fields_round_trip_and_kio_skips_them() -> None:
     not_ready = [{"topic_id": UUID(int=5), "partition_index": 3, "reason": "the disk is full"}]
     tree = {
         "broker_id": 1,

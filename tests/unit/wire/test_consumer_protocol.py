@@ -1,4 +1,4 @@
-"""Subscriptions and assignments as Kafka's consumers write them, and what happens with bytes that are none."""
+"""Encoding and decoding of subscriptions and assignments, also of invalid bytes."""
 
 import pytest
 from hypothesis import given
@@ -34,12 +34,12 @@ subscriptions = st.builds(
 
 
 @given(subscriptions)
-def test_a_subscription_comes_back(subscription: Subscription) -> None:
+def test_a_subscription_round_trips(subscription: Subscription) -> None:
     assert decode_subscription(encode_subscription(subscription)) == subscription
 
 
 @given(partitions, user_data)
-def test_an_assignment_comes_back(some: tuple[tuple[str, int], ...], data: bytes | None) -> None:
+def test_an_assignment_round_trips(some: tuple[tuple[str, int], ...], data: bytes | None) -> None:
     assert decode_assignment(encode_assignment(Assignment(some, data))) == Assignment(some, data)
 
 
@@ -52,19 +52,19 @@ def test_an_assignment_comes_back(some: tuple[tuple[str, int], ...], data: bytes
         (3, Subscription(("a", "b"), b"x", (("a", 1),), 7, "rack")),
     ],
 )
-def test_older_versions_leave_out_what_came_later(version: int, kept: Subscription) -> None:
+def test_older_versions_omit_later_fields(version: int, kept: Subscription) -> None:
     full = Subscription(("b", "a"), b"x", (("a", 1),), 7, "rack")
     assert decode_subscription(encode_subscription(full, version)) == kept
 
 
-def test_a_newer_version_is_read_as_far_as_it_is_known() -> None:
+def test_unknown_fields_of_a_newer_version_are_ignored() -> None:
     known = Subscription(("a",), None, (("a", 0),), 3, None)
     newer = b"\x00\x09" + encode_subscription(known)[2:] + b"what came later"
     assert decode_subscription(newer) == known
 
 
 @given(subscriptions)
-def test_kio_reads_the_same(subscription: Subscription) -> None:
+def test_kio_decodes_the_same_subscription(subscription: Subscription) -> None:
     data = encode_subscription(subscription)
     read = entity_reader(ConsumerProtocolSubscription)(memoryview(data), 2)[0]
     assert read.topics == subscription.topics
@@ -77,7 +77,7 @@ def test_kio_reads_the_same(subscription: Subscription) -> None:
     assert oldest.topics == subscription.topics
 
 
-def test_kio_reads_the_same_assignment() -> None:
+def test_kio_decodes_the_same_assignment() -> None:
     data = encode_assignment(Assignment((("a", 0), ("a", 2), ("b", 1)), b"x"))
     read = entity_reader(ConsumerProtocolAssignment)(memoryview(data), 2)[0]
     assert [(each.topic, each.partitions) for each in read.assigned_partitions] == [
@@ -87,7 +87,7 @@ def test_kio_reads_the_same_assignment() -> None:
     assert read.user_data == b"x"
 
 
-def test_no_bytes_are_an_assignment_of_nothing() -> None:
+def test_empty_bytes_are_an_empty_assignment() -> None:
     assert decode_assignment(b"") == Assignment(())
 
 
@@ -112,13 +112,13 @@ def test_no_bytes_are_an_assignment_of_nothing() -> None:
         "a name too long to be written again",
     ],
 )
-def test_what_is_no_subscription_is_refused(data: bytes) -> None:
+def test_an_invalid_subscription_is_rejected(data: bytes) -> None:
     with pytest.raises(DecodeError):
         decode_subscription(data)
 
 
 @given(subscriptions, st.data())
-def test_a_subscription_that_is_cut_off_is_refused(subscription: Subscription, data: st.DataObject) -> None:
+def test_a_truncated_subscription_is_rejected(subscription: Subscription, data: st.DataObject) -> None:
     whole = encode_subscription(subscription)
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(DecodeError):
@@ -126,7 +126,7 @@ def test_a_subscription_that_is_cut_off_is_refused(subscription: Subscription, d
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_random_bytes_are_decoded_or_raise_decode_error(data: bytes) -> None:
     for decode in (decode_subscription, decode_assignment):
         try:
             decode(data)
@@ -134,6 +134,6 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
             pass
 
 
-def test_a_version_that_does_not_exist_is_not_written() -> None:
+def test_an_unknown_version_is_not_encoded() -> None:
     with pytest.raises(ValueError, match=r"version 4 .* is not supported"):
         encode_subscription(Subscription(("a",)), 4)

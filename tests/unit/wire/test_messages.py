@@ -1,4 +1,4 @@
-"""The committed types of requests and responses against the schemas and the handlers that use them."""
+"""The generated types of requests and responses match the schemas and the handlers."""
 
 import ast
 import inspect
