@@ -204,18 +204,20 @@ def test_an_invalid_partition_does_not_fail_a_valid_one(wire: WireClient, topics
     parts = [(0, batch()), (1, batch(crc=1)), (2, batch()), (9, batch())]
     data = [{"index": index, "records": records} for index, records in parts]
     tree = {"acks": -1, "timeout": 5000, "topic_data": [{"name": topic, "partition_data": data}]}
-    answer = wire.request(PRODUCE, 9, tree)["responses"]
-    codes = {each["index"]: each["error_code"] for topic_ in answer for each in topic_["partition_responses"]}
+    response = wire.request(PRODUCE, 9, tree)["responses"]
+    codes = {
+        each["index"]: each["error_code"] for topic_ in response for each in topic_["partition_responses"]
+    }
     assert codes == {0: 0, 1: CORRUPT, 2: 0, 9: 3}
 
 
 def test_a_keyless_record_on_a_compacted_topic_is_reported(wire: WireClient, topics: Topics) -> None:
     topic = topics.create(cleanup_policy="compact")
     mixed = batch([b"a", b"b", b"c"], records=record(0, b"a", b"k") + record(1, b"b") + record(2, b"c", b"k"))
-    answer = wire.request(PRODUCE, 9, produce_tree(topic, mixed))["responses"][0]["partition_responses"][0]
-    assert answer["error_code"] == INVALID
-    assert [error["batch_index"] for error in answer["record_errors"]] == [1]
-    assert answer["error_message"]
+    response = wire.request(PRODUCE, 9, produce_tree(topic, mixed))["responses"][0]["partition_responses"][0]
+    assert response["error_code"] == INVALID
+    assert [error["batch_index"] for error in response["record_errors"]] == [1]
+    assert response["error_message"]
     assert end_offset(wire, topic) == 0
     assert produce(wire, topic, batch(key=b"k")) == (0, 0)
 

@@ -90,17 +90,17 @@ def test_an_invalid_request_closes_the_connection(wire: WireClient, data: bytes)
 )
 def test_an_unusual_but_valid_request_gets_a_response(wire: WireClient, frame: bytes) -> None:
     wire.send_frame(frame)
-    correlation_id, answer = decode(METADATA, frame[3], wire.receive_frame())
+    correlation_id, response = decode(METADATA, frame[3], wire.receive_frame())
     assert correlation_id == 7
-    assert answer["topics"] == []
+    assert response["topics"] == []
 
 
 @pytest.mark.parametrize("version", [5, 99, 32767, -1])
 def test_api_versions_of_an_unknown_version_lists_the_supported_ones(wire: WireClient, version: int) -> None:
     wire.send_frame(header(API_VERSIONS, version) + b"\x00whatever")
     assert wire.receive_frame() == struct.pack(">ihihhh", 7, 35, 1, API_VERSIONS, 0, 4)
-    answer = wire.request(API_VERSIONS, 4, {"client_software_name": "test", "client_software_version": "1"})
-    assert answer["error_code"] == 0
+    response = wire.request(API_VERSIONS, 4, {"client_software_name": "test", "client_software_version": "1"})
+    assert response["error_code"] == 0
 
 
 @pytest.mark.parametrize("name", ["", "no spaces!", "-begins-badly"])

@@ -89,19 +89,19 @@ def member(bootstrap: str, group: str) -> Iterator[RawGroupMember]:
 @pytest.mark.parametrize("version", range(10))
 def test_an_unknown_member_cannot_join(wire: WireClient, member: RawGroupMember, version: int) -> None:
     for group_id in (member.group_id, unique("no-such-group")):
-        answer = wire.request(JOIN_GROUP, version, join_tree(group_id, "stranger"))
-        assert answer["error_code"] == UNKNOWN_MEMBER_ID
-        assert (answer["member_id"], answer["generation_id"], answer["leader"]) == ("stranger", -1, "")
-        assert answer["members"] == []
-        assert answer["protocol_name"] == (None if version >= 7 else "")
-        assert answer.get("protocol_type") is None
+        response = wire.request(JOIN_GROUP, version, join_tree(group_id, "stranger"))
+        assert response["error_code"] == UNKNOWN_MEMBER_ID
+        assert (response["member_id"], response["generation_id"], response["leader"]) == ("stranger", -1, "")
+        assert response["members"] == []
+        assert response["protocol_name"] == (None if version >= 7 else "")
+        assert response.get("protocol_type") is None
 
 
 @pytest.mark.parametrize("version", range(6))
 def test_an_unknown_member_gets_no_assignment(wire: WireClient, member: RawGroupMember, version: int) -> None:
     for group_id in (member.group_id, unique("no-such-group")):
-        answer = wire.request(SYNC_GROUP, version, sync_tree(group_id, "stranger", 1))
-        assert (answer["error_code"], answer["assignment"]) == (UNKNOWN_MEMBER_ID, b"")
+        response = wire.request(SYNC_GROUP, version, sync_tree(group_id, "stranger", 1))
+        assert (response["error_code"], response["assignment"]) == (UNKNOWN_MEMBER_ID, b"")
 
 
 @pytest.mark.parametrize("version", range(5))
@@ -117,14 +117,14 @@ def test_a_heartbeat_of_an_unknown_member_is_rejected(
 def test_an_unknown_member_cannot_leave(wire: WireClient, member: RawGroupMember, version: int) -> None:
     leaving = [{"member_id": "stranger"}, {"member_id": "", "group_instance_id": "stranger"}]
     for group_id in (member.group_id, unique("no-such-group")):
-        answer = wire.request(
+        response = wire.request(
             LEAVE_GROUP, version, {"group_id": group_id, "member_id": "stranger", "members": leaving}
         )
         if version < 3:
-            assert answer["error_code"] == UNKNOWN_MEMBER_ID
+            assert response["error_code"] == UNKNOWN_MEMBER_ID
         else:
-            assert answer["error_code"] == 0
-            assert [each["error_code"] for each in answer["members"]] == [UNKNOWN_MEMBER_ID] * 2
+            assert response["error_code"] == 0
+            assert [each["error_code"] for each in response["members"]] == [UNKNOWN_MEMBER_ID] * 2
 
 
 @pytest.mark.parametrize("version", range(2, 10))
@@ -191,8 +191,8 @@ def test_the_longest_group_id_is_accepted(wire: WireClient, topic: str, group: s
     longest = (group + "x" * TEXT_BYTES_MAX)[:TEXT_BYTES_MAX]
     assert commit(wire, longest, topic, (0, 5), version=8) == [0]
     assert committed(wire, longest) == {(topic, 0): 5}
-    answer = wire.request(JOIN_GROUP, 9, join_tree(longest))
-    assert answer["error_code"] == MEMBER_ID_REQUIRED
+    response = wire.request(JOIN_GROUP, 9, join_tree(longest))
+    assert response["error_code"] == MEMBER_ID_REQUIRED
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,8 @@ def test_an_undecodable_subscription_is_accepted(
 @pytest.mark.parametrize("timeout_ms", [-1, 0, 5, 2**31 - 1])
 def test_a_session_timeout_out_of_range_is_rejected(wire: WireClient, group: str, timeout_ms: int) -> None:
     for version in range(10):
-        answer = wire.request(JOIN_GROUP, version, join_tree(group, session_timeout=timeout_ms))
-        assert (answer["error_code"], answer["member_id"]) == (INVALID_SESSION_TIMEOUT, "")
+        response = wire.request(JOIN_GROUP, version, join_tree(group, session_timeout=timeout_ms))
+        assert (response["error_code"], response["member_id"]) == (INVALID_SESSION_TIMEOUT, "")
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def test_a_session_timeout_out_of_range_is_rejected(wire: WireClient, group: str
 def test_inconsistent_protocols_are_rejected(
     wire: WireClient, member: RawGroupMember, clash: dict[str, Any]
 ) -> None:
-    answer = wire.request(JOIN_GROUP, 3, join_tree(member.group_id, **clash))
-    assert answer["error_code"] == INCONSISTENT_PROTOCOL
+    response = wire.request(JOIN_GROUP, 3, join_tree(member.group_id, **clash))
+    assert response["error_code"] == INCONSISTENT_PROTOCOL
     assert member.heartbeat() == 0, "nobody rebalances for it"
 
 
@@ -273,8 +273,8 @@ def test_a_second_member_with_the_same_instance_id_fences_the_first(
             named = {"group_instance_id": "one"}
             assert first.heartbeat(**named) == FENCED_INSTANCE
             assert first.commit(topic, (0, 9), **named) == [FENCED_INSTANCE]
-            answer = first.wire.request(JOIN_GROUP, 5, join_tree(group, first.member_id, **named))
-            assert answer["error_code"] == FENCED_INSTANCE
+            response = first.wire.request(JOIN_GROUP, 5, join_tree(group, first.member_id, **named))
+            assert response["error_code"] == FENCED_INSTANCE
             assert committed(first.wire, group) == {}
 
 
@@ -290,9 +290,9 @@ def test_a_member_that_never_syncs_is_removed(bootstrap: str, group: str) -> Non
         assert lazy.join()["leader"] == lazy.member_id
         assert keen.receive_join()["error_code"] == 0
         assert keen.sync()["error_code"] == REBALANCING
-        answer = keen.join()
-        assert (answer["error_code"], answer["leader"]) == (0, keen.member_id)
-        assert [each["member_id"] for each in answer["members"]] == [keen.member_id]
+        response = keen.join()
+        assert (response["error_code"], response["leader"]) == (0, keen.member_id)
+        assert [each["member_id"] for each in response["members"]] == [keen.member_id]
         assert keen.sync(keen.member_id)["assignment"] == keen.member_id.encode()
         assert lazy.heartbeat() == UNKNOWN_MEMBER_ID
 
@@ -300,9 +300,9 @@ def test_a_member_that_never_syncs_is_removed(bootstrap: str, group: str) -> Non
 def test_a_thousand_members_join_and_leave(bootstrap: str, group: str) -> None:
     with WireClient(bootstrap) as wire:
         for number in range(1000):
-            answer = wire.request(JOIN_GROUP, 3, join_tree(group))
-            assert (answer["error_code"], answer["generation_id"]) == (0, 2 * number + 1)
-            leaving = {"group_id": group, "member_id": answer["member_id"]}
+            response = wire.request(JOIN_GROUP, 3, join_tree(group))
+            assert (response["error_code"], response["generation_id"]) == (0, 2 * number + 1)
+            leaving = {"group_id": group, "member_id": response["member_id"]}
             assert wire.request(LEAVE_GROUP, 2, leaving)["error_code"] == 0
         (described,) = wire.request(DESCRIBE_GROUPS, 5, {"groups": [group]})["groups"]
         assert (described["group_state"], described["members"]) == ("Empty", [])
@@ -312,9 +312,9 @@ def test_a_thousand_members_join_and_leave(bootstrap: str, group: str) -> None:
 def test_hundreds_of_abandoned_member_ids_create_no_group(wire: WireClient, group: str) -> None:
     ids = set()
     for _ in range(300):
-        answer = wire.request(JOIN_GROUP, 9, join_tree(group, session_timeout=6_000))
-        assert answer["error_code"] == MEMBER_ID_REQUIRED
-        ids.add(answer["member_id"])
+        response = wire.request(JOIN_GROUP, 9, join_tree(group, session_timeout=6_000))
+        assert response["error_code"] == MEMBER_ID_REQUIRED
+        ids.add(response["member_id"])
     assert len(ids) == 300
     (described,) = wire.request(DESCRIBE_GROUPS, 5, {"groups": [group]})["groups"]
     assert described["members"] == []
@@ -347,8 +347,8 @@ def test_the_longest_client_and_instance_ids_are_accepted(
         static.join_alone()
         named = {"group_instance_id": longest}
         assert static.heartbeat(**named) == 0
-        answer = static.wire.request(JOIN_GROUP, 9, join_tree(group, **named))
-        assert (answer["error_code"], answer["member_id"] != static.member_id) == (0, True)
+        response = static.wire.request(JOIN_GROUP, 9, join_tree(group, **named))
+        assert (response["error_code"], response["member_id"] != static.member_id) == (0, True)
 
 
 def test_a_member_too_large_for_a_record_is_rejected_at_join(
@@ -356,8 +356,8 @@ def test_a_member_too_large_for_a_record_is_rejected_at_join(
 ) -> None:
     """Apache Kafka accepts it, and fails all members when the leader syncs."""
     large = [{"name": "range", "metadata": bytes(600_000)}, {"name": "other", "metadata": bytes(600_000)}]
-    answer = wire.request(JOIN_GROUP, 3, join_tree(member.group_id, protocols=large))
-    assert (answer["error_code"], answer["member_id"]) == (MESSAGE_TOO_LARGE, "")
+    response = wire.request(JOIN_GROUP, 3, join_tree(member.group_id, protocols=large))
+    assert (response["error_code"], response["member_id"]) == (MESSAGE_TOO_LARGE, "")
     assert member.heartbeat() == 0, "nobody rebalances for it"
     tree = sync_tree(member.group_id, member.member_id, member.generation)
     tree["assignments"] = [{"member_id": each, "assignment": bytes(600_000)} for each in ("one", "another")]
@@ -384,11 +384,13 @@ def test_unknown_topic_ids_have_their_own_error(wire: WireClient, group: str, to
     tree = commit_tree(group, topic, (0, 5))
     partitions = tree["topics"][0]["partitions"]
     tree["topics"] = [{"topic_id": each, "partitions": partitions} for each in (known, unknown)]
-    answer = wire.request(OFFSET_COMMIT, 10, tree)
-    found = {each["topic_id"]: each["partitions"][0]["error_code"] for each in answer["topics"]}
+    response = wire.request(OFFSET_COMMIT, 10, tree)
+    found = {each["topic_id"]: each["partitions"][0]["error_code"] for each in response["topics"]}
     assert found == {known: 0, unknown: UNKNOWN_TOPIC_ID}
-    asked = [{"topic_id": each, "partition_indexes": [0]} for each in (known, unknown)]
-    fetched = wire.request(OFFSET_FETCH, 10, {"groups": [{"group_id": group, "topics": asked}]})["groups"][0]
+    requested = [{"topic_id": each, "partition_indexes": [0]} for each in (known, unknown)]
+    fetched = wire.request(OFFSET_FETCH, 10, {"groups": [{"group_id": group, "topics": requested}]})[
+        "groups"
+    ][0]
     assert fetched["error_code"] == 0
     offsets = {
         each["topic_id"]: (each["partitions"][0]["committed_offset"], each["partitions"][0]["error_code"])
@@ -404,14 +406,14 @@ def test_offset_metadata_over_the_limit_is_rejected(wire: WireClient, group: str
 
 
 def test_an_offset_that_was_never_committed_is_minus_one(wire: WireClient, group: str, topic: str) -> None:
-    asked = [
+    requested = [
         {"name": topic, "partition_indexes": [0, 99]},
         {"name": "no-such-topic", "partition_indexes": [0]},
     ]
     for version in range(1, 8):
-        answer = wire.request(OFFSET_FETCH, version, {"group_id": group, "topics": asked})
-        assert answer.get("error_code", 0) == 0
-        for found in answer["topics"]:
+        response = wire.request(OFFSET_FETCH, version, {"group_id": group, "topics": requested})
+        assert response.get("error_code", 0) == 0
+        for found in response["topics"]:
             for each in found["partitions"]:
                 assert (each["committed_offset"], each["metadata"], each["error_code"]) == (-1, "", 0)
 
@@ -421,17 +423,17 @@ def test_offsets_of_a_subscribed_topic_are_not_deleted(bootstrap: str, group: st
     with RawGroupMember(bootstrap, group, protocols=protocols) as member:
         member.join_alone()
         assert member.commit(topic, (0, 5)) == [0]
-        asked = {"group_id": group, "topics": [{"name": topic, "partitions": [{"partition_index": 0}]}]}
-        answer = member.wire.request(OFFSET_DELETE, 0, asked)
-        assert (answer["error_code"], codes_of(answer)) == (0, [SUBSCRIBED])
+        requested = {"group_id": group, "topics": [{"name": topic, "partitions": [{"partition_index": 0}]}]}
+        response = member.wire.request(OFFSET_DELETE, 0, requested)
+        assert (response["error_code"], codes_of(response)) == (0, [SUBSCRIBED])
         assert committed(member.wire, group) == {(topic, 0): 5}
 
 
 def test_clients_cannot_write_to_the_offsets_topic(wire: WireClient, group: str) -> None:
     assert produce(wire, OFFSETS_TOPIC, batch([b"value"], key=b"key")) == (INVALID_TOPIC, -1)
     deleted = [{"name": OFFSETS_TOPIC, "partitions": [{"partition_index": 0, "offset": -1}]}]
-    answer = wire.request(DELETE_RECORDS, 2, {"topics": deleted, "timeout": 5_000})
-    assert codes_of(answer) == [INVALID_TOPIC]
+    response = wire.request(DELETE_RECORDS, 2, {"topics": deleted, "timeout": 5_000})
+    assert codes_of(response) == [INVALID_TOPIC]
 
 
 def test_duplicates_in_a_request_have_one_result(
@@ -439,12 +441,12 @@ def test_duplicates_in_a_request_have_one_result(
 ) -> None:
     assert commit(wire, group, topic, (0, 5), (1, 6), metadata="m" * 4_000) == [0, 0]
     everything = {"group_id": group, "topics": None}
-    answer = wire.request(OFFSET_FETCH, 8, {"groups": [everything] * 1_000, "require_stable": True})
-    assert [(each["group_id"], len(each["topics"])) for each in answer["groups"]] == [(group, 1)]
+    response = wire.request(OFFSET_FETCH, 8, {"groups": [everything] * 1_000, "require_stable": True})
+    assert [(each["group_id"], len(each["topics"])) for each in response["groups"]] == [(group, 1)]
     some = [{"name": topic, "partition_indexes": [0, 0, 0]}, {"name": topic, "partition_indexes": [1, 0]}]
     for version in range(1, 8):
-        answer = wire.request(OFFSET_FETCH, version, {"group_id": group, "topics": some * 100})
-        (found,) = answer["topics"]
+        response = wire.request(OFFSET_FETCH, version, {"group_id": group, "topics": some * 100})
+        (found,) = response["topics"]
         assert [each["committed_offset"] for each in found["partitions"]] == [5, 6]
 
 
@@ -457,16 +459,16 @@ def test_unknown_groups(wire: WireClient, group: str, topic: str) -> None:
         assert found["error_code"] == (GROUP_NOT_FOUND if version >= 6 else 0)
         assert (found["group_state"], found["members"]) == ("Dead", [])
     for version in range(3):
-        answer = wire.request(DELETE_GROUPS, version, {"groups_names": [group, unique("none")]})
-        assert [each["error_code"] for each in answer["results"]] == [GROUP_NOT_FOUND] * 2
-    asked = {"group_id": group, "topics": [{"name": topic, "partitions": [{"partition_index": 0}]}]}
-    assert wire.request(OFFSET_DELETE, 0, asked)["error_code"] == GROUP_NOT_FOUND
+        response = wire.request(DELETE_GROUPS, version, {"groups_names": [group, unique("none")]})
+        assert [each["error_code"] for each in response["results"]] == [GROUP_NOT_FOUND] * 2
+    requested = {"group_id": group, "topics": [{"name": topic, "partitions": [{"partition_index": 0}]}]}
+    assert wire.request(OFFSET_DELETE, 0, requested)["error_code"] == GROUP_NOT_FOUND
 
 
 def test_a_group_with_members_is_not_deleted(wire: WireClient, member: RawGroupMember) -> None:
     for version in range(3):
-        answer = wire.request(DELETE_GROUPS, version, {"groups_names": [member.group_id]})
-        assert [each["error_code"] for each in answer["results"]] == [NON_EMPTY_GROUP]
+        response = wire.request(DELETE_GROUPS, version, {"groups_names": [member.group_id]})
+        assert [each["error_code"] for each in response["results"]] == [NON_EMPTY_GROUP]
     assert member.heartbeat() == 0
 
 
@@ -519,11 +521,11 @@ def test_a_corrupt_partition_affects_only_its_own_groups(tmp_path: Path, only_mo
                     assert committed(wire, group_id) == {(topic, 0): number}
                     assert commit(wire, group_id, topic, (0, 100 + number)) == [0]
             for group_id in damaged:
-                asked = wire.request(OFFSET_FETCH, 7, {"group_id": group_id, "topics": None})
-                assert (asked["error_code"], asked["topics"]) == (NOT_COORDINATOR, [])
+                requested = wire.request(OFFSET_FETCH, 7, {"group_id": group_id, "topics": None})
+                assert (requested["error_code"], requested["topics"]) == (NOT_COORDINATOR, [])
                 assert commit(wire, group_id, topic, (0, 5)) == [NOT_COORDINATOR]
-                answer = wire.request(JOIN_GROUP, 5, join_tree(group_id))
-                assert (answer["error_code"], answer["member_id"]) == (NOT_COORDINATOR, "")
+                response = wire.request(JOIN_GROUP, 5, join_tree(group_id))
+                assert (response["error_code"], response["member_id"]) == (NOT_COORDINATOR, "")
             listed = wire.request(LIST_GROUPS, 5, {"states_filter": [], "types_filter": []})
             assert listed["error_code"] == 0
             assert {each["group_id"] for each in listed["groups"]} == set(groups) - set(damaged)

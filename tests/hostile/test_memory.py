@@ -224,8 +224,8 @@ def test_members_too_large_for_a_record_are_not_kept(watched: Watched) -> None:
     with WireClient(watched.bootstrap) as wire:
         find_coordinator(wire, "g")
         for _ in range(6):
-            answer = wire.request(JOIN_GROUP, 3, join_tree("g", protocols=protocols(50 * MEGABYTE)))
-            assert answer["error_code"] == 10
+            response = wire.request(JOIN_GROUP, 3, join_tree("g", protocols=protocols(50 * MEGABYTE)))
+            assert response["error_code"] == 10
     # The last one may still be on its way out.
     assert watched.grown() < 50 * MEGABYTE + GROWTH_MAX
 

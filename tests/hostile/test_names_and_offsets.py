@@ -32,9 +32,9 @@ ILLEGAL_NAMES = ["", ".", "..", "x" * 250, "no spaces!", "a/b", "a:b", "Vltava-Å
 
 def create(wire: WireClient, name: str, **more: Any) -> int:
     topic = {"name": name, "num_partitions": 1, "replication_factor": 1, **more}
-    (answer,) = wire.request(CREATE_TOPICS, 7, {"topics": [topic], "timeout": 10_000})["topics"]
-    code: int = answer["error_code"]
-    assert (code == 0) == (answer["error_message"] is None), "an error has a message, success has none"
+    (response,) = wire.request(CREATE_TOPICS, 7, {"topics": [topic], "timeout": 10_000})["topics"]
+    code: int = response["error_code"]
+    assert (code == 0) == (response["error_message"] is None), "an error has a message, success has none"
     return code
 
 
@@ -91,8 +91,8 @@ def test_an_invalid_assignment_is_rejected(wire: WireClient, placed: list[tuple[
 
 def test_a_duplicate_topic_is_rejected(wire: WireClient) -> None:
     topic = {"name": unique(), "num_partitions": 1, "replication_factor": 1}
-    (answer,) = wire.request(CREATE_TOPICS, 7, {"topics": [topic, topic], "timeout": 1000})["topics"]
-    assert answer["error_code"] == 42
+    (response,) = wire.request(CREATE_TOPICS, 7, {"topics": [topic, topic], "timeout": 1000})["topics"]
+    assert response["error_code"] == 42
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_a_duplicate_topic_is_rejected(wire: WireClient) -> None:
     ids=["an unknown name", "an unknown id", "neither", "both"],
 )
 def test_an_unknown_topic_is_not_deleted(wire: WireClient, wanted: dict[str, Any], code: int) -> None:
-    (answer,) = wire.request(DELETE_TOPICS, 6, {"topics": [wanted], "timeout": 5000})["responses"]
-    assert answer["error_code"] == code
+    (response,) = wire.request(DELETE_TOPICS, 6, {"topics": [wanted], "timeout": 5000})["responses"]
+    assert response["error_code"] == code
 
 
 def test_metadata_returns_unknown_topics_with_an_error(wire: WireClient, topics: Topics) -> None:
@@ -126,9 +126,9 @@ def test_metadata_returns_unknown_topics_with_an_error(wire: WireClient, topics:
 def test_an_offset_out_of_range_is_rejected(wire: WireClient, topics: Topics, offset: int) -> None:
     topic = topics.create()
     produce(wire, topic, batch([b"x"] * 10))
-    answer = fetch(wire, topic, offset)
-    assert answer["error_code"] == 1
-    assert not answer["records"]
+    response = fetch(wire, topic, offset)
+    assert response["error_code"] == 1
+    assert not response["records"]
     assert fetch(wire, topic, 10)["error_code"] == 0
 
 
@@ -173,8 +173,8 @@ def test_leader_epochs_are_checked(wire: WireClient, topics: Topics) -> None:
     assert epoch_end(wire, topic, 0, current=5)["error_code"] == 75
     assert epoch_end(wire, topic, 5)["end_offset"] == -1
     produce(wire, topic, batch([b"x"] * 3))
-    answer = epoch_end(wire, topic, 0)
-    assert (answer["error_code"], answer["leader_epoch"], answer["end_offset"]) == (0, 0, 3)
+    response = epoch_end(wire, topic, 0)
+    assert (response["error_code"], response["leader_epoch"], response["end_offset"]) == (0, 0, 3)
 
 
 @pytest.mark.parametrize("replica_id", [1, 5])
@@ -183,9 +183,9 @@ def test_a_client_with_a_replica_id_gets_no_records(
 ) -> None:
     topic = topics.create()
     produce(wire, topic, batch())
-    answer = fetch(wire, topic, 0, replica_id=replica_id)
-    assert answer["error_code"] != 0
-    assert not answer["records"]
+    response = fetch(wire, topic, 0, replica_id=replica_id)
+    assert response["error_code"] != 0
+    assert not response["records"]
 
 
 @pytest.mark.parametrize("odd", [{"max_bytes": 0}, {"max_wait": -1}], ids=str)
@@ -207,8 +207,8 @@ def test_negative_limits_get_a_response(wire: WireClient, topics: Topics, odd: d
 def test_the_first_batch_is_sent_in_spite_of_a_small_limit(wire: WireClient, topics: Topics) -> None:
     topic = topics.create()
     produce(wire, topic, batch([bytes(5000)]))
-    answer = fetch(wire, topic, 0, partition_max_bytes=1, max_bytes=1)
-    assert len(answer["records"]) > 5000
+    response = fetch(wire, topic, 0, partition_max_bytes=1, max_bytes=1)
+    assert len(response["records"]) > 5000
 
 
 def test_fetch_sessions_are_checked(wire: WireClient, topics: Topics) -> None:
@@ -265,14 +265,14 @@ def test_records_are_not_deleted_beyond_the_end(
     [(TOPIC, MISSING, 3), (BROKER, "77", 42), (BROKER, "x", 42), (3, "x", 42), (99, "x", 42)],
 )
 def test_unknown_resources_have_no_configs(wire: WireClient, kind: int, name: str, code: int) -> None:
-    answer = describe(wire, kind, name)
-    assert answer["error_code"] == code
-    assert answer["configs"] == []
+    response = describe(wire, kind, name)
+    assert response["error_code"] == code
+    assert response["configs"] == []
 
 
 def test_unknown_config_names_are_left_out_of_descriptions(wire: WireClient, topics: Topics) -> None:
-    answer = describe(wire, TOPIC, topics.create(), ["retention.ms", "no.such"])
-    assert [config["name"] for config in answer["configs"]] == ["retention.ms"]
+    response = describe(wire, TOPIC, topics.create(), ["retention.ms", "no.such"])
+    assert [config["name"] for config in response["configs"]] == ["retention.ms"]
 
 
 @pytest.mark.parametrize(
@@ -306,14 +306,14 @@ def test_configs_of_unknown_resources_are_not_altered(
 @pytest.mark.parametrize("count", [0, -1, 1])
 def test_partitions_cannot_be_removed(wire: WireClient, topics: Topics, count: int) -> None:
     tree = {"topics": [{"name": topics.create(), "count": count, "assignments": None}], "timeout": 5000}
-    (answer,) = wire.request(CREATE_PARTITIONS, 3, tree)["results"]
-    assert answer["error_code"] == 37
+    (response,) = wire.request(CREATE_PARTITIONS, 3, tree)["results"]
+    assert response["error_code"] == 37
 
 
 def test_describing_unknown_resources_returns_an_error(wire: WireClient, topics: Topics) -> None:
     tree = {"topics": [{"name": MISSING}, {"name": "no spaces!"}], "response_partition_limit": 10}
-    answer = wire.request(DESCRIBE_TOPIC_PARTITIONS, 0, tree)
-    assert {topic["name"]: topic["error_code"] for topic in answer["topics"]} == {
+    response = wire.request(DESCRIBE_TOPIC_PARTITIONS, 0, tree)
+    assert {topic["name"]: topic["error_code"] for topic in response["topics"]} == {
         MISSING: 3,
         "no spaces!": 17,
     }
@@ -334,8 +334,8 @@ def list_offset(
 def delete_records(wire: WireClient, topic: str, offset: int, partition: int = 0) -> tuple[int, int]:
     wanted = {"partition_index": partition, "offset": offset}
     tree = {"topics": [{"name": topic, "partitions": [wanted]}], "timeout": 5000}
-    answer = wire.request(DELETE_RECORDS, 2, tree)["topics"][0]["partitions"][0]
-    return answer["error_code"], answer["low_watermark"]
+    response = wire.request(DELETE_RECORDS, 2, tree)["topics"][0]["partitions"][0]
+    return response["error_code"], response["low_watermark"]
 
 
 def epoch_end(
@@ -350,8 +350,8 @@ def epoch_end(
 def describe(wire: WireClient, kind: int, name: str, keys: list[str] | None = None) -> dict[str, Any]:
     resource = {"resource_type": kind, "resource_name": name, "configuration_keys": keys}
     (found,) = wire.request(DESCRIBE_CONFIGS, 4, {"resources": [resource]})["results"]
-    answer: dict[str, Any] = found
-    return answer
+    response: dict[str, Any] = found
+    return response
 
 
 def alter(wire: WireClient, kind: int, name: str, *changes: tuple[str, int, str | None]) -> int:
@@ -359,6 +359,6 @@ def alter(wire: WireClient, kind: int, name: str, *changes: tuple[str, int, str 
         {"name": key, "config_operation": operation, "value": value} for key, operation, value in changes
     ]
     resource = {"resource_type": kind, "resource_name": name, "configs": configs}
-    (answer,) = wire.request(INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})["responses"]
-    code: int = answer["error_code"]
+    (response,) = wire.request(INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})["responses"]
+    code: int = response["error_code"]
     return code

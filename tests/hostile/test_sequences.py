@@ -12,9 +12,9 @@ LAST_SEQUENCE = 2**31 - 1
 def new_producer(wire: WireClient, **more: object) -> dict[str, int]:
     tree = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
     while True:
-        answer = wire.request(INIT_PRODUCER_ID, 4, {**tree, **more})
-        if answer["error_code"] != LOADING:
-            return answer
+        response = wire.request(INIT_PRODUCER_ID, 4, {**tree, **more})
+        if response["error_code"] != LOADING:
+            return response
 
 
 class Sending:
@@ -37,9 +37,9 @@ def send(wire: WireClient, topics: Topics) -> Sending:
 
 
 def test_producer_ids_differ(wire: WireClient) -> None:
-    answers = [new_producer(wire) for _ in range(20)]
-    assert all(answer["error_code"] == 0 and answer["producer_epoch"] == 0 for answer in answers)
-    assert len({answer["producer_id"] for answer in answers}) == 20
+    responses = [new_producer(wire) for _ in range(20)]
+    assert all(response["error_code"] == 0 and response["producer_epoch"] == 0 for response in responses)
+    assert len({response["producer_id"] for response in responses}) == 20
 
 
 def test_an_empty_transactional_id_is_rejected(wire: WireClient) -> None:
@@ -116,8 +116,8 @@ def test_pipelined_batches_of_one_producer_stay_in_order(send: Sending) -> None:
         data = batch(producer_id=send.producer_id, producer_epoch=0, base_sequence=sequence)
         sent.append(wire.send(PRODUCE, 9, produce_tree(send.topic, data)))
     for offset, expected in enumerate(sent):
-        correlation_id, answer = wire.receive(PRODUCE, 9)
-        (partition,) = answer["responses"][0]["partition_responses"]
+        correlation_id, response = wire.receive(PRODUCE, 9)
+        (partition,) = response["responses"][0]["partition_responses"]
         assert (correlation_id, partition["error_code"], partition["base_offset"]) == (expected, 0, offset)
 
 

@@ -128,14 +128,14 @@ class WireGroupHarness:
                 break
             for each in ready:
                 wire, api, version, new_member_id = self._waiting.pop(sockets[each])
-                _, answer = wire.receive(api, version)
+                _, response = wire.receive(api, version)
                 wire.close()
-                arrived[sockets[each]] = (api, new_member_id, answer)
-        for _, new_member_id, answer in arrived.values():
-            self._learn(answer.get("member_id", UNKNOWN_MEMBER_ID), new_member_id)
+                arrived[sockets[each]] = (api, new_member_id, response)
+        for _, new_member_id, response in arrived.values():
+            self._learn(response.get("member_id", UNKNOWN_MEMBER_ID), new_member_id)
         for request_id in sorted(arrived):
-            api, _, answer = arrived[request_id]
-            self.responses[request_id] = self._understood(api, answer)
+            api, _, response = arrived[request_id]
+            self.responses[request_id] = self._understood(api, response)
 
     def close(self) -> None:
         for wire, _, _, _ in self._waiting.values():
@@ -164,26 +164,26 @@ class WireGroupHarness:
         if member_id not in self._shown:
             self._shown[member_id], self._real[new_member_id] = new_member_id, member_id
 
-    def _understood(self, api: int, answer: dict[str, Any]) -> GroupResponse | MoldauError:
-        if answer["error_code"]:
-            return _error(answer["error_code"], self._shown.get(answer.get("member_id", "")) or "")
+    def _understood(self, api: int, response: dict[str, Any]) -> GroupResponse | MoldauError:
+        if response["error_code"]:
+            return _error(response["error_code"], self._shown.get(response.get("member_id", "")) or "")
         if api == JOIN_GROUP:
             return JoinResponse(
-                generation=answer["generation_id"],
-                protocol_type=answer.get("protocol_type") or "",
-                protocol_name=answer["protocol_name"],
-                leader=self._shown[answer["leader"]],
-                skip_assignment=answer.get("skip_assignment", False),
-                member_id=self._shown[answer["member_id"]],
+                generation=response["generation_id"],
+                protocol_type=response.get("protocol_type") or "",
+                protocol_name=response["protocol_name"],
+                leader=self._shown[response["leader"]],
+                skip_assignment=response.get("skip_assignment", False),
+                member_id=self._shown[response["member_id"]],
                 members=tuple(
                     JoinedMember(
                         self._shown[each["member_id"]], each.get("group_instance_id"), each["metadata"]
                     )
-                    for each in answer["members"]
+                    for each in response["members"]
                 ),
             )
         if api == SYNC_GROUP:
-            return SyncResponse(protocol_type="", protocol_name="", assignment=answer["assignment"])
+            return SyncResponse(protocol_type="", protocol_name="", assignment=response["assignment"])
         if api == LEAVE_GROUP:
             return LeaveResponse(
                 tuple(
@@ -192,7 +192,7 @@ class WireGroupHarness:
                         each["group_instance_id"],
                         _error(each["error_code"]) if each["error_code"] else None,
                     )
-                    for each in answer["members"]
+                    for each in response["members"]
                 )
             )
         return EMPTY_RESPONSE

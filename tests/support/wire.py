@@ -158,9 +158,9 @@ class WireClient:
 
     def request(self, api_key: int, version: int, tree: dict[str, Any]) -> dict[str, Any]:
         sent = self.send(api_key, version, tree)
-        correlation_id, answer = self.receive(api_key, version)
+        correlation_id, response = self.receive(api_key, version)
         assert correlation_id == sent
-        return answer
+        return response
 
     def is_closed(self) -> bool:
         """Waits for the broker to close the connection; returns False if it responds instead."""
@@ -267,8 +267,8 @@ def produce_tree(
 
 def produce(wire: WireClient, topic: str, *batches: bytes, version: int = 9, **more: Any) -> tuple[int, int]:
     """Produces to one partition and returns the error code and the base offset."""
-    answer = wire.request(PRODUCE, version, produce_tree(topic, *batches, **more))
-    (topic_answer,) = answer["responses"]
+    response = wire.request(PRODUCE, version, produce_tree(topic, *batches, **more))
+    (topic_answer,) = response["responses"]
     (partition_answer,) = topic_answer["partition_responses"]
     return partition_answer["error_code"], partition_answer["base_offset"]
 
@@ -294,8 +294,8 @@ def fetch_tree(topic: str, offset: int, partition: int = 0, **more: Any) -> dict
 
 def fetch(wire: WireClient, topic: str, offset: int, version: int = 12, **more: Any) -> dict[str, Any]:
     """Fetches one partition and returns its response."""
-    answer = wire.request(FETCH, version, fetch_tree(topic, offset, **more))
-    (topic_answer,) = answer["responses"]
+    response = wire.request(FETCH, version, fetch_tree(topic, offset, **more))
+    (topic_answer,) = response["responses"]
     (partition_answer,) = topic_answer["partitions"]
     found: dict[str, Any] = partition_answer
     return found
@@ -315,8 +315,8 @@ def end_offset(wire: WireClient, topic: str, partition: int = 0) -> int:
 
 
 def topic_id(wire: WireClient, topic: str) -> UUID:
-    answer = wire.request(METADATA, 12, {"topics": [{"name": topic}], "allow_auto_topic_creation": False})
-    found: UUID = answer["topics"][0]["topic_id"]
+    response = wire.request(METADATA, 12, {"topics": [{"name": topic}], "allow_auto_topic_creation": False})
+    found: UUID = response["topics"][0]["topic_id"]
     return found
 
 

@@ -33,29 +33,29 @@ def describe_cluster(broker: AdminBroker, version: int = 2, **more: Any) -> Any:
 @pytest.mark.parametrize("version", versions_of(CLUSTER))
 def test_a_cluster_has_an_id_a_controller_and_live_brokers(version: int) -> None:
     others = [broker_image(2, fenced=True), broker_image(3), broker_image(4, listener="INTERNAL")]
-    answer = describe_cluster(AdminBroker(image_of({}, brokers=others)), version)
-    assert (answer.error_code, answer.error_message) == (0, None)
-    assert (answer.cluster_id, answer.controller_id) == ("the-cluster", 1)
-    assert [(each.broker_id, each.host, each.port, each.rack) for each in answer.brokers] == [
+    response = describe_cluster(AdminBroker(image_of({}, brokers=others)), version)
+    assert (response.error_code, response.error_message) == (0, None)
+    assert (response.cluster_id, response.controller_id) == ("the-cluster", 1)
+    assert [(each.broker_id, each.host, each.port, each.rack) for each in response.brokers] == [
         (1, "host1", 9001, "rack1"),
         (3, "host3", 9003, "rack3"),
     ]
-    assert answer.cluster_authorized_operations == NOT_REQUESTED
+    assert response.cluster_authorized_operations == NOT_REQUESTED
 
 
 def test_fenced_brokers_are_included_on_request() -> None:
     broker = AdminBroker(image_of({}, brokers=[broker_image(2, fenced=True)]))
-    answer = describe_cluster(broker, include_fenced_brokers=True)
-    assert [(each.broker_id, each.is_fenced) for each in answer.brokers] == [(1, False), (2, True)]
+    response = describe_cluster(broker, include_fenced_brokers=True)
+    assert [(each.broker_id, each.is_fenced) for each in response.brokers] == [(1, False), (2, True)]
 
 
 def test_authorized_operations_are_included_on_request() -> None:
-    answer = describe_cluster(AdminBroker(image_of({})), include_cluster_authorized_operations=True)
-    assert answer.cluster_authorized_operations == ALL_OF_A_CLUSTER
+    response = describe_cluster(AdminBroker(image_of({})), include_cluster_authorized_operations=True)
+    assert response.cluster_authorized_operations == ALL_OF_A_CLUSTER
 
 
 @pytest.mark.parametrize(
-    ("controller", "told"),
+    ("controller", "described"),
     [
         (broker_image(2), 2),
         (broker_image(2, fenced=True), 1),
@@ -63,10 +63,10 @@ def test_authorized_operations_are_included_on_request() -> None:
     ],
 )
 def test_an_unreachable_controller_is_replaced_by_a_broker_that_forwards(
-    controller: BrokerRegistration, told: int
+    controller: BrokerRegistration, described: int
 ) -> None:
     image = dataclasses.replace(image_of({}, brokers=[controller]), controller_id=2)
-    assert describe_cluster(AdminBroker(image)).controller_id == told
+    assert describe_cluster(AdminBroker(image)).controller_id == described
 
 
 def test_a_broker_without_lease_does_not_advertise_itself_as_leader() -> None:
@@ -78,8 +78,8 @@ def test_a_broker_without_lease_does_not_advertise_itself_as_leader() -> None:
     broker.metadata.image = dataclasses.replace(broker.metadata.image, topics={"a": topic})
 
     def leaders() -> list[tuple[int, int]]:
-        answer = broker.send(ApiKey.METADATA, 7, topics=None)
-        return [(each.leader_id, each.error_code) for each in answer.topics[0].partitions]
+        response = broker.send(ApiKey.METADATA, 7, topics=None)
+        return [(each.leader_id, each.error_code) for each in response.topics[0].partitions]
 
     def described_leaders() -> list[int]:
         return [each.leader_id for each in describe_partitions(broker, ["a"]).topics[0].partitions]
@@ -94,8 +94,8 @@ def test_a_broker_without_lease_does_not_advertise_itself_as_leader() -> None:
 @pytest.mark.parametrize(("version", "code"), [(5, 5), (6, 72)])
 def test_a_leader_without_the_clients_listener_has_listener_not_found(version: int, code: int) -> None:
     broker = AdminBroker(image_of({"a": 1}, brokers=[broker_image(1, listener="OTHERS"), broker_image(2)]))
-    answer = broker.send(ApiKey.METADATA, version, topics=None)
-    (partition,) = answer.topics[0].partitions
+    response = broker.send(ApiKey.METADATA, version, topics=None)
+    (partition,) = response.topics[0].partitions
     assert (partition.leader_id, partition.error_code) == (-1, code)
 
 
@@ -106,9 +106,9 @@ def test_without_reachable_brokers_there_is_no_controller() -> None:
 
 @pytest.mark.parametrize(("endpoint_type", "code"), [(2, 114), (0, 115), (3, 115)])
 def test_the_controller_endpoint_type_is_rejected(endpoint_type: int, code: int) -> None:
-    answer = describe_cluster(AdminBroker(image_of({})), endpoint_type=endpoint_type)
-    assert (answer.error_code, answer.brokers) == (code, [])
-    assert answer.error_message
+    response = describe_cluster(AdminBroker(image_of({})), endpoint_type=endpoint_type)
+    assert (response.error_code, response.brokers) == (code, [])
+    assert response.error_message
 
 
 @pytest.fixture
@@ -132,12 +132,12 @@ def sizes(result: Any) -> dict[str, list[tuple[int, int]]]:
 
 @pytest.mark.parametrize("version", versions_of(LOG_DIRS))
 def test_the_log_directory_has_the_sizes_of_all_partitions(keeper: AdminBroker, version: int) -> None:
-    answer = keeper.send(LOG_DIRS, version, topics=None)
-    (result,) = answer.results
+    response = keeper.send(LOG_DIRS, version, topics=None)
+    (result,) = response.results
     assert (result.error_code, result.log_dir) == (0, "/kept/here")
     assert sizes(result) == {"a": [(0, 10), (1, 20)], "b": [(0, 30)]}
     if version >= 3:
-        assert answer.error_code == 0
+        assert response.error_code == 0
     if version >= 4:
         assert (result.total_bytes, result.usable_bytes) == (1000, 400)
     if version >= 5:
@@ -145,12 +145,12 @@ def test_the_log_directory_has_the_sizes_of_all_partitions(keeper: AdminBroker, 
 
 
 def test_only_requested_partitions_that_exist_are_described(keeper: AdminBroker) -> None:
-    asked = [
+    requested = [
         {"topic": "a", "partitions": [1, 99]},
         {"topic": "gone", "partitions": [0]},
         {"topic": "b", "partitions": []},
     ]
-    (result,) = keeper.send(LOG_DIRS, topics=asked).results
+    (result,) = keeper.send(LOG_DIRS, topics=requested).results
     assert sizes(result) == {"a": [(1, 20)]}
     (result,) = keeper.send(LOG_DIRS, topics=[]).results
     assert sizes(result) == {}
@@ -158,9 +158,9 @@ def test_only_requested_partitions_that_exist_are_described(keeper: AdminBroker)
 
 def test_an_offline_log_directory_has_an_error(keeper: AdminBroker) -> None:
     keeper.partitions.space = OSError("input/output error")
-    answer = keeper.send(LOG_DIRS, topics=None)
-    assert answer.error_code == 0
-    (result,) = answer.results
+    response = keeper.send(LOG_DIRS, topics=None)
+    assert response.error_code == 0
+    (result,) = response.results
     assert (result.error_code, result.log_dir) == (56, "/kept/here")
     assert (result.topics, result.total_bytes, result.usable_bytes) == ([], -1, -1)
 
@@ -176,8 +176,10 @@ def test_a_duplicate_partition_is_described_once(
     monkeypatch.setattr(keeper, "partitions", SimpleNamespace(get=lambda name, index: None))
     named = [("a", [0, 1, 0]), ("b", [5]), ("a", [1, 2])]
     topics = [{"name": name, "partition_indexes": indexes} for name, indexes in named]
-    answer = keeper.send(ApiKey.DESCRIBE_PRODUCERS, topics=topics)
-    assert [(topic.name, [each.partition_index for each in topic.partitions]) for topic in answer.topics] == [
+    response = keeper.send(ApiKey.DESCRIBE_PRODUCERS, topics=topics)
+    assert [
+        (topic.name, [each.partition_index for each in topic.partitions]) for topic in response.topics
+    ] == [
         ("a", [0, 1, 2]),
         ("b", [5]),
     ]
@@ -194,15 +196,15 @@ def describe_partitions(
     )
 
 
-def told(answer: Any) -> list[tuple[Any, ...]]:
+def described(response: Any) -> list[tuple[Any, ...]]:
     return [
         (topic.name, topic.error_code, [each.partition_index for each in topic.partitions])
-        for topic in answer.topics
+        for topic in response.topics
     ]
 
 
-def next_cursor(answer: Any) -> tuple[str, int] | None:
-    cursor = answer.next_cursor
+def next_cursor(response: Any) -> tuple[str, int] | None:
+    cursor = response.next_cursor
     return None if cursor is None else (cursor.topic_name, cursor.partition_index)
 
 
@@ -212,16 +214,16 @@ def shelf() -> AdminBroker:
 
 
 def test_topics_are_described_with_leaders_and_replicas(shelf: AdminBroker) -> None:
-    answer = describe_partitions(shelf, ["e", "a", "e"])
-    assert told(answer) == [("a", 0, [0, 1, 2, 3, 4]), ("e", 0, [0])]
-    topic = answer.topics[1]
+    response = describe_partitions(shelf, ["e", "a", "e"])
+    assert described(response) == [("a", 0, [0, 1, 2, 3, 4]), ("e", 0, [0])]
+    topic = response.topics[1]
     assert (topic.topic_id, topic.is_internal) == (topic_id(0), False)
     assert topic.topic_authorized_operations == ALL_OF_A_TOPIC
     (partition,) = topic.partitions
     assert (partition.error_code, partition.leader_id, partition.leader_epoch) == (0, 1, 3)
     assert (partition.replica_nodes, partition.isr_nodes, partition.offline_replicas) == ([1], [1], [])
     assert (partition.eligible_leader_replicas, partition.last_known_elr) == ([], [])
-    assert next_cursor(answer) is None
+    assert next_cursor(response) is None
 
 
 def test_internal_topics_are_marked(shelf: AdminBroker) -> None:
@@ -232,11 +234,11 @@ def test_all_pages_describe_every_partition_once(shelf: AdminBroker) -> None:
     for limit in (1, 2, 3, 7, 9, 2000):
         found, cursor, pages = [], None, 0
         while pages == 0 or cursor is not None:
-            answer = describe_partitions(shelf, [], limit, cursor)
-            page = [(name, index) for name, _, indexes in told(answer) for index in indexes]
+            response = describe_partitions(shelf, [], limit, cursor)
+            page = [(name, index) for name, _, indexes in described(response) for index in indexes]
             assert len(page) <= limit
             found += page
-            cursor, pages = next_cursor(answer), pages + 1
+            cursor, pages = next_cursor(response), pages + 1
             assert pages < 20
         assert found == sorted(found)
         assert len(found) == 9
@@ -272,22 +274,22 @@ def test_cursor_and_limit_select_the_page(
     expected: list[tuple[Any, ...]],
     following: tuple[str, int] | None,
 ) -> None:
-    answer = describe_partitions(shelf, names, limit, cursor)
-    assert told(answer) == expected
-    assert next_cursor(answer) == following
+    response = describe_partitions(shelf, names, limit, cursor)
+    assert described(response) == expected
+    assert next_cursor(response) == following
 
 
 def test_a_page_has_at_most_2000_partitions() -> None:
-    answer = describe_partitions(AdminBroker(image_of({"big": 2001})), ["big"], 2**31 - 1)
-    assert len(answer.topics[0].partitions) == 2000
-    assert next_cursor(answer) == ("big", 2000)
+    response = describe_partitions(AdminBroker(image_of({"big": 2001})), ["big"], 2**31 - 1)
+    assert len(response.topics[0].partitions) == 2000
+    assert next_cursor(response) == ("big", 2000)
 
 
 @pytest.mark.parametrize("cursor", [("b", 0), ("a", -1)])
 def test_an_invalid_cursor_fails_every_topic(shelf: AdminBroker, cursor: tuple[str, int]) -> None:
-    answer = describe_partitions(shelf, ["a", "e"], 2, cursor)
-    assert told(answer) == [("a", 42, []), ("e", 42, [])]
-    assert next_cursor(answer) is None
+    response = describe_partitions(shelf, ["a", "e"], 2, cursor)
+    assert described(response) == [("a", 42, []), ("e", 42, [])]
+    assert next_cursor(response) is None
 
 
 def test_unreachable_leaders_and_replicas_are_marked() -> None:

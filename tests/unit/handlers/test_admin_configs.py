@@ -68,21 +68,23 @@ def test_topic_settings_are_described_with_their_sources(broker: AdminBroker, ve
 
 
 def test_synonyms_and_documentation_are_included_on_request(broker: AdminBroker) -> None:
-    asked = resource(TOPIC_RESOURCE, "a", ["retention.ms"])
-    (plain,) = describe(broker, asked)
+    resources = resource(TOPIC_RESOURCE, "a", ["retention.ms"])
+    (plain,) = describe(broker, resources)
     assert (plain.configs[0].synonyms, plain.configs[0].documentation) == ([], None)
-    (documented,) = describe(broker, asked, include_documentation=True)
+    (documented,) = describe(broker, resources, include_documentation=True)
     assert "records" in documented.configs[0].documentation
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "described"),
     [(["retention.ms", "nope"], ["retention.ms"]), (["nope"], [])],
 )
-def test_keys_select_the_described_settings(broker: AdminBroker, keys: list[str], told: list[str]) -> None:
+def test_keys_select_the_described_settings(
+    broker: AdminBroker, keys: list[str], described: list[str]
+) -> None:
     (result,) = describe(broker, resource(TOPIC_RESOURCE, "a", keys))
     assert result.error_code == 0
-    assert list(values(result)) == told
+    assert list(values(result)) == described
 
 
 @pytest.mark.parametrize("keys", [None, []])
@@ -152,7 +154,7 @@ def increment(
     version: int = 1,
     validate_only: bool = False,
 ) -> list[tuple[Any, ...]]:
-    asked = [
+    resources = [
         {
             "resource_type": kind,
             "resource_name": name,
@@ -163,10 +165,10 @@ def increment(
         }
         for kind, name, changes in resources
     ]
-    answer = broker.send(INCREMENT, version, resources=asked, validate_only=validate_only)
+    response = broker.send(INCREMENT, version, resources=resources, validate_only=validate_only)
     return [
         (each.resource_type, each.resource_name, each.error_code, each.error_message)
-        for each in answer.responses
+        for each in response.responses
     ]
 
 
@@ -176,7 +178,7 @@ def alter(
     version: int = 2,
     validate_only: bool = False,
 ) -> list[tuple[Any, ...]]:
-    asked = [
+    resources = [
         {
             "resource_type": kind,
             "resource_name": name,
@@ -184,8 +186,8 @@ def alter(
         }
         for kind, name, changes in resources
     ]
-    answer = broker.send(ALTER, version, resources=asked, validate_only=validate_only)
-    return [(each.resource_name, each.error_code, each.error_message) for each in answer.responses]
+    response = broker.send(ALTER, version, resources=resources, validate_only=validate_only)
+    return [(each.resource_name, each.error_code, each.error_message) for each in response.responses]
 
 
 def set_for_topic(broker: AdminBroker, name: str) -> dict[str, str]:
@@ -198,8 +200,8 @@ def test_incremental_changes_keep_other_settings(broker: AdminBroker, version: i
         ("segment.ms", SET, "5000"),
         ("cleanup.policy", APPEND, "compact"),
     ]
-    answer = increment(broker, (TOPIC_RESOURCE, "a", changes), version=version)
-    assert answer == [(TOPIC_RESOURCE, "a", 0, None)]
+    response = increment(broker, (TOPIC_RESOURCE, "a", changes), version=version)
+    assert response == [(TOPIC_RESOURCE, "a", 0, None)]
     assert set_for_topic(broker, "a") == {
         "retention.ms": "77",
         "segment.ms": "5000",
@@ -212,8 +214,8 @@ def test_incremental_changes_keep_other_settings(broker: AdminBroker, version: i
 
 @pytest.mark.parametrize("version", versions_of(ALTER))
 def test_alter_configs_replaces_all_settings(broker: AdminBroker, version: int) -> None:
-    answer = alter(broker, (TOPIC_RESOURCE, "a", [("segment.ms", "5000")]), version=version)
-    assert answer == [("a", 0, None)]
+    response = alter(broker, (TOPIC_RESOURCE, "a", [("segment.ms", "5000")]), version=version)
+    assert response == [("a", 0, None)]
     assert set_for_topic(broker, "a") == {"segment.ms": "5000"}
     alter(broker, (TOPIC_RESOURCE, "a", []), version=version)
     assert set_for_topic(broker, "a") == {}
@@ -269,20 +271,20 @@ def test_altered_settings_are_described(broker: AdminBroker) -> None:
 def test_an_invalid_change_is_rejected_and_the_others_are_made(
     broker: AdminBroker, kind: int, name: str, change: tuple[str, int, str | None], code: int
 ) -> None:
-    answer = increment(broker, (kind, name, [change]), (TOPIC_RESOURCE, "b", [("retention.ms", SET, "5")]))
-    assert answer[0][:3] == (kind, name, code)
-    assert answer[0][3]
-    assert answer[1] == (TOPIC_RESOURCE, "b", 0, None)
+    response = increment(broker, (kind, name, [change]), (TOPIC_RESOURCE, "b", [("retention.ms", SET, "5")]))
+    assert response[0][:3] == (kind, name, code)
+    assert response[0][3]
+    assert response[1] == (TOPIC_RESOURCE, "b", 0, None)
     assert set_for_topic(broker, "b") == {"retention.ms": "5"}
     assert set_for_topic(broker, "a") == {"retention.ms": "77"}
 
 
 def test_duplicate_resources_and_keys_are_rejected(broker: AdminBroker) -> None:
     first, second = [("retention.ms", SET, "1")], [("segment.ms", SET, "5000")]
-    answer = increment(broker, (TOPIC_RESOURCE, "a", first), (TOPIC_RESOURCE, "a", second))
-    assert answer == [(TOPIC_RESOURCE, "a", INVALID_REQUEST, "Each resource must appear at most once.")] * 2
-    answer = increment(broker, (TOPIC_RESOURCE, "a", [*first, *first]))
-    assert answer == [(TOPIC_RESOURCE, "a", INVALID_REQUEST, "Error due to duplicate config keys")]
+    response = increment(broker, (TOPIC_RESOURCE, "a", first), (TOPIC_RESOURCE, "a", second))
+    assert response == [(TOPIC_RESOURCE, "a", INVALID_REQUEST, "Each resource must appear at most once.")] * 2
+    response = increment(broker, (TOPIC_RESOURCE, "a", [*first, *first]))
+    assert response == [(TOPIC_RESOURCE, "a", INVALID_REQUEST, "Error due to duplicate config keys")]
     twice = (TOPIC_RESOURCE, "a", [("retention.ms", "1")])
     assert [each[1] for each in alter(broker, twice, twice)] == [INVALID_REQUEST, INVALID_REQUEST]
     assert set_for_topic(broker, "a") == {"retention.ms": "77"}
@@ -290,12 +292,12 @@ def test_duplicate_resources_and_keys_are_rejected(broker: AdminBroker) -> None:
 
 def test_a_failing_controller_fails_only_its_resources(broker: AdminBroker, quiet_logger: str) -> None:
     broker.controller.refuses = NotControllerError("moved")
-    answer = increment(
+    response = increment(
         broker,
         (TOPIC_RESOURCE, "a", [("retention.ms", SET, "1")]),
         (BROKER_LOGGER_RESOURCE, "1", [(quiet_logger, SET, "DEBUG")]),
     )
-    assert [each[2] for each in answer] == [41, 0]
+    assert [each[2] for each in response] == [41, 0]
 
 
 @pytest.fixture
@@ -328,14 +330,14 @@ def test_one_bad_level_changes_no_logger(broker: AdminBroker, quiet_logger: str)
 
 
 def test_loggers_cannot_be_changed_with_alter_configs(broker: AdminBroker) -> None:
-    answer = alter(broker, (BROKER_LOGGER_RESOURCE, "1", [("root", "INFO")]))
-    assert answer == [("1", INVALID_REQUEST, "Unknown resource type 8")]
+    response = alter(broker, (BROKER_LOGGER_RESOURCE, "1", [("root", "INFO")]))
+    assert response == [("1", INVALID_REQUEST, "Unknown resource type 8")]
 
 
 def listed(broker: AdminBroker, types: list[int], version: int = 1) -> list[tuple[int, str]]:
-    answer = broker.send(LIST, version, resource_types=types)
-    assert answer.error_code == 0
-    return [(each.get("resource_type", -1), each.resource_name) for each in answer.config_resources]
+    response = broker.send(LIST, version, resource_types=types)
+    assert response.error_code == 0
+    return [(each.get("resource_type", -1), each.resource_name) for each in response.config_resources]
 
 
 @pytest.fixture
@@ -369,5 +371,5 @@ def test_resources_are_listed_by_type(listing: AdminBroker) -> None:
 
 @pytest.mark.parametrize("types", [[0], [9], [TOPIC_RESOURCE, 9]])
 def test_an_unknown_resource_type_cannot_be_listed(listing: AdminBroker, types: list[int]) -> None:
-    answer = listing.send(LIST, 1, resource_types=types)
-    assert (answer.error_code, answer.config_resources) == (35, [])
+    response = listing.send(LIST, 1, resource_types=types)
+    assert (response.error_code, response.config_resources) == (35, [])

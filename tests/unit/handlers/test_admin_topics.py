@@ -35,10 +35,10 @@ def new_topic(
 
 def create(broker: AdminBroker, *topics: dict[str, Any], version: int = 7, **more: Any) -> dict[str, Any]:
     request = {"timeout": 1000, "validate_only": False, **more}
-    answer = broker.send(CREATE, version, topics=list(topics), **request)
-    names = [topic.name for topic in answer.topics]
+    response = broker.send(CREATE, version, topics=list(topics), **request)
+    names = [topic.name for topic in response.topics]
     assert len(names) == len(set(names))
-    return {topic.name: topic for topic in answer.topics}
+    return {topic.name: topic for topic in response.topics}
 
 
 @pytest.mark.parametrize("version", versions_of(CREATE))
@@ -51,10 +51,10 @@ def test_created_topics_are_described_as_the_version_allows(version: int) -> Non
     assert topic.get("num_partitions", "absent") == (3 if version >= 5 else "absent")
     if version >= 5:
         assert topic.replication_factor == 1
-        told = {each.name: (each.value, each.config_source) for each in topic.configs}
-        assert told["retention.ms"] == ("77", 1)
-        assert told["cleanup.policy"] == ("delete", 5)
-        assert list(told) == sorted(told)
+        result = {each.name: (each.value, each.config_source) for each in topic.configs}
+        assert result["retention.ms"] == ("77", 1)
+        assert result["cleanup.policy"] == ("delete", 5)
+        assert list(result) == sorted(result)
     assert len(created.partitions) == 3
     assert broker.metadata.image.config(ConfigResource(TOPIC_RESOURCE, "a")) == {"retention.ms": "77"}
 
@@ -76,9 +76,9 @@ def test_validate_only_returns_results_and_creates_nothing() -> None:
 
 def test_a_duplicate_topic_is_rejected_and_the_others_are_created() -> None:
     broker = AdminBroker(image_of({}))
-    answer = create(broker, new_topic("d"), new_topic("e"), new_topic("d"), new_topic("d"))
-    assert (answer["d"].error_code, answer["d"].error_message) == DUPLICATE
-    assert answer["e"].error_code == 0
+    response = create(broker, new_topic("d"), new_topic("e"), new_topic("d"), new_topic("d"))
+    assert (response["d"].error_code, response["d"].error_message) == DUPLICATE
+    assert response["e"].error_code == 0
     assert list(broker.metadata.image.topics) == ["e"]
 
 
@@ -116,10 +116,10 @@ def test_a_rejected_topic_has_no_id_size_or_configs() -> None:
 )
 def test_invalid_topics_are_rejected_with_kafkas_code_and_a_message(topic: dict[str, Any], code: int) -> None:
     broker = AdminBroker(image_of({}))
-    answer = create(broker, topic, new_topic("fine"))
-    assert answer[topic["name"]].error_code == code
-    assert answer[topic["name"]].error_message
-    assert answer["fine"].error_code == 0
+    response = create(broker, topic, new_topic("fine"))
+    assert response[topic["name"]].error_code == code
+    assert response[topic["name"]].error_message
+    assert response["fine"].error_code == 0
     assert list(broker.metadata.image.topics) == ["fine"]
 
 
@@ -132,8 +132,8 @@ def test_manual_assignments_are_used() -> None:
 
 def test_a_duplicate_of_an_invalid_topic_is_not_created() -> None:
     broker = AdminBroker(image_of({}))
-    answer = create(broker, new_topic("a", -1, -1, [(0, [1]), (0, [1])]), new_topic("a"))
-    assert answer["a"].error_code == 39
+    response = create(broker, new_topic("a", -1, -1, [(0, [1]), (0, [1])]), new_topic("a"))
+    assert response["a"].error_code == 39
     assert not broker.metadata.image.topics
 
 
@@ -141,8 +141,8 @@ def test_a_duplicate_of_an_invalid_topic_is_not_created() -> None:
 def test_a_zero_timeout_changes_nothing(timeout: int) -> None:
     broker = AdminBroker(image_of({"old": 1}))
     before = broker.metadata.image
-    answer = create(broker, new_topic("a"), new_topic("b"), timeout=timeout)
-    assert [topic.error_code for topic in answer.values()] == [TIMED_OUT, TIMED_OUT]
+    response = create(broker, new_topic("a"), new_topic("b"), timeout=timeout)
+    assert [topic.error_code for topic in response.values()] == [TIMED_OUT, TIMED_OUT]
     assert delete(broker, by_name("old"), timeout=timeout) == [("old", None, TIMED_OUT, None)]
     assert more_partitions(broker, ("old", 2, None), timeout=timeout) == [("old", TIMED_OUT, None)]
     assert broker.metadata.image is before
@@ -169,9 +169,9 @@ def test_a_topic_that_is_not_ready_in_time_exists_and_lists_unready_replicas() -
         "a": ["a-0 on node 3: its log could not be opened: No space left", "node 2 is fenced"],
         "old": ["node 2 has not applied the metadata yet"],
     }
-    answer = create(broker, new_topic("a"), new_topic("b"))
-    assert (answer["a"].error_code, answer["b"].error_code) == (TIMED_OUT, 0)
-    assert answer["a"].error_message == (
+    response = create(broker, new_topic("a"), new_topic("b"))
+    assert (response["a"].error_code, response["b"].error_code) == (TIMED_OUT, 0)
+    assert response["a"].error_message == (
         "The change is committed, but not all replicas are ready: a-0 on node 3: its log could not be opened: "
         "No space left; node 2 is fenced."
     )
@@ -200,8 +200,8 @@ def test_a_failing_controller_fails_every_item_but_not_the_connection() -> None:
 
 
 def delete(broker: AdminBroker, *topics: dict[str, Any], timeout: int = 1000) -> list[tuple[Any, ...]]:
-    answer = broker.send(DELETE, 6, topics=list(topics), timeout=timeout)
-    return [(each.name, each.topic_id, each.error_code, each.error_message) for each in answer.responses]
+    response = broker.send(DELETE, 6, topics=list(topics), timeout=timeout)
+    return [(each.name, each.topic_id, each.error_code, each.error_message) for each in response.responses]
 
 
 def by_name(name: str) -> dict[str, Any]:
@@ -216,21 +216,21 @@ def by_id(number: int) -> dict[str, Any]:
 def test_topics_are_deleted_by_name_in_every_version(version: int) -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1}))
     names = ["a", "gone", ""]
-    answer = broker.send(
+    response = broker.send(
         DELETE, version, topic_names=names, topics=[by_name(name) for name in names], timeout=1000
     )
-    assert [(each.name, each.error_code) for each in answer.responses] == [("a", 0), ("gone", 3), ("", 3)]
+    assert [(each.name, each.error_code) for each in response.responses] == [("a", 0), ("gone", 3), ("", 3)]
     if version >= 5:
-        assert answer.responses[1].error_message
+        assert response.responses[1].error_message
     if version >= 6:
-        assert answer.responses[0].topic_id == topic_id(0)
+        assert response.responses[0].topic_id == topic_id(0)
     assert list(broker.metadata.image.topics) == ["b"]
 
 
 def test_topics_are_deleted_by_id() -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1}))
-    answer = delete(broker, by_id(1), by_id(9))
-    assert [each[:3] for each in answer] == [("b", topic_id(1), 0), (None, topic_id(9), 100)]
+    response = delete(broker, by_id(1), by_id(9))
+    assert [each[:3] for each in response] == [("b", topic_id(1), 0), (None, topic_id(9), 100)]
     assert list(broker.metadata.image.topics) == ["a"]
 
 
@@ -244,7 +244,7 @@ def test_a_topic_must_have_a_name_or_an_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "refused"),
+    ("requested", "refused"),
     [
         ([by_name("a"), by_name("b"), by_name("a")], [("a", None)]),
         ([by_name("b"), by_id(0), by_id(0)], [(None, topic_id(0))]),
@@ -252,10 +252,10 @@ def test_a_topic_must_have_a_name_or_an_id() -> None:
     ],
 )
 def test_a_duplicate_topic_is_rejected_and_not_deleted(
-    asked: list[dict[str, Any]], refused: list[tuple[Any, ...]]
+    requested: list[dict[str, Any]], refused: list[tuple[Any, ...]]
 ) -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1}))
-    answers = [each for each in delete(broker, *asked) if each[2] != 0]
+    answers = [each for each in delete(broker, *requested) if each[2] != 0]
     assert [each[:3] for each in answers] == [(name, id_, INVALID_REQUEST) for name, id_ in refused]
     assert list(broker.metadata.image.topics) == ["a"]
 
@@ -263,8 +263,8 @@ def test_a_duplicate_topic_is_rejected_and_not_deleted(
 @pytest.mark.parametrize(("version", "code"), [(1, 42), (2, 42), (3, 73), (6, 73)])
 def test_deletion_can_be_disabled(version: int, code: int) -> None:
     broker = AdminBroker(image_of({"a": 1}), BrokerSettings(delete_topic_enable=False))
-    answer = broker.send(DELETE, version, topic_names=["a"], topics=[by_name("a")], timeout=1000)
-    assert [(each.name, each.error_code) for each in answer.responses] == [("a", code)]
+    response = broker.send(DELETE, version, topic_names=["a"], topics=[by_name("a")], timeout=1000)
+    assert [(each.name, each.error_code) for each in response.responses] == [("a", code)]
     assert list(broker.metadata.image.topics) == ["a"]
 
 
@@ -275,7 +275,7 @@ def more_partitions(
     timeout: int = 1000,
     validate_only: bool = False,
 ) -> list[tuple[Any, ...]]:
-    answer = broker.send(
+    response = broker.send(
         PARTITIONS,
         version,
         topics=[
@@ -289,15 +289,15 @@ def more_partitions(
         timeout=timeout,
         validate_only=validate_only,
     )
-    return [(each.name, each.error_code, each.error_message) for each in answer.results]
+    return [(each.name, each.error_code, each.error_message) for each in response.results]
 
 
 @pytest.mark.parametrize("version", versions_of(PARTITIONS))
 @pytest.mark.parametrize("validate_only", [False, True])
 def test_partitions_are_added_with_and_without_assignments(version: int, validate_only: bool) -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1, "c": 1}))
-    asked = [("a", 3, [[1], [1]]), ("b", 1, None), ("c", 2, None)]
-    assert more_partitions(broker, *asked, version=version, validate_only=validate_only) == [
+    requested = [("a", 3, [[1], [1]]), ("b", 1, None), ("c", 2, None)]
+    assert more_partitions(broker, *requested, version=version, validate_only=validate_only) == [
         ("a", 0, None),
         ("b", 37, "Topic already has 1 partition(s)."),
         ("c", 0, None),
@@ -332,6 +332,6 @@ def test_invalid_partition_increases_are_rejected(
 
 def test_duplicate_or_unknown_topics_get_no_partitions() -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1}))
-    answer = more_partitions(broker, ("a", 2, None), ("b", 2, None), ("a", 3, None), ("gone", 2, None))
-    assert [each[:2] for each in answer] == [("a", INVALID_REQUEST), ("b", 0), ("gone", 3)]
+    response = more_partitions(broker, ("a", 2, None), ("b", 2, None), ("a", 3, None), ("gone", 2, None))
+    assert [each[:2] for each in response] == [("a", INVALID_REQUEST), ("b", 0), ("gone", 3)]
     assert len(broker.metadata.image.topics["a"].partitions) == 1

@@ -48,16 +48,16 @@ BROKER = BrokerRegistrationRequest(
 class Asked:
     """A fake controller that records its calls and returns or raises what it was given."""
 
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-        self.asked: list[Any] = []
+    def __init__(self, response: Any) -> None:
+        self.response = response
+        self.calls: list[Any] = []
         self.closed: list[tuple[int, int]] = []
 
-    def _answered(self, *asked: Any) -> Any:
-        self.asked.append(asked)
-        if isinstance(self.answer, MoldauError):
-            raise self.answer
-        return self.answer
+    def _answered(self, *calls: Any) -> Any:
+        self.calls.append(calls)
+        if isinstance(self.response, MoldauError):
+            raise self.response
+        return self.response
 
     async def register_broker(self, broker: BrokerRegistrationRequest, *, is_remote: bool) -> int:
         found: int = self._answered(broker, is_remote)
@@ -88,9 +88,9 @@ class BrokerOf:
         encoder(api_key, version, "request")(sent, tree)
         session = Session(self.connection, version, "tests")
         request = decoder(api_key, version, "request")(memoryview(sent))
-        answer = asyncio.run(handle(api_key, request, session, self))
+        response = asyncio.run(handle(api_key, request, session, self))
         got = bytearray()
-        encoder(api_key, version, "response")(got, answer)
+        encoder(api_key, version, "response")(got, response)
         return decoder(api_key, version, "response")(memoryview(got))
 
 
@@ -101,17 +101,17 @@ def versions_of(api_key: ApiKey) -> range:
 @pytest.mark.parametrize("version", versions_of(REGISTER))
 def test_a_registration_round_trips(version: int) -> None:
     broker = BrokerOf(Asked(41))
-    answer = broker.send(REGISTER, version, registration_request(BROKER))
-    assert (answer.error_code, answer.broker_epoch) == (0, 41)
-    [(asked, is_remote)] = broker.controller.asked
-    assert (asked.broker_id, asked.incarnation_id, tuple(asked.endpoints)) == (
+    response = broker.send(REGISTER, version, registration_request(BROKER))
+    assert (response.error_code, response.broker_epoch) == (0, 41)
+    [(calls, is_remote)] = broker.controller.calls
+    assert (calls.broker_id, calls.incarnation_id, tuple(calls.endpoints)) == (
         3,
         UUID(int=33),
         BROKER.endpoints,
     )
-    assert (asked.rack, asked.cluster_id, asked.previous_epoch) == ("r1", "ours", 17)
-    assert asked.previous_incarnations == (UUID(int=31), UUID(int=32))
-    assert asked.features == {"metadata.version": (30, 30)}
+    assert (calls.rack, calls.cluster_id, calls.previous_epoch) == ("r1", "ours", 17)
+    assert calls.previous_incarnations == (UUID(int=31), UUID(int=32))
+    assert calls.features == {"metadata.version": (30, 30)}
     assert is_remote
 
 
@@ -119,15 +119,15 @@ def test_a_registration_round_trips(version: int) -> None:
     ("error", "code"), [(NotControllerError(""), 41), (DuplicateBrokerRegistrationError(""), 101)]
 )
 def test_a_rejected_registration_has_an_error_code(error: MoldauError, code: int) -> None:
-    answer = BrokerOf(Asked(error)).send(REGISTER, 4, registration_request(BROKER))
-    assert (answer.error_code, answer.broker_epoch) == (code, -1)
+    response = BrokerOf(Asked(error)).send(REGISTER, 4, registration_request(BROKER))
+    assert (response.error_code, response.broker_epoch) == (code, -1)
 
 
 def test_a_registration_without_incarnation_id_is_rejected() -> None:
     broker = BrokerOf(Asked(41))
-    answer = broker.send(REGISTER, 4, {**registration_request(BROKER), "incarnation_id": None})
-    assert answer.error_code == 119
-    assert broker.controller.asked == []
+    response = broker.send(REGISTER, 4, {**registration_request(BROKER), "incarnation_id": None})
+    assert response.error_code == 119
+    assert broker.controller.calls == []
 
 
 @pytest.mark.parametrize("version", versions_of(BEAT))
@@ -136,22 +136,22 @@ def test_a_heartbeat_and_its_response_round_trip(version: int) -> None:
     full = OfflineReplica(UUID(int=4), 5, 3, "No space left on device", is_transient=True)
     beat = BrokerHeartbeat(3, 41, 99, want_fence=True, want_shut_down=True, not_ready=[broken, full])
     broker = BrokerOf(Asked(BrokerHeartbeatReply(True, False, True, confirmed_age_ms=7)))
-    answer = broker.send(BEAT, version, heartbeat_request(beat))
-    assert (answer.error_code, answer.is_caught_up, answer.is_fenced, answer.should_shut_down) == (
+    response = broker.send(BEAT, version, heartbeat_request(beat))
+    assert (response.error_code, response.is_caught_up, response.is_fenced, response.should_shut_down) == (
         0,
         True,
         False,
         True,
     )
-    assert heartbeat_reply(answer) == BrokerHeartbeatReply(True, False, True, confirmed_age_ms=7)
-    assert broker.controller.asked == [(beat,)]
+    assert heartbeat_reply(response) == BrokerHeartbeatReply(True, False, True, confirmed_age_ms=7)
+    assert broker.controller.calls == [(beat,)]
 
 
 def test_a_rejected_heartbeat_grants_nothing() -> None:
-    answer = BrokerOf(Asked(StaleBrokerEpochError(""))).send(
+    response = BrokerOf(Asked(StaleBrokerEpochError(""))).send(
         BEAT, 1, heartbeat_request(BrokerHeartbeat(3, 41, 99))
     )
-    assert (answer.error_code, answer.is_caught_up, answer.is_fenced, answer.should_shut_down) == (
+    assert (response.error_code, response.is_caught_up, response.is_fenced, response.should_shut_down) == (
         77,
         False,
         True,
@@ -181,18 +181,18 @@ def test_closing_a_connection_with_rejected_heartbeats_notifies_nobody() -> None
 def test_producer_ids_are_allocated_in_blocks() -> None:
     tree = {"broker_id": 3, "broker_epoch": 41}
     broker = BrokerOf(Asked(range(2000, 3000)))
-    answer = broker.send(IDS, 0, tree)
-    assert (answer.error_code, answer.producer_id_start, answer.producer_id_len) == (0, 2000, 1000)
-    assert broker.controller.asked == [(3, 41)]
+    response = broker.send(IDS, 0, tree)
+    assert (response.error_code, response.producer_id_start, response.producer_id_len) == (0, 2000, 1000)
+    assert broker.controller.calls == [(3, 41)]
     assert BrokerOf(Asked(NotControllerError(""))).send(IDS, 0, tree).error_code == 41
 
 
 def test_a_rejected_unregistration_has_a_message() -> None:
-    answer = BrokerOf(Asked(None)).send(UNREGISTER, 0, {"broker_id": 3})
-    assert (answer.error_code, answer.error_message) == (0, None)
+    response = BrokerOf(Asked(None)).send(UNREGISTER, 0, {"broker_id": 3})
+    assert (response.error_code, response.error_message) == (0, None)
     refused = BrokerIdNotRegisteredError("Broker 3 is not registered.")
-    answer = BrokerOf(Asked(refused)).send(UNREGISTER, 0, {"broker_id": 3})
-    assert (answer.error_code, answer.error_message) == (102, "Broker 3 is not registered.")
+    response = BrokerOf(Asked(refused)).send(UNREGISTER, 0, {"broker_id": 3})
+    assert (response.error_code, response.error_message) == (102, "Broker 3 is not registered.")
 
 
 def test_inter_broker_apis_are_marked_as_such() -> None:
@@ -203,7 +203,7 @@ def test_inter_broker_apis_are_marked_as_such() -> None:
 
 def test_clients_retry_while_no_producer_ids_are_available() -> None:
     async def story() -> None:
-        answers: list[Any] = [
+        responses: list[Any] = [
             NotControllerError(""),
             StaleBrokerEpochError(""),
             range(5, 7),
@@ -212,10 +212,10 @@ def test_clients_retry_while_no_producer_ids_are_available() -> None:
         ]
 
         async def allocate() -> range:
-            answer = answers.pop(0)
-            if isinstance(answer, MoldauError):
-                raise answer
-            found: range = answer
+            response = responses.pop(0)
+            if isinstance(response, MoldauError):
+                raise response
+            found: range = response
             return found
 
         ids = ProducerIdManager(allocate)

@@ -138,22 +138,22 @@ class Fetcher:
             topics=[{"topic": "orders", "partitions": partitions}] if partitions else [],
             forgotten_topics_data=[{"topic": "orders", "partitions": forgotten}] if forgotten else [],
         )
-        answer: dict[str, Any] = await fetch(request, self._session, self._broker)
-        return answer
+        response: dict[str, Any] = await fetch(request, self._session, self._broker)
+        return response
 
 
-def sizes(answer: dict[str, Any]) -> dict[int, int]:
+def sizes(response: dict[str, Any]) -> dict[int, int]:
     return {
         each["partition_index"]: each["records"].size
-        for topic in answer["responses"]
+        for topic in response["responses"]
         for each in topic["partitions"]
     }
 
 
-def codes(answer: dict[str, Any]) -> dict[int, int]:
+def codes(response: dict[str, Any]) -> dict[int, int]:
     return {
         each["partition_index"]: each.get("error_code", 0)
-        for topic in answer["responses"]
+        for topic in response["responses"]
         for each in topic["partitions"]
     }
 
@@ -179,8 +179,8 @@ def test_an_incremental_fetch_returns_only_changes() -> None:
         assert sizes(await fetcher.fetch({0: 1}, session=(session_id, 1))) == {}
         await fetcher.append(2, b"b")
         assert set(sizes(await fetcher.fetch({}, session=(session_id, 2)))) == {2}
-        answer = await fetcher.fetch({}, session=(session_id, 3), forgotten=[2])
-        assert sizes(answer) == {}
+        response = await fetcher.fetch({}, session=(session_id, 3), forgotten=[2])
+        assert sizes(response) == {}
         assert (await fetcher.fetch({}, session=(session_id, 9))).get("error_code", 0) == 71
         assert (await fetcher.fetch({}, session=(session_id, -1))).get("error_code", 0) == 0
         assert (await fetcher.fetch({}, session=(session_id, 4))).get("error_code", 0) == 70
@@ -196,8 +196,8 @@ def test_a_delayed_fetch_completes_at_min_bytes() -> None:
         await asyncio.sleep(0.01)
         assert not waiting.done()
         await fetcher.append(0, b"x" * 50)
-        answer = await waiting
-        assert min(sizes(answer).values()) > 50
+        response = await waiting
+        assert min(sizes(response).values()) > 50
 
     on_broker(test)
 
@@ -205,8 +205,8 @@ def test_a_delayed_fetch_completes_at_min_bytes() -> None:
 def test_a_delayed_fetch_returns_what_there_is_after_max_wait() -> None:
     async def test(fetcher: Fetcher) -> None:
         await fetcher.append(0, b"a")
-        answer = await fetcher.fetch({0: 0}, max_wait=30, min_bytes=10_000)
-        assert sizes(answer)[0] > 0
+        response = await fetcher.fetch({0: 0}, max_wait=30, min_bytes=10_000)
+        assert sizes(response)[0] > 0
         assert sizes(await fetcher.fetch({0: 1}, max_wait=30)) == {0: 0}
 
     on_broker(test)
@@ -223,15 +223,15 @@ def test_a_fetch_with_more_records_than_its_limit_does_not_wait(store: str, tmp_
             await fetcher.append(0, b"x" * 1000)
         await fetcher.append(1, b"x" * 1000)
         whole = sizes(await fetcher.fetch({0: 0}))[0]
-        answer = await fetcher.fetch(
+        response = await fetcher.fetch(
             {0: 0}, max_wait=FOR_EVER_MS, partition_max_bytes=10_000, min_bytes=10_000
         )
-        assert 1000 < sizes(answer)[0] <= 10_000
-        answer = await fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, max_bytes=10_000, min_bytes=10_000)
-        assert 1000 < sizes(answer)[0] <= 10_000
+        assert 1000 < sizes(response)[0] <= 10_000
+        response = await fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, max_bytes=10_000, min_bytes=10_000)
+        assert 1000 < sizes(response)[0] <= 10_000
         # One that is not in the answer at all has been left behind too.
-        answer = await fetcher.fetch({1: 0, 0: 0}, max_wait=FOR_EVER_MS, max_bytes=1200, min_bytes=1200)
-        assert sizes(answer)[1] > 0
+        response = await fetcher.fetch({1: 0, 0: 0}, max_wait=FOR_EVER_MS, max_bytes=1200, min_bytes=1200)
+        assert sizes(response)[1] > 0
         # Whoever has all there is waits.
         assert sizes(await fetcher.fetch({0: 0}, max_wait=1, min_bytes=whole + 1)) == {0: whole}
         waiting = asyncio.create_task(fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, min_bytes=whole + 1))
@@ -256,16 +256,16 @@ def test_min_bytes_above_max_bytes_does_not_wait_forever() -> None:
     async def test(fetcher: Fetcher) -> None:
         await fetcher.append(0, b"x" * 1000)
         size = sizes(await fetcher.fetch({0: 0}))[0]
-        answer = await fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, min_bytes=5000, max_bytes=size)
-        assert sizes(answer) == {0: size}
+        response = await fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, min_bytes=5000, max_bytes=size)
+        assert sizes(response) == {0: size}
 
     on_broker(test)
 
 
 def test_an_error_completes_a_fetch_at_once() -> None:
     async def test(fetcher: Fetcher) -> None:
-        answer = await fetcher.fetch({0: 0, 1: 5, 7: 0}, max_wait=60_000)
-        assert codes(answer) == {0: 0, 1: 1, 7: 3}
+        response = await fetcher.fetch({0: 0, 1: 5, 7: 0}, max_wait=60_000)
+        assert codes(response) == {0: 0, 1: 1, 7: 3}
         assert codes(await fetcher.fetch({0: 0}, max_wait=60_000, current_leader_epoch=99)) == {0: 75}
 
     on_broker(test)
@@ -307,9 +307,12 @@ def test_a_diverging_epoch_is_returned_with_its_end_offset() -> None:
         epoch = partition.leader_epoch
         await partition.apply_image(PartitionRegistration(0, (1,), (1,), 1, epoch + 2, 1))
         await fetcher.append(0, b"b")
-        answer = await fetcher.fetch({0: 2}, last_fetched_epoch=epoch + 1)
-        [told] = answer["responses"][0]["partitions"]
-        assert (told.get("error_code", 0), told["diverging_epoch"]) == (0, {"epoch": epoch, "end_offset": 1})
+        response = await fetcher.fetch({0: 2}, last_fetched_epoch=epoch + 1)
+        [result] = response["responses"][0]["partitions"]
+        assert (result.get("error_code", 0), result["diverging_epoch"]) == (
+            0,
+            {"epoch": epoch, "end_offset": 1},
+        )
         fine = await fetcher.fetch({0: 2}, last_fetched_epoch=epoch + 2)
         assert fine["responses"][0]["partitions"][0].get("diverging_epoch") is None
         assert codes(await fetcher.fetch({0: 1}, last_fetched_epoch=50)) == {0: 1}

@@ -59,13 +59,13 @@ class ScriptedGroups:
     """A fake coordinator that records its calls and returns scripted results."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.calls: list[Any] = []
         self.reply: Any = None
         self.error: MoldauError | None = None
         self.leader = 1
 
-    def _answer(self, *asked: Any) -> Any:
-        self.asked.append(asked[0] if len(asked) == 1 else asked)
+    def _answer(self, *calls: Any) -> Any:
+        self.calls.append(calls[0] if len(calls) == 1 else calls)
         if self.error is not None:
             raise self.error
         return self.reply
@@ -153,15 +153,17 @@ def test_every_version_that_kafka_advertises_is_served() -> None:
 
 
 def find(broker: GroupBroker, version: int, *keys: str, kind: int = 0) -> list[tuple[Any, ...]]:
-    answer = broker.send(ApiKey.FIND_COORDINATOR, version, key=keys[0], coordinator_keys=keys, key_type=kind)
-    found = answer.coordinators if version >= 4 else [answer]
+    response = broker.send(
+        ApiKey.FIND_COORDINATOR, version, key=keys[0], coordinator_keys=keys, key_type=kind
+    )
+    found = response.coordinators if version >= 4 else [response]
     return [(each.error_code, each.node_id, each.host, each.port) for each in found]
 
 
 @every_version(ApiKey.FIND_COORDINATOR)
 def test_the_coordinator_has_the_endpoint_of_the_clients_listener(broker: GroupBroker, version: int) -> None:
     assert find(broker, version, "g") == [(0, 1, "host1", 9001)]
-    assert broker.groups.asked == ["g"]
+    assert broker.groups.calls == ["g"]
 
 
 @every_version(ApiKey.FIND_COORDINATOR)
@@ -174,12 +176,12 @@ def test_a_missing_coordinator_is_a_retriable_error(broker: GroupBroker, version
 
 def test_each_key_has_its_own_coordinator(broker: GroupBroker) -> None:
     assert find(broker, 4, "a", "b") == [(0, 1, "host1", 9001)] * 2
-    answer = broker.send(ApiKey.FIND_COORDINATOR, 6, coordinator_keys=["a", "b"], key_type=0)
-    assert [each.key for each in answer.coordinators] == ["a", "b"]
+    response = broker.send(ApiKey.FIND_COORDINATOR, 6, coordinator_keys=["a", "b"], key_type=0)
+    assert [each.key for each in response.coordinators] == ["a", "b"]
 
 
 def test_many_keys_yield_to_the_event_loop(broker: GroupBroker) -> None:
-    async def scene() -> int:
+    async def scenario() -> int:
         turns = 0
         session = Session(ClientConnection("127.0.0.1:5000", LISTENER), 4, "tests")
         request = SimpleNamespace(key_type=0, coordinator_keys=[f"g{number}" for number in range(5_000)])
@@ -191,14 +193,14 @@ def test_many_keys_yield_to_the_event_loop(broker: GroupBroker) -> None:
         assert len((await finding)["coordinators"]) == 5_000
         return turns
 
-    assert asyncio.run(scene()) >= 10
+    assert asyncio.run(scenario()) >= 10
 
 
 def test_transactional_producers_get_a_permanent_error(broker: GroupBroker) -> None:
     for version in range(1, 7):
         assert find(broker, version, "t", kind=1) == [(53, -1, "", -1)]
     assert find(broker, 6, "s", kind=2) == [(42, -1, "", -1)]
-    assert broker.groups.asked == []
+    assert broker.groups.calls == []
 
 
 # JoinGroup
@@ -223,7 +225,7 @@ def join(broker: GroupBroker, version: int, **more: Any) -> Any:
 def test_a_join_request_is_passed_to_the_coordinator(broker: GroupBroker, version: int) -> None:
     broker.groups.error = UnknownMemberIdError("who?")
     join(broker, version, member_id="")
-    (request,) = broker.groups.asked
+    (request,) = broker.groups.calls
     assert (request.group_id, request.member_id, request.instance_id) == ("g", "", None)
     assert (request.client_id, request.client_host) == ("tests", "/127.0.0.1")
     assert request.session_timeout_ms == 10_000
@@ -242,17 +244,17 @@ def test_a_static_member_joins_without_a_member_id(broker: GroupBroker) -> None:
     broker.groups.error = UnknownMemberIdError("who?")
     for version in range(5, 10):
         join(broker, version, member_id="", group_instance_id="rack-7")
-        request = broker.groups.asked[-1]
+        request = broker.groups.calls[-1]
         assert request.instance_id == "rack-7"
         assert request.new_member_id.startswith("rack-7-")
         assert not request.requires_known_member_id
-    assert len({request.new_member_id for request in broker.groups.asked}) == 5
+    assert len({request.new_member_id for request in broker.groups.calls}) == 5
 
 
 def test_a_long_client_id_is_shortened_in_the_member_id(broker: GroupBroker) -> None:
     broker.groups.error = UnknownMemberIdError("who?")
     join(broker, 9, member_id="", group_instance_id="x" * 32_767)
-    (request,) = broker.groups.asked
+    (request,) = broker.groups.calls
     assert request.instance_id == "x" * 32_767
     assert request.new_member_id.startswith("x" * 255 + "-")
 
@@ -271,7 +273,7 @@ def test_a_long_client_id_is_shortened_in_the_member_id(broker: GroupBroker) -> 
 def test_pending_joins_and_syncs_do_not_keep_their_frames(
     broker: GroupBroker, api_key: ApiKey, version: int, tree: dict[str, Any]
 ) -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         others_come: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         async def waits(request: Any) -> Any:
@@ -280,15 +282,15 @@ def test_pending_joins_and_syncs_do_not_keep_their_frames(
         broker.groups.join = broker.groups.sync = waits  # type: ignore[method-assign]
         frame = bytearray(encode(api_key, version, tree, 7))
         dispatcher = Dispatcher(cast(Broker, broker), REGISTRY)
-        answering = asyncio.ensure_future(
+        pending = asyncio.ensure_future(
             dispatcher.handle(ClientConnection("127.0.0.1:5000", LISTENER), memoryview(frame), lambda: None)
         )
         await asyncio.sleep(0)
         frame.clear()  # Python refuses where somebody still looks at the bytes.
         others_come.set_exception(RebalanceInProgressError("once more"))
-        assert await answering is not None
+        assert await pending is not None
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 @every_version(ApiKey.JOIN_GROUP)
@@ -302,17 +304,22 @@ def test_the_leaders_join_response_lists_all_members(broker: GroupBroker, versio
         member_id="me",
         members=(JoinedMember("me", None, b"mine"), JoinedMember("you", "rack", b"yours")),
     )
-    answer = join(broker, version)
-    assert (answer.error_code, answer.generation_id, answer.leader, answer.member_id) == (0, 7, "me", "me")
-    assert answer.protocol_name == "range"
-    assert answer.get("protocol_type", "consumer") == "consumer"
-    assert answer.get("skip_assignment", True) is True
-    assert [(each.member_id, bytes(each.metadata)) for each in answer.members] == [
+    response = join(broker, version)
+    assert (response.error_code, response.generation_id, response.leader, response.member_id) == (
+        0,
+        7,
+        "me",
+        "me",
+    )
+    assert response.protocol_name == "range"
+    assert response.get("protocol_type", "consumer") == "consumer"
+    assert response.get("skip_assignment", True) is True
+    assert [(each.member_id, bytes(each.metadata)) for each in response.members] == [
         ("me", b"mine"),
         ("you", b"yours"),
     ]
     if version >= 5:
-        assert [each.group_instance_id for each in answer.members] == [None, "rack"]
+        assert [each.group_instance_id for each in response.members] == [None, "rack"]
 
 
 @every_version(ApiKey.JOIN_GROUP)
@@ -322,11 +329,11 @@ def test_a_rejected_join_returns_the_member_id_to_use(broker: GroupBroker, versi
         (MemberIdRequiredError("tests-1"), 79, "tests-1"),
     ):
         broker.groups.error = error
-        answer = join(broker, version)
-        assert (answer.error_code, answer.member_id) == (code, member_id)
-        assert (answer.generation_id, answer.leader, answer.members) == (-1, "", [])
-        assert answer.protocol_name == (None if version >= 7 else "")
-        assert answer.get("protocol_type") is None
+        response = join(broker, version)
+        assert (response.error_code, response.member_id) == (code, member_id)
+        assert (response.generation_id, response.leader, response.members) == (-1, "", [])
+        assert response.protocol_name == (None if version >= 7 else "")
+        assert response.get("protocol_type") is None
 
 
 # SyncGroup, Heartbeat, LeaveGroup
@@ -349,30 +356,30 @@ def sync(broker: GroupBroker, version: int, **more: Any) -> Any:
 @every_version(ApiKey.SYNC_GROUP)
 def test_a_sync_sends_and_returns_assignments(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = SyncResponse(protocol_type="consumer", protocol_name="range", assignment=b"mine")
-    answer = sync(broker, version)
-    (request,) = broker.groups.asked
+    response = sync(broker, version)
+    (request,) = broker.groups.calls
     assert (request.group_id, request.generation, request.member_id) == ("g", 7, "me")
     assert request.assignments == {"you": b"half"}
     assert type(request.assignments["you"]) is bytes
     assert (request.protocol_type, request.protocol_name) == (
         ("consumer", "range") if version >= 5 else (None, None)
     )
-    assert (answer.error_code, bytes(answer.assignment)) == (0, b"mine")
-    assert answer.get("protocol_name", "range") == "range"
+    assert (response.error_code, bytes(response.assignment)) == (0, b"mine")
+    assert response.get("protocol_name", "range") == "range"
 
 
 @every_version(ApiKey.SYNC_GROUP)
 def test_a_rejected_sync_has_no_assignment(broker: GroupBroker, version: int) -> None:
     broker.groups.error = RebalanceInProgressError("join again")
-    answer = sync(broker, version)
-    assert (answer.error_code, bytes(answer.assignment)) == (27, b"")
-    assert answer.get("protocol_type") is None
+    response = sync(broker, version)
+    assert (response.error_code, bytes(response.assignment)) == (27, b"")
+    assert response.get("protocol_type") is None
 
 
 def test_from_version_5_on_a_sync_must_send_its_protocol(broker: GroupBroker) -> None:
     assert sync(broker, 5, protocol_name=None).error_code == 23
     assert sync(broker, 5, protocol_type=None).error_code == 23
-    assert broker.groups.asked == []
+    assert broker.groups.calls == []
 
 
 @every_version(ApiKey.HEARTBEAT)
@@ -380,7 +387,7 @@ def test_heartbeats_are_passed_to_the_coordinator(broker: GroupBroker, version: 
     request = {"group_id": "g", "generation_id": 7, "member_id": "me", "group_instance_id": "rack"}
     assert broker.send(ApiKey.HEARTBEAT, version, **request).error_code == 0
     instance = "rack" if version >= 3 else None
-    assert broker.groups.asked == [
+    assert broker.groups.calls == [
         MemberIdentity(group_id="g", generation=7, member_id="me", instance_id=instance)
     ]
     broker.groups.error = RebalanceInProgressError("join again")
@@ -397,22 +404,22 @@ def test_one_or_several_members_leave(broker: GroupBroker, version: int) -> None
         {"member_id": "a", "group_instance_id": None, "reason": "tired"},
         {"member_id": "", "group_instance_id": "rack", "reason": None},
     ]
-    answer = broker.send(ApiKey.LEAVE_GROUP, version, group_id="g", member_id="a", members=leaving)
+    response = broker.send(ApiKey.LEAVE_GROUP, version, group_id="g", member_id="a", members=leaving)
     reason = "tired" if version >= 5 else ""
     if many:
-        assert broker.groups.asked == [("g", [LeavingMember("a", None, reason), LeavingMember("", "rack")])]
-        assert answer.error_code == 0
-        assert [(each.member_id, each.group_instance_id, each.error_code) for each in answer.members] == [
+        assert broker.groups.calls == [("g", [LeavingMember("a", None, reason), LeavingMember("", "rack")])]
+        assert response.error_code == 0
+        assert [(each.member_id, each.group_instance_id, each.error_code) for each in response.members] == [
             ("a", None, 25),
             ("", "rack", 0),
         ]
     else:
-        assert broker.groups.asked == [("g", [LeavingMember("a", None)])]
-        assert answer.error_code == 25
+        assert broker.groups.calls == [("g", [LeavingMember("a", None)])]
+        assert response.error_code == 25
     broker.groups.error = NotCoordinatorError("elsewhere")
-    answer = broker.send(ApiKey.LEAVE_GROUP, version, group_id="g", member_id="a", members=leaving)
-    assert answer.error_code == 16
-    assert answer.get("members", []) == []
+    response = broker.send(ApiKey.LEAVE_GROUP, version, group_id="g", member_id="a", members=leaving)
+    assert response.error_code == 16
+    assert response.get("members", []) == []
 
 
 # OffsetCommit
@@ -446,11 +453,11 @@ def commit(broker: GroupBroker, version: int, *named: tuple[int, list[int]], **m
         "topics": topics,
         **more,
     }
-    answer = broker.send(ApiKey.OFFSET_COMMIT, version, **request)
-    assert [topic.get("topic_id") for topic in answer.topics] == [
+    response = broker.send(ApiKey.OFFSET_COMMIT, version, **request)
+    assert [topic.get("topic_id") for topic in response.topics] == [
         topic_id(number) if version >= 10 else None for number, _ in named
     ]
-    return [[each.error_code for each in topic.partitions] for topic in answer.topics]
+    return [[each.error_code for each in topic.partitions] for topic in response.topics]
 
 
 @every_version(ApiKey.OFFSET_COMMIT)
@@ -460,7 +467,7 @@ def test_offsets_are_committed_and_unknown_partitions_rejected(broker: GroupBrok
         [100 if version >= 10 else 3],
         [0],
     ]
-    (request,) = broker.groups.asked
+    (request,) = broker.groups.calls
     assert request.identity == MemberIdentity(
         group_id="g", generation=7, member_id="me", instance_id="rack" if version >= 7 else None
     )
@@ -477,14 +484,14 @@ def test_offsets_are_committed_and_unknown_partitions_rejected(broker: GroupBrok
 @every_version(ApiKey.OFFSET_COMMIT)
 def test_old_versions_commit_with_a_retention_time(broker: GroupBroker, version: int) -> None:
     commit(broker, version, (0, [0]), retention_time=5_000)
-    (request,) = broker.groups.asked
+    (request,) = broker.groups.calls
     assert request.offsets[0].expire_timestamp_ms == (WALL_MS + 5_000 if version <= 4 else NO_EXPIRY)
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_a_huge_retention_time_does_not_overflow(broker: GroupBroker, version: int) -> None:
     commit(broker, version, (0, [0]), retention_time=2**63 - 1)
-    (request,) = broker.groups.asked
+    (request,) = broker.groups.calls
     assert request.offsets[0].expire_timestamp_ms == 2**63 - 1
 
 
@@ -501,7 +508,7 @@ def test_commit_errors_by_version(broker: GroupBroker, version: int) -> None:
 def test_a_commit_of_unknown_topics_does_not_reach_the_coordinator(broker: GroupBroker) -> None:
     assert commit(broker, 9, (2, [0])) == [[3]]
     assert commit(broker, 9) == []
-    assert broker.groups.asked == []
+    assert broker.groups.calls == []
 
 
 # OffsetFetch
@@ -517,9 +524,9 @@ KNOWN = {
 def fetch(broker: GroupBroker, version: int, topics: list[dict[str, Any]] | None) -> Any:
     group = {"group_id": "g", "member_id": "me", "member_epoch": 7, "topics": topics}
     if version >= 8:
-        answer = broker.send(ApiKey.OFFSET_FETCH, version, groups=[group], require_stable=True)
-        assert [each.group_id for each in answer.groups] == ["g"]
-        return answer.groups[0]
+        response = broker.send(ApiKey.OFFSET_FETCH, version, groups=[group], require_stable=True)
+        assert [each.group_id for each in response.groups] == ["g"]
+        return response.groups[0]
     return broker.send(ApiKey.OFFSET_FETCH, version, group_id="g", topics=topics, require_stable=True)
 
 
@@ -539,17 +546,17 @@ def offsets_of(topic: Any) -> list[tuple[int, int, int, str, int]]:
 @every_version(ApiKey.OFFSET_FETCH)
 def test_offsets_of_requested_partitions_are_fetched(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = KNOWN
-    asked = [
+    calls = [
         {"name": "orders", "topic_id": topic_id(0), "partition_indexes": [1, 0, 9]},
         {"name": "missing", "topic_id": topic_id(99), "partition_indexes": [0]},
     ]
-    answer = fetch(broker, version, asked)
-    assert answer.get("error_code", 0) == 0
-    orders, missing = answer.topics
+    response = fetch(broker, version, calls)
+    assert response.get("error_code", 0) == 0
+    orders, missing = response.topics
     epoch = 3 if version >= 5 else -1
     assert offsets_of(orders) == [(1, 6, -1, "", 0), (0, 5, epoch, "note", 0), (9, -1, -1, "", 0)]
     assert offsets_of(missing) == [(0, -1, -1, "", 100 if version >= 10 else 0)]
-    ((group_id, partitions),) = broker.groups.asked
+    ((group_id, partitions),) = broker.groups.calls
     assert group_id == "g"
     assert ("orders", 9) in partitions
     assert (("missing", 0) in partitions) is (version < 10)
@@ -558,15 +565,15 @@ def test_offsets_of_requested_partitions_are_fetched(broker: GroupBroker, versio
 @every_version(ApiKey.OFFSET_FETCH)
 def test_duplicate_topics_and_partitions_have_one_result(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = KNOWN
-    asked = [
+    calls = [
         {"name": "orders", "topic_id": topic_id(0), "partition_indexes": indexes}
         for indexes in ([1, 1], [0, 1])
     ]
-    (orders,) = fetch(broker, version, asked * 50).topics
+    (orders,) = fetch(broker, version, calls * 50).topics
     assert [each[:2] for each in offsets_of(orders)] == [(1, 6), (0, 5)]
     broker.groups.error = NotCoordinatorError("elsewhere")
     if version < 2:
-        assert len(fetch(broker, version, asked * 50).topics) == 1
+        assert len(fetch(broker, version, calls * 50).topics) == 1
 
 
 @every_version(ApiKey.OFFSET_FETCH)
@@ -574,8 +581,8 @@ def test_offsets_of_a_deleted_topic_are_not_returned_for_its_successor(
     broker: GroupBroker, version: int
 ) -> None:
     broker.groups.reply = {("orders", 0): CommittedOffset(5, 3, "", WALL_MS, topic_id=topic_id(99))}
-    asked = [{"name": "orders", "topic_id": topic_id(0), "partition_indexes": [0]}]
-    (orders,) = fetch(broker, version, asked).topics
+    calls = [{"name": "orders", "topic_id": topic_id(0), "partition_indexes": [0]}]
+    (orders,) = fetch(broker, version, calls).topics
     assert offsets_of(orders)[0][1] == -1
     if version >= 2:
         assert fetch(broker, version, None).topics == []
@@ -584,39 +591,41 @@ def test_offsets_of_a_deleted_topic_are_not_returned_for_its_successor(
 @pytest.mark.parametrize("version", range(2, 11))
 def test_all_offsets_of_a_group_are_fetched(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = KNOWN
-    answer = fetch(broker, version, None)
-    assert broker.groups.asked[0][1] is None
+    response = fetch(broker, version, None)
+    assert broker.groups.calls[0][1] is None
     if version >= 10:
-        assert [topic.topic_id for topic in answer.topics] == [topic_id(0)], "a topic that is gone has no id"
+        assert [topic.topic_id for topic in response.topics] == [topic_id(0)], (
+            "a topic that is gone has no id"
+        )
     else:
-        assert [topic.name for topic in answer.topics] == ["orders", "gone"]
-    assert [each[:2] for each in offsets_of(answer.topics[0])] == [(0, 5), (1, 6)]
+        assert [topic.name for topic in response.topics] == ["orders", "gone"]
+    assert [each[:2] for each in offsets_of(response.topics[0])] == [(0, 5), (1, 6)]
 
 
 @every_version(ApiKey.OFFSET_FETCH)
 def test_a_loading_group_returns_its_error(broker: GroupBroker, version: int) -> None:
     broker.groups.error = NotCoordinatorError("elsewhere")
-    asked = [{"name": "orders", "topic_id": topic_id(0), "partition_indexes": [0, 1]}]
-    answer = fetch(broker, version, asked)
+    calls = [{"name": "orders", "topic_id": topic_id(0), "partition_indexes": [0, 1]}]
+    response = fetch(broker, version, calls)
     if version >= 2:
-        assert (answer.error_code, answer.topics) == (16, [])
+        assert (response.error_code, response.topics) == (16, [])
     else:
-        assert offsets_of(answer.topics[0]) == [(0, -1, -1, "", 16), (1, -1, -1, "", 16)]
+        assert offsets_of(response.topics[0]) == [(0, -1, -1, "", 16), (1, -1, -1, "", 16)]
 
 
 def test_each_group_has_its_own_result(broker: GroupBroker) -> None:
     broker.groups.reply = KNOWN
     groups = [{"group_id": each, "topics": None} for each in ("a", "b")]
-    answer = broker.send(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
-    assert [(each.group_id, len(each.topics)) for each in answer.groups] == [("a", 2), ("b", 2)]
+    response = broker.send(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
+    assert [(each.group_id, len(each.topics)) for each in response.groups] == [("a", 2), ("b", 2)]
 
 
 def test_a_duplicate_group_has_one_result(broker: GroupBroker) -> None:
     broker.groups.reply = KNOWN
     groups = [{"group_id": each, "topics": None} for each in ("a", "b", "a", "a")]
-    answer = broker.send(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
-    assert [each.group_id for each in answer.groups] == ["a", "b"]
-    assert len(broker.groups.asked) == 2
+    response = broker.send(ApiKey.OFFSET_FETCH, 8, groups=groups, require_stable=False)
+    assert [each.group_id for each in response.groups] == ["a", "b"]
+    assert len(broker.groups.calls) == 2
 
 
 # Looking at groups
@@ -634,8 +643,8 @@ STABLE = GroupDescription(
 @every_version(ApiKey.DESCRIBE_GROUPS)
 def test_a_group_is_described(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = STABLE
-    answer = broker.send(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=True)
-    (group,) = answer.groups
+    response = broker.send(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=True)
+    (group,) = response.groups
     assert (group.error_code, group.group_id, group.group_state) == (0, "g", "Stable")
     assert (group.protocol_type, group.protocol_data) == ("consumer", "range")
     (member,) = group.members
@@ -648,8 +657,8 @@ def test_a_group_is_described(broker: GroupBroker, version: int) -> None:
 @every_version(ApiKey.DESCRIBE_GROUPS)
 def test_an_unknown_group_is_described_as_dead(broker: GroupBroker, version: int) -> None:
     broker.groups.error = GroupIdNotFoundError("no such group")
-    answer = broker.send(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=False)
-    (group,) = answer.groups
+    response = broker.send(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=False)
+    (group,) = response.groups
     assert (group.error_code, group.group_state) == (69 if version >= 6 else 0, "Dead")
     assert group.get("error_message") == ("no such group" if version >= 6 else None)
     assert group.get("authorized_operations", NOT_REQUESTED) == NOT_REQUESTED
@@ -658,27 +667,27 @@ def test_an_unknown_group_is_described_as_dead(broker: GroupBroker, version: int
 @every_version(ApiKey.DESCRIBE_GROUPS)
 def test_a_group_of_another_coordinator_is_not_described(broker: GroupBroker, version: int) -> None:
     broker.groups.error = NotCoordinatorError("elsewhere")
-    answer = broker.send(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=False)
-    assert [(each.error_code, each.group_state, each.members) for each in answer.groups] == [(16, "", [])]
+    response = broker.send(ApiKey.DESCRIBE_GROUPS, version, groups=["g"], include_authorized_operations=False)
+    assert [(each.error_code, each.group_state, each.members) for each in response.groups] == [(16, "", [])]
 
 
 @every_version(ApiKey.LIST_GROUPS)
 def test_groups_are_listed(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = [ListedGroup("g", "consumer", GroupState.EMPTY, "classic")]
-    answer = broker.send(ApiKey.LIST_GROUPS, version, states_filter=["Empty"], types_filter=["classic"])
-    assert answer.error_code == 0
-    (group,) = answer.groups
+    response = broker.send(ApiKey.LIST_GROUPS, version, states_filter=["Empty"], types_filter=["classic"])
+    assert response.error_code == 0
+    (group,) = response.groups
     assert (group.group_id, group.protocol_type) == ("g", "consumer")
     assert group.get("group_state", "Empty") == "Empty"
     assert group.get("group_type", "classic") == "classic"
-    ((states, types),) = broker.groups.asked
+    ((states, types),) = broker.groups.calls
     assert (list(states), list(types)) == (
         ["Empty"] if version >= 4 else [],
         ["classic"] if version >= 5 else [],
     )
     broker.groups.error = NotCoordinatorError("elsewhere")
-    answer = broker.send(ApiKey.LIST_GROUPS, version, states_filter=[], types_filter=[])
-    assert (answer.error_code, answer.groups) == (16, [])
+    response = broker.send(ApiKey.LIST_GROUPS, version, states_filter=[], types_filter=[])
+    assert (response.error_code, response.groups) == (16, [])
 
 
 # Deleting
@@ -686,12 +695,12 @@ def test_groups_are_listed(broker: GroupBroker, version: int) -> None:
 
 @every_version(ApiKey.DELETE_GROUPS)
 def test_each_deleted_group_has_its_own_result(broker: GroupBroker, version: int) -> None:
-    answer = broker.send(ApiKey.DELETE_GROUPS, version, groups_names=["a", "b"])
-    assert [(each.group_id, each.error_code) for each in answer.results] == [("a", 0), ("b", 0)]
-    assert broker.groups.asked == ["a", "b"]
+    response = broker.send(ApiKey.DELETE_GROUPS, version, groups_names=["a", "b"])
+    assert [(each.group_id, each.error_code) for each in response.results] == [("a", 0), ("b", 0)]
+    assert broker.groups.calls == ["a", "b"]
     broker.groups.error = GroupIdNotFoundError("no such group")
-    answer = broker.send(ApiKey.DELETE_GROUPS, version, groups_names=["a"])
-    assert [each.error_code for each in answer.results] == [69]
+    response = broker.send(ApiKey.DELETE_GROUPS, version, groups_names=["a"])
+    assert [each.error_code for each in response.results] == [69]
 
 
 def test_each_deleted_offset_has_its_own_result(broker: GroupBroker) -> None:
@@ -700,10 +709,10 @@ def test_each_deleted_offset_has_its_own_result(broker: GroupBroker) -> None:
         {"name": "orders", "partitions": [{"partition_index": index} for index in (0, 1, 5)]},
         {"name": "missing", "partitions": [{"partition_index": 0}]},
     ]
-    answer = broker.send(ApiKey.OFFSET_DELETE, 0, group_id="g", topics=topics)
-    assert answer.error_code == 0
-    assert [[each.error_code for each in topic.partitions] for topic in answer.topics] == [[0, 27, 3], [3]]
-    assert broker.groups.asked == [("g", [("orders", 0), ("orders", 1)])]
+    response = broker.send(ApiKey.OFFSET_DELETE, 0, group_id="g", topics=topics)
+    assert response.error_code == 0
+    assert [[each.error_code for each in topic.partitions] for topic in response.topics] == [[0, 27, 3], [3]]
+    assert broker.groups.calls == [("g", [("orders", 0), ("orders", 1)])]
     broker.groups.error = GroupIdNotFoundError("no such group")
-    answer = broker.send(ApiKey.OFFSET_DELETE, 0, group_id="g", topics=topics)
-    assert (answer.error_code, answer.topics) == (69, [])
+    response = broker.send(ApiKey.OFFSET_DELETE, 0, group_id="g", topics=topics)
+    assert (response.error_code, response.topics) == (69, [])

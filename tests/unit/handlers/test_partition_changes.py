@@ -40,10 +40,10 @@ class ScriptedController:
 
     def __init__(self, reply: Any) -> None:
         self._reply = reply
-        self.asked: tuple[Any, ...] = ()
+        self.calls: tuple[Any, ...] = ()
 
-    def _answer(self, *asked: Any) -> Any:
-        self.asked = asked
+    def _answer(self, *calls: Any) -> Any:
+        self.calls = calls
         if isinstance(self._reply, MoldauError):
             raise self._reply
         return self._reply
@@ -71,8 +71,8 @@ def send(api: ApiKey, version: int, tree: dict[str, Any], reply: Any) -> tuple[M
     session = Session(ClientConnection("127.0.0.1:1", "PLAINTEXT"), version, None)
     broker = cast(Broker, SimpleNamespace(controller=controller))
     request = _through(api, version, "request", tree)
-    answer = asyncio.run(handle(api, request, session, broker))
-    return _through(api, version, "response", answer), controller.asked
+    response = asyncio.run(handle(api, request, session, broker))
+    return _through(api, version, "response", response), controller.calls
 
 
 def _through(api: ApiKey, version: int, kind: Any, tree: dict[str, Any]) -> Message:
@@ -108,15 +108,15 @@ def test_election_results_are_grouped_by_topic(version: int) -> None:
         PartitionResult("a", 1, ElectionNotNeededError("is led")),
         PartitionResult("b", 2),
     ]
-    answer, asked = send(ApiKey.ELECT_LEADERS, version, tree, reply)
+    response, calls = send(ApiKey.ELECT_LEADERS, version, tree, reply)
     wanted = ElectionType.UNCLEAN if version else ElectionType.PREFERRED
-    assert asked == (wanted, [("a", 0), ("a", 1), ("b", 2)])
-    told = [
+    assert calls == (wanted, [("a", 0), ("a", 1), ("b", 2)])
+    result = [
         (topic.topic, each.partition_id, each.error_code, each.error_message)
-        for topic in answer.replica_election_results
+        for topic in response.replica_election_results
         for each in topic.partition_result
     ]
-    assert told == [
+    assert result == [
         ("a", 0, 0, None),
         ("a", 1, ErrorCode.election_not_needed, "is led"),
         ("b", 2, 0, None),
@@ -125,25 +125,25 @@ def test_election_results_are_grouped_by_topic(version: int) -> None:
 
 def test_null_partitions_elect_for_all_partitions() -> None:
     tree = {"election_type": 0, "topic_partitions": None, "timeout": 1000}
-    answer, asked = send(ApiKey.ELECT_LEADERS, 2, tree, [])
-    assert asked == (ElectionType.PREFERRED, None)
-    assert (answer.error_code, answer.replica_election_results) == (0, [])
+    response, calls = send(ApiKey.ELECT_LEADERS, 2, tree, [])
+    assert calls == (ElectionType.PREFERRED, None)
+    assert (response.error_code, response.replica_election_results) == (0, [])
 
 
 def test_an_unknown_election_type_is_rejected() -> None:
     tree = {"election_type": 7, "topic_partitions": [{"topic": "a", "partitions": [0]}], "timeout": 1000}
-    answer, asked = send(ApiKey.ELECT_LEADERS, 2, tree, [])
-    assert (asked, answer.error_code) == ((), ErrorCode.invalid_request)
+    response, calls = send(ApiKey.ELECT_LEADERS, 2, tree, [])
+    assert (calls, response.error_code) == ((), ErrorCode.invalid_request)
 
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_an_election_that_fails_as_a_whole_fails_for_every_partition(version: int) -> None:
     tree = {"election_type": 0, "topic_partitions": [{"topic": "a", "partitions": [0, 0]}], "timeout": 1000}
-    answer, _ = send(ApiKey.ELECT_LEADERS, version, tree, NotControllerError("moved"))
-    [topic] = answer.replica_election_results
+    response, _ = send(ApiKey.ELECT_LEADERS, version, tree, NotControllerError("moved"))
+    [topic] = response.replica_election_results
     assert [each.error_code for each in topic.partition_result] == [ErrorCode.not_controller]
     if version:
-        assert answer.error_code == ErrorCode.not_controller
+        assert response.error_code == ErrorCode.not_controller
 
 
 # Reassignments
@@ -165,10 +165,10 @@ def test_each_reassignment_has_its_own_result(version: int, allowed: bool) -> No
         ],
     }
     reply = [PartitionResult("a", 0), PartitionResult("a", 1, NoReassignmentInProgressError("none"))]
-    answer, (wanted, allow_rf_change) = send(ApiKey.ALTER_PARTITION_REASSIGNMENTS, version, tree, reply)
+    response, (wanted, allow_rf_change) = send(ApiKey.ALTER_PARTITION_REASSIGNMENTS, version, tree, reply)
     assert wanted == [Reassignment("a", 0, [2, 3]), Reassignment("a", 1, None)]
     assert allow_rf_change is allowed
-    [topic] = answer.responses
+    [topic] = response.responses
     assert [(each.partition_index, each.error_code) for each in topic.partitions] == [
         (0, 0),
         (1, ErrorCode.no_reassignment_in_progress),
@@ -177,21 +177,21 @@ def test_each_reassignment_has_its_own_result(version: int, allowed: bool) -> No
 
 @pytest.mark.parametrize("api", [ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.LIST_PARTITION_REASSIGNMENTS])
 def test_not_controller_is_a_top_level_error(api: ApiKey) -> None:
-    answer, _ = send(api, 0, {"timeout": 1000, "topics": []}, NotControllerError("moved"))
-    assert (answer.error_code, answer.error_message) == (ErrorCode.not_controller, "moved")
+    response, _ = send(api, 0, {"timeout": 1000, "topics": []}, NotControllerError("moved"))
+    assert (response.error_code, response.error_message) == (ErrorCode.not_controller, "moved")
 
 
 def test_listed_reassignments_are_grouped_by_topic() -> None:
     tree = {"timeout": 1000, "topics": [{"name": "a", "partition_indexes": [0, 1]}]}
     reply = [OngoingReassignment("a", 1, (3, 2, 1), (3,), (1,))]
-    answer, asked = send(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, tree, reply)
-    assert asked == ([("a", 0), ("a", 1)],)
-    [topic] = answer.topics
+    response, calls = send(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, tree, reply)
+    assert calls == ([("a", 0), ("a", 1)],)
+    [topic] = response.topics
     [each] = topic.partitions
-    told = (each.partition_index, each.replicas, each.adding_replicas, each.removing_replicas)
-    assert told == (1, [3, 2, 1], [3], [1])
-    _, asked = send(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, {"timeout": 1000, "topics": None}, [])
-    assert asked == (None,)
+    result = (each.partition_index, each.replicas, each.adding_replicas, each.removing_replicas)
+    assert result == (1, [3, 2, 1], [3], [1])
+    _, calls = send(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, {"timeout": 1000, "topics": None}, [])
+    assert calls == (None,)
 
 
 # AlterPartition
@@ -221,9 +221,9 @@ ALTER = {
 
 def test_alter_partition_returns_the_new_isr() -> None:
     reply = [IsrChangeResult(TOPIC_ID, 4, 1, 5, (1, 2), False, 7)]
-    answer, asked = send(ApiKey.ALTER_PARTITION, 3, ALTER, reply)
-    assert asked == (1, 7, [IsrChange(TOPIC_ID, 4, 5, 6, ((1, 7), (2, 9)))])
-    [topic] = answer.topics
+    response, calls = send(ApiKey.ALTER_PARTITION, 3, ALTER, reply)
+    assert calls == (1, 7, [IsrChange(TOPIC_ID, 4, 5, 6, ((1, 7), (2, 9)))])
+    [topic] = response.topics
     [each] = topic.partitions
     assert (topic.topic_id, each.partition_index, each.error_code) == (TOPIC_ID, 4, 0)
     assert (each.leader_id, each.leader_epoch, each.isr, each.partition_epoch) == (1, 5, [1, 2], 7)
@@ -231,8 +231,8 @@ def test_alter_partition_returns_the_new_isr() -> None:
 
 def test_a_rejected_isr_change_has_an_error_code() -> None:
     reply = [IsrChangeResult(TOPIC_ID, 4, error=InvalidUpdateVersionError("stale"))]
-    answer, _ = send(ApiKey.ALTER_PARTITION, 3, ALTER, reply)
-    [topic] = answer.topics
+    response, _ = send(ApiKey.ALTER_PARTITION, 3, ALTER, reply)
+    [topic] = response.topics
     assert [each.error_code for each in topic.partitions] == [ErrorCode.invalid_update_version]
-    answer, _ = send(ApiKey.ALTER_PARTITION, 3, ALTER, StaleBrokerEpochError("former life"))
-    assert (answer.error_code, answer.topics) == (ErrorCode.stale_broker_epoch, [])
+    response, _ = send(ApiKey.ALTER_PARTITION, 3, ALTER, StaleBrokerEpochError("former life"))
+    assert (response.error_code, response.topics) == (ErrorCode.stale_broker_epoch, [])

@@ -50,7 +50,7 @@ def to_all_partitions(value: bytes, codec: int) -> Message:
 
 def on_gzip_topic(
     monkeypatch: pytest.MonkeyPatch,
-    scene: Callable[[Broker], Awaitable[None]],
+    scenario: Callable[[Broker], Awaitable[None]],
     share_s: float = LONG_OVER_S,
 ) -> list[int]:
     """Returns the iterations with a recompression."""
@@ -61,7 +61,7 @@ def on_gzip_topic(
     async def main() -> None:
         async with Broker(topics={"orders": PARTITIONS}, settings={"compression.type": "gzip"}) as broker:
             counting = asyncio.create_task(cpu_budget.count())
-            await scene(broker)
+            await scenario(broker)
             counting.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 20))
@@ -69,14 +69,14 @@ def on_gzip_topic(
 
 
 async def send(broker: Broker, connection: ClientConnection, request: Message) -> list[int]:
-    answer = await produce(request, Session(connection, 12, "test"), broker.node.broker)
-    return [each.get("error_code", 0) for each in answer["responses"][0]["partition_responses"]]
+    response = await produce(request, Session(connection, 12, "test"), broker.node.broker)
+    return [each.get("error_code", 0) for each in response["responses"][0]["partition_responses"]]
 
 
 async def from_three_clients(broker: Broker) -> None:
     clients = [ClientConnection(f"127.0.0.1:{port}", "PLAINTEXT") for port in range(3)]
-    answers = await asyncio.gather(*(send(broker, each, to_all_partitions(b"x", LZ4)) for each in clients))
-    assert answers == [[0] * PARTITIONS] * 3
+    responses = await asyncio.gather(*(send(broker, each, to_all_partitions(b"x", LZ4)) for each in clients))
+    assert responses == [[0] * PARTITIONS] * 3
 
 
 def test_slow_recompression_handles_one_batch_per_iteration(
@@ -93,15 +93,15 @@ def test_fast_recompression_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_batches_in_the_topics_codec_are_not_recompressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(broker: Broker) -> None:
+    async def scenario(broker: Broker) -> None:
         client = ClientConnection("127.0.0.1:1", "PLAINTEXT")
         assert await send(broker, client, to_all_partitions(b"x", GZIP)) == [0] * PARTITIONS
 
-    assert on_gzip_topic(monkeypatch, scene) == []
+    assert on_gzip_topic(monkeypatch, scenario) == []
 
 
 def test_batches_of_one_connection_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(broker: Broker) -> None:
+    async def scenario(broker: Broker) -> None:
         client = ClientConnection("127.0.0.1:1", "PLAINTEXT")
         sent = [(b"0", LZ4), (b"1", GZIP), (b"2", LZ4)]
         await asyncio.gather(*(send(broker, client, to_all_partitions(*each)) for each in sent))
@@ -115,4 +115,4 @@ def test_batches_of_one_connection_keep_their_order(monkeypatch: pytest.MonkeyPa
                 b"2",
             ]
 
-    on_gzip_topic(monkeypatch, scene)
+    on_gzip_topic(monkeypatch, scenario)

@@ -125,12 +125,12 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def test_responses_are_sent_in_the_order_of_requests(run: Run) -> None:
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         await asyncio.sleep(0.02 * (frame[0] % 3))
         return [framed(bytes(frame))]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             reader, writer = await server.connect()
             sent = [bytes([number]) * 5 for number in (2, 0, 1, 2, 1, 0, 5, 3)]
             writer.write(b"".join(map(framed, sent)))
@@ -141,11 +141,11 @@ def test_responses_are_sent_in_the_order_of_requests(run: Run) -> None:
 
 
 def test_a_request_without_response_does_not_block_the_next(run: Run) -> None:
-    async def answer(frame: memoryview) -> Sequence[Any] | None:
+    async def response(frame: memoryview) -> Sequence[Any] | None:
         return None if bytes(frame) == b"silent" else [framed(bytes(frame))]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             reader, writer = await server.connect()
             writer.write(framed(b"silent") + framed(b"a") + framed(b"silent") + framed(b"b"))
             assert [await read_frame(reader) for _ in range(2)] == [b"a", b"b"]
@@ -162,7 +162,7 @@ def test_stored_bytes_are_sent_whole_and_in_order_to_a_slow_reader(
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([content])
 
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         if bytes(frame) == b"small":
             return [framed(b"small")]
         return [
@@ -173,7 +173,7 @@ def test_stored_bytes_are_sent_whole_and_in_order_to_a_slow_reader(
         ]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             reader, writer = await server.connect()
             writer.write(framed(b"small") + framed(b"file") + framed(b"small") + framed(b"file"))
             assert await read_frame(reader) == b"small"
@@ -191,13 +191,13 @@ def test_a_client_that_disconnects_during_a_large_response_affects_no_other(run:
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([bytes(size)])
 
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         if bytes(frame) == b"small":
             return [framed(b"small")]
         return [struct.pack(">i", size), FileSlice(file, 0, size)]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             for _ in range(3):
                 reader, writer = await server.connect()
                 writer.write(framed(b"file"))
@@ -212,13 +212,13 @@ def test_a_client_that_disconnects_during_a_large_response_affects_no_other(run:
 
 
 def test_a_failed_request_closes_only_its_connection(run: Run) -> None:
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         if bytes(frame) == b"bad":
             raise CloseConnectionError("cannot be read")
         return [framed(bytes(frame))]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             good_reader, good = await server.connect()
             bad_reader, bad = await server.connect()
             bad.write(framed(b"bad"))
@@ -231,12 +231,12 @@ def test_a_failed_request_closes_only_its_connection(run: Run) -> None:
 
 
 def test_a_half_closed_client_still_gets_its_responses(run: Run) -> None:
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         await asyncio.sleep(0.05)
         return [framed(bytes(frame))]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             reader, writer = await server.connect()
             writer.write(framed(b"last words"))
             writer.write_eof()
@@ -249,13 +249,13 @@ def test_a_half_closed_client_still_gets_its_responses(run: Run) -> None:
 def test_reading_pauses_for_a_client_that_never_reads(run: Run) -> None:
     begun = 0
 
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         nonlocal begun
         begun += 1
         return [framed(bytes(100_000))]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             with socket.create_connection(("127.0.0.1", server.port)) as client:
                 client.setblocking(False)
                 try:
@@ -278,7 +278,7 @@ def test_reading_pauses_for_a_client_that_never_reads(run: Run) -> None:
 def test_an_exhausted_memory_pool_pauses_reading_until_it_has_room(run: Run) -> None:
     waiting: list[asyncio.Future[None]] = []
 
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         waiting.append(asyncio.get_running_loop().create_future())
         await waiting[-1]
         return [framed(frame[:1])]
@@ -289,7 +289,7 @@ def test_an_exhausted_memory_pool_pauses_reading_until_it_has_room(run: Run) -> 
             "socket.request.max.bytes": "70000",
             "message.max.bytes": "60000",
         }
-        async with Server(answer, **limits) as server:
+        async with Server(response, **limits) as server:
             clients = [await server.connect() for _ in range(4)]
             for _, writer in clients:
                 for _ in range(4):
@@ -312,7 +312,7 @@ def test_an_exhausted_memory_pool_pauses_reading_until_it_has_room(run: Run) -> 
 def test_a_connection_without_reservations_is_served_by_an_exhausted_pool(run: Run) -> None:
     parked: list[asyncio.Future[None]] = []
 
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         if len(frame) > 10:
             parked.append(asyncio.get_running_loop().create_future())
             await parked[-1]
@@ -324,7 +324,7 @@ def test_a_connection_without_reservations_is_served_by_an_exhausted_pool(run: R
             "socket.request.max.bytes": "70000",
             "message.max.bytes": "60000",
         }
-        async with Server(answer, **limits) as server:
+        async with Server(response, **limits) as server:
             greedy_reader, greedy = await server.connect()
             greedy.write(framed(b"g" * 60_000) * 2)
             while not server.memory_pool.is_exhausted:
@@ -343,11 +343,11 @@ def test_a_connection_without_reservations_is_served_by_an_exhausted_pool(run: R
 
 
 def test_connections_per_address_are_limited(run: Run) -> None:
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         return [framed(bytes(frame))]
 
     async def main() -> None:
-        async with Server(answer, **{"max.connections.per.ip": "2"}) as server:
+        async with Server(response, **{"max.connections.per.ip": "2"}) as server:
             first = await server.connect()
             second = await server.connect()
             await asyncio.sleep(0.05)
@@ -367,12 +367,12 @@ def test_connections_per_address_are_limited(run: Run) -> None:
 
 
 def test_stopping_completes_requests_in_flight_and_takes_no_new_ones(run: Run) -> None:
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         await asyncio.sleep(0.05)
         return [framed(bytes(frame))]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             reader, writer = await server.connect()
             writer.write(framed(b"under way"))
             await asyncio.sleep(0.02)
@@ -387,14 +387,14 @@ def test_stopping_completes_requests_in_flight_and_takes_no_new_ones(run: Run) -
 
 
 def test_responses_before_a_failed_request_are_still_sent(run: Run) -> None:
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         if bytes(frame) == b"bad":
             raise CloseConnectionError("cannot be read")
         await asyncio.sleep(0.02)
         return [framed(bytes(frame))]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             reader, writer = await server.connect()
             writer.write(framed(b"one") + framed(b"two") + framed(b"bad") + framed(b"never begun"))
             assert await read_frame(reader) == b"one"
@@ -411,7 +411,7 @@ def test_responses_before_a_failed_request_are_still_sent(run: Run) -> None:
 def test_a_pending_request_does_not_block_the_memory_of_later_ones(run: Run) -> None:
     parked: list[asyncio.Future[None]] = []
 
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         if bytes(frame) == b"park":
             parked.append(asyncio.get_running_loop().create_future())
             await parked[-1]
@@ -423,7 +423,7 @@ def test_a_pending_request_does_not_block_the_memory_of_later_ones(run: Run) -> 
             "socket.request.max.bytes": "100000",
             "message.max.bytes": "60000",
         }
-        async with Server(answer, **limits) as server:
+        async with Server(response, **limits) as server:
             _, hog = await server.connect()
             hog.write(framed(b"park") + framed(bytes(90_000)) * 20)
             await asyncio.sleep(0.1)
@@ -440,12 +440,12 @@ def test_a_pending_request_does_not_block_the_memory_of_later_ones(run: Run) -> 
 def test_many_requests_in_one_packet_do_not_block_other_connections(run: Run) -> None:
     order: list[bytes] = []
 
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         order.append(bytes(frame[:1]))
         return [framed(b"ok")]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             _, many = await server.connect()
             reader, one = await server.connect()
             await asyncio.sleep(0.05)
@@ -464,11 +464,11 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(run: Run, tmp_
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([bytes(size)])
 
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         return [struct.pack(">i", size), FileSlice(file, 0, size)]
 
     async def main() -> None:
-        async with Server(answer, **{"connections.max.idle.ms": "1000"}) as server:
+        async with Server(response, **{"connections.max.idle.ms": "1000"}) as server:
             _, writer = await server.connect()
             writer.write(framed(b"file") * 2)
             while not server.listener.connection_count:
@@ -485,11 +485,11 @@ def test_a_response_is_sent_whole_to_a_half_closed_client(run: Run, tmp_path: Pa
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([bytes(size)])
 
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         return [struct.pack(">i", size), FileSlice(file, 0, size)]
 
     async def main() -> None:
-        async with Server(answer, **{"connections.max.idle.ms": "1000"}) as server:
+        async with Server(response, **{"connections.max.idle.ms": "1000"}) as server:
             reader, writer = await server.connect()
             writer.write(framed(b"file"))
             writer.write_eof()
@@ -505,11 +505,11 @@ def test_a_slice_that_ends_at_the_sendfile_limit_is_sent_whole(run: Run, tmp_pat
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([bytes(3 * piece)])
 
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         return [struct.pack(">i", 3 * piece), *(FileSlice(file, part * piece, piece) for part in range(3))]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             reader, writer = await server.connect()
             writer.write(framed(b"file"))
             assert len(await read_frame(reader)) == 3 * piece
@@ -522,11 +522,11 @@ def test_a_file_that_is_too_short_closes_the_connection(run: Run, tmp_path: Path
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([bytes(100)])
 
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         return [struct.pack(">i", 1000), FileSlice(file, 0, 1000)]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             reader, writer = await server.connect()
             writer.write(framed(b"file"))
             with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
@@ -536,11 +536,11 @@ def test_a_file_that_is_too_short_closes_the_connection(run: Run, tmp_path: Path
 
 
 def test_a_client_that_stalls_inside_a_request_is_disconnected(run: Run) -> None:
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         return [framed(bytes(frame))]
 
     async def main() -> None:
-        async with Server(answer, **{"connections.max.idle.ms": "1000"}) as server:
+        async with Server(response, **{"connections.max.idle.ms": "1000"}) as server:
             reader, writer = await server.connect()
             writer.write(b"\x00\x00")
             assert await asyncio.wait_for(reader.read(), 10) == b""
@@ -553,11 +553,11 @@ def test_a_client_that_disconnects_during_a_pending_request_is_closed(run: Run) 
     async def main() -> None:
         may_answer = asyncio.Event()
 
-        async def answer(frame: memoryview) -> Sequence[Any]:
+        async def response(frame: memoryview) -> Sequence[Any]:
             await may_answer.wait()
             return [framed(b"joined")]
 
-        async with Server(answer, **{"connections.max.idle.ms": "1000"}) as server:
+        async with Server(response, **{"connections.max.idle.ms": "1000"}) as server:
             reader, writer = await server.connect()
             patient_reader, patient = await server.connect()
             for each in (writer, patient):
@@ -630,12 +630,12 @@ def test_a_buffer_is_reused_once_it_has_no_views() -> None:
 def test_a_retained_frame_is_not_overwritten(run: Run) -> None:
     kept: list[memoryview] = []
 
-    async def answer(frame: memoryview) -> Sequence[Any]:
+    async def response(frame: memoryview) -> Sequence[Any]:
         kept.append(frame[:10])
         return [framed(b"ok")]
 
     async def main() -> None:
-        async with Server(answer) as server:
+        async with Server(response) as server:
             reader, writer = await server.connect()
             for number in range(10):
                 writer.write(framed(bytes([number]) * 1_000_000))

@@ -84,14 +84,14 @@ class Client(asyncio.Transport):
 def test_a_large_frame_resumes_when_the_memory_pool_has_room() -> None:
     begun: list[int] = []
 
-    async def answer(frame: memoryview) -> Sequence[Any] | None:
+    async def response(frame: memoryview) -> Sequence[Any] | None:
         begun.append(len(frame))
         return None
 
     async def main() -> None:
         memory_pool = MemoryPool(1000)
         memory_pool.reserve(1000)
-        client = Client(memory_pool, answer)
+        client = Client(memory_pool, response)
         client.sends(struct.pack(">i", LARGE_FRAME_BYTES_MIN) + bytes(10))
         assert not client.is_read
         assert not client.is_sent_home(after_s=STALL_TIMEOUT_S + 1), "it is not the client that stalls"
@@ -107,13 +107,13 @@ def test_a_connection_without_reservations_is_read_while_the_pool_is_exhausted()
     async def main() -> None:
         may_end = asyncio.Event()
 
-        async def answer(frame: memoryview) -> Sequence[Any] | None:
+        async def response(frame: memoryview) -> Sequence[Any] | None:
             await may_end.wait()
             return None
 
         memory_pool = MemoryPool(1000)
         memory_pool.reserve(2000)
-        client = Client(memory_pool, answer)
+        client = Client(memory_pool, response)
         client.sends(framed(b"one") + framed(b"two"))
         assert not client.is_read
         may_end.set()
@@ -128,12 +128,12 @@ def test_requests_in_flight_keep_their_reservation_after_a_disconnect() -> None:
     async def main() -> None:
         may_end = asyncio.Event()
 
-        async def answer(frame: memoryview) -> Sequence[Any] | None:
+        async def response(frame: memoryview) -> Sequence[Any] | None:
             await may_end.wait()
             return None
 
         memory_pool = MemoryPool(1000)
-        client = Client(memory_pool, answer)
+        client = Client(memory_pool, response)
         client.sends(framed(bytes(1000)))
         client.connection.connection_lost(None)
         assert memory_pool.is_exhausted
@@ -180,13 +180,13 @@ def test_a_client_that_reads_no_responses_and_blocks_others_is_disconnected() ->
 
 def test_unsent_responses_behind_a_pending_request_block_others_only_shortly() -> None:
     async def main() -> None:
-        async def answer(frame: memoryview) -> Sequence[Any]:
+        async def response(frame: memoryview) -> Sequence[Any]:
             if bytes(frame) == b"wait":
                 await asyncio.Event().wait()
             return [bytes(UNSENT_BYTES_MAX)]
 
         memory_pool = MemoryPool(1000)
-        client = Client(memory_pool, answer)
+        client = Client(memory_pool, response)
         client.sends(framed(b"wait") + framed(b"much") + framed(bytes(1000)))
         assert memory_pool.is_exhausted
         assert not client.unsent_bytes
@@ -198,12 +198,12 @@ def test_unsent_responses_behind_a_pending_request_block_others_only_shortly() -
 
 def test_a_client_with_a_pending_request_does_not_expire() -> None:
     async def main() -> None:
-        async def answer(frame: memoryview) -> Sequence[Any]:
+        async def response(frame: memoryview) -> Sequence[Any]:
             if bytes(frame) == b"wait":
                 await asyncio.Event().wait()
             return [bytes(UNSENT_BYTES_MAX)]
 
-        client = Client(MemoryPool(1000), answer)
+        client = Client(MemoryPool(1000), response)
         client.sends(framed(b"wait") + framed(b"much") + framed(b"more"))
         assert not client.is_read
         assert not client.is_sent_home(after_s=601)
@@ -214,14 +214,14 @@ def test_a_client_with_a_pending_request_does_not_expire() -> None:
 def test_a_stalled_client_is_disconnected_in_spite_of_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def answer(frame: memoryview) -> Sequence[Any] | None:
+    async def response(frame: memoryview) -> Sequence[Any] | None:
         return None
 
     async def main() -> None:
         now = 100.0
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
         memory_pool = MemoryPool(1000)
-        client = Client(memory_pool, answer)
+        client = Client(memory_pool, response)
         client.sends(struct.pack(">i", LARGE_FRAME_BYTES_MIN) + bytes(10))
         for _ in range(4):
             assert not client.is_sent_home(after_s=0)

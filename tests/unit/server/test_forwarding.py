@@ -47,7 +47,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.nodes: dict[int, Dispatcher] = {}
-        self.asked: list[tuple[int, ApiKey]] = []
+        self.recorded: list[tuple[int, ApiKey]] = []
         self.refuses: PeerUnreachableError | None = None
         self.breaks: PeerUnreachableError | None = None
 
@@ -58,11 +58,11 @@ class Wire:
         if self.refuses is not None:
             refuses, self.refuses = self.refuses, None
             raise refuses
-        self.asked.append((node_id, api))
-        answer = await send(self.nodes[node_id], api, tree, listener=NODES)
+        self.recorded.append((node_id, api))
+        response = await send(self.nodes[node_id], api, tree, listener=NODES)
         if self.breaks is not None:
             raise self.breaks
-        return answer
+        return response
 
 
 class Deciding:
@@ -171,8 +171,8 @@ def delete(*names: str, timeout_ms: int = 5_000) -> dict[str, Any]:
     return {"topics": [{"name": name, "topic_id": None} for name in names], "timeout": timeout_ms}
 
 
-def codes(answer: Message) -> dict[str, int]:
-    return {each.name: each.error_code for each in answer.responses}
+def codes(response: Message) -> dict[str, int]:
+    return {each.name: each.error_code for each in response.responses}
 
 
 def run(story: Callable[[], Any]) -> Any:
@@ -184,9 +184,9 @@ def test_any_node_forwards_to_the_controller() -> None:
         nodes = TwoNodes()
         assert codes(await nodes.send(1, ApiKey.DELETE_TOPICS, delete("a", "nope"))) == {"a": 0, "nope": 3}
         assert nodes.topics == ["b"]
-        assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)]
+        assert nodes.wire.recorded == [(2, ApiKey.ENVELOPE)]
         assert codes(await nodes.send(2, ApiKey.DELETE_TOPICS, delete("b"))) == {"b": 0}
-        assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)], "it asks itself without the network"
+        assert nodes.wire.recorded == [(2, ApiKey.ENVELOPE)], "it asks itself without the network"
 
     run(story)
 
@@ -207,8 +207,8 @@ def test_a_forwarded_request_keeps_the_clients_identity(
     async def story() -> None:
         nodes = TwoNodes()
         tree = {"topic_names": ["a"], "timeout": 5_000}
-        answer = await nodes.send(1, ApiKey.DELETE_TOPICS, tree, version)
-        assert codes(answer) == {"a": 0}
+        response = await nodes.send(1, ApiKey.DELETE_TOPICS, tree, version)
+        assert codes(response) == {"a": 0}
 
     run(story)
     (session,) = seen
@@ -220,11 +220,11 @@ def test_forwarding_follows_a_controller_that_moves() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         nodes.controllers[2].is_active = False
-        asking = asyncio.create_task(nodes.send(1, ApiKey.DELETE_TOPICS, delete("a")))
-        while not nodes.wire.asked:
+        pending = asyncio.create_task(nodes.send(1, ApiKey.DELETE_TOPICS, delete("a")))
+        while not nodes.wire.recorded:
             await asyncio.sleep(0)
         nodes.move_controller(1)
-        assert codes(await asking) == {"a": 0}
+        assert codes(await pending) == {"a": 0}
         assert nodes.controllers[1].calls == ["delete_topics"]
         assert nodes.controllers[2].calls == []
 
@@ -235,10 +235,10 @@ def test_forwarding_follows_a_controller_that_moves_away_from_this_node() -> Non
     async def story() -> None:
         nodes = TwoNodes(controller_id=1)
         nodes.controllers[1].is_active = False
-        asking = asyncio.create_task(nodes.send(1, ApiKey.DELETE_TOPICS, delete("a")))
+        pending = asyncio.create_task(nodes.send(1, ApiKey.DELETE_TOPICS, delete("a")))
         await asyncio.sleep(0)
         nodes.move_controller(2)
-        assert codes(await asking) == {"a": 0}
+        assert codes(await pending) == {"a": 0}
         assert nodes.controllers[2].calls == ["delete_topics"]
 
     run(story)
@@ -257,10 +257,10 @@ def test_a_request_that_may_have_been_executed_is_not_retried() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         nodes.wire.breaks = PeerUnreachableError("the connection ended", was_sent=True)
-        answer = await nodes.send(1, ApiKey.DELETE_TOPICS, delete("a"))
-        assert codes(answer) == {"a": 7}
-        assert "not known" in answer.responses[0].error_message
-        assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)]
+        response = await nodes.send(1, ApiKey.DELETE_TOPICS, delete("a"))
+        assert codes(response) == {"a": 7}
+        assert "not known" in response.responses[0].error_message
+        assert nodes.wire.recorded == [(2, ApiKey.ENVELOPE)]
 
     run(story)
 
@@ -278,8 +278,8 @@ def test_without_a_controller_the_api_returns_its_own_error() -> None:
             "timeout": 10,
             "validate_only": False,
         }
-        answer = await nodes.send(1, ApiKey.CREATE_PARTITIONS, more)
-        assert [(each.name, each.error_code) for each in answer.results] == [("a", 7)]
+        response = await nodes.send(1, ApiKey.CREATE_PARTITIONS, more)
+        assert [(each.name, each.error_code) for each in response.results] == [("a", 7)]
 
     run(story)
 
@@ -304,8 +304,8 @@ def envelope(request: bytes | memoryview) -> dict[str, Any]:
 def test_an_envelope_with_another_api_is_rejected(request_data: bytes, code: int) -> None:
     async def story() -> None:
         nodes = TwoNodes()
-        answer = await send(nodes.wire.nodes[2], ApiKey.ENVELOPE, envelope(request_data), listener=NODES)
-        assert (answer.error_code, answer.response_data) == (code, None)
+        response = await send(nodes.wire.nodes[2], ApiKey.ENVELOPE, envelope(request_data), listener=NODES)
+        assert (response.error_code, response.response_data) == (code, None)
         assert nodes.topics == ["a", "b"]
 
     run(story)
@@ -315,9 +315,9 @@ def test_an_envelope_is_not_forwarded_again() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         request = frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))
-        answer = await send(nodes.wire.nodes[1], ApiKey.ENVELOPE, envelope(request), listener=NODES)
-        assert answer.error_code == 41
-        assert nodes.wire.asked == []
+        response = await send(nodes.wire.nodes[1], ApiKey.ENVELOPE, envelope(request), listener=NODES)
+        assert response.error_code == 41
+        assert nodes.wire.recorded == []
 
     run(story)
 
@@ -340,8 +340,8 @@ def test_inter_broker_apis_are_advertised_on_their_listener_only() -> None:
 
     async def named(listener: str) -> set[int]:
         dispatcher = TwoNodes().wire.nodes[1]
-        answer = await send(dispatcher, ApiKey.API_VERSIONS, software, listener=listener)
-        return {each.api_key for each in answer.api_keys}
+        response = await send(dispatcher, ApiKey.API_VERSIONS, software, listener=listener)
+        return {each.api_key for each in response.api_keys}
 
     inter_broker = {int(key) for key, served in REGISTRY.items() if served.inter_broker}
     assert ApiKey.ENVELOPE in inter_broker
@@ -359,8 +359,8 @@ def config(kind: int, name: str, **values: str) -> dict[str, Any]:
     return {"resource_type": kind, "resource_name": name, "configs": configs}
 
 
-def altered(answer: Message) -> dict[tuple[int, str], int]:
-    return {(each.resource_type, each.resource_name): each.error_code for each in answer.responses}
+def altered(response: Message) -> dict[tuple[int, str], int]:
+    return {(each.resource_type, each.resource_name): each.error_code for each in response.responses}
 
 
 def test_a_broker_alters_its_own_configs_and_forwards_the_rest() -> None:
@@ -374,13 +374,13 @@ def test_a_broker_alters_its_own_configs_and_forwards_the_rest() -> None:
             config(TOPIC_RESOURCE, "nope", retention_ms="1000"),
         ]
         tree = {"resources": resources, "validate_only": False}
-        answer = await nodes.send(1, ApiKey.INCREMENTAL_ALTER_CONFIGS, tree)
-        found = altered(answer)
+        response = await nodes.send(1, ApiKey.INCREMENTAL_ALTER_CONFIGS, tree)
+        found = altered(response)
         assert found[TOPIC_RESOURCE, "a"] == 0
         assert found[BROKER_RESOURCE, "1"] == 0
         assert found[BROKER_RESOURCE, "2"] == 42, "that broker has to be asked"
         assert found[TOPIC_RESOURCE, "nope"] == 3
-        assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)]
+        assert nodes.wire.recorded == [(2, ApiKey.ENVELOPE)]
         image = nodes.admins.metadata.image
         assert {each.name: dict(values) for each, values in image.configs.items()} == {
             "a": {"retention.ms": "1000"},
@@ -398,9 +398,11 @@ def test_alter_configs_is_forwarded_too() -> None:
             "resource_name": "a",
             "configs": [{"name": "retention.ms", "value": "1000"}],
         }
-        answer = await nodes.send(1, ApiKey.ALTER_CONFIGS, {"resources": [resource], "validate_only": False})
-        assert altered(answer) == {(TOPIC_RESOURCE, "a"): 0}
-        assert nodes.wire.asked == [(2, ApiKey.ENVELOPE)]
+        response = await nodes.send(
+            1, ApiKey.ALTER_CONFIGS, {"resources": [resource], "validate_only": False}
+        )
+        assert altered(response) == {(TOPIC_RESOURCE, "a"): 0}
+        assert nodes.wire.recorded == [(2, ApiKey.ENVELOPE)]
 
     run(story)
 
@@ -422,7 +424,7 @@ def test_client_requests_wait_until_the_node_is_ready() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         nodes.brokers[1].ready.clear()
-        asking = asyncio.create_task(
+        pending = asyncio.create_task(
             nodes.send(
                 1,
                 ApiKey.DESCRIBE_CLUSTER,
@@ -435,9 +437,9 @@ def test_client_requests_wait_until_the_node_is_ready() -> None:
         )
         for _ in range(20):
             await asyncio.sleep(0)
-        assert not asking.done()
+        assert not pending.done()
         nodes.brokers[1].ready.set()
-        assert (await asking).cluster_id == "the-cluster"
+        assert (await pending).cluster_id == "the-cluster"
 
     run(story)
 
@@ -486,8 +488,8 @@ def test_inter_broker_requests_do_not_wait_until_the_node_is_ready(monkeypatch: 
         nodes = TwoNodes()
         nodes.brokers[2].ready.clear()
         request = frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))
-        answer = await send(nodes.wire.nodes[2], ApiKey.ENVELOPE, envelope(request), listener=NODES)
-        assert answer.error_code == 0
+        response = await send(nodes.wire.nodes[2], ApiKey.ENVELOPE, envelope(request), listener=NODES)
+        assert response.error_code == 0
         software = {"client_software_name": "x", "client_software_version": "1"}
         assert (await nodes.send(2, ApiKey.API_VERSIONS, software)).error_code == 0
         await nodes.send(2, ApiKey.FETCH, fetch(METADATA_TOPIC_ID), 13)

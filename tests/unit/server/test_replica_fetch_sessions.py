@@ -11,15 +11,15 @@ from moldau.server.partition_watcher import PartitionWatcher
 from moldau.server.session import ClientConnection, Session
 from moldau.wire.api_keys import ApiKey
 from support.admin_broker import decoded_request
-from unit.handlers.test_fetch_replicas import EPOCH, Stage, on_stage
+from unit.handlers.test_fetch_replicas import EPOCH, LeaderHarness, with_harness
 
 LONG_AGO_MS = -(10**9)
 
 
 class SessionOfNode2:
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._session = Session(ClientConnection("127.0.0.1:5", stage.listener), stage.version, "test")
+    def __init__(self, harness: LeaderHarness) -> None:
+        self._harness = harness
+        self._session = Session(ClientConnection("127.0.0.1:5", harness.listener), harness.version, "test")
         self._id, self._epoch = 0, 0
         self.looks = 0
 
@@ -36,10 +36,10 @@ class SessionOfNode2:
             }
             for offset in offsets
         ]
-        topic = {"topic_id": self._stage.partition.topic_id, "partitions": partitions}
+        topic = {"topic_id": self._harness.partition.topic_id, "partitions": partitions}
         request = decoded_request(
             ApiKey.FETCH,
-            self._stage.version,
+            self._harness.version,
             replica_state={"replica_id": 2, "replica_epoch": 200},
             max_wait=0,
             min_bytes=1,
@@ -58,23 +58,23 @@ class SessionOfNode2:
             return await read(*arguments, **more)
 
         with patch.object(Partition, "read_for_follower", counted):
-            answer = await fetch(request, self._session, self._stage.node)
-        assert answer.get("error_code", 0) == 0
-        self._id, self._epoch = answer["session_id"], self._epoch + 1
-        return [each for topic in answer["responses"] for each in topic["partitions"]]
+            response = await fetch(request, self._session, self._harness.node)
+        assert response.get("error_code", 0) == 0
+        self._id, self._epoch = response["session_id"], self._epoch + 1
+        return [each for topic in response["responses"] for each in topic["partitions"]]
 
     def let_time_pass(self) -> None:
         """Makes a full scan of the partitions due."""
-        self._stage.node.fetch_session_cache._sessions[self._id].last_full_scan_ms = LONG_AGO_MS
+        self._harness.node.fetch_session_cache._sessions[self._id].last_full_scan_ms = LONG_AGO_MS
 
 
-def with_session(scene: Callable[[Stage, SessionOfNode2], Awaitable[None]]) -> None:
-    on_stage(lambda stage: scene(stage, SessionOfNode2(stage)))
+def with_session(scenario: Callable[[LeaderHarness, SessionOfNode2], Awaitable[None]]) -> None:
+    with_harness(lambda harness: scenario(harness, SessionOfNode2(harness)))
 
 
 def test_an_unchanged_partition_of_an_in_sync_follower_is_not_read() -> None:
-    async def scene(stage: Stage, follower: SessionOfNode2) -> None:
-        await stage.role(isr=(1, 2))
+    async def scenario(harness: LeaderHarness, follower: SessionOfNode2) -> None:
+        await harness.role(isr=(1, 2))
         await follower.fetch(0)
         looks = follower.looks
         for _ in range(3):
@@ -82,12 +82,12 @@ def test_an_unchanged_partition_of_an_in_sync_follower_is_not_read() -> None:
             assert await follower.fetch() == []
         assert follower.looks == looks
 
-    with_session(scene)
+    with_session(scenario)
 
 
 def test_partitions_of_an_out_of_sync_follower_are_read_from_time_to_time() -> None:
-    async def scene(stage: Stage, follower: SessionOfNode2) -> None:
-        await stage.role(isr=(1,))
+    async def scenario(harness: LeaderHarness, follower: SessionOfNode2) -> None:
+        await harness.role(isr=(1,))
         await follower.fetch(0)
         looks = follower.looks
         await follower.fetch()
@@ -96,31 +96,31 @@ def test_partitions_of_an_out_of_sync_follower_are_read_from_time_to_time() -> N
         await follower.fetch()
         assert follower.looks == looks + 1
 
-    with_session(scene)
+    with_session(scenario)
 
 
 def test_appended_records_are_sent_to_an_in_sync_follower() -> None:
-    async def scene(stage: Stage, follower: SessionOfNode2) -> None:
-        await stage.role(isr=(1, 2))
+    async def scenario(harness: LeaderHarness, follower: SessionOfNode2) -> None:
+        await harness.role(isr=(1, 2))
         await follower.fetch(0)
-        await stage.append(b"one")
-        [told] = await follower.fetch()
-        assert told["records"].size > 0
+        await harness.append(b"one")
+        [result] = await follower.fetch()
+        assert result["records"].size > 0
         # It has not acknowledged them: the response may have been lost.
         [again] = await follower.fetch()
         assert again["records"].size > 0
         assert await follower.fetch(1) != []
 
-    with_session(scene)
+    with_session(scenario)
 
 
 def test_a_closed_session_watches_no_partition() -> None:
-    async def scene(stage: Stage, follower: SessionOfNode2) -> None:
+    async def scenario(harness: LeaderHarness, follower: SessionOfNode2) -> None:
         watcher, changed = PartitionWatcher(), CallbackList()
         watcher.close()
         # As if a fetch continued with the next partition after its connection closed.
-        watcher.watch(("orders", 0), stage.partition, wake_on=[changed])
+        watcher.watch(("orders", 0), harness.partition, wake_on=[changed])
         assert not changed._callbacks
         assert watcher.partition(("orders", 0)) is None
 
-    with_session(scene)
+    with_session(scenario)

@@ -118,8 +118,8 @@ def test_a_response_may_have_as_many_elements_as_bytes() -> None:
     topic = {"error_code": 0, "name": "orders", "is_internal": False, "partitions": [partition]}
     out = bytearray()
     encoder(3, 1, "response")(out, {"brokers": [], "controller_id": 0, "topics": [topic]})
-    answer = decoder(3, 1, "response")(memoryview(out))
-    assert answer.topics[0].partitions[0].replica_nodes == replicas
+    response = decoder(3, 1, "response")(memoryview(out))
+    assert response.topics[0].partitions[0].replica_nodes == replicas
 
 
 def test_tagged_fields_are_counted_and_unknown_ones_skipped() -> None:
@@ -283,8 +283,8 @@ def test_a_response_refers_to_stored_records() -> None:
     assert parts[1:3] == [b"first", b"second"]
     frame = b"".join(bytes(part) for part in parts)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
-    answer = decoder(1, 12, "response")(memoryview(frame)[9:])
-    assert bytes(answer.responses[0].partitions[0].records) == b"firstsecond"
+    response = decoder(1, 12, "response")(memoryview(frame)[9:])
+    assert bytes(response.responses[0].partitions[0].records) == b"firstsecond"
 
 
 def test_request_headers_are_decoded_up_to_the_body() -> None:
