@@ -15,7 +15,7 @@ from moldau.pipelines.definition import PipelineDefinition
 from moldau.pipelines.error_summary import summarize_error
 from moldau.pipelines.runtime.progress import Progress, ProgressFile, QueryState, to_json
 from moldau.pipelines.runtime.state_directory import (
-    Generation,
+    CheckpointGeneration,
     Generations,
     RunRecord,
     StateDirectory,
@@ -121,7 +121,7 @@ class _Run:
     locks: Sequence[int]
 
     @property
-    def generation(self) -> Generation:
+    def generation(self) -> CheckpointGeneration:
         return self.selected.get(self.selected.current)
 
     def execute(self, given_session: "SparkSession | None") -> RunOutcome:
@@ -234,7 +234,7 @@ def _select_generations(generations: Generations, options: RunOptions) -> Genera
 
 
 def _new_run_record(
-    pipeline: PipelineDefinition, state: StateDirectory, options: RunOptions, generation: Generation
+    pipeline: PipelineDefinition, state: StateDirectory, options: RunOptions, generation: CheckpointGeneration
 ) -> RunRecord:
     file = "" if pipeline.file is None else str(pipeline.file.absolute())
     return RunRecord(

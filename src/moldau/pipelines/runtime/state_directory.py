@@ -56,7 +56,7 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class CheckpointGeneration:
     """A set of checkpoints, and where its queries started."""
 
     number: int
@@ -68,9 +68,9 @@ class Generation:
 @dataclass(frozen=True, slots=True)
 class Generations:
     current: int
-    all: tuple[Generation, ...]
+    all: tuple[CheckpointGeneration, ...]
 
-    def get(self, number: int) -> Generation:
+    def get(self, number: int) -> CheckpointGeneration:
         for each in self.all:
             if each.number == number:
                 return each
@@ -79,7 +79,7 @@ class Generations:
 
     def with_next(self, start: str, made: str) -> "Generations":
         number = max(each.number for each in self.all) + 1
-        return Generations(number, (*self.all, Generation(number, made, start)))
+        return Generations(number, (*self.all, CheckpointGeneration(number, made, start)))
 
     def with_current(self, number: int) -> "Generations":
         return replace(self, current=self.get(number).number)
@@ -187,9 +187,11 @@ class StateDirectory:
         """Returns the stored generations, or the first one for a pipeline that never ran."""
         document = self._read("generations.json")
         if document is None:
-            return Generations(1, (Generation(1, now),))
+            return Generations(1, (CheckpointGeneration(1, now),))
         try:
-            return Generations(document["current"], tuple(Generation(**each) for each in document["all"]))
+            return Generations(
+                document["current"], tuple(CheckpointGeneration(**each) for each in document["all"])
+            )
         except (KeyError, TypeError) as error:
             raise PipelineError(f"{self.path / 'generations.json'} is damaged: {error!r}") from error
 

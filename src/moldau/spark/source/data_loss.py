@@ -5,7 +5,7 @@ from typing import NamedTuple
 from moldau.observe.logging import get_logger
 from moldau.spark.errors import DataLossError
 from moldau.spark.source.offsets import StreamPosition, format_partitions
-from moldau.spark.source.options import Subscription
+from moldau.spark.source.options import TopicSubscription
 
 _log = get_logger("spark.source")
 
@@ -24,7 +24,9 @@ class DataLoss(NamedTuple):
     action: str
 
 
-def find_data_loss(start: StreamPosition, now: StreamPosition, subscription: Subscription) -> list[DataLoss]:
+def find_data_loss(
+    start: StreamPosition, now: StreamPosition, subscription: TopicSubscription
+) -> list[DataLoss]:
     """Compares a position with the current logs: deleted, recreated, truncated or unsubscribed topics are losses."""
     found = [
         DataLoss(

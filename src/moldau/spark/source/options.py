@@ -75,7 +75,7 @@ _MISPLACED_OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class TopicSubscription:
     """The partitions to read; exactly one of the three fields is set."""
 
     topics: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class FetchOptions:
 class SourceOptions:
     connection: Mapping[str, Any]
     """The arguments of `Cluster`."""
-    subscription: Subscription
+    subscription: TopicSubscription
     starting: OffsetRangeLimit
     ending: OffsetRangeLimit
     """For batch queries; a stream has no end."""
@@ -218,7 +218,7 @@ def _lower_names(options: Mapping[str, str]) -> set[str]:
     return {name.lower() for name in options}
 
 
-def _subscription(own: OptionReader) -> Subscription:
+def _subscription(own: OptionReader) -> TopicSubscription:
     chosen = [name for name in STRATEGIES if name in own]
     if not chosen:
         raise OptionError("no topics are named: set subscribe, subscribePattern or assign")
@@ -228,19 +228,19 @@ def _subscription(own: OptionReader) -> Subscription:
         )
     text = own.text(chosen[0], "").strip()
     if chosen[0] == "assign":
-        return Subscription(partitions=tuple(parse_assignment(text)))
+        return TopicSubscription(partitions=tuple(parse_assignment(text)))
     if chosen[0] == "subscribe":
         topics = tuple(sorted({each.strip() for each in text.split(",")} - {""}))
         if not topics:
             raise OptionError(f"subscribe must be a comma-separated list of topics, not {text!r}")
-        return Subscription(topics=topics)
+        return TopicSubscription(topics=topics)
     try:
         re.compile(text)
     except re.error as error:
         raise OptionError(f"subscribePattern: {text!r} is not a regular expression: {error}") from None
     if not text:
         raise OptionError("subscribePattern is empty: it must be a regular expression for whole topic names")
-    return Subscription(pattern=text)
+    return TopicSubscription(pattern=text)
 
 
 def _parse_limit(

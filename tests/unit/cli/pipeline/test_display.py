@@ -22,7 +22,7 @@ from moldau.pipelines.planner.console import render_table
 from moldau.pipelines.planner.replay import describe_replay, sink_for_generation
 from moldau.pipelines.planner.sink_writers import ConsoleBatch
 from moldau.pipelines.runtime.progress import Progress, QueryState, QueryStatus, from_json
-from moldau.pipelines.runtime.state_directory import Generation, Generations
+from moldau.pipelines.runtime.state_directory import CheckpointGeneration, Generations
 
 PROGRESS = Progress("table", "2026-01-31T12:00:00.000Z", 4, 1500, 750.0, 3.25, 420, 12)
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -135,7 +135,7 @@ def test_a_replay_writes_files_to_a_new_directory() -> None:
     table = Sink("table", SinkKind.DELTA, "/table")
     assert sink_for_generation(table, 3) == table
     pipeline = PipelineDefinition("p", (), (), (files, table))
-    told = list(describe_replay(pipeline, "earliest", Generations(1, (Generation(1, ""),))))
+    told = list(describe_replay(pipeline, "earliest", Generations(1, (CheckpointGeneration(1, ""),))))
     assert told[0] == "p reads from the earliest record again, as generation 2:"
     assert "everything since then goes to /archive/orders.2; existing files stay unchanged." in told[1]
     assert "everything since then is written again." in told[2]

@@ -9,12 +9,12 @@ import pytest
 from moldau.pipelines.definition import PipelineDefinition, PipelineError
 from moldau.pipelines.runtime.progress import Progress
 from moldau.pipelines.runtime.run import RunOptions, RunOutcome, run
-from moldau.pipelines.runtime.state_directory import Generation, Generations, StateDirectory
+from moldau.pipelines.runtime.state_directory import CheckpointGeneration, Generations, StateDirectory
 from moldau.pipelines.runtime.stop_request import StopRequest
 from support.spark_state import clear_spark_state
 
 NOW = "2026-01-31T12:00:00.000Z"
-FIRST = Generations(1, (Generation(1, NOW),))
+FIRST = Generations(1, (CheckpointGeneration(1, NOW),))
 
 
 class Nobody:

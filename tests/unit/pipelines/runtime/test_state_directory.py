@@ -10,7 +10,7 @@ import pytest
 
 from moldau.pipelines.definition import PipelineError
 from moldau.pipelines.runtime.state_directory import (
-    Generation,
+    CheckpointGeneration,
     Generations,
     RunRecord,
     StateDirectory,
@@ -206,9 +206,9 @@ def test_a_process_is_identified_by_pid_and_start_time() -> None:
 def test_a_replay_starts_a_generation_and_the_old_one_can_be_selected_again(tmp_path: Path) -> None:
     state = StateDirectory.of(tmp_path, "revenue")
     first = state.generations(NOW)
-    assert first == Generations(1, (Generation(1, NOW),))
+    assert first == Generations(1, (CheckpointGeneration(1, NOW),))
     second = first.with_next("earliest", NOW)
-    assert second.get(second.current) == Generation(2, NOW, "earliest")
+    assert second.get(second.current) == CheckpointGeneration(2, NOW, "earliest")
     state.write_generations(second.with_current(1))
     kept = state.generations("later")
     assert kept == Generations(1, second.all)

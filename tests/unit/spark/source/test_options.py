@@ -12,7 +12,7 @@ from moldau.spark.source.offset_ranges import TriggerLimits
 from moldau.spark.source.offsets import EarliestOrLatest, GlobalTimestamp, SpecificOffsets, SpecificTimestamps
 from moldau.spark.source.options import (
     SourceOptions,
-    Subscription,
+    TopicSubscription,
     check_read_options,
     includes_headers,
     is_read_query,
@@ -60,7 +60,7 @@ def test_only_one_subscription_is_allowed() -> None:
 
 
 def test_topics_are_comma_separated() -> None:
-    assert batch(subscribe=" b, a ,,a").subscription == Subscription(topics=("a", "b"))
+    assert batch(subscribe=" b, a ,,a").subscription == TopicSubscription(topics=("a", "b"))
     assert "subscribe must be a comma-separated list of topics" in error_text({**BASE, "subscribe": " , "})
 
 
@@ -76,7 +76,7 @@ def test_a_pattern_is_a_regular_expression() -> None:
 
 def test_partitions_may_be_assigned() -> None:
     given = {"kafka.bootstrap.servers": "b:1", "assign": '{"a": [1, 0]}'}
-    assert parse_source_options(given, is_stream=False).subscription == Subscription(
+    assert parse_source_options(given, is_stream=False).subscription == TopicSubscription(
         partitions=(TopicPartition("a", 0), TopicPartition("a", 1))
     )
 
