@@ -81,7 +81,7 @@ class LeaderState:
     """Followers that have fetched in this epoch, or were in the ISR at its start."""
 
     @classmethod
-    def begin(
+    def start_epoch(
         cls,
         replica_id: int,
         image: PartitionRegistration,

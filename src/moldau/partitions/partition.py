@@ -147,7 +147,7 @@ class Partition:
         high_watermark, end_offset = self.high_watermark, self.log.end_offset
         self.log.epochs.assign(image.leader_epoch, end_offset)
         self.follower.state = None
-        self.leader.state = LeaderState.begin(
+        self.leader.state = LeaderState.start_epoch(
             self._replica_id,
             image,
             brokers,

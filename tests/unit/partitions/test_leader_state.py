@@ -36,7 +36,7 @@ def leader(
     now_ms: int = 0,
     **more: Any,
 ) -> LeaderState:
-    state = LeaderState.begin(
+    state = LeaderState.start_epoch(
         1,
         image(isr, **more),
         BROKERS,
