@@ -40,7 +40,7 @@ class FrameReceiver(Protocol):
 class PartialFrameLimiter:
     """Limits the bytes of large frames that are partly received.
 
-    Only received bytes count, so that a client that announces much and sends little blocks nobody. At the limit the
+    Only received bytes count, so that a client that announces much and sends little blocks no other. At the limit the
     oldest frame may still be received, so that one can always be completed; a client that stalls in the middle of it is
     disconnected by its socket server.
     """

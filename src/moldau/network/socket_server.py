@@ -75,7 +75,9 @@ class SocketServer:
             return None
         if not self._quotas.acquire(connection.peer[0]):
             log.warning(
-                "connection refused: too many", peer=connection.peer[0], open=self._quotas.connection_count
+                "rejected a connection: too many are open",
+                peer=connection.peer[0],
+                open=self._quotas.connection_count,
             )
             return None
         self._connections[connection] = None

@@ -3,7 +3,6 @@
 There is no authorizer yet, so these are all the operations that a resource has.
 """
 
-from collections.abc import Iterable
 from enum import IntEnum
 
 NOT_REQUESTED = -(2**31)
@@ -23,39 +22,12 @@ class AclOperation(IntEnum):
     IDEMPOTENT_WRITE = 12
 
 
-def to_bit_field(operations: Iterable[AclOperation]) -> int:
-    return sum(1 << operation for operation in operations)
+def _bit_field(names: str) -> int:
+    return sum(1 << AclOperation[name] for name in names.split())
 
 
-CLUSTER_OPERATIONS = to_bit_field(
-    (
-        AclOperation.CREATE,
-        AclOperation.ALTER,
-        AclOperation.DESCRIBE,
-        AclOperation.CLUSTER_ACTION,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-        AclOperation.IDEMPOTENT_WRITE,
-    )
+CLUSTER_OPERATIONS = _bit_field(
+    "CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE"
 )
-TOPIC_OPERATIONS = to_bit_field(
-    (
-        AclOperation.READ,
-        AclOperation.WRITE,
-        AclOperation.CREATE,
-        AclOperation.DELETE,
-        AclOperation.ALTER,
-        AclOperation.DESCRIBE,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-    )
-)
-GROUP_OPERATIONS = to_bit_field(
-    (
-        AclOperation.READ,
-        AclOperation.DELETE,
-        AclOperation.DESCRIBE,
-        AclOperation.DESCRIBE_CONFIGS,
-        AclOperation.ALTER_CONFIGS,
-    )
-)
+TOPIC_OPERATIONS = _bit_field("READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS")
+GROUP_OPERATIONS = _bit_field("READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS")
