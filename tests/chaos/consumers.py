@@ -58,8 +58,8 @@ def check_committed(bootstrap: str, recorder: HistoryRecorder, partitions: list[
     """Checks that everything ever committed is still committed at the end."""
     consumer = Consumer(_settings(bootstrap, GROUP))
     given = [TopicPartition(topic, index) for topic, index in partitions]
-    if not _check_committed(consumer, "an onlooker", recorder, given):
-        recorder.fail("nobody could be asked in the end what is committed")
+    if not _check_committed(consumer, "observer", recorder, given):
+        recorder.fail("committed offsets could not be fetched at the end")
     consumer.close()
 
 

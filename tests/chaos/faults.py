@@ -199,7 +199,7 @@ def _restart_if_failed(context: FaultContext, machine: Machine, after: str) -> I
     new_lines = machine.node.output()[output:].splitlines()
     errors = [line for line in new_lines if "is offline" in line or "the node must stop" in line]
     if errors:
-        context.notes.append(f"node {machine.node_id} was started again after {after}: {errors[0]}")
+        context.notes.append(f"node {machine.node_id} was restarted after {after}: {errors[0]}")
         machine.kill()
         machine.start()
 
@@ -249,7 +249,7 @@ def _start_damaged(context: FaultContext, machine: Machine, kind: str) -> None:
         f"node {machine.node_id} after damage to its {kind}: {context.health.failure_reason(machine)}"
     )
     if machine.is_running and context.health.has_lost_vote(machine):
-        context.operator.give_vote_back(machine)
+        context.operator.restore_vote(machine)
     else:
         context.operator.replace_disk(machine)
 

@@ -18,7 +18,7 @@ OFFLINE = "partition is offline"
 """Log text of a node for a corrupted log that it does not serve until an operator acts."""
 
 
-class NotHealthy(Exception):
+class ClusterUnhealthy(Exception):
     """The cluster did not recover in time."""
 
 
@@ -59,10 +59,10 @@ class Health:
         try:
             metadata = self._metadata()
         except KafkaException as error:
-            return f"nobody answers: {error}"
+            return f"no response to a metadata request: {error}"
         missing = sorted(set(self._cluster.machines) - set(metadata.brokers))
         if missing:
-            return f"nodes {missing} are not there"
+            return f"nodes {missing} are not registered"
         for topic in metadata.topics.values():
             for partition in topic.partitions.values():
                 if partition.leader < 0 or sorted(partition.isrs) != sorted(partition.replicas):
@@ -75,11 +75,11 @@ class Health:
     def _quorum_problem(self) -> str | None:
         quorum = self._operator.quorum()
         if quorum is None:
-            return "nobody answers for the quorum"
+            return "no response from the quorum"
         for node_id in self._cluster.machines:
             voter = next((each for each in quorum.voters if each.node_id == node_id), None)
             if voter is None:
-                return f"node {node_id} is no voter"
+                return f"node {node_id} is not a voter"
             if node_id in [each.node_id for each in quorum.observers]:
                 return f"node {node_id} has another directory than the voter of its id"
             if voter.end_offset < quorum.high_watermark:
@@ -112,8 +112,8 @@ class Health:
         lines = machine.node.output().strip().splitlines()
         offline = [line for line in lines if OFFLINE in line]
         if machine.is_running and not offline:
-            return self.problem() or "it is well now"
-        return [*lines, *offline][-1] if lines else "it said nothing"
+            return self.problem() or "healthy now"
+        return [*lines, *offline][-1] if lines else "no output"
 
 
 def wait_until_none(find_problem: Callable[[], str | None], timeout_s: float) -> float:
@@ -121,6 +121,6 @@ def wait_until_none(find_problem: Callable[[], str | None], timeout_s: float) ->
     began = time.monotonic()
     while (problem := find_problem()) is not None:
         if time.monotonic() - began > timeout_s:
-            raise NotHealthy(f"after {timeout_s:.0f} s: {problem}")
+            raise ClusterUnhealthy(f"after {timeout_s:.0f} s: {problem}")
         time.sleep(POLL_INTERVAL_S)
     return time.monotonic() - began

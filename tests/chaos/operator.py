@@ -45,7 +45,7 @@ class Operator:
         machine.start()
         self._change_voters("add-voter", machine.node_id, is_voter=True)
 
-    def give_vote_back(self, machine: Machine) -> None:
+    def restore_vote(self, machine: Machine) -> None:
         """Makes a node voter again whose directory is not the one that the quorum knows."""
         self._change_voters("remove-voter", machine.node_id, is_voter=False)
         self._change_voters("add-voter", machine.node_id, is_voter=True)
@@ -53,7 +53,7 @@ class Operator:
     def _change_voters(self, command: str, node_id: int, *, is_voter: bool) -> None:
         """Repeats the command until it has taken effect: the controller may be changing, or the node starting."""
         deadline = time.monotonic() + VOTER_TIMEOUT_S
-        output = "nobody answers for the quorum"
+        output = "no response from the quorum"
         while time.monotonic() < deadline:
             quorum = self.quorum()
             if quorum is not None:

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from chaos.cluster import ChaosCluster
 from chaos.consumers import check_committed
 from chaos.faults import FAULTS, FaultContext, FaultSkipped
-from chaos.health import Health, NotHealthy, wait_until_none
+from chaos.health import Health, ClusterUnhealthy, wait_until_none
 from chaos.operator import Operator, OperatorError
 from chaos.recorder import HistoryRecorder
 from chaos.replicas import differences
@@ -52,7 +52,7 @@ class ChaosRun:
             context = FaultContext(cluster, health, operator, self._draw)
             try:
                 context.health.wait(START_TIMEOUT_S)
-            except NotHealthy as error:
+            except ClusterUnhealthy as error:
                 output = [context.health.failure_reason(machine) for machine in cluster.machines.values()]
                 _print(f"the cluster did not start: {error}: {output}")
                 return 1
@@ -63,7 +63,7 @@ class ChaosRun:
             started_at = time.monotonic()
             try:
                 self._inject(context, started_at + self._seconds)
-            except (NotHealthy, OperatorError, KafkaException) as error:
+            except (ClusterUnhealthy, OperatorError, KafkaException) as error:
                 self._anomalies.append(f"stuck: {error}")
             self._stats.seconds = time.monotonic() - started_at
             cluster.switch.heal()
@@ -106,8 +106,8 @@ class ChaosRun:
                 except FaultSkipped as error:
                     context.notes.append(f"not injected: {kind}: {error}")
                     continue
-                except (NotHealthy, OperatorError, KafkaException) as error:
-                    raise NotHealthy(f"{kind}: {error}") from error
+                except (ClusterUnhealthy, OperatorError, KafkaException) as error:
+                    raise ClusterUnhealthy(f"{kind}: {error}") from error
                 recovered_at = time.monotonic()
                 pause_s = self._recorder.longest_pause_s(started_at, recovered_at)
                 self._stats.add(kind, pause_s, recovered_at - started_at)
