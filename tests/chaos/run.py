@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from chaos.cluster import ChaosCluster
 from chaos.consumers import check_committed
 from chaos.faults import FAULTS, FaultContext, FaultSkipped
-from chaos.health import Health, ClusterUnhealthy, wait_until_none
+from chaos.health import ClusterUnhealthy, Health, wait_until_none
 from chaos.operator import Operator, OperatorError
 from chaos.recorder import HistoryRecorder
 from chaos.replicas import differences
