@@ -5,7 +5,7 @@ records that were never sent.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from moldau.testing.simulation.checkers.history import (
     ClusterHistory,
@@ -16,9 +16,11 @@ from moldau.testing.simulation.checkers.history import (
 )
 from moldau.testing.simulation.checkers.records import (
     ACKS_ALL,
+    Anomalies,
     Violation,
     check_log_offsets,
     check_never_sent,
+    check_read,
     check_topic_changes,
     format_value,
     offsets_by_value,
@@ -31,17 +33,19 @@ def check_cluster(history: ClusterHistory) -> list[Violation]:
     return [Violation(anomaly, detail) for anomaly, detail in _violations(history)]
 
 
-def _violations(history: ClusterHistory) -> Iterator[tuple[str, str]]:
+def _violations(history: ClusterHistory) -> Anomalies:
     for partition, log in sorted(history.logs.items()):
         yield from check_log_offsets(partition, log)
     for partition, replicas in sorted(history.replicas.items()):
         yield from _check_replicas_agree(partition, replicas)
-    places = {partition: offsets_by_value(log) for partition, log in history.logs.items()}
+    log_offsets = {partition: offsets_by_value(log) for partition, log in history.logs.items()}
     for send in history.sends:
-        if send.partition in places:
-            yield from _check_send(send, places[send.partition], send.partition[0] in history.lossy_topics)
+        if send.partition in log_offsets:
+            yield from _check_send(
+                send, log_offsets[send.partition], send.partition[0] in history.lossy_topics
+            )
     yield from _check_acknowledged_offsets(history)
-    yield from _check_send_order(history, places)
+    yield from _check_send_order(history, log_offsets)
     yield from check_never_sent(history)
     yield from _check_polls(history)
     yield from _check_unread(history)
@@ -51,9 +55,7 @@ def _violations(history: ClusterHistory) -> Iterator[tuple[str, str]]:
     yield from check_topic_changes(history)
 
 
-def _check_replicas_agree(
-    partition: Partition, replicas: Mapping[int, LogContent]
-) -> Iterator[tuple[str, str]]:
+def _check_replicas_agree(partition: Partition, replicas: Mapping[int, LogContent]) -> Anomalies:
     for (one, log), (other, other_log) in itertools.pairwise(sorted(replicas.items())):
         if log == other_log:
             continue
@@ -68,11 +70,9 @@ def _check_replicas_agree(
         yield "replicas differ", f"{partition_name(partition)} on nodes {one} and {other}: {where[:200]}"
 
 
-def _check_send(
-    send: SendOperation, places: Mapping[bytes, Sequence[int]], is_lossy: bool
-) -> Iterator[tuple[str, str]]:
+def _check_send(send: SendOperation, log_offsets: Mapping[bytes, Sequence[int]], is_lossy: bool) -> Anomalies:
     for value in send.values:
-        offsets = places.get(value, ())
+        offsets = log_offsets.get(value, ())
         label = f"{format_value(value)} of {send.producer}"
         if len(offsets) > 1 and send.is_idempotent:
             yield "duplicate", f"{label} is at {list(offsets)} of {partition_name(send.partition)}"
@@ -82,7 +82,7 @@ def _check_send(
                 f"{label} was acknowledged at {send.offset} of {partition_name(send.partition)}",
             )
     if send.is_acknowledged and send.acks == ACKS_ALL and send.offset is not None and not is_lossy:
-        found = places.get(send.values[0], ())
+        found = log_offsets.get(send.values[0], ())
         if found and send.offset not in found:
             where = f"at {send.offset} of {partition_name(send.partition)} and is at {list(found)}"
             yield (
@@ -91,7 +91,7 @@ def _check_send(
             )
 
 
-def _check_acknowledged_offsets(history: ClusterHistory) -> Iterator[tuple[str, str]]:
+def _check_acknowledged_offsets(history: ClusterHistory) -> Anomalies:
     """No two records are acknowledged at one offset, even if neither is in the final log."""
     taken: dict[tuple[Partition, int], bytes] = {}
     for send in history.sends:
@@ -108,13 +108,13 @@ def _check_acknowledged_offsets(history: ClusterHistory) -> Iterator[tuple[str, 
 
 
 def _check_send_order(
-    history: ClusterHistory, places: Mapping[Partition, Mapping[bytes, Sequence[int]]]
-) -> Iterator[tuple[str, str]]:
+    history: ClusterHistory, log_offsets: Mapping[Partition, Mapping[bytes, Sequence[int]]]
+) -> Anomalies:
     """Later records of an idempotent producer have higher offsets. Lossy topics are exempt: with records the broker
     loses its producer state, and then accepts whichever batch arrives first."""
     last: dict[tuple[str, Partition], tuple[bytes, int]] = {}
     for send in history.sends:
-        offsets = places.get(send.partition, {}).get(send.values[0])
+        offsets = log_offsets.get(send.partition, {}).get(send.values[0])
         if not offsets or not send.is_idempotent or send.partition[0] in history.lossy_topics:
             continue
         key = send.producer, send.partition
@@ -126,7 +126,7 @@ def _check_send_order(
         last[key] = send.values[0], offsets[0]
 
 
-def _check_polls(history: ClusterHistory) -> Iterator[tuple[str, str]]:
+def _check_polls(history: ClusterHistory) -> Anomalies:
     logs = {partition: dict(log) for partition, log in history.logs.items()}
     seen: dict[tuple[Partition, int], bytes] = {}
     positions: dict[tuple[str, Partition], int] = {}
@@ -144,21 +144,11 @@ def _check_polls(history: ClusterHistory) -> Iterator[tuple[str, str]]:
                     "inconsistent offsets",
                     f"{who} read {format_value(value)} at {offset}, and others {other}",
                 )
-            if log is None:
-                continue
-            if offset not in log:
-                yield (
-                    "vanished",
-                    f"{who} read {format_value(value)} at {offset}, which is missing in the final log",
-                )
-            elif log[offset] != value:
-                yield (
-                    "inconsistent offsets",
-                    f"{who} read {format_value(value)} at {offset}, final is {format_value(log[offset])}",
-                )
+            if log is not None:
+                yield from check_read(who, offset, value, log)
 
 
-def _check_poll_order(poll: PollOperation, who: str) -> Iterator[tuple[str, str]]:
+def _check_poll_order(poll: PollOperation, who: str) -> Anomalies:
     for (before, _), (after, _) in itertools.pairwise(poll.records):
         if after <= before:
             yield "internal non-monotonic poll", f"{who} read {after} after {before} in one response"
@@ -174,7 +164,7 @@ def _check_poll_order(poll: PollOperation, who: str) -> Iterator[tuple[str, str]
 
 def _check_poll_positions(
     poll: PollOperation, who: str, positions: dict[tuple[str, Partition], int]
-) -> Iterator[tuple[str, str]]:
+) -> Anomalies:
     key = poll.consumer, poll.partition
     expected, first = positions.get(key, poll.position), poll.records[0][0]
     if first < expected:
@@ -184,7 +174,7 @@ def _check_poll_positions(
     positions[key] = poll.records[-1][0] + 1
 
 
-def _check_unread(history: ClusterHistory) -> Iterator[tuple[str, str]]:
+def _check_unread(history: ClusterHistory) -> Anomalies:
     """Every reader has read its partitions to the end."""
     read: dict[tuple[str, Partition], set[int]] = {}
     for poll in history.polls:

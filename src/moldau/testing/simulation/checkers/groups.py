@@ -22,7 +22,7 @@ from moldau.testing.simulation.checkers.history_groups import (
     OperationResult,
     SyncOperation,
 )
-from moldau.testing.simulation.checkers.records import Violation
+from moldau.testing.simulation.checkers.records import Anomalies, Violation
 from moldau.testing.simulation.checkers.register import Interval, RegisterValue, contradictions
 
 Key = tuple[str, Partition]
@@ -35,7 +35,7 @@ def check_groups(history: GroupHistory) -> list[Violation]:
     return [Violation(anomaly, detail) for anomaly, detail in _violations(history)]
 
 
-def _violations(history: GroupHistory) -> Iterator[tuple[str, str]]:
+def _violations(history: GroupHistory) -> Anomalies:
     yield from _check_committed_offsets(history)
     yield from _check_double_ownership(history)
     yield from _check_fencing(history)
@@ -46,7 +46,7 @@ def _violations(history: GroupHistory) -> Iterator[tuple[str, str]]:
 # Committed offsets
 
 
-def _check_committed_offsets(history: GroupHistory) -> Iterator[tuple[str, str]]:
+def _check_committed_offsets(history: GroupHistory) -> Anomalies:
     commits: defaultdict[Key, list[CommitOperation]] = defaultdict(list)
     offset_fetches: defaultdict[Key, list[OffsetFetchOperation]] = defaultdict(list)
     for commit in history.commits:
@@ -69,7 +69,7 @@ def _check_register(
     commits: Sequence[CommitOperation],
     offset_fetches: Sequence[OffsetFetchOperation],
     deletions: Sequence[DeleteOperation],
-) -> Iterator[tuple[str, str]]:
+) -> Anomalies:
     commits_by_tag = {commit.tag: commit for commit in commits}
     fetches_by_tag: defaultdict[str, list[OffsetFetchOperation]] = defaultdict(list)
     for fetch in offset_fetches:
@@ -111,7 +111,7 @@ def _check_lost_commits(
     values: Iterable[RegisterValue],
     offset_fetches: Sequence[OffsetFetchOperation],
     deletions: Sequence[DeleteOperation],
-) -> Iterator[tuple[str, str]]:
+) -> Anomalies:
     """An empty offset fetch needs a deletion after every commit that is known to have happened."""
     for fetch in offset_fetches:
         if fetch.offset != NOTHING_COMMITTED:
@@ -130,7 +130,7 @@ def _check_regressed_commits(
     commits: Sequence[CommitOperation],
     values: Mapping[str, RegisterValue],
     offset_fetches: Sequence[OffsetFetchOperation],
-) -> Iterator[tuple[str, str]]:
+) -> Anomalies:
     """A member continues from the committed offset: one that commits less was not the owner, or did not fetch it."""
     for commit in commits:
         if commit.result is not OperationResult.OK or commit.identity.generation == NO_GENERATION:
@@ -161,7 +161,7 @@ def _check_regressed_commits(
 # Fencing
 
 
-def _check_double_ownership(history: GroupHistory) -> Iterator[tuple[str, str]]:
+def _check_double_ownership(history: GroupHistory) -> Anomalies:
     """A generation has one owner per partition. Generations restart only after the group was deleted."""
     generations: defaultdict[tuple[str, int], list[SyncOperation]] = defaultdict(list)
     for sync in history.syncs:
@@ -206,7 +206,7 @@ def _accepted_requests(history: GroupHistory) -> Iterator[tuple[str, CommitOpera
         yield "heartbeat", heartbeat
 
 
-def _check_fencing(history: GroupHistory) -> Iterator[tuple[str, str]]:
+def _check_fencing(history: GroupHistory) -> Anomalies:
     fencing = FencingIndex(history)
     for what, operation in _accepted_requests(history):
         identity = operation.identity
@@ -221,7 +221,7 @@ def _check_fencing(history: GroupHistory) -> Iterator[tuple[str, str]]:
 # Reading
 
 
-def _check_commits_were_read(history: GroupHistory) -> Iterator[tuple[str, str]]:
+def _check_commits_were_read(history: GroupHistory) -> Anomalies:
     """Groups read from offset 0, so every record below a member's commit was delivered to some member before."""
     read: defaultdict[Key, set[int]] = defaultdict(set)
     next_unread: defaultdict[Key, int] = defaultdict(int)
@@ -243,7 +243,7 @@ def _check_commits_were_read(history: GroupHistory) -> Iterator[tuple[str, str]]
             )
 
 
-def _check_final_state(history: GroupHistory) -> Iterator[tuple[str, str]]:
+def _check_final_state(history: GroupHistory) -> Anomalies:
     read: defaultdict[Key, set[int]] = defaultdict(set)
     for delivery in history.deliveries:
         read[delivery.group, delivery.partition].add(delivery.offset)

@@ -15,6 +15,9 @@ from moldau.testing.simulation.checkers.history import (
     SendOperation,
 )
 
+Anomalies = Iterator[tuple[str, str]]
+"""Names and details."""
+
 ACKS_ALL = -1
 """Records acknowledged with acks=all must survive every fault."""
 
@@ -33,14 +36,14 @@ def check_records(history: History) -> list[Violation]:
     return [Violation(anomaly, detail) for anomaly, detail in _violations(history)]
 
 
-def _violations(history: History) -> Iterator[tuple[str, str]]:
+def _violations(history: History) -> Anomalies:
     for partition, log in sorted(history.logs.items()):
         yield from check_log_offsets(partition, log)
-    places = {partition: offsets_by_value(log) for partition, log in history.logs.items()}
+    log_offsets = {partition: offsets_by_value(log) for partition, log in history.logs.items()}
     for send in history.sends:
-        if send.partition in places:
-            yield from _check_send(send, places[send.partition])
-    yield from _check_send_order(history, places)
+        if send.partition in log_offsets:
+            yield from _check_send(send, log_offsets[send.partition])
+    yield from _check_send_order(history, log_offsets)
     yield from check_never_sent(history)
     yield from _check_polls(history)
     for unexpected in history.unexpected_errors:
@@ -51,7 +54,7 @@ def _violations(history: History) -> Iterator[tuple[str, str]]:
     yield from check_topic_changes(history)
 
 
-def check_log_offsets(partition: Partition, log: LogContent) -> Iterator[tuple[str, str]]:
+def check_log_offsets(partition: Partition, log: LogContent) -> Anomalies:
     for (before, _), (after, _) in itertools.pairwise(log):
         if after == before:
             yield "inconsistent offsets", f"two records at offset {after} of {partition_name(partition)}"
@@ -60,15 +63,15 @@ def check_log_offsets(partition: Partition, log: LogContent) -> Iterator[tuple[s
 
 
 def offsets_by_value(log: LogContent) -> dict[bytes, list[int]]:
-    places: dict[bytes, list[int]] = {}
+    log_offsets: dict[bytes, list[int]] = {}
     for offset, value in log:
-        places.setdefault(value, []).append(offset)
-    return places
+        log_offsets.setdefault(value, []).append(offset)
+    return log_offsets
 
 
-def _check_send(send: SendOperation, places: Mapping[bytes, list[int]]) -> Iterator[tuple[str, str]]:
+def _check_send(send: SendOperation, log_offsets: Mapping[bytes, list[int]]) -> Anomalies:
     label = f"{format_value(send.values[0])} of {send.producer} in {partition_name(send.partition)}"
-    found = [places.get(value, []) for value in send.values]
+    found = [log_offsets.get(value, []) for value in send.values]
     for value, offsets in zip(send.values, found, strict=True):
         if len(offsets) > 1:
             yield (
@@ -86,13 +89,11 @@ def _check_send(send: SendOperation, places: Mapping[bytes, list[int]]) -> Itera
         yield "wrong offset", f"{label} was acknowledged at {send.offset} and is at {found[0]}"
 
 
-def _check_send_order(
-    history: History, places: Mapping[Partition, dict[bytes, list[int]]]
-) -> Iterator[tuple[str, str]]:
+def _check_send_order(history: History, log_offsets: Mapping[Partition, dict[bytes, list[int]]]) -> Anomalies:
     """Later records of a producer have higher offsets, if it is idempotent or the earlier send had completed."""
     last: dict[tuple[str, Partition], tuple[SendOperation, int]] = {}
     for send in history.sends:
-        offsets = places.get(send.partition, {}).get(send.values[0])
+        offsets = log_offsets.get(send.partition, {}).get(send.values[0])
         if not offsets:
             continue
         key = send.producer, send.partition
@@ -109,7 +110,7 @@ def _check_send_order(
             last[key] = send, offsets[0]
 
 
-def check_never_sent(history: History) -> Iterator[tuple[str, str]]:
+def check_never_sent(history: History) -> Anomalies:
     sent = {(send.partition, value) for send in history.sends for value in send.values}
     for partition, log in sorted(history.logs.items()):
         for offset, value in log:
@@ -117,7 +118,7 @@ def check_never_sent(history: History) -> Iterator[tuple[str, str]]:
                 yield "never sent", f"{format_value(value)} at {offset} of {partition_name(partition)}"
 
 
-def _check_polls(history: History) -> Iterator[tuple[str, str]]:
+def _check_polls(history: History) -> Anomalies:
     logs = {partition: dict(log) for partition, log in history.logs.items()}
     positions: dict[tuple[str, Partition], int] = {}
     watermarks: dict[tuple[str, Partition], int] = {}
@@ -133,9 +134,7 @@ def _check_polls(history: History) -> Iterator[tuple[str, str]]:
             positions[key] = poll.records[-1][0] + 1
 
 
-def _check_poll(
-    poll: PollOperation, who: str, log: Mapping[int, bytes], expected: int
-) -> Iterator[tuple[str, str]]:
+def _check_poll(poll: PollOperation, who: str, log: Mapping[int, bytes], expected: int) -> Anomalies:
     for offset, value in poll.records:
         if offset < expected:
             yield "non-monotonic poll", f"{who} read {offset} where {expected} was next"
@@ -147,19 +146,19 @@ def _check_poll(
                 "read above the high watermark",
                 f"{who} read {offset} at high watermark {poll.high_watermark}",
             )
-        if offset not in log:
-            yield (
-                "vanished",
-                f"{who} read {format_value(value)} at {offset}, which is missing in the final log",
-            )
-        elif log[offset] != value:
-            yield (
-                "inconsistent offsets",
-                f"{who} read {format_value(value)} at {offset}, final is {format_value(log[offset])}",
-            )
+        yield from check_read(who, offset, value, log)
 
 
-def check_topic_changes(history: History) -> Iterator[tuple[str, str]]:
+def check_read(who: str, offset: int, value: bytes, log: Mapping[int, bytes]) -> Anomalies:
+    """Compares a record that was read with the final log."""
+    read = f"{who} read {format_value(value)} at {offset}"
+    if offset not in log:
+        yield "vanished", f"{read}, which is missing in the final log"
+    elif log[offset] != value:
+        yield "inconsistent offsets", f"{read}, where the final log has {format_value(log[offset])}"
+
+
+def check_topic_changes(history: History) -> Anomalies:
     if history.topics is None:
         return
     last: dict[str, list[tuple[bool, bool]]] = {}
