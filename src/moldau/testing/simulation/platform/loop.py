@@ -223,12 +223,7 @@ class SimulatedLoop(DeterministicLoop):
         return SimulatedFuture(loop=self)
 
     def create_task(
-        self,
-        coro: Any,
-        *,
-        name: object = None,
-        context: contextvars.Context | None = None,
-        **options: Any,
+        self, coro: Any, *, name: object = None, context: contextvars.Context | None = None, **options: Any
     ) -> asyncio.Task[Any]:
         self._check_closed()
         context = contextvars.copy_context() if context is None else context

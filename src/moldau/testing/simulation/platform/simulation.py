@@ -27,12 +27,7 @@ class SimulatedClock:
     """Clocks of a host on virtual time: a monotonic one with a random start, and a wall clock that may jump."""
 
     def __init__(
-        self,
-        loop: SimulatedLoop,
-        *,
-        monotonic_start_ms: int = 0,
-        wall_error_ms: int = 0,
-        rate: float = 1.0,
+        self, loop: SimulatedLoop, *, monotonic_start_ms: int = 0, wall_error_ms: int = 0, rate: float = 1.0
     ) -> None:
         self._loop = loop
         self._rate = rate
@@ -234,12 +229,7 @@ class Simulation:
             self._collected_ns = self.loop.now_ns
 
     def add_host(
-        self,
-        name: str,
-        *,
-        disk: DiskSettings | None = None,
-        wall_error_ms: int = 0,
-        clock_rate: float = 1.0,
+        self, name: str, *, disk: DiskSettings | None = None, wall_error_ms: int = 0, clock_rate: float = 1.0
     ) -> Host:
         if name in self.hosts:
             raise ValueError(f"host {name} already exists")

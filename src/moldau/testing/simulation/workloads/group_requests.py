@@ -9,12 +9,7 @@ from moldau.testing.simulation.checkers.history_groups import FinalGroupState, R
 from moldau.testing.simulation.workloads.recorder import RecordingCluster
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
-from moldau.wire.consumer_protocol import (
-    PROTOCOL_TYPE,
-    Subscription,
-    decode_assignment,
-    encode_subscription,
-)
+from moldau.wire.consumer_protocol import PROTOCOL_TYPE, Subscription, decode_assignment, encode_subscription
 
 
 async def _call_coordinator(
