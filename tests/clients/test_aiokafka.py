@@ -59,7 +59,7 @@ async def read(consumer: AIOKafkaConsumer, count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
-def test_records_of_every_compression_come_back(bootstrap: str, topics: Topics, codec: str | None) -> None:
+def test_records_of_every_compression_are_read(bootstrap: str, topics: Topics, codec: str | None) -> None:
     if codec is not None and not getattr(aiokafka.codec, f"has_{codec}")():
         pytest.skip(f"aiokafka needs the package cramjam for {codec}")
     topic = topics.create()
@@ -120,7 +120,7 @@ def test_records_sent_without_acknowledgement_arrive(bootstrap: str, topics: Top
     asyncio.run(scenario())
 
 
-def test_consuming_starts_where_it_is_told(bootstrap: str, topics: Topics) -> None:
+def test_consuming_starts_at_the_given_position(bootstrap: str, topics: Topics) -> None:
     topic = topics.create()
     partition = TopicPartition(topic, 0)
     start = int(time.time() * 1000) - HOUR_MS
@@ -157,7 +157,7 @@ def test_an_offset_out_of_range_is_an_error_where_no_reset_is_set(bootstrap: str
     asyncio.run(scenario())
 
 
-def test_a_message_over_the_topics_limit_is_refused(bootstrap: str, topics: Topics) -> None:
+def test_a_message_above_max_message_bytes_is_rejected(bootstrap: str, topics: Topics) -> None:
     topic = topics.create(max_message_bytes=10_000)
 
     async def scenario() -> None:
@@ -182,7 +182,7 @@ def test_large_messages_round_trip(bootstrap: str, topics: Topics) -> None:
     asyncio.run(scenario())
 
 
-def test_a_compacted_topic_refuses_records_without_a_key(bootstrap: str, topics: Topics) -> None:
+def test_a_compacted_topic_rejects_records_without_a_key(bootstrap: str, topics: Topics) -> None:
     topic = topics.create(cleanup_policy="compact")
 
     async def scenario() -> None:
@@ -291,9 +291,7 @@ def test_the_cluster_is_described(bootstrap: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_transactional_producer_is_told_that_transactions_are_not_served(
-    bootstrap: str, only_moldau: None
-) -> None:
+def test_a_transactional_producer_gets_an_error(bootstrap: str, only_moldau: None) -> None:
     async def scenario() -> None:
         producer = AIOKafkaProducer(
             bootstrap_servers=bootstrap, transactional_id=unique("tx"), request_timeout_ms=5000

@@ -63,7 +63,7 @@ def test_a_topic_is_created_listed_described_altered_and_deleted(moldau: Moldau)
     assert "orders" not in moldau("topic", "list").stdout
 
 
-def test_lines_go_in_and_come_out(moldau: Moldau, topic: str) -> None:
+def test_lines_are_produced_and_consumed(moldau: Moldau, topic: str) -> None:
     told = moldau("produce", topic, typed="".join(f"{number}\n" for number in range(2000)))
     assert "2000 records acknowledged" in told.stderr
     assert sorted(map(int, values(moldau("consume", topic, "--exit")))) == list(range(2000))
@@ -118,14 +118,12 @@ def test_a_group_goes_on_where_it_was_and_is_reset_and_deleted(moldau: Moldau, t
         (["produce", "x", "--compression", "rar"], "gzip"),
     ],
 )
-def test_what_cannot_be_done_is_told_with_what_to_do_next(
-    moldau: Moldau, arguments: list[str], told: str
-) -> None:
+def test_failures_are_reported_with_what_to_do(moldau: Moldau, arguments: list[str], told: str) -> None:
     assert told in moldau(*arguments, fails=True).output.replace("\n", " ")
 
 
 @pytest.mark.parametrize("command", [["topic", "list"], ["produce", "x"], ["consume", "x"]])
-def test_no_broker_is_waited_for_and_told_with_how_to_start_one(
+def test_a_missing_broker_is_reported_with_how_to_start_one(
     moldau: Moldau, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.setattr(admin_commands, "SLOW_NOTICE_DELAY_S", 0.01)
@@ -161,7 +159,7 @@ def test_no_broker_is_waited_for_and_told_with_how_to_start_one(
         (["group", "reset", "g", "--topic", "x", "--to-time", "1969-12-31"], "before 1970"),
     ],
 )
-def test_what_cannot_be_meant_is_told_before_anybody_is_asked(
+def test_invalid_arguments_are_reported_before_connecting(
     moldau: Moldau, arguments: list[str], told: str
 ) -> None:
     result = moldau(*arguments, fails=True)
@@ -181,7 +179,7 @@ def test_a_topic_that_does_not_exist_is_not_waited_for_without_a_group(moldau: M
     assert "moldau topic list" in moldau("consume", "nosuch", fails=True).stderr
 
 
-def test_what_is_deleted_of_several_groups_is_told_for_each(moldau: Moldau, topic: str) -> None:
+def test_deleting_several_groups_reports_each(moldau: Moldau, topic: str) -> None:
     moldau("produce", topic, "--partition", "0", typed="1\n")
     for group in ("here", "there"):
         moldau("consume", topic, "--group", group, "--exit")
@@ -197,7 +195,7 @@ def test_what_is_deleted_of_several_groups_is_told_for_each(moldau: Moldau, topi
     assert any(line.startswith("nobody: GROUP_ID_NOT_FOUND") for line in told)
 
 
-def test_offsets_are_shifted_where_there_are_any(moldau: Moldau, topic: str) -> None:
+def test_committed_offsets_are_shifted(moldau: Moldau, topic: str) -> None:
     shift = ["group", "reset", "shifted", "--topic", topic, "--shift-by", "-1", "--yes"]
     assert "has no committed offsets" in moldau(*shift, fails=True).stderr
     moldau("produce", topic, "--partition", "0", typed="1\n2\n")
@@ -221,7 +219,7 @@ def test_offsets_are_shifted_where_there_are_any(moldau: Moldau, topic: str) -> 
     ],
     ids=" ".join,
 )
-def test_help_says_something_of_every_argument_and_option(moldau: Moldau, command: list[str]) -> None:
+def test_help_describes_every_argument_and_option(moldau: Moldau, command: list[str]) -> None:
     shown = moldau(*command, "--help").stdout
     assert "..." not in shown.partition("Usage:")[2].splitlines()[0].replace("}...", "")
     parameters = [line for line in shown.splitlines() if re.match(r"│ +\*? *(--\w|TOPIC|GROUP)", line)]

@@ -136,9 +136,7 @@ def state_and_offset(broker: Broker, group: str, topic: str) -> tuple[str, int |
 # Producing
 
 
-def test_ctrl_c_ends_what_is_typed_and_says_how_much_of_it_is_acknowledged(
-    broker: Broker, topic: str
-) -> None:
+def test_ctrl_c_ends_typed_input_and_reports_the_acknowledged_records(broker: Broker, topic: str) -> None:
     terminal, its_end = pty.openpty()
     try:
         with moldau(broker, "produce", topic, stdin=its_end) as process:
@@ -152,7 +150,7 @@ def test_ctrl_c_ends_what_is_typed_and_says_how_much_of_it_is_acknowledged(
         os.close(its_end)
 
 
-def test_what_was_read_before_sigterm_is_acknowledged(broker: Broker, topic: str) -> None:
+def test_records_read_before_sigterm_are_acknowledged(broker: Broker, topic: str) -> None:
     with moldau(broker, "produce", topic, stdin=PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b"1\n")
@@ -172,7 +170,7 @@ def test_a_file_is_read_to_its_last_line(broker: Broker, topic: str, tmp_path: P
         assert ended(process) == (0, "0 records acknowledged.\n")
 
 
-def test_a_record_that_is_refused_is_told_though_more_lines_may_come(broker: Broker, topic: str) -> None:
+def test_a_rejected_record_is_reported_while_input_continues(broker: Broker, topic: str) -> None:
     async def take_small_ones_only() -> None:
         async with Admin(broker.bootstrap) as admin:
             await admin.alter_topic_configs(topic, {"max.message.bytes": "1000"})
@@ -193,7 +191,7 @@ def test_a_record_that_is_refused_is_told_though_more_lines_may_come(broker: Bro
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
-def test_a_group_commits_and_is_left_when_its_consumer_is_told_to_stop(
+def test_a_stopped_consumer_commits_and_leaves_its_group(
     broker: Broker, topic: str, asked: signal.Signals
 ) -> None:
     put(broker, topic, [b"%d" % number for number in range(10)])
@@ -222,7 +220,7 @@ def test_a_reader_that_has_seen_enough_leaves_the_rest_to_the_group(broker: Brok
     assert left == [b"%09d" % number for number in range(offset, 20_000)]
 
 
-def test_what_a_stuck_reader_does_not_take_is_not_committed(broker: Broker, topic: str) -> None:
+def test_records_that_a_stuck_reader_does_not_take_are_not_committed(broker: Broker, topic: str) -> None:
     put(broker, topic, [b"x" * 1000] * 500)
     command = consume_with("LAST_WRITE_S = 0.1")
     with moldau(broker, "consume", topic, "-g", topic, "--from-beginning", command=command) as process:
@@ -232,7 +230,7 @@ def test_what_a_stuck_reader_does_not_take_is_not_committed(broker: Broker, topi
     assert state_and_offset(broker, topic, topic) == ("Empty", 0)
 
 
-def test_a_full_disk_is_told_and_nothing_is_committed(broker: Broker, topic: str) -> None:
+def test_a_full_disk_is_reported_and_nothing_is_committed(broker: Broker, topic: str) -> None:
     put(broker, topic, [b"one"])
     shell = ["sh", "-c", f'exec {sys.executable} -m moldau "$@" > /dev/full', "moldau"]
     with moldau(broker, "consume", topic, "-g", topic, "--exit", command=shell) as process:
@@ -240,7 +238,7 @@ def test_a_full_disk_is_told_and_nothing_is_committed(broker: Broker, topic: str
     assert state_and_offset(broker, topic, topic) == ("Empty", 0)
 
 
-def test_a_group_waits_for_a_topic_and_says_so(broker: Broker) -> None:
+def test_a_group_consumer_reports_that_it_waits_for_a_topic(broker: Broker) -> None:
     with moldau(broker, "consume", "to-come", "-g", "early", "--from-beginning", "-n", "1") as process:
         assert "waiting for to-come to be created" in line_of(process.stderr)
         put(broker, "to-come", [b"here"])

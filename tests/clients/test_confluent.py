@@ -88,7 +88,7 @@ def read_from(
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_records_of_every_compression_come_back(bootstrap: str, topics: Topics, codec: str) -> None:
+def test_records_of_every_compression_are_read(bootstrap: str, topics: Topics, codec: str) -> None:
     topic = topics.create()
     values = [b"%d " % number * 200 for number in range(300)]
     sent = send(producer(bootstrap, compression_type=codec), topic, list(values))
@@ -139,7 +139,7 @@ def test_an_idempotent_producer_keeps_order_with_many_batches_in_flight(
     assert [message.value() for message in read_from(bootstrap, topic, 2000)] == values
 
 
-def test_consuming_starts_where_it_is_told(bootstrap: str, topics: Topics) -> None:
+def test_consuming_starts_at_the_given_position(bootstrap: str, topics: Topics) -> None:
     topic = topics.create()
     send(producer(bootstrap), topic, [b"%d" % number for number in range(10)])
     assert [message.offset() for message in read_from(bootstrap, topic, 3, offset=7)] == [7, 8, 9]
@@ -249,7 +249,7 @@ def test_large_messages_round_trip(bootstrap: str, topics: Topics, codec: str) -
     receiver.close()
 
 
-def test_a_message_over_the_topics_limit_is_refused(bootstrap: str, topics: Topics) -> None:
+def test_a_message_above_max_message_bytes_is_rejected(bootstrap: str, topics: Topics) -> None:
     topic = topics.create(max_message_bytes=10_000)
     sender = producer(bootstrap)
     assert failure(sender, topic, bytes(20_000)).code() == KafkaError.MSG_SIZE_TOO_LARGE
@@ -317,7 +317,7 @@ def test_records_of_a_log_append_time_topic_carry_the_brokers_time(bootstrap: st
 
 
 @pytest.mark.parametrize("codec", ["none", "snappy"])
-def test_a_compacted_topic_refuses_records_without_a_key(bootstrap: str, topics: Topics, codec: str) -> None:
+def test_a_compacted_topic_rejects_records_without_a_key(bootstrap: str, topics: Topics, codec: str) -> None:
     topic = topics.create(cleanup_policy="compact")
     sender = producer(bootstrap, compression_type=codec)
     assert failure(sender, topic, b"keyless").code() == KafkaError.INVALID_RECORD
@@ -336,15 +336,13 @@ def test_a_topic_may_choose_its_own_compression(bootstrap: str, topics: Topics, 
     assert stored_codec(bootstrap, topic) == stored.replace("uncompressed", "none")
 
 
-def test_a_timestamp_far_in_the_future_is_refused(bootstrap: str, topics: Topics) -> None:
+def test_a_timestamp_far_in_the_future_is_rejected(bootstrap: str, topics: Topics) -> None:
     topic = topics.create()
     error = failure(producer(bootstrap), topic, b"x", timestamp=int(time.time() * 1000) + 48 * HOUR_MS)
     assert error.code() == KafkaError.INVALID_TIMESTAMP
 
 
-def test_a_transactional_producer_is_told_that_transactions_are_not_served(
-    bootstrap: str, only_moldau: None
-) -> None:
+def test_a_transactional_producer_gets_an_error(bootstrap: str, only_moldau: None) -> None:
     sender = producer(bootstrap, transactional_id=unique("tx"))
     with pytest.raises(KafkaException) as refused:
         sender.init_transactions(5)

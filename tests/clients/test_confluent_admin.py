@@ -71,7 +71,7 @@ def test_a_topic_of_the_same_name_may_be_created_after_deletion(topics: Topics, 
     assert latest[TopicPartition(name, 0)].result(DEADLINE_S).offset == 0
 
 
-def test_what_cannot_be_created_is_refused_by_name(topics: Topics) -> None:
+def test_topics_that_cannot_be_created_are_rejected_by_name(topics: Topics) -> None:
     assert create_error(topics, topics.create(), num_partitions=1) == KafkaError.TOPIC_ALREADY_EXISTS
     assert create_error(topics, "no spaces!", num_partitions=1) == KafkaError.TOPIC_EXCEPTION
     assert create_error(topics, "x" * 250, num_partitions=1) == KafkaError.TOPIC_EXCEPTION
@@ -88,7 +88,7 @@ def test_what_cannot_be_created_is_refused_by_name(topics: Topics) -> None:
     )
 
 
-def test_a_topic_name_that_differs_in_dots_and_underscores_only_is_refused(topics: Topics) -> None:
+def test_a_colliding_topic_name_is_rejected(topics: Topics) -> None:
     name = unique("a.b")
     topics.admin.create_topics([NewTopic(name, 1, 1)])[name].result(DEADLINE_S)
     wait_for_external_broker()
@@ -114,7 +114,7 @@ def test_default_partitions_and_manual_replicas(topics: Topics) -> None:
     assert len(topics.admin.list_topics(placed, timeout=DEADLINE_S).topics[placed].partitions) == 2
 
 
-def test_deleting_what_is_not_there_is_an_error(topics: Topics) -> None:
+def test_deleting_a_missing_topic_is_an_error(topics: Topics) -> None:
     name = unique("missing")
     with pytest.raises(KafkaException) as refused:
         topics.admin.delete_topics([name])[name].result(DEADLINE_S)
@@ -139,7 +139,7 @@ def test_metadata_of_all_topics_names_every_one(topics: Topics, bootstrap: str) 
     assert [f"{b.host}:{b.port}" for b in metadata.brokers.values()] == [bootstrap]
 
 
-def test_configs_say_where_their_values_come_from(topics: Topics) -> None:
+def test_configs_show_their_sources(topics: Topics) -> None:
     found = configs(topics, topics.create(retention_ms=1234567, cleanup_policy="compact,delete"))
     assert found["retention.ms"].value == "1234567"
     assert found["retention.ms"].source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value
@@ -202,7 +202,7 @@ def test_configs_are_altered_one_by_one(topics: Topics) -> None:
         ("retention.ms", "5", AlterConfigOpType.APPEND),
     ],
 )
-def test_a_config_that_cannot_be_is_refused_and_changes_nothing(
+def test_an_invalid_config_is_rejected_and_changes_nothing(
     topics: Topics, name: str, value: str, operation: AlterConfigOpType
 ) -> None:
     topic = topics.create(retention_ms=5000)
@@ -234,7 +234,7 @@ def test_altering_a_missing_topic_is_an_error(topics: Topics) -> None:
     assert code_of(refused) == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
-def test_partitions_are_added_and_never_taken_away(topics: Topics, bootstrap: str) -> None:
+def test_partitions_are_added_and_never_removed(topics: Topics, bootstrap: str) -> None:
     topic = topics.create(partitions=2)
     topics.admin.create_partitions([NewPartitions(topic, 5)])[topic].result(DEADLINE_S)
     wait_for_external_broker()

@@ -59,7 +59,7 @@ def consumer(bootstrap: str) -> Iterator[KafkaConsumer]:
 
 
 @pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
-def test_records_of_every_compression_come_back(
+def test_records_of_every_compression_are_read(
     bootstrap: str, topics: Topics, consumer: KafkaConsumer, codec: str | None
 ) -> None:
     if codec is not None and not getattr(kafka.codec, f"has_{codec}")():
@@ -108,7 +108,9 @@ def test_records_sent_without_acknowledgement_arrive(
     assert [record.value for record in read(consumer, 2)] == [b"a", b"b"]
 
 
-def test_consuming_starts_where_it_is_told(bootstrap: str, topics: Topics, consumer: KafkaConsumer) -> None:
+def test_consuming_starts_at_the_given_position(
+    bootstrap: str, topics: Topics, consumer: KafkaConsumer
+) -> None:
     topic = topics.create()
     send(bootstrap, topic, [b"%d" % number for number in range(10)])
     partition = TopicPartition(topic, 0)
@@ -149,7 +151,7 @@ def test_an_offset_out_of_range_is_an_error_where_no_reset_is_set(bootstrap: str
     strict.close()
 
 
-def test_a_message_over_the_topics_limit_is_refused(bootstrap: str, topics: Topics) -> None:
+def test_a_message_above_max_message_bytes_is_rejected(bootstrap: str, topics: Topics) -> None:
     topic = topics.create(max_message_bytes=10_000)
     with pytest.raises(errors.MessageSizeTooLargeError):
         send(bootstrap, topic, [bytes(20_000)])
@@ -172,7 +174,7 @@ def test_producing_to_an_unknown_topic_creates_it(bootstrap: str, admin: KafkaAd
     assert topic in admin.list_topics()
 
 
-def test_a_compacted_topic_refuses_records_without_a_key(bootstrap: str, topics: Topics) -> None:
+def test_a_compacted_topic_rejects_records_without_a_key(bootstrap: str, topics: Topics) -> None:
     with pytest.raises(errors.KafkaError) as refused:
         send(bootstrap, topics.create(cleanup_policy="compact"), [b"keyless"])
     assert refused.value.errno == 87
@@ -225,7 +227,7 @@ def test_a_topic_is_created_described_altered_and_deleted(topics: Topics, admin:
         admin.delete_topics([name])
 
 
-def test_what_cannot_be_created_is_refused_by_name(topics: Topics, admin: KafkaAdminClient) -> None:
+def test_topics_that_cannot_be_created_are_rejected_by_name(topics: Topics, admin: KafkaAdminClient) -> None:
     with pytest.raises(errors.TopicAlreadyExistsError):
         admin.create_topics([topics.create()])
     with pytest.raises(errors.InvalidTopicError):
@@ -297,9 +299,7 @@ def test_records_are_deleted_up_to_an_offset(
         admin.delete_records({partition: 100})
 
 
-def test_a_transactional_producer_is_told_that_transactions_are_not_served(
-    bootstrap: str, only_moldau: None
-) -> None:
+def test_a_transactional_producer_gets_an_error(bootstrap: str, only_moldau: None) -> None:
     producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=unique("tx"), max_block_ms=5000)
     with pytest.raises(errors.KafkaError):
         producer.init_transactions()

@@ -28,7 +28,7 @@ def consume(bootstrap: str, topic: str, *arguments: str) -> list[dict[str, objec
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_records_of_every_compression_come_back(bootstrap: str, topics: Topics, codec: str) -> None:
+def test_records_of_every_compression_are_read(bootstrap: str, topics: Topics, codec: str) -> None:
     topic = topics.create()
     values = [f"{number} " * 50 + "end" for number in range(100)]
     kcat(bootstrap, "-P", "-t", topic, "-z", codec, stdin="\n".join(values))
@@ -58,7 +58,7 @@ def test_an_idempotent_producer_is_served(bootstrap: str, topics: Topics) -> Non
     assert [record["offset"] for record in consume(bootstrap, topic, "-o", "beginning")] == [0, 1]
 
 
-def test_consuming_starts_where_it_is_told(bootstrap: str, topics: Topics) -> None:
+def test_consuming_starts_at_the_given_position(bootstrap: str, topics: Topics) -> None:
     topic = topics.create()
     kcat(bootstrap, "-P", "-t", topic, stdin="\n".join(str(number) for number in range(10)))
     assert [record["offset"] for record in consume(bootstrap, topic, "-o", "7")] == [7, 8, 9]

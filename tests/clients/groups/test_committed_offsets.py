@@ -1,4 +1,4 @@
-"""What a consumer of any library commits is where the next one begins, also after the broker was restarted."""
+"""Committed offsets: every client library resumes from them, also after a restart of the broker."""
 
 import pytest
 from group_member import COMMIT_FAILED, Admin, Committed, Library, Refused, partitions_of, share

@@ -1,5 +1,4 @@
-"""The node that coordinates a group is killed: its offsets are on the other nodes, its members find the new coordinator
-by themselves, and the group rebalances there."""
+"""The coordinator of a group is killed: the offsets survive, and the members rebalance at the new coordinator."""
 
 import json
 import shutil

@@ -1,5 +1,4 @@
-"""A coordinator's first stories, told by librdkafka: four of a consumer by itself, then one for everything that a
-group adds to it, then the errors that the coordinator answers with, seen by a client that makes every mistake."""
+"""Basic group behaviour with librdkafka: a single consumer, group features one by one, and the coordinator's errors."""
 
 import subprocess
 import sys

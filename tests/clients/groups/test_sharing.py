@@ -1,4 +1,4 @@
-"""Consumers of every library share the partitions of their topics, whoever joins, leaves or stops polling."""
+"""Consumers of every library share the partitions of their topics as members join, leave or stop polling."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Static members: a consumer with an instance id may restart within its session, and nobody else notices."""
+"""Static members: a consumer with an instance id may restart within its session timeout without a rebalance."""
 
 import pytest
 from group_member import Committed, Refused, eventually, partitions_of, share
