@@ -40,7 +40,7 @@ ENDPOINT = Endpoint("PLAINTEXT", "127.0.0.1", 9092)
 
 
 class NoPeers:
-    """Of a quorum of one."""
+    """The peers of a single-node quorum."""
 
     def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
         raise AssertionError("there is nobody to know")
@@ -70,7 +70,7 @@ class FixedClock:
 
 
 class TestLog(MemoryLog):
-    """A log whose calls really await if asked to, that can fail on demand and lose what is not durable."""
+    """A log that can suspend in its calls, fail on demand and lose unsynced records."""
 
     __test__ = False
 
@@ -124,7 +124,7 @@ class TestLog(MemoryLog):
 
 
 class ControlPlane:
-    """`boot` may be called again and again on what is left in `log` and `elections`: each is a restart."""
+    """Each call of `boot` is a restart with the persistent state so far."""
 
     def __init__(
         self, *, log: TestLog | None = None, elections: QuorumStateStore | None = None, seed: int = 1
@@ -172,7 +172,7 @@ class ControlPlane:
         return self.controller
 
     async def register(self, *, clean: bool = True) -> None:
-        """A broker that begins a new life, and is taken in by its first heartbeat."""
+        """Registers a new incarnation, which its first heartbeat unfences."""
         known = self.image.brokers.get(NODE)
         previous = known.epoch if clean and known is not None else -1
         former = () if known is None else (known.incarnation_id,)

@@ -48,7 +48,7 @@ Serve = Callable[[Message], Awaitable[Tree]]
 
 
 class DirectPeers:
-    """Each node is a function from a request to an answer. A call whose connection is dropped fails, as over TCP."""
+    """Nodes are functions from request to response. Disconnecting fails the request in flight, as over TCP."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, Serve] = {}
@@ -96,7 +96,7 @@ def through_the_wire(api: ApiKey, version: int, kind: Any, tree: Mapping[str, An
 
 
 def _with_bytes(tree: Any) -> Any:
-    """Records that lie in a log are sent from there by connections; here they are read."""
+    """Reads records that a connection would send straight from the log file."""
     if isinstance(tree, RecordSlices):
         return tree.read()
     if isinstance(tree, Mapping):
@@ -106,7 +106,7 @@ def _with_bytes(tree: Any) -> Any:
     return tree
 
 
-# Whole nodes, as far as replication goes: real tables, logs in memory, the real Fetch handler
+# Nodes with real partitions, logs in memory and the real Fetch handler
 
 
 LISTENER = "PLAINTEXT"
@@ -115,7 +115,7 @@ TOPIC_ID = UUID(int=9)
 
 
 class FakeController:
-    """Keeps the image, gives leaders the in-sync sets they want, and tells the nodes that can be told."""
+    """Keeps the image, accepts ISR changes of leaders, and publishes to the reachable nodes."""
 
     def __init__(self, node_ids: Sequence[int], **topic: str) -> None:
         replicas = tuple(node_ids)
@@ -142,7 +142,7 @@ class FakeController:
         return self.image.topics[TOPIC].partitions[0]
 
     async def change(self, *, tell: Sequence[int] | None = None, **changes: Any) -> None:
-        """Changes the partition; a change of the leader begins an epoch."""
+        """Changes the partition; a new leader starts a new epoch."""
         before = self.partition
         changes.setdefault("partition_epoch", before.partition_epoch + 1)
         if "leader" in changes:
@@ -179,7 +179,7 @@ class FakeController:
 
 
 class ReplicaNode:
-    """A node of `FakeController`'s cluster. `broker_epoch` is its membership's."""
+    """A node of `FakeController`'s cluster."""
 
     def __init__(
         self, node_id: int, controller: FakeController, peers: DirectPeers, store: Any = None, **settings: Any
@@ -257,6 +257,6 @@ async def cluster(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """The test's own time limit ends it where that never comes."""
+    """Waits for the condition; the test's timeout ends it."""
     while not condition():
         await asyncio.sleep(0.001)

@@ -18,7 +18,7 @@ from moldau.metadata.records import (
     RegisterBrokerRecord,
     UnregisterBrokerRecord,
 )
-from support.brokers_and_controllers import ControllerCluster
+from support.controller_cluster import ControllerCluster
 
 SETTLES_MS = 30
 

@@ -27,7 +27,7 @@ from moldau.metadata.records import (
     TopicRecord,
 )
 from moldau.raft.messages import EpochEndOffset
-from support.controlled import ControlledCluster
+from support.partition_decisions import ControlledCluster
 
 _AFTER = {
     "cleanly": RetainedData.ALL,

@@ -48,7 +48,7 @@ log = get_logger("broker_lifecycle")
 EXPIRED_MS = -1
 
 
-class ControllerChannel(Protocol):
+class HeartbeatChannel(Protocol):
     """Sends to the active controller, without retries."""
 
     async def register_broker(self, broker: BrokerRegistrationRequest) -> int: ...
@@ -83,7 +83,7 @@ class BrokerLifecycleManager:
         self,
         node_id: int,
         incarnation_id: UUID,
-        controller_channel: ControllerChannel,
+        controller_channel: HeartbeatChannel,
         settings: BrokerSettings,
         clock: Clock,
         *,
@@ -103,7 +103,7 @@ class BrokerLifecycleManager:
             cluster_id=cluster_id,
             previous_epoch=previous_epoch,
         )
-        self._gateway = controller_channel
+        self._controller_channel = controller_channel
         self._clock = clock
         self._on_fatal = on_fatal
         self._on_lease_ended = on_lease_expired
@@ -267,7 +267,7 @@ class BrokerLifecycleManager:
         event: Event
         try:
             async with asyncio.timeout(effect.timeout_ms / 1000):
-                epoch = await self._gateway.register_broker(self._registration)
+                epoch = await self._controller_channel.register_broker(self._registration)
         except TimeoutError:
             event = RegistrationFailed(RequestTimedOutError("the controller did not respond"))
         except MoldauError as error:
@@ -293,7 +293,7 @@ class BrokerLifecycleManager:
         event: Event
         try:
             async with asyncio.timeout(effect.timeout_ms / 1000):
-                reply = await self._gateway.heartbeat(beat, effect.timeout_ms)
+                reply = await self._controller_channel.heartbeat(beat, effect.timeout_ms)
         except TimeoutError:
             event = HeartbeatFailed(RequestTimedOutError("the controller did not respond"))
         except MoldauError as error:

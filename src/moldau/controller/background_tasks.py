@@ -234,7 +234,7 @@ class BackgroundTasks:
             self._suspicions_cleared.notify_all()
 
     async def _fence_if_dead(self, broker_id: int, broker_epoch: int) -> None:
-        session = self.heartbeat_manager.of(broker_id, broker_epoch)
+        session = self.heartbeat_manager.session_of(broker_id, broker_epoch)
         if session is None:
             return
         seen_count = session.heartbeat_count

@@ -169,7 +169,7 @@ def _check_no_live_session(
 ) -> None:
     """Rejects a second live process with the same id. A process at the same endpoints as an incarnation that never
     sent a heartbeat to this controller (after a restart of the whole cluster) has replaced that incarnation."""
-    session = heartbeat_manager.of(known.broker_id, known.epoch)
+    session = heartbeat_manager.session_of(known.broker_id, known.epoch)
     if session is None or now_ms >= session.deadline_ms or known.in_controlled_shutdown:
         return
     if session.heartbeat_count > 0 or known.endpoints != tuple(broker.endpoints):
@@ -299,7 +299,7 @@ def _controlled_shutdown(
     if not broker.in_controlled_shutdown:
         records.append(_registration_change(broker, in_controlled_shutdown=1))
     records += remove_broker_from_isrs(state, settings, broker.broker_id)
-    session = heartbeat_manager.of(broker.broker_id, broker.epoch)
+    session = heartbeat_manager.session_of(broker.broker_id, broker.epoch)
     if records or session is None:
         return records, False, None
     # None if the reply to the heartbeat that moved the last partitions was lost.

@@ -246,7 +246,7 @@ class QuorumController:
                 partitions=len(without_isr),
                 first=",".join(without_isr[:PARTITIONS_LOGGED_MAX]),
             )
-        heartbeat_manager.begin(broker.broker_id, epoch, self._clock.monotonic_ms())
+        heartbeat_manager.start_session(broker.broker_id, epoch, self._clock.monotonic_ms())
         tasks.reschedule_timer()
         return epoch
 
@@ -277,7 +277,7 @@ class QuorumController:
             # Not awaited: the broker's lease depends on the response.
             tasks.start_reconciliation(beat.broker_id)
         reply = outcome.reply
-        session = tasks.heartbeat_manager.of(beat.broker_id, beat.broker_epoch)
+        session = tasks.heartbeat_manager.session_of(beat.broker_id, beat.broker_epoch)
         if beat.want_shut_down and session is not None:
             session.controlled_shutdown_offset = outcome.controlled_shutdown_offset
             if reply.should_shut_down:
@@ -292,9 +292,9 @@ class QuorumController:
         """Updates what is not in the log: the broker's session and its offline replicas."""
         broker = tasks.state.image.brokers.get(beat.broker_id)
         is_current = broker is not None and broker.epoch == beat.broker_epoch
-        if is_current and tasks.heartbeat_manager.of(beat.broker_id, beat.broker_epoch) is None:
+        if is_current and tasks.heartbeat_manager.session_of(beat.broker_id, beat.broker_epoch) is None:
             # Its registration was cancelled after the decision. It must not be unfenced without a session.
-            tasks.heartbeat_manager.begin(beat.broker_id, beat.broker_epoch, now_ms)
+            tasks.heartbeat_manager.start_session(beat.broker_id, beat.broker_epoch, now_ms)
             tasks.reschedule_timer()
         if tasks.heartbeat_manager.touch(beat, now_ms):
             self._readiness_changed.notify_all()

@@ -51,15 +51,15 @@ class BrokerHeartbeatManager:
         """
         self._sessions.clear()
         for broker_id in sorted(brokers):
-            session = self.begin(broker_id, brokers[broker_id].epoch, now_ms)
+            session = self.start_session(broker_id, brokers[broker_id].epoch, now_ms)
             if brokers[broker_id].in_controlled_shutdown:
                 session.controlled_shutdown_offset = offset
             if broker_id == previous_controller and previous_session_ms is not None:
                 session.deadline_ms = now_ms + previous_session_ms
 
-    def begin(self, broker_id: int, broker_epoch: int, now_ms: int) -> BrokerHeartbeatState:
+    def start_session(self, broker_id: int, broker_epoch: int, now_ms: int) -> BrokerHeartbeatState:
         """Starts the session of a registered broker, or restarts it if the same incarnation registers again."""
-        known = self.of(broker_id, broker_epoch)
+        known = self.session_of(broker_id, broker_epoch)
         session = known or BrokerHeartbeatState(broker_id, broker_epoch, 0)
         session.deadline_ms = now_ms + self._session_ms
         session.is_expiry_pending = True
@@ -68,7 +68,7 @@ class BrokerHeartbeatManager:
 
     def expire_session(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
         """Ends the session of a broker whose process has stopped or is about to."""
-        session = self.of(broker_id, broker_epoch)
+        session = self.session_of(broker_id, broker_epoch)
         if session is not None:
             session.deadline_ms = min(session.deadline_ms, now_ms)
             session.is_expiry_pending = False
@@ -76,7 +76,7 @@ class BrokerHeartbeatManager:
     def remove_broker(self, broker_id: int) -> None:
         self._sessions.pop(broker_id, None)
 
-    def of(self, broker_id: int, broker_epoch: int) -> BrokerHeartbeatState | None:
+    def session_of(self, broker_id: int, broker_epoch: int) -> BrokerHeartbeatState | None:
         """Returns the session of this incarnation of the broker."""
         session = self._sessions.get(broker_id)
         return session if session is not None and session.broker_epoch == broker_epoch else None
@@ -86,7 +86,7 @@ class BrokerHeartbeatManager:
 
         Called on arrival, before any decision: a slow controller must not fence a broker that sends heartbeats.
         """
-        session = self.of(beat.broker_id, beat.broker_epoch)
+        session = self.session_of(beat.broker_id, beat.broker_epoch)
         if session is None:
             return False
         session.heartbeat_count += 1
@@ -104,7 +104,7 @@ class BrokerHeartbeatManager:
         return has_changed
 
     def has_valid_session(self, broker_id: int, broker_epoch: int, now_ms: int) -> bool:
-        session = self.of(broker_id, broker_epoch)
+        session = self.session_of(broker_id, broker_epoch)
         return session is not None and now_ms < session.deadline_ms
 
     def take_expired(self, now_ms: int) -> list[BrokerHeartbeatState]:

@@ -70,10 +70,10 @@ def alter_partition_reassignments(
     return CoordinatorResult(check_batch_size(records), list(results.values()))
 
 
-def _check_replication_factor(partition: PartitionRegistration, wanted: int) -> None:
+def _check_replication_factor(partition: PartitionRegistration, requested: int) -> None:
     count = len(partition.replicas) - len(partition.removing_replicas)
-    if wanted != count:
-        raise InvalidReplicationFactorError(f"The replication factor is changed from {count} to {wanted}")
+    if requested != count:
+        raise InvalidReplicationFactorError(f"The replication factor is changed from {count} to {requested}")
 
 
 def _start_reassignment(

@@ -70,7 +70,7 @@ class LeaderPartition(Protocol):
     def on_alter_partition_response(self, result: IsrChangeResult) -> None: ...
 
 
-class ControllerChannel(Protocol):
+class AlterPartitionChannel(Protocol):
     async def alter_partition(
         self, broker_id: int, broker_epoch: int, changes: list[IsrChange]
     ) -> list[IsrChangeResult]: ...
@@ -96,7 +96,7 @@ class AlterPartitionManager:
         self,
         node_id: int,
         led: Callable[[], Iterable[LeaderPartition]],
-        controller_channel: ControllerChannel,
+        controller_channel: AlterPartitionChannel,
         broker_epoch: Callable[[], int],
         settings: EffectiveSettings,
         clock: Clock,
@@ -104,7 +104,7 @@ class AlterPartitionManager:
     ) -> None:
         self._node_id = node_id
         self._led_partitions = led
-        self._gateway = controller_channel
+        self._controller_channel = controller_channel
         self._broker_epoch = broker_epoch
         self._settings = settings
         self._clock = clock
@@ -154,7 +154,7 @@ class AlterPartitionManager:
             return
         sent = dict(islice(self._pending.items(), CHANGES_MAX))
         try:
-            results = await self._gateway.alter_partition(
+            results = await self._controller_channel.alter_partition(
                 self._node_id, self._broker_epoch(), [each.change for each in sent.values()]
             )
         except MoldauError as error:

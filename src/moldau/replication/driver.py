@@ -11,8 +11,8 @@ from moldau.logs.store import LogName
 from moldau.peers.client import PeerClient
 from moldau.platform.clock import Clock
 from moldau.replication.alter_partition_manager import (
+    AlterPartitionChannel,
     AlterPartitionManager,
-    ControllerChannel,
     LeaderPartition,
 )
 from moldau.replication.fetch_session import PartitionKey
@@ -61,7 +61,7 @@ class ReplicaFetcherManager:
         node_id: int,
         table: PartitionTableView,
         peers: PeerClient,
-        controller_channel: ControllerChannel,
+        controller_channel: AlterPartitionChannel,
         lifecycle: BrokerEpochSource,
         settings: EffectiveSettings,
         clock: Clock,

@@ -131,7 +131,7 @@ class ReplicaFetcher:
         """Below replica.fetch.response.max.bytes after responses timed out, else None."""
 
     def follow(self, partitions: Iterable[FollowerPartition], removed: Iterable[PartitionKey] = ()) -> None:
-        """Follows these too from now on, or in the epoch they are in by now, and those that are `removed` no more."""
+        """Adds partitions, or new leader epochs of them, and drops the `removed` ones."""
         for key in removed:
             if self._partitions.pop(key, None) is not None:
                 self._fetch_states.remove(key)
@@ -387,7 +387,7 @@ class ReplicaFetcher:
         key: PartitionKey,
         partition: FollowerPartition,
         why: str,
-        rest: BackoffPolicy = BackoffPolicy.CONSTANT,
+        policy: BackoffPolicy = BackoffPolicy.CONSTANT,
     ) -> None:
         log_event = log.debug if self._fetch_states.is_retrying(key) else log.warning
         log_event(
@@ -396,7 +396,7 @@ class ReplicaFetcher:
             leader=self.leader_id,
             why=why,
         )
-        self._delay_partition(key, rest)
+        self._delay_partition(key, policy)
 
     def _mark_failed(self, key: PartitionKey, partition: FollowerPartition, error: Exception) -> None:
         log.error(
@@ -429,13 +429,13 @@ class ReplicaFetcher:
         else:
             self._fetch_session.set_position(key, FollowerFetchPosition(*position))
 
-    def _delay_partition(self, key: PartitionKey, rest: BackoffPolicy) -> None:
+    def _delay_partition(self, key: PartitionKey, policy: BackoffPolicy) -> None:
         self._fetch_states.delay_after_failure(
             key,
             self._now_ms(),
             self._context.settings.broker.replica_fetch_backoff_ms,
             self._context.random.random(),
-            rest,
+            policy,
         )
         self._fetch_session.remove(key)
 

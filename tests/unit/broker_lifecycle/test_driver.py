@@ -1,4 +1,4 @@
-"""A broker whose controller cannot write: it waits, says why, and goes on by itself."""
+"""A broker whose controller cannot append: it logs the reason and retries."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from moldau.settings.broker import BrokerSettings
 
 
 class FailingGateway:
-    """Takes the registration, refuses as many heartbeats as there are errors, and takes those behind."""
+    """Accepts the registration, fails as many heartbeats as there are errors, and accepts the others."""
 
     def __init__(self, failures: Sequence[MoldauError]) -> None:
         self._failures = list(failures)
@@ -47,11 +47,11 @@ async def until_active(failures: Sequence[MoldauError]) -> None:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The reasons that they give."""
+    """The logged reasons."""
     return [getattr(each, FIELDS)["why"] for each in caplog.records if each.levelname == "WARNING"]
 
 
-def test_a_controller_whose_disk_is_full_is_waited_for_and_the_reason_is_told_once(
+def test_a_full_disk_of_the_controller_is_logged_once_and_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level("DEBUG", logger="moldau"):
@@ -59,13 +59,13 @@ def test_a_controller_whose_disk_is_full_is_waited_for_and_the_reason_is_told_on
     assert warnings(caplog) == ["no space left"]
 
 
-def test_another_reason_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_different_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", logger="moldau"):
         asyncio.run(until_active([StorageError("a"), StorageError("b"), StorageError("b")]))
     assert warnings(caplog) == ["a", "b"]
 
 
-def test_a_controller_that_moves_is_nothing_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_moving_controller_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", logger="moldau"):
         asyncio.run(until_active([NotControllerError("it is elsewhere")] * 3))
     assert warnings(caplog) == []

@@ -1,4 +1,4 @@
-"""What a broker says to the controller, when, and what it makes of the answers: event by event."""
+"""The broker's requests to the controller and its reactions to the responses, event by event."""
 
 from uuid import UUID
 
@@ -59,7 +59,7 @@ def new_state() -> BrokerLifecycleState:
 
 
 def active_state() -> BrokerLifecycleState:
-    """Registered under epoch 7, and taken in by the heartbeat of 1,000 that reported offset 9."""
+    """Registered with epoch 7 and unfenced by the heartbeat at 1,000 that reported offset 9."""
     state = new_state()
     state.step(0, StartRequested())
     state.step(10, RegistrationSucceeded(7))
@@ -72,10 +72,10 @@ def active_state() -> BrokerLifecycleState:
     return state
 
 
-def test_it_registers_says_where_it_is_and_becomes_active_when_it_has_caught_up() -> None:
+def test_a_broker_registers_and_becomes_active_when_caught_up() -> None:
     state = new_state()
     assert state.step(0, StartRequested()) == [SendRegistration(SESSION_MS)]
-    assert state.step(5, MetadataPublished(3)) == [], "there is nobody yet to report to"
+    assert state.step(5, MetadataPublished(3)) == [], "it is not registered yet"
     assert state.step(10, RegistrationSucceeded(7)) == [send(3)]
     assert state.phase is BrokerState.FENCED
     assert state.step(20, HeartbeatSucceeded(10, REPLY_FENCED)) == [EndLease()]
@@ -87,12 +87,12 @@ def test_it_registers_says_where_it_is_and_becomes_active_when_it_has_caught_up(
     assert state.is_active
 
 
-def test_heartbeats_go_out_at_their_interval_and_one_at_a_time() -> None:
+def test_heartbeats_are_sent_at_their_interval_one_at_a_time() -> None:
     state = active_state()
     assert state.next_deadline_ms == 1_500
     assert state.step(1_499, TimerFired()) == []
     assert state.step(1_500, TimerFired()) == [send(9)]
-    assert state.next_deadline_ms is None, "it waits for the answer"
+    assert state.next_deadline_ms is None, "a request is in flight"
     assert state.step(2_100, TimerFired()) == []
     assert state.step(2_200, MetadataPublished(10)) == []
     assert state.step(2_300, HeartbeatSucceeded(1_500, TAKEN_IN)) == [
@@ -101,16 +101,16 @@ def test_heartbeats_go_out_at_their_interval_and_one_at_a_time() -> None:
     ]
 
 
-def test_the_lease_counts_from_when_the_heartbeat_was_sent_and_the_controller_was_known_to_be_one() -> None:
+def test_the_lease_counts_from_the_sending_and_the_last_confirmation_of_the_controller() -> None:
     state = active_state()
     state.step(1_500, TimerFired())
     confirmed = BrokerHeartbeatReply(True, False, False, confirmed_age_ms=400)
     assert state.step(2_400, HeartbeatSucceeded(1_500, confirmed)) == [ExtendLease(1_500 - 400 + LEASE_MS)]
 
 
-def test_a_new_controller_is_told_at_once_and_what_was_under_way_is_given_up() -> None:
+def test_a_new_controller_gets_a_heartbeat_at_once() -> None:
     state = new_state()
-    assert state.step(0, ControllerChanged()) == [], "it has not begun"
+    assert state.step(0, ControllerChanged()) == [], "it has not started"
     state.step(0, StartRequested())
     assert state.step(10, ControllerChanged()) == [SendRegistration(SESSION_MS)]
     state = active_state()
@@ -125,17 +125,19 @@ def test_replicas_that_could_not_be_opened_are_reported() -> None:
     broken = (OfflineReplica(UUID(int=4), 0, 3, "No space left on device"),)
     assert state.step(1_100, MetadataPublished(12, broken)) == [send(12, not_ready=broken)]
     state.step(1_101, HeartbeatSucceeded(1_100, TAKEN_IN))
-    assert state.step(1_200, MetadataPublished(12)) == [send(12)], "and that they could be after all"
+    assert state.step(1_200, MetadataPublished(12)) == [send(12)], (
+        "a replica that is ready again is reported too"
+    )
 
 
-def test_only_what_is_new_is_told_at_once_and_nothing_goes_back() -> None:
+def test_only_changes_are_reported_at_once_and_offsets_never_decrease() -> None:
     state = active_state()
     assert state.step(1_100, MetadataPublished(9)) == []
     assert state.step(1_100, MetadataPublished(4)) == []
     assert state.step(1_500, TimerFired()) == [send(9)]
 
 
-def test_a_heartbeat_that_fails_is_tried_again_soon_and_then_less_often() -> None:
+def test_a_failed_heartbeat_is_retried_with_backoff() -> None:
     state = active_state()
     now_ms, waits = 1_500, []
     assert state.step(now_ms, TimerFired()) == [send(9)]
@@ -146,10 +148,10 @@ def test_a_heartbeat_that_fails_is_tried_again_soon_and_then_less_often() -> Non
         now_ms = state.next_deadline_ms
         assert state.step(now_ms, TimerFired()) == [send(9)]
     assert waits == [50, 100, 200, 400, 500, 500, 500, 500, 500]
-    assert state.phase is BrokerState.ACTIVE, "only the controller can say otherwise"
+    assert state.phase is BrokerState.ACTIVE, "only the controller fences it"
 
 
-def test_a_broker_that_is_fenced_while_it_lives_goes_on_until_it_is_not() -> None:
+def test_a_fenced_broker_keeps_sending_heartbeats_until_unfenced() -> None:
     state = active_state()
     state.step(1_500, TimerFired())
     assert state.step(1_510, HeartbeatSucceeded(1_500, REPLY_FENCED)) == [EndLease(), Fenced()]
@@ -162,7 +164,7 @@ def test_a_broker_that_is_fenced_while_it_lives_goes_on_until_it_is_not() -> Non
 
 
 @pytest.mark.parametrize("error", [StaleBrokerEpochError(""), BrokerIdNotRegisteredError("")])
-def test_a_broker_that_is_not_known_any_more_registers_anew_without_a_lease(error: MoldauError) -> None:
+def test_an_unknown_broker_registers_again_without_a_lease(error: MoldauError) -> None:
     state = active_state()
     state.step(1_500, TimerFired())
     assert state.step(1_510, HeartbeatFailed(error)) == [EndLease(), Fenced(), SendRegistration(SESSION_MS)]
@@ -170,7 +172,7 @@ def test_a_broker_that_is_not_known_any_more_registers_anew_without_a_lease(erro
     assert state.broker_epoch == 30
 
 
-def test_registration_is_tried_until_there_is_a_controller() -> None:
+def test_registration_is_retried_until_there_is_a_controller() -> None:
     state = new_state()
     state.step(0, StartRequested())
     now_ms = 0
@@ -189,7 +191,7 @@ def test_registration_is_tried_until_there_is_a_controller() -> None:
         (InvalidRegistrationError("x"), "registration of node 3"),
     ],
 )
-def test_what_will_not_pass_is_refused_at_once_with_what_to_do(error: MoldauError, advice: str) -> None:
+def test_fatal_registration_errors_are_raised_at_once_with_advice(error: MoldauError, advice: str) -> None:
     state = new_state()
     state.step(0, StartRequested())
     [ended, refused] = state.step(10, RegistrationFailed(error))
@@ -197,10 +199,10 @@ def test_what_will_not_pass_is_refused_at_once_with_what_to_do(error: MoldauErro
     assert isinstance(refused, RejectRegistration)
     assert type(refused.error) is type(error)
     assert advice in str(refused.error)
-    assert state.step(20, TimerFired()) == [], "nothing goes on half-way"
+    assert state.step(20, TimerFired()) == [], "it has stopped"
 
 
-def test_another_process_with_this_id_is_believed_in_only_when_it_outlives_its_sessions() -> None:
+def test_a_duplicate_registration_is_fatal_only_after_several_sessions() -> None:
     state = new_state()
     state.step(0, StartRequested())
     now_ms = 0
@@ -214,7 +216,7 @@ def test_another_process_with_this_id_is_believed_in_only_when_it_outlives_its_s
     assert "node.id" in str(refused.error)
 
 
-def test_a_new_controller_starts_the_count_of_the_other_process_anew() -> None:
+def test_a_new_controller_restarts_the_duplicate_timeout() -> None:
     state = new_state()
     state.step(0, StartRequested())
     for now_ms in range(0, 10 * SESSION_MS, 2 * SESSION_MS):
@@ -222,10 +224,10 @@ def test_a_new_controller_starts_the_count_of_the_other_process_anew() -> None:
         assert state.step(now_ms + SESSION_MS, RegistrationFailed(NotControllerError())) == []
 
 
-def test_a_shutdown_is_asked_for_at_once_and_ends_when_the_controller_says_so() -> None:
+def test_a_shutdown_is_requested_at_once_and_completes_with_the_controllers_consent() -> None:
     state = active_state()
     assert state.step(1_100, ShutdownRequested()) == [send(9, stop=True)]
-    assert state.step(1_105, ShutdownRequested()) == [], "once is enough"
+    assert state.step(1_105, ShutdownRequested()) == [], "a second request changes nothing"
     assert state.step(1_110, HeartbeatSucceeded(1_100, TAKEN_IN)) == [ExtendLease(1_100 + LEASE_MS)]
     assert state.next_deadline_ms == 1_110 + INTERVAL_MS // 10
     assert state.step(1_160, TimerFired()) == [send(9, stop=True)]
@@ -237,7 +239,7 @@ def test_a_shutdown_is_asked_for_at_once_and_ends_when_the_controller_says_so() 
     assert state.step(9_999, TimerFired()) == []
 
 
-def test_a_shutdown_while_a_heartbeat_is_under_way_goes_with_the_next_one() -> None:
+def test_a_shutdown_during_a_heartbeat_goes_into_the_next_one() -> None:
     state = active_state()
     state.step(1_500, TimerFired())
     assert state.step(1_510, ShutdownRequested()) == []
@@ -247,7 +249,7 @@ def test_a_shutdown_while_a_heartbeat_is_under_way_goes_with_the_next_one() -> N
     ]
 
 
-def test_a_shutdown_does_not_wait_for_a_controller_that_is_not_there() -> None:
+def test_a_shutdown_does_not_wait_for_a_missing_controller() -> None:
     state = active_state()
     state.step(2_000, ShutdownRequested())
     now_ms = 2_000
@@ -259,7 +261,7 @@ def test_a_shutdown_does_not_wait_for_a_controller_that_is_not_there() -> None:
     assert effects == [EndLease(), ShutdownCompleted(leadership_moved=False)]
 
 
-def test_a_shutdown_that_others_keep_from_ending_ends_all_the_same() -> None:
+def test_a_blocked_shutdown_completes_after_a_limit() -> None:
     state = active_state()
     state.step(2_000, ShutdownRequested())
     now_ms = 2_000
@@ -272,7 +274,7 @@ def test_a_shutdown_that_others_keep_from_ending_ends_all_the_same() -> None:
         state.step(now_ms, TimerFired())
 
 
-def test_who_never_registered_may_stop_at_once() -> None:
+def test_an_unregistered_broker_stops_at_once() -> None:
     state = new_state()
     state.step(0, StartRequested())
     assert state.step(10, ShutdownRequested()) == [EndLease(), ShutdownCompleted(leadership_moved=False)]
@@ -289,7 +291,7 @@ class StoppedClock:
         return 0
 
 
-def test_a_lease_is_valid_up_to_its_end_and_never_before_it_was_given() -> None:
+def test_a_lease_is_valid_from_its_grant_to_its_expiry() -> None:
     clock = StoppedClock()
     lease = BrokerLease(clock)
     assert not lease.is_valid()

@@ -1,4 +1,4 @@
-"""The gateway finds the active controller, here or at another node, and never does a thing twice."""
+"""The channel finds the active controller, on this or another node, and never executes a request twice."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,7 @@ class Clock:
 
 
 class ScriptedPeers:
-    """Answers calls from a script, after both went through the codec."""
+    """Responds to requests from a script; both pass through the codec."""
 
     def __init__(self, *script: Mapping[str, Any] | Callable[[Message], Any] | BaseException) -> None:
         self.script = list(script)
@@ -144,7 +144,7 @@ def run(work: Any) -> Any:
     return asyncio.run(work)
 
 
-def test_a_registration_says_all_there_is_to_say() -> None:
+def test_a_registration_request_carries_all_fields() -> None:
     peers = ScriptedPeers({"throttle_time": 0, "error_code": 0, "broker_epoch": 44})
     assert run(make(2, peers=peers).register_broker(REGISTRATION)) == 44
     ((node_id, api, lane, request),) = peers.calls
@@ -156,7 +156,7 @@ def test_a_registration_says_all_there_is_to_say() -> None:
     assert [each.name for each in request.features] == sorted(each.name for each in request.features) != []
 
 
-def test_the_own_controller_is_asked_without_the_network() -> None:
+def test_the_local_controller_is_called_without_the_network() -> None:
     controller = LocalController(44, BrokerHeartbeatReply(True, False, False), [], range(5))
     controller_channel = make(1, controller=controller)
 
@@ -175,7 +175,7 @@ def test_the_own_controller_is_asked_without_the_network() -> None:
     ]
 
 
-def test_a_heartbeat_carries_what_could_not_be_opened() -> None:
+def test_a_heartbeat_carries_offline_replicas() -> None:
     peers = ScriptedPeers(
         {
             "throttle_time": 0,
@@ -202,10 +202,10 @@ def test_a_heartbeat_carries_what_could_not_be_opened() -> None:
     (not_ready,) = request.not_ready
     assert (not_ready.topic_id, not_ready.partition_index, not_ready.reason) == (TOPIC, 3, "it is damaged")
     (full,) = request.not_writable
-    assert full.partition_index == 4, "controllers that do not know the field leave such replicas as they are"
+    assert full.partition_index == 4, "controllers without this field ignore such replicas"
 
 
-def test_in_sync_changes_are_answered_in_the_order_they_were_asked() -> None:
+def test_isr_change_results_are_in_the_order_of_the_changes() -> None:
     def answer(request: Message) -> dict[str, Any]:
         return {
             "throttle_time": 0,
@@ -238,10 +238,10 @@ def test_in_sync_changes_are_answered_in_the_order_they_were_asked() -> None:
     assert results[0] == IsrChangeResult(TOPIC, 0, 1, 3, (1, 2), False, 6)
     assert results[1].is_recovering
     assert isinstance(results[2].error, InvalidUpdateVersionError)
-    assert peers.calls[0][2] == "changes", "it waits for a commit, and heartbeats must not wait behind it"
+    assert peers.calls[0][2] == "changes", "it waits for a commit, which must not delay heartbeats"
 
 
-def test_a_partition_that_the_answer_leaves_out_has_an_error() -> None:
+def test_a_partition_missing_in_the_response_gets_an_error() -> None:
     peers = ScriptedPeers({"throttle_time": 0, "error_code": 0, "topics": []})
     results = run(make(2, peers=peers).alter_partition(1, 10, CHANGES))
     assert len(results) == 3
@@ -258,13 +258,13 @@ def test_a_partition_that_the_answer_leaves_out_has_an_error() -> None:
         (9999, MoldauError),
     ],
 )
-def test_codes_become_errors_again(code: int, error: type[MoldauError]) -> None:
+def test_error_codes_become_errors(code: int, error: type[MoldauError]) -> None:
     peers = ScriptedPeers({"throttle_time": 0, "error_code": code, "broker_epoch": -1})
     with pytest.raises(error):
         run(make(2, peers=peers).register_broker(REGISTRATION))
 
 
-def test_a_brokers_own_calls_are_made_once() -> None:
+def test_a_brokers_own_requests_are_not_retried() -> None:
     peers = ScriptedPeers(PeerUnreachableError("gone", is_connection_refused=True))
     with pytest.raises(PeerUnreachableError):
         run(make(2, peers=peers).heartbeat(BrokerHeartbeat(1, 44, 9)))
@@ -272,11 +272,11 @@ def test_a_brokers_own_calls_are_made_once() -> None:
         run(make(-1).heartbeat(BrokerHeartbeat(1, 44, 9)))
 
 
-# What is asked for clients
+# Requests with retries
 
 
 def enveloped(answer: Mapping[str, Any], offset: int = -1) -> Callable[[Message], dict[str, Any]]:
-    """What another node says to the request inside an envelope."""
+    """Another node's response to the request in an envelope."""
 
     def reply(request: Message) -> dict[str, Any]:
         header = read_request_header(request.request_data)
@@ -318,7 +318,7 @@ def test_a_topic_is_created_by_another_node_in_an_envelope() -> None:
     loader = Loader(100)
     (result,) = create(make(2, peers=peers, loader=loader))
     assert result == CreateTopicResult("orders", TOPIC, 3, 2)
-    assert loader.waited == [120], "it is there for the next who asks this node"
+    assert loader.waited == [120], "the next request to this node sees the topic"
     request = peers.calls[0][3]
     header = read_request_header(request.request_data)
     body = decoder(header.api_key, header.version, "request")(
@@ -330,12 +330,12 @@ def test_a_topic_is_created_by_another_node_in_an_envelope() -> None:
     ]
 
 
-def test_errors_of_topics_come_back_as_errors() -> None:
+def test_topic_error_codes_become_errors() -> None:
     (result,) = create(make(2, peers=ScriptedPeers(enveloped(created("orders", 36)))))
     assert isinstance(result.error, TopicExistsError)
 
 
-def test_a_topic_whose_replicas_are_not_all_ready_is_there_all_the_same() -> None:
+def test_a_topic_with_unready_replicas_counts_as_created() -> None:
     loader = Loader(100)
     partition = PartitionRegistration(0, (1, 2), (1,), 1, 0, 0)
     loader.image.topics["orders"] = TopicImage("orders", TOPIC, (partition,) * 3)
@@ -345,7 +345,7 @@ def test_a_topic_whose_replicas_are_not_all_ready_is_there_all_the_same() -> Non
     assert isinstance(result.error, RequestTimedOutError)
 
 
-def test_a_controller_that_has_moved_is_followed() -> None:
+def test_requests_are_retried_on_the_new_controller() -> None:
     peers = ScriptedPeers(
         NOT_CONTROLLER,
         PeerUnreachableError("refused", is_connection_refused=True),
@@ -391,19 +391,19 @@ def test_a_local_controller_that_is_not_active_is_retried() -> None:
     assert local.apis == [ApiKey.CREATE_TOPICS] * 2
 
 
-def test_what_may_have_been_done_is_not_done_again() -> None:
+def test_a_request_that_may_have_been_executed_is_not_retried() -> None:
     peers = ScriptedPeers(PeerUnreachableError("it hung up", was_sent=True), enveloped(created("orders")))
     with pytest.raises(RequestTimedOutError, match="not known"):
         create(make(2, peers=peers))
     assert len(peers.calls) == 1
 
 
-def test_without_a_controller_the_time_runs_out() -> None:
+def test_without_a_controller_requests_time_out() -> None:
     with pytest.raises(RequestTimedOutError, match="the active controller is unknown"):
         create(make(-1), timeout_ms=0)
 
 
-def test_requests_that_take_long_do_not_hold_each_other_up() -> None:
+def test_slow_requests_do_not_delay_others() -> None:
 
     lanes: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Who leads when brokers come and go: in-sync sets, eligible leader replicas, elections that somebody asks for."""
+"""Leader elections when brokers are fenced or unfenced and on request: ISR, ELR and unclean elections."""
 
 import pytest
 
@@ -30,7 +30,7 @@ from moldau.raft.messages import EpochEndOffset
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.settings.topic import TopicSettings
-from support.controlled import ControlledCluster
+from support.partition_decisions import ControlledCluster
 
 ORDERS = PartitionName("orders", 0)
 
@@ -42,7 +42,7 @@ def cluster_of(*replicas: int, **configs: str) -> ControlledCluster:
 
 
 def shape(cluster: ControlledCluster) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Leader, in-sync set, eligible replicas."""
+    """Leader, ISR, ELR."""
     partition = cluster.partition()
     return partition.leader, partition.isr, partition.elr
 
@@ -52,24 +52,24 @@ def error_of(results: list[PartitionResult]) -> type[MoldauError] | None:
     return None if result.error is None else type(result.error)
 
 
-# Brokers go and come back
+# Fencing and unfencing
 
 
-def test_the_next_replica_in_sync_leads_when_the_leader_dies() -> None:
+def test_the_next_isr_member_leads_when_the_leader_is_fenced() -> None:
     cluster = cluster_of(2, 3, 1)
     cluster.fence(2)
     assert shape(cluster) == (3, (3, 1), ())
     assert cluster.partition().leader_epoch == 1
 
 
-def test_a_follower_that_dies_is_not_waited_for_and_the_leader_keeps_its_epoch() -> None:
+def test_a_fenced_follower_leaves_the_isr_and_the_leader_epoch_stays() -> None:
     cluster = cluster_of(2, 3, 1)
     cluster.fence(3)
     assert shape(cluster) == (2, (2, 1), ())
     assert (cluster.partition().leader_epoch, cluster.partition().partition_epoch) == (0, 1)
 
 
-def test_the_last_in_sync_stays_and_leads_again_when_it_comes_back() -> None:
+def test_the_last_isr_member_stays_and_leads_again_when_unfenced() -> None:
     cluster = cluster_of(1, 2)
     cluster.fence(2)
     cluster.fence(1)
@@ -83,14 +83,14 @@ def test_the_last_in_sync_stays_and_leads_again_when_it_comes_back() -> None:
     assert cluster.partition().leader_epoch == 2
 
 
-def test_a_broker_that_shuts_down_hands_its_partitions_over() -> None:
+def test_a_controlled_shutdown_moves_leadership() -> None:
     cluster = cluster_of(1, 2, 3)
     cluster.shut_down(1)
     assert shape(cluster) == (2, (2, 3), ())
     assert remove_broker_from_isrs(cluster.state, cluster.settings, 1) == []
 
 
-def test_a_broker_that_is_shutting_down_leads_nothing_when_it_is_unfenced() -> None:
+def test_a_broker_in_controlled_shutdown_is_not_elected_when_unfenced() -> None:
     cluster = cluster_of(1)
     cluster.shut_down(1)
     cluster.fence(1)
@@ -101,7 +101,7 @@ def test_a_broker_that_is_shutting_down_leads_nothing_when_it_is_unfenced() -> N
 # Eligible leader replicas
 
 
-def test_who_leaves_below_the_minimum_stays_eligible() -> None:
+def test_a_replica_that_leaves_the_isr_below_min_isr_joins_the_elr() -> None:
     cluster = cluster_of(1, 2, 3, min_insync_replicas="2")
     cluster.fence(3)
     assert shape(cluster) == (1, (1, 2), ())
@@ -111,7 +111,7 @@ def test_who_leaves_below_the_minimum_stays_eligible() -> None:
     assert shape(cluster) == (NO_LEADER, (1,), (2,))
 
 
-def test_an_eligible_replica_leads_when_it_is_the_first_to_come_back() -> None:
+def test_an_elr_member_leads_when_it_is_unfenced_first() -> None:
     cluster = cluster_of(1, 2, 3, min_insync_replicas="2")
     for broker_id in (3, 2, 1):
         cluster.fence(broker_id)
@@ -122,7 +122,7 @@ def test_an_eligible_replica_leads_when_it_is_the_first_to_come_back() -> None:
     assert not cluster.partition().is_recovering
 
 
-def test_nobody_is_eligible_any_more_once_enough_are_in_sync() -> None:
+def test_the_elr_is_empty_once_the_isr_has_min_isr_members() -> None:
     cluster = cluster_of(1, 2, 3, min_insync_replicas="2")
     cluster.fence(3)
     cluster.fence(2)
@@ -131,7 +131,7 @@ def test_nobody_is_eligible_any_more_once_enough_are_in_sync() -> None:
     assert shape(cluster) == (1, (1, 3), ())
 
 
-def test_the_minimum_is_never_more_than_there_are_replicas() -> None:
+def test_min_isr_is_limited_to_the_replica_count() -> None:
     cluster = cluster_of(1, 2, min_insync_replicas="3")
     cluster.fence(2)
     assert shape(cluster) == (1, (1,), (2,))
@@ -139,10 +139,10 @@ def test_the_minimum_is_never_more_than_there_are_replicas() -> None:
     assert shape(cluster) == (1, (1,), ())
 
 
-def test_a_minimum_that_is_decided_and_not_committed_yet_counts() -> None:
+def test_an_uncommitted_min_isr_is_used() -> None:
     cluster = cluster_of(1, 2)
     cluster.configure("orders", "min.insync.replicas", "2")
-    assert cluster.settings.topic("orders").min_insync_replicas == 1, "the settings of the node are behind"
+    assert cluster.settings.topic("orders").min_insync_replicas == 1, "the node's own settings are older"
     cluster.fence(2)
     assert shape(cluster) == (1, (1,), (2,))
 
@@ -150,7 +150,7 @@ def test_a_minimum_that_is_decided_and_not_committed_yet_counts() -> None:
 @pytest.mark.parametrize(
     "resource", [ConfigResource(TOPIC_RESOURCE, "orders"), ConfigResource(BROKER_RESOURCE, "")]
 )
-def test_nobody_is_eligible_any_more_when_the_minimum_is_lowered_to_those_in_sync(
+def test_lowering_min_isr_empties_the_elr(
     resource: ConfigResource,
 ) -> None:
     cluster = ControlledCluster()
@@ -173,7 +173,7 @@ def test_nobody_is_eligible_any_more_when_the_minimum_is_lowered_to_those_in_syn
         assert shape(cluster) == (1, (1,), elr)
 
 
-def test_the_minimum_of_the_broker_counts_where_a_topic_has_none() -> None:
+def test_the_brokers_min_isr_is_the_default() -> None:
     settings = EffectiveSettings(
         BrokerSettings(node_id=1, topic_defaults=TopicSettings(min_insync_replicas=2))
     )
@@ -197,7 +197,7 @@ def test_the_minimum_of_the_broker_counts_where_a_topic_has_none() -> None:
         (RetainedData.NONE, "true", (2,)),
     ],
 )
-def test_who_may_have_lost_what_was_committed_is_not_eligible(
+def test_a_replica_that_may_have_lost_records_leaves_the_elr(
     kept: RetainedData, write_caching: str, elr: tuple[int, ...]
 ) -> None:
     cluster = cluster_of(1, 2, 3, min_insync_replicas="3", write_caching=write_caching)
@@ -208,21 +208,21 @@ def test_who_may_have_lost_what_was_committed_is_not_eligible(
     assert shape(cluster) == (1, (1,), elr)
 
 
-def test_who_crashes_and_is_back_before_anybody_noticed_is_eligible_where_it_would_be_missed() -> None:
+def test_a_crashed_replica_stays_in_the_elr_if_it_is_the_last() -> None:
     cluster = cluster_of(1, 2, min_insync_replicas="2")
     cluster.register(2, RetainedData.SYNCED)
     assert shape(cluster) == (1, (1,), (2,))
 
 
 @pytest.mark.parametrize("kept", RetainedData)
-def test_a_leader_that_restarts_before_anybody_noticed_loses_its_leadership(kept: RetainedData) -> None:
+def test_a_leader_that_restarts_unnoticed_loses_its_leadership(kept: RetainedData) -> None:
     cluster = cluster_of(1, 2)
     cluster.register(1, kept)
     assert shape(cluster) == (2, (2,), ())
 
 
 @pytest.mark.parametrize("write_caching", ["true", "false"])
-def test_an_only_replica_that_crashed_leads_in_a_new_epoch(write_caching: str) -> None:
+def test_a_single_replica_that_crashed_leads_in_a_new_epoch(write_caching: str) -> None:
     cluster = cluster_of(1, write_caching=write_caching)
     cluster.register(1, RetainedData.SYNCED)
     assert shape(cluster) == (NO_LEADER, (1,), ())
@@ -233,14 +233,14 @@ def test_an_only_replica_that_crashed_leads_in_a_new_epoch(write_caching: str) -
     assert cluster.partition().last_known_elr == ()
 
 
-def test_write_caching_counts_as_decided_not_as_the_nodes_know_it() -> None:
+def test_an_uncommitted_write_caching_setting_is_used() -> None:
     cluster = cluster_of(1, 2, min_insync_replicas="2")
     cluster.configure("orders", "write.caching", "true")
     cluster.register(2, RetainedData.SYNCED)
     assert shape(cluster) == (1, (1,), ())
 
 
-def test_an_eligible_replica_is_waited_for_rather_than_one_that_has_lost_its_disk() -> None:
+def test_an_elr_member_is_preferred_to_a_replica_that_lost_its_disk() -> None:
     cluster = cluster_of(1, 2, min_insync_replicas="2")
     cluster.fence(2)
     cluster.fence(1)
@@ -252,14 +252,14 @@ def test_an_eligible_replica_is_waited_for_rather_than_one_that_has_lost_its_dis
     assert shape(cluster) == (2, (2,), ())
 
 
-def test_the_last_in_sync_that_comes_back_without_its_disk_leads_nobody() -> None:
+def test_the_last_isr_member_without_its_disk_leaves_an_empty_isr() -> None:
     cluster = left_behind()
     cluster.register(1, RetainedData.NONE)
     cluster.unfence(1)
     assert shape(cluster) == (NO_LEADER, (), ())
     assert cluster.partition().last_known_elr == (1,)
     assert error_of([cluster.reassign([2, 3])]) is InvalidReplicaAssignmentError
-    # Whatever else happens, only an unclean election helps, and takes the longest log.
+    # Only an unclean election helps, and it takes the longest log.
     for broker_id in (1, 2, 3):
         cluster.fence(broker_id)
         cluster.register(broker_id)
@@ -274,7 +274,7 @@ def test_the_last_in_sync_that_comes_back_without_its_disk_leads_nobody() -> Non
     assert cluster.partition().last_known_elr == ()
 
 
-def test_after_all_were_killed_two_need_not_wait_for_the_third() -> None:
+def test_after_all_brokers_were_killed_two_elect_a_leader_without_the_third() -> None:
     cluster = cluster_of(1, 2, 3, min_insync_replicas="2")
     for broker_id in (2, 3):
         cluster.register(broker_id, RetainedData.SYNCED)
@@ -298,7 +298,9 @@ def test_after_all_were_killed_two_need_not_wait_for_the_third() -> None:
         ("none", "none", RetainedData.NONE),
     ],
 )
-def test_a_disk_is_told_by_the_lives_it_has_seen(previous: str, lives: str, kept: RetainedData) -> None:
+def test_a_disk_is_recognized_by_its_previous_incarnations(
+    previous: str, lives: str, kept: RetainedData
+) -> None:
     cluster = cluster_of(1)
     known = cluster.state.image.brokers[1]
     older, own = random_uuid(cluster.random), random_uuid(cluster.random)
@@ -311,7 +313,7 @@ def test_a_disk_is_told_by_the_lives_it_has_seen(previous: str, lives: str, kept
     assert retained_data(None, anew) is RetainedData.NONE
 
 
-def test_every_unclean_election_is_remembered_by_its_epoch() -> None:
+def test_every_unclean_election_sets_the_unclean_epoch() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
     assert cluster.partition().unclean_epoch == -1
     for broker_id in (2, 3):
@@ -322,7 +324,7 @@ def test_every_unclean_election_is_remembered_by_its_epoch() -> None:
         )
         assert cluster.partition().leader == broker_id
         assert cluster.partition().unclean_epoch == cluster.partition().leader_epoch
-        # It is gone before it could say that it has recovered.
+        # It is fenced before it reports its recovery.
         cluster.fence(broker_id)
     unclean_epoch = cluster.partition().unclean_epoch
     cluster.unfence(3)
@@ -330,7 +332,7 @@ def test_every_unclean_election_is_remembered_by_its_epoch() -> None:
     assert cluster.partition().unclean_epoch == unclean_epoch
 
 
-def test_a_broker_that_was_unregistered_comes_back_as_one_that_may_have_lost_everything() -> None:
+def test_a_broker_that_was_unregistered_counts_as_having_lost_all_records() -> None:
     cluster = cluster_of(1, 2, min_insync_replicas="2")
     cluster.fence(2)
     cluster.do(unregister_broker(cluster.state, cluster.settings, 2))
@@ -343,7 +345,7 @@ def test_a_broker_that_was_unregistered_comes_back_as_one_that_may_have_lost_eve
 # Preferred elections
 
 
-def test_a_preferred_election_gives_the_leadership_back() -> None:
+def test_a_preferred_election_elects_the_preferred_replica() -> None:
     cluster = cluster_of(1, 2)
     cluster.fence(1)
     cluster.unfence(1)
@@ -354,14 +356,14 @@ def test_a_preferred_election_gives_the_leadership_back() -> None:
     assert error_of(cluster.elect(ElectionType.PREFERRED, ORDERS)) is ElectionNotNeededError
 
 
-def test_partitions_that_do_not_exist_have_no_election() -> None:
+def test_electing_a_missing_partition_fails() -> None:
     cluster = cluster_of(1)
     for name in (("orders", 1), ("orders", -1), ("nothing", 0)):
         for election in ElectionType:
             assert error_of(cluster.elect(election, name)) is UnknownTopicOrPartitionError
 
 
-def test_of_all_partitions_only_those_that_needed_an_election_are_told() -> None:
+def test_electing_all_partitions_returns_only_those_that_needed_it() -> None:
     cluster = ControlledCluster()
     cluster.create("orders", (1, 2), (2, 3), (3, 1))
     cluster.fence(1)
@@ -375,7 +377,7 @@ def test_of_all_partitions_only_those_that_needed_an_election_are_told() -> None
     ]
 
 
-def test_a_partition_that_is_named_twice_is_elected_once() -> None:
+def test_a_partition_named_twice_is_elected_once() -> None:
     cluster = cluster_of(1, 2)
     cluster.fence(1)
     cluster.unfence(1)
@@ -388,7 +390,7 @@ def test_a_partition_that_is_named_twice_is_elected_once() -> None:
 
 
 def left_behind(**configs: str) -> ControlledCluster:
-    """1 was in sync alone and is gone; 2 and 3 are back."""
+    """1 was the only ISR member and is fenced; 2 and 3 are unfenced."""
     cluster = cluster_of(1, 2, 3, **configs)
     for broker_id in (2, 3, 1):
         cluster.fence(broker_id)
@@ -398,7 +400,7 @@ def left_behind(**configs: str) -> ControlledCluster:
     return cluster
 
 
-def test_only_a_topic_that_allows_it_is_led_uncleanly() -> None:
+def test_only_topics_with_unclean_election_enabled_are_candidates() -> None:
     cluster = left_behind()
     assert unclean_election_candidates(cluster.state, cluster.settings) == {}
     ends = {ORDERS: {2: EpochEndOffset(0, 5), 3: EpochEndOffset(0, 7)}}
@@ -425,7 +427,7 @@ def test_an_unclean_election_takes_the_longest_log(ends: dict[int, EpochEndOffse
     assert not cluster.partition().is_recovering
 
 
-def test_an_unclean_election_comes_too_late_where_there_is_a_leader_again() -> None:
+def test_an_unclean_election_fails_if_there_is_a_leader_again() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
     ends = {ORDERS: {2: EpochEndOffset(0, 5)}}
     cluster.unfence(1)
@@ -434,7 +436,7 @@ def test_an_unclean_election_comes_too_late_where_there_is_a_leader_again() -> N
     assert shape(cluster) == (1, (1,), ())
 
 
-def test_who_died_while_the_others_were_asked_is_not_elected() -> None:
+def test_a_broker_fenced_during_the_query_is_not_elected() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
     cluster.fence(3)
     ends = {ORDERS: {2: EpochEndOffset(0, 5), 3: EpochEndOffset(0, 7)}}
@@ -442,13 +444,13 @@ def test_who_died_while_the_others_were_asked_is_not_elected() -> None:
     assert shape(cluster) == (2, (2,), ())
 
 
-def test_what_is_no_topic_any_more_is_not_elected() -> None:
+def test_a_deleted_topic_is_not_elected() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
     ends = {PartitionName("gone", 0): {2: EpochEndOffset(0, 5)}}
     assert cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends)) == []
 
 
-def test_unclean_elections_that_are_too_many_for_one_decision_are_held_in_several(
+def test_unclean_elections_are_split_into_decisions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = ControlledCluster()
@@ -458,7 +460,7 @@ def test_unclean_elections_that_are_too_many_for_one_decision_are_held_in_severa
     cluster.unfence(2)
     names = list(unclean_election_candidates(cluster.state, cluster.settings))
     assert len(names) == 10
-    # Nobody has said anything of the first four: the others do not wait for them.
+    # The first four have no log ends; the others do not wait for them.
     ends = {name: {2: EpochEndOffset(0, 5)} if name in names[4:] else {} for name in names}
     for module in (controller_state, elections):
         monkeypatch.setattr(module, "RECORDS_PER_DECISION_MAX", 3)
@@ -473,7 +475,7 @@ def test_unclean_elections_that_are_too_many_for_one_decision_are_held_in_severa
     assert cluster.last_records == []
 
 
-def test_an_administrator_may_have_an_unclean_election_where_the_topic_does_not_allow_it() -> None:
+def test_an_unclean_election_request_overrides_the_topic_setting() -> None:
     cluster = left_behind()
     assert unclean_election_candidates(cluster.state, cluster.settings, [ORDERS]) == {ORDERS: (2, 3)}
     assert error_of(cluster.elect(ElectionType.UNCLEAN, ORDERS)) is EligibleLeadersNotAvailableError
@@ -486,7 +488,7 @@ def test_an_administrator_may_have_an_unclean_election_where_the_topic_does_not_
 # Size
 
 
-def test_a_broker_with_many_partitions_changes_each_once_and_no_other() -> None:
+def test_a_broker_with_many_partitions_changes_each_exactly_once() -> None:
     cluster = ControlledCluster((1, 2, 3, 4))
     cluster.create("orders", *([1, 2, 3] for _ in range(3_000)))
     cluster.create("other", *([2, 3, 4] for _ in range(3_000)))

@@ -1,4 +1,4 @@
-"""Where replicas of new partitions go: evenly, over racks, and to brokers that are up."""
+"""Replica placement: balanced, over racks, on active brokers."""
 
 import random
 from collections import Counter
@@ -14,7 +14,7 @@ from moldau.errors import InvalidReplicationFactorError
 from moldau.metadata.image import BrokerRegistration
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
-from support.controlled import ControlledCluster
+from support.partition_decisions import ControlledCluster
 
 
 def brokers(racks: Mapping[int, str | None], fenced: Sequence[int] = ()) -> dict[int, BrokerRegistration]:
@@ -70,7 +70,7 @@ def test_a_broker_shares_partitions_with_all_others() -> None:
     }
 
 
-def test_a_broker_that_is_fenced_gets_replicas_only_where_the_others_are_too_few() -> None:
+def test_fenced_brokers_get_replicas_only_if_the_others_are_too_few() -> None:
     at = brokers({1: "a", 2: "a", 3: "b", 4: "b"}, fenced=(3, 4))
     assert set(held(place_replicas(at, 10, 2, random.Random(1)))) == {1, 2}
     placed = place_replicas(at, 10, 3, random.Random(1))
@@ -85,7 +85,7 @@ def test_there_are_never_more_replicas_than_brokers() -> None:
         place_replicas(brokers({1: None}, fenced=[1]), 1, 1, random.Random(1))
 
 
-def test_by_load_those_who_have_fewest_come_first() -> None:
+def test_placement_by_load_prefers_brokers_with_fewest_replicas() -> None:
     load = ReplicaLoad()
     for _ in range(6):
         load.add((1, 2))
@@ -94,7 +94,7 @@ def test_by_load_those_who_have_fewest_come_first() -> None:
     assert held(placed)[3] == 6
 
 
-def test_topics_are_placed_by_load_where_that_is_the_policy() -> None:
+def test_topics_are_placed_by_load_with_that_policy() -> None:
     settings = EffectiveSettings(BrokerSettings(node_id=1, placement_policy="load"))
     cluster = ControlledCluster((1, 2), settings=settings)
     cluster.create("old", *([1, 2] for _ in range(4)))
@@ -110,7 +110,7 @@ def test_topics_are_placed_by_load_where_that_is_the_policy() -> None:
     assert placed == [(3,), (2,), (3,), (2,)]
 
 
-def test_more_partitions_go_on_where_the_first_ended() -> None:
+def test_new_partitions_continue_the_round_robin() -> None:
     cluster = ControlledCluster((1, 2, 3))
     cluster.create("orders", (1, 2), (1, 2), (1, 2), (2, 3))
     wanted = [PartitionIncrease("orders", 9)]
@@ -122,7 +122,7 @@ def test_more_partitions_go_on_where_the_first_ended() -> None:
     assert spread(held(placed)) <= 1
 
 
-def test_more_partitions_have_as_many_replicas_as_the_topic_is_to_have() -> None:
+def test_new_partitions_have_the_target_replication_factor() -> None:
     cluster = ControlledCluster((1, 2, 3))
     cluster.create("orders", (1, 2))
     cluster.reassign([3])

@@ -1,4 +1,4 @@
-"""Replicas move: added, caught up, removed; cancelled on the way; and a broker is emptied."""
+"""Partition reassignment: adding, completing, cancelling and draining."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ from moldau.errors import (
 )
 from moldau.metadata.image import NO_LEADER
 from moldau.metadata.records import PartitionChangeRecord
-from support.controlled import ControlledCluster
+from support.partition_decisions import ControlledCluster
 
 
 def cluster_of(*replicas: int, **configs: str) -> ControlledCluster:
@@ -30,35 +30,35 @@ def cluster_of(*replicas: int, **configs: str) -> ControlledCluster:
 
 
 def moving(cluster: ControlledCluster) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Replicas, those being added, those being removed."""
+    """Replicas, adding replicas, removing replicas."""
     partition = cluster.partition()
     return partition.replicas, partition.adding_replicas, partition.removing_replicas
 
 
-def test_one_replica_grows_to_three() -> None:
+def test_a_reassignment_adds_replicas() -> None:
     cluster = cluster_of(1, min_insync_replicas="2")
     assert cluster.reassign([1, 2, 3]).error is None
     assert moving(cluster) == ((1, 2, 3), (2, 3), ())
-    assert cluster.partition().min_isr(2) == 1, "writes go on while the new ones catch up"
+    assert cluster.partition().min_isr(2) == 1, "writes continue while the new replicas catch up"
     assert cluster.partition().leader_epoch == 0
     cluster.alter([1, 3])
     assert moving(cluster) == ((1, 2, 3), (2, 3), ())
     cluster.alter([1, 3, 2])
     assert moving(cluster) == ((1, 2, 3), (), ())
-    assert cluster.partition().leader_epoch == 0, "nobody has to look for a new leader"
+    assert cluster.partition().leader_epoch == 0, "the leader stays"
     assert cluster.partition().min_isr(2) == 2
 
 
-def test_a_replica_that_moves_goes_when_the_new_one_is_in_sync() -> None:
+def test_an_old_replica_is_removed_when_the_new_one_is_in_the_isr() -> None:
     cluster = cluster_of(1, 2)
     cluster.reassign([1, 3])
     assert moving(cluster) == ((1, 3, 2), (3,), (2,))
     assert cluster.alter([1, 2, 3]).isr == (1, 3)
     assert moving(cluster) == ((1, 3), (), ())
-    assert cluster.partition().leader_epoch == 1, "2 must not go on as a follower in the same epoch"
+    assert cluster.partition().leader_epoch == 1, "2 must not keep following in the same epoch"
 
 
-def test_the_leadership_goes_to_the_new_replicas_when_its_own_is_removed() -> None:
+def test_a_removed_leader_is_replaced_by_a_target_replica() -> None:
     cluster = cluster_of(1, 2)
     cluster.reassign([4, 3])
     assert cluster.partition().leader == 1
@@ -68,7 +68,7 @@ def test_the_leadership_goes_to_the_new_replicas_when_its_own_is_removed() -> No
     assert (partition.leader, partition.replicas, partition.isr) == (4, (4, 3), (3, 4))
 
 
-def test_what_adds_nothing_is_done_at_once() -> None:
+def test_a_reassignment_without_new_replicas_completes_at_once() -> None:
     cluster = cluster_of(1, 2, 3)
     cluster.reassign([2, 1])
     partition = cluster.partition()
@@ -80,7 +80,7 @@ def test_what_adds_nothing_is_done_at_once() -> None:
     assert cluster.last_records == []
 
 
-def test_fewer_replicas_wait_until_those_that_stay_are_in_sync() -> None:
+def test_removing_replicas_waits_until_the_remaining_ones_are_in_the_isr() -> None:
     cluster = cluster_of(1, 2, 3)
     cluster.fence(2)
     cluster.reassign([1, 2])
@@ -90,17 +90,17 @@ def test_fewer_replicas_wait_until_those_that_stay_are_in_sync() -> None:
     assert moving(cluster) == ((1, 2), (), ())
 
 
-def test_a_reassignment_ends_with_the_election_of_the_only_one_that_stays() -> None:
+def test_a_reassignment_completes_with_the_election_of_the_last_replica() -> None:
     cluster = cluster_of(1, 2, min_insync_replicas="2")
     cluster.fence(2)
     cluster.fence(1)
     cluster.reassign([2])
-    assert moving(cluster) == ((2, 1), (), (1,)), "without a leader nothing is removed"
+    assert moving(cluster) == ((2, 1), (), (1,)), "no replica is removed without a leader"
     cluster.unfence(2)
     assert (cluster.partition().leader, moving(cluster)) == (2, ((2,), (), ()))
 
 
-def test_a_cancelled_reassignment_leaves_what_was_before() -> None:
+def test_a_cancelled_reassignment_restores_the_original_replicas() -> None:
     cluster = cluster_of(1, 2)
     cluster.reassign([3, 4])
     cluster.alter([1, 2, 3])
@@ -110,7 +110,7 @@ def test_a_cancelled_reassignment_leaves_what_was_before() -> None:
     assert isinstance(cluster.reassign(None).error, NoReassignmentInProgressError)
 
 
-def test_a_leader_that_was_being_added_goes_with_the_cancelled_reassignment() -> None:
+def test_cancelling_removes_a_leader_that_was_being_added() -> None:
     cluster = cluster_of(1, 2)
     cluster.reassign([3, 4])
     cluster.alter([1, 2, 3])
@@ -121,7 +121,7 @@ def test_a_leader_that_was_being_added_goes_with_the_cancelled_reassignment() ->
     assert (partition.leader, partition.isr, partition.replicas) == (2, (2,), (1, 2))
 
 
-def test_a_reassignment_is_not_cancelled_where_only_the_new_replicas_are_in_sync() -> None:
+def test_a_reassignment_is_not_cancelled_if_only_new_replicas_are_in_the_isr() -> None:
     cluster = cluster_of(1, 2)
     cluster.reassign([3, 4])
     cluster.alter([1, 3])
@@ -132,7 +132,7 @@ def test_a_reassignment_is_not_cancelled_where_only_the_new_replicas_are_in_sync
     assert cluster.partition().leader == 3
 
 
-def test_another_target_replaces_the_one_under_way() -> None:
+def test_a_new_target_replaces_the_ongoing_reassignment() -> None:
     cluster = cluster_of(1, 2)
     cluster.reassign([3, 2])
     cluster.alter([1, 2])
@@ -142,7 +142,7 @@ def test_another_target_replaces_the_one_under_way() -> None:
     assert moving(cluster) == ((2, 1), (), ())
 
 
-def test_the_number_of_replicas_changes_only_where_that_is_allowed() -> None:
+def test_the_replication_factor_changes_only_if_allowed() -> None:
     cluster = cluster_of(1, 2)
     error = cluster.reassign([1, 2, 3], allow_rf_change=False).error
     assert isinstance(error, InvalidReplicationFactorError)
@@ -152,13 +152,13 @@ def test_the_number_of_replicas_changes_only_where_that_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("replicas", [[1, 9], [], [1, 1], [-1]])
-def test_replicas_that_cannot_be_are_refused(replicas: list[int]) -> None:
+def test_invalid_replicas_are_rejected(replicas: list[int]) -> None:
     cluster = cluster_of(1, 2)
     assert isinstance(cluster.reassign(replicas).error, InvalidReplicaAssignmentError)
     assert moving(cluster) == ((1, 2), (), ())
 
 
-def test_partitions_that_do_not_exist_or_are_named_twice_are_refused() -> None:
+def test_missing_and_duplicate_partitions_are_rejected() -> None:
     cluster = cluster_of(1, 2)
     assert isinstance(cluster.reassign([1], topic="nothing").error, UnknownTopicOrPartitionError)
     assert isinstance(cluster.reassign([1], index=1).error, UnknownTopicOrPartitionError)
@@ -169,7 +169,7 @@ def test_partitions_that_do_not_exist_or_are_named_twice_are_refused() -> None:
     assert isinstance(result.error, InvalidRequestError)
 
 
-def test_a_reassignment_to_a_broker_that_is_down_begins_and_waits() -> None:
+def test_a_reassignment_to_a_fenced_broker_starts_and_waits() -> None:
     cluster = cluster_of(1)
     cluster.fence(4)
     assert cluster.reassign([1, 4]).error is None
@@ -185,7 +185,7 @@ def test_the_record_has_a_directory_for_every_replica() -> None:
     assert record.directories == (None, None, None)
 
 
-def test_those_under_way_are_listed() -> None:
+def test_ongoing_reassignments_are_listed() -> None:
     cluster = ControlledCluster((1, 2, 3, 4))
     cluster.create("orders", (1, 2), (2, 1))
     cluster.create("bills", (1,))
@@ -202,7 +202,7 @@ def test_those_under_way_are_listed() -> None:
 # Draining a broker
 
 
-def test_a_drained_broker_keeps_nothing_and_the_others_share_evenly() -> None:
+def test_draining_a_broker_balances_its_replicas_over_the_others() -> None:
     replicas = {("orders", index): ((index % 4) + 1, (index + 1) % 4 + 1) for index in range(24)}
     moves = plan_drain(replicas, dict.fromkeys((1, 2, 3, 4)), 4)
     after = {**replicas, **{(move.topic, move.partition): tuple(move.replicas or ()) for move in moves}}
@@ -213,7 +213,7 @@ def test_a_drained_broker_keeps_nothing_and_the_others_share_evenly() -> None:
     assert not untouched & {(move.topic, move.partition) for move in moves}
 
 
-def test_a_drained_replica_goes_to_a_rack_that_has_none() -> None:
+def test_a_drained_replica_goes_to_a_rack_without_one() -> None:
     racks: dict[int, str | None] = {1: "a", 2: "a", 3: "b", 4: "b", 5: "c"}
     [move] = plan_drain({("orders", 0): (1, 3)}, {**racks, 5: "a"}, 3)
     assert move.replicas == (1, 4)
@@ -221,7 +221,7 @@ def test_a_drained_replica_goes_to_a_rack_that_has_none() -> None:
     assert move.replicas == (1, 3, 2)
 
 
-def test_a_broker_cannot_be_drained_where_nobody_can_take_its_replicas() -> None:
+def test_a_broker_without_replacement_cannot_be_drained() -> None:
     with pytest.raises(InvalidReplicationFactorError, match="orders-0 has 3"):
         plan_drain({("orders", 0): (1, 2, 3)}, {1: None, 2: None, 3: None}, 3)
     assert plan_drain({("orders", 0): (1, 2)}, {1: None, 2: None, 3: None}, 3) == []

@@ -1,4 +1,4 @@
-"""Brokers register: each id once, each life known, nobody from another cluster."""
+"""Broker registration: unique ids, known incarnations, one cluster."""
 
 from dataclasses import replace
 
@@ -15,17 +15,17 @@ from moldau.errors import (
     StaleBrokerEpochError,
 )
 from moldau.metadata.image import Endpoint
-from support.brokers_and_controllers import ControllerCluster, Node, run_on_virtual_time
-from support.upkeep_stage import SESSION_MS, is_fenced, orders, with_topic
+from support.controller_cluster import ControllerCluster, Node, run_on_virtual_time
+from support.controller_cluster_helpers import SESSION_MS, is_fenced, orders, with_topic
 
 
-def test_an_id_that_a_living_process_has_is_refused_with_what_to_do() -> None:
+def test_a_duplicate_node_id_is_rejected_with_advice() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         twin = Node(stage, 2)
         with pytest.raises(DuplicateBrokerRegistrationError, match=r"another node\.id"):
             await twin.start()
-        assert not is_fenced(stage, 2), "the other one is not disturbed"
+        assert not is_fenced(stage, 2), "the registered process is not affected"
         assert stage.nodes[2].lifecycle.lease.is_valid()
         assert not twin.lifecycle.lease.is_valid()
         await twin.close()
@@ -33,7 +33,7 @@ def test_an_id_that_a_living_process_has_is_refused_with_what_to_do() -> None:
     run_on_virtual_time(story)
 
 
-def test_a_process_that_comes_back_at_once_is_taken_when_its_former_session_is_over() -> None:
+def test_a_restarted_process_registers_when_its_previous_session_expires() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         stage.nodes[2].cut_off()
@@ -46,7 +46,7 @@ def test_a_process_that_comes_back_at_once_is_taken_when_its_former_session_is_o
     run_on_virtual_time(story)
 
 
-def test_after_a_restart_of_all_nobody_waits_for_the_sessions_of_former_lives() -> None:
+def test_after_a_full_restart_registrations_do_not_wait_for_sessions() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [1, 2, 3])
@@ -66,7 +66,7 @@ def test_after_a_restart_of_all_nobody_waits_for_the_sessions_of_former_lives() 
     run_on_virtual_time(story)
 
 
-def test_a_node_alone_does_not_wait_for_its_own_former_session() -> None:
+def test_a_single_node_does_not_wait_for_its_previous_session() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1)
         await stage.nodes[1].close()
@@ -82,7 +82,7 @@ def test_a_node_alone_does_not_wait_for_its_own_former_session() -> None:
     run_on_virtual_time(story)
 
 
-def test_a_node_of_another_cluster_is_refused() -> None:
+def test_a_node_of_another_cluster_is_rejected() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1)
         stranger = Node(stage, 2, cluster_id="another-cluster")
@@ -94,7 +94,7 @@ def test_a_node_of_another_cluster_is_refused() -> None:
     run_on_virtual_time(story)
 
 
-def test_a_clean_restart_keeps_a_replica_eligible_and_an_unclean_one_does_not() -> None:
+def test_a_clean_restart_keeps_a_replica_in_the_elr_and_an_unclean_one_does_not() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await with_topic(stage, [2, 1], configs={"min.insync.replicas": "2"})
@@ -113,7 +113,7 @@ def test_a_clean_restart_keeps_a_replica_eligible_and_an_unclean_one_does_not() 
     run_on_virtual_time(story)
 
 
-def test_an_unregistered_broker_that_is_alive_registers_anew() -> None:
+def test_an_unregistered_broker_that_is_alive_registers_again() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await with_topic(stage, [2, 1])
@@ -131,7 +131,7 @@ def test_an_unregistered_broker_that_is_alive_registers_anew() -> None:
     run_on_virtual_time(story)
 
 
-def test_the_same_process_asking_again_keeps_its_epoch() -> None:
+def test_a_repeated_registration_keeps_its_epoch() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         broker: BrokerRegistrationRequest = stage.nodes[2].lifecycle._registration
@@ -144,7 +144,7 @@ def test_the_same_process_asking_again_keeps_its_epoch() -> None:
     run_on_virtual_time(story)
 
 
-def test_no_producer_id_is_given_twice_and_none_to_a_former_life() -> None:
+def test_producer_ids_are_unique_and_refused_to_a_previous_incarnation() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         epoch = stage.nodes[2].lifecycle.broker_epoch

@@ -1,5 +1,4 @@
-"""Unclean elections by the controller: whom it asks for the ends of their logs, what it makes of the answers, and when
-it tries at all."""
+"""Unclean elections by the controller: which log ends it queries, how it uses them, and when it retries."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,7 +8,7 @@ from moldau.controller.requests import ElectionType, IsrChange, NewTopic, Offlin
 from moldau.errors import EligibleLeadersNotAvailableError, PeerUnreachableError, ReplicaNotAvailableError
 from moldau.metadata.image import NO_LEADER, PartitionRegistration
 from moldau.raft.messages import EpochEndOffset
-from support.brokers_and_controllers import ControllerCluster, run_on_virtual_time
+from support.controller_cluster import ControllerCluster, run_on_virtual_time
 
 ALLOWED = {"unclean.leader.election.enable": "true"}
 
@@ -21,7 +20,7 @@ def orders(stage: ControllerCluster, index: int = 0) -> PartitionRegistration:
 async def without_leader(
     stage: ControllerCluster, *replicas: list[int], configs: dict[str, str] | None = None
 ) -> None:
-    """Partitions of node 4, which alone was in sync and is gone."""
+    """Creates partitions whose only ISR member was node 4, which is killed."""
     await stage.boot(1, 2, 3, 4)
     await stage.controller.create_topics(
         [NewTopic("orders", assignment=dict(enumerate(replicas)), configs=configs or {})]
@@ -55,7 +54,7 @@ async def elect(stage: ControllerCluster, *partitions: int) -> list[PartitionRes
     )
 
 
-def test_a_log_that_is_open_again_is_elected_where_no_other_is_left() -> None:
+def test_a_replica_that_is_online_again_is_elected_if_it_is_the_last() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         [created] = await stage.controller.create_topics(
@@ -78,7 +77,7 @@ def test_a_log_that_is_open_again_is_elected_where_no_other_is_left() -> None:
     run_on_virtual_time(story)
 
 
-def test_a_replica_that_cannot_say_does_not_hide_what_its_broker_says_of_others() -> None:
+def test_an_unavailable_log_end_does_not_hide_those_of_other_replicas() -> None:
     async def story(stage: ControllerCluster) -> None:
         await without_leader(stage, [4, 2, 3], [4, 2, 3])
         asked: list[tuple[int, int]] = []
@@ -96,12 +95,12 @@ def test_a_replica_that_cannot_say_does_not_hide_what_its_broker_says_of_others(
         assert elected.error is None
         assert orders(stage, 1).leader == 2
         assert asked.count((2, 0)) == LOG_END_ATTEMPTS_MAX
-        assert asked.count((2, 1)) == asked.count((3, 0)) == 1, "who has answered is not asked again"
+        assert asked.count((2, 1)) == asked.count((3, 0)) == 1, "a broker that responded is not queried again"
 
     run_on_virtual_time(story)
 
 
-def test_an_administrator_gets_the_longest_log_though_its_broker_answers_late() -> None:
+def test_a_requested_unclean_election_waits_for_a_slow_broker() -> None:
     async def story(stage: ControllerCluster) -> None:
         await without_leader(stage, [4, 2, 3])
         asked = 0
@@ -121,7 +120,7 @@ def test_an_administrator_gets_the_longest_log_though_its_broker_answers_late() 
     run_on_virtual_time(story)
 
 
-def test_who_began_anew_after_it_answered_is_asked_again() -> None:
+def test_a_broker_that_registered_after_its_response_is_queried_again() -> None:
     async def story(stage: ControllerCluster) -> None:
         await without_leader(stage, [4, 2, 3])
         ends = {2: 100, 3: 90}
@@ -146,7 +145,7 @@ def test_who_began_anew_after_it_answered_is_asked_again() -> None:
         answer_by(stage, ask)
         result = await elect_while_2_begins_anew()
         assert isinstance(result.error, EligibleLeadersNotAvailableError)
-        assert orders(stage).leader == NO_LEADER, "neither by what 2 said before, nor without it"
+        assert orders(stage).leader == NO_LEADER, "neither with the stale log end of 2 nor without it"
         ends[2] = 0
         [result] = await elect(stage, 0)
         assert result.error is None
@@ -155,7 +154,7 @@ def test_who_began_anew_after_it_answered_is_asked_again() -> None:
     run_on_virtual_time(story)
 
 
-def test_an_answer_does_not_outlive_the_epoch_it_was_asked_in() -> None:
+def test_a_log_end_is_valid_only_for_its_leader_epoch() -> None:
     async def story(stage: ControllerCluster) -> None:
         await without_leader(stage, [4, 2, 3])
         waits = True
@@ -177,6 +176,6 @@ def test_an_answer_does_not_outlive_the_epoch_it_was_asked_in() -> None:
         assert not electing.done()
         [result] = await electing
         assert isinstance(result.error, EligibleLeadersNotAvailableError)
-        assert orders(stage).leader == NO_LEADER, "3 has led since, and what 2 said was of before"
+        assert orders(stage).leader == NO_LEADER, "3 has led since, so the log end of 2 is stale"
 
     run_on_virtual_time(story)

@@ -1,4 +1,4 @@
-"""A fetcher against a leader whose answers the test writes: what is asked, what is applied, and what failures do."""
+"""A replica fetcher against a scripted leader: requests, appends and failures."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ def run(test: "Coroutine[Any, Any, None]") -> None:
 
 
 class FakePartition:
-    """Takes one byte for one record."""
+    """Counts one byte as one record."""
 
     def __init__(self, topic: str, index: int = 0, *, offset: int = 0, leader_epoch: int = 1) -> None:
         self.name = LogName(topic, index)
@@ -90,7 +90,7 @@ class FakePartition:
 
 
 class ScriptedLeader:
-    """Hands each request to the test and waits for its answer; keeps the session as a leader does."""
+    """Passes each request to the test and waits for its response; keeps the session as a leader does."""
 
     def __init__(self) -> None:
         self.requests: asyncio.Queue[tuple[Message, asyncio.Future[Any]]] = asyncio.Queue()
@@ -184,7 +184,7 @@ class World:
         )
 
     def follow(self, *partitions: FakePartition) -> None:
-        """These and no others from now on."""
+        """Follows these partitions and no others."""
         keys = [PartitionKey(each.topic_id, each.name.partition) for each in partitions]
         removed = [key for key in self._fetch_states if key not in keys]
         self._fetch_states = keys
@@ -209,7 +209,7 @@ def key(partition: FakePartition) -> tuple[UUID, int]:
     return partition.topic_id, partition.name.partition
 
 
-def test_what_an_answer_brings_is_appended_before_the_next_fetch_asks_past_it() -> None:
+def test_fetched_records_are_appended_before_the_next_fetch() -> None:
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders", offset=3), FakePartition("visits")
         orders.gate = asyncio.Event()
@@ -225,8 +225,8 @@ def test_what_an_answer_brings_is_appended_before_the_next_fetch_asks_past_it() 
         )
         while not orders.calls or not visits.calls:
             await asyncio.sleep(0)
-        assert visits.offset == 1, "one partition's disk does not hold up another"
-        assert world.leader.requests.empty(), "nothing is asked past what is not appended"
+        assert visits.offset == 1, "a slow disk of one partition does not delay another"
+        assert world.leader.requests.empty(), "no fetch is sent before the append"
         orders.gate.set()
         fetch = await world.asked()
         assert (fetch.request.session_id, fetch.request.session_epoch) == (7, 1)
@@ -234,13 +234,13 @@ def test_what_an_answer_brings_is_appended_before_the_next_fetch_asks_past_it() 
         assert orders.calls == [("append", b"abc", 1, 4)]
         fetch.answer((visits, {"high_watermark": 1}))
         fetch = await world.asked()
-        assert fetch.to_send == {}, "nothing has another position"
+        assert fetch.to_send == {}, "no position changed"
         assert visits.high_watermark == 1
 
     with_world(test)
 
 
-def test_a_log_that_parts_from_its_leaders_is_cut_and_fetched_from_there() -> None:
+def test_a_diverging_log_is_truncated_and_fetched_from_there() -> None:
     async def test(world: World) -> None:
         orders = FakePartition("orders", offset=9)
         world.follow(orders)
@@ -254,7 +254,7 @@ def test_a_log_that_parts_from_its_leaders_is_cut_and_fetched_from_there() -> No
     with_world(test)
 
 
-def test_a_replica_behind_its_leaders_start_begins_anew_there() -> None:
+def test_a_replica_behind_the_leaders_log_start_resets_its_log() -> None:
     async def test(world: World) -> None:
         orders = FakePartition("orders", offset=9)
         world.follow(orders)
@@ -266,13 +266,13 @@ def test_a_replica_behind_its_leaders_start_begins_anew_there() -> None:
         orders.calls.clear()
         fetch.answer((orders, {**out_of_range, "log_start_offset": 3}))
         await world.asked()
-        assert orders.calls == [], "records of a known epoch are never dropped for that"
+        assert orders.calls == [], "a log with records of a known epoch is not reset"
 
     with_world(test)
 
 
 @pytest.mark.parametrize("code", [ErrorCode.unknown_topic_id, ErrorCode.kafka_storage_error])
-def test_a_partition_that_the_leader_cannot_serve_rests_while_the_others_go_on(code: ErrorCode) -> None:
+def test_a_partition_with_an_error_is_delayed_while_others_continue(code: ErrorCode) -> None:
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
         world.follow(orders, visits)
@@ -280,7 +280,7 @@ def test_a_partition_that_the_leader_cannot_serve_rests_while_the_others_go_on(c
         fetch = await world.asked()
         assert fetch.forgotten == [key(orders)]
         assert fetch.to_send == {key(visits): 1}
-        assert fetch.request.max_wait < 500, "the leader does not keep it waiting beyond its rest"
+        assert fetch.request.max_wait < 500, "the long poll ends when the delay is over"
         while key(orders) not in fetch.to_send:
             await asyncio.sleep(0.001)
             fetch.answer()
@@ -290,7 +290,7 @@ def test_a_partition_that_the_leader_cannot_serve_rests_while_the_others_go_on(c
     with_world(test)
 
 
-def test_a_new_leader_epoch_is_asked_in_at_once_and_answers_of_the_old_one_are_not_taken() -> None:
+def test_a_new_leader_epoch_is_fetched_at_once_and_stale_responses_are_dropped() -> None:
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
         world.follow(orders, visits)
@@ -299,7 +299,7 @@ def test_a_new_leader_epoch_is_asked_in_at_once_and_answers_of_the_old_one_are_n
         world.follow(orders, visits)
         fetch.answer((orders, {"records": b"old"}), (visits, {"records": b"x"}))
         fetch = await world.asked()
-        assert orders.calls == [("append", b"old", 1, -1)], "it is offered in the epoch that it was asked in"
+        assert orders.calls == [("append", b"old", 1, -1)], "it is appended with the epoch of the request"
         assert orders.offset == 0
         assert fetch.to_send == {key(orders): 0, key(visits): 1}
         assert fetch.request.topics[0].partitions[0].current_leader_epoch == 2
@@ -307,7 +307,7 @@ def test_a_new_leader_epoch_is_asked_in_at_once_and_answers_of_the_old_one_are_n
     with_world(test)
 
 
-def test_a_partition_that_is_no_longer_followed_is_left_alone() -> None:
+def test_a_removed_partition_is_not_fetched() -> None:
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
         world.follow(orders, visits)
@@ -324,7 +324,7 @@ def test_a_partition_that_is_no_longer_followed_is_left_alone() -> None:
 @pytest.mark.parametrize(
     "error", [CorruptRecordError("damaged on its way"), StorageError("no room"), ZeroDivisionError()]
 )
-def test_a_partition_that_cannot_be_appended_to_is_set_aside_and_the_others_go_on(error: Exception) -> None:
+def test_a_partition_whose_append_fails_is_delayed_while_others_continue(error: Exception) -> None:
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
         orders.errors = [error]
@@ -344,7 +344,7 @@ def test_a_partition_that_cannot_be_appended_to_is_set_aside_and_the_others_go_o
     with_world(test)
 
 
-def test_a_partition_whose_disk_has_failed_is_not_fetched_until_its_role_changes() -> None:
+def test_a_partition_with_a_failed_log_is_not_fetched_until_its_role_changes() -> None:
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
         world.follow(orders, visits)
@@ -368,7 +368,7 @@ def test_a_partition_whose_disk_has_failed_is_not_fetched_until_its_role_changes
     with_world(test)
 
 
-def test_an_answer_that_gets_a_partition_nowhere_is_not_asked_for_again_at_once() -> None:
+def test_a_response_without_progress_delays_the_partition() -> None:
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders", offset=5), FakePartition("visits")
         world.follow(orders, visits)
@@ -379,7 +379,7 @@ def test_an_answer_that_gets_a_partition_nowhere_is_not_asked_for_again_at_once(
     with_world(test, replica_fetch_backoff_ms=60_000)
 
 
-def test_what_is_not_yet_safe_here_is_not_vouched_for() -> None:
+def test_a_partition_with_unsynced_records_is_not_fetched() -> None:
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders", offset=5), FakePartition("visits")
         orders.is_safe = False
@@ -404,7 +404,7 @@ def test_what_is_not_yet_safe_here_is_not_vouched_for() -> None:
         ErrorCode.inconsistent_cluster_id,
     ],
 )
-def test_after_an_error_of_the_whole_fetch_everything_is_asked_anew(code: ErrorCode) -> None:
+def test_after_a_fetch_error_the_next_fetch_is_full(code: ErrorCode) -> None:
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
         world.follow(orders, visits)
@@ -419,7 +419,7 @@ def test_after_an_error_of_the_whole_fetch_everything_is_asked_anew(code: ErrorC
     with_world(test)
 
 
-def test_a_leader_that_refuses_even_new_sessions_is_not_asked_without_a_rest() -> None:
+def test_repeated_session_errors_are_backed_off() -> None:
     async def test(world: World) -> None:
         world.follow(FakePartition("orders"))
         (await world.asked()).answer(session_id=0, code=int(ErrorCode.fetch_session_id_not_found))
@@ -429,7 +429,7 @@ def test_a_leader_that_refuses_even_new_sessions_is_not_asked_without_a_rest() -
     with_world(test, replica_fetch_backoff_ms=60_000)
 
 
-def test_a_leader_that_cannot_be_reached_is_tried_again_with_everything() -> None:
+def test_an_unreachable_leader_is_retried_with_a_full_fetch() -> None:
     async def test(world: World) -> None:
         orders = FakePartition("orders")
         world.follow(orders)
@@ -440,7 +440,7 @@ def test_a_leader_that_cannot_be_reached_is_tried_again_with_everything() -> Non
         fetch = await world.asked()
         assert fetch.request.session_epoch == 0
         assert fetch.to_send == {key(orders): 1}
-        assert fetch.request.max_bytes == bytes_before // 2, "its answers may be too large for a slow network"
+        assert fetch.request.max_bytes == bytes_before // 2, "responses may be too large for a slow network"
         fetch.answer((orders, {}))
         fetch = await world.asked()
         assert fetch.request.max_bytes == bytes_before
@@ -450,7 +450,7 @@ def test_a_leader_that_cannot_be_reached_is_tried_again_with_everything() -> Non
     with_world(test)
 
 
-def test_a_new_partition_does_not_wait_for_a_fetch_that_waits() -> None:
+def test_a_new_partition_interrupts_a_long_poll() -> None:
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
         world.follow(orders)
@@ -460,12 +460,12 @@ def test_a_new_partition_does_not_wait_for_a_fetch_that_waits() -> None:
         assert world.peers.drops == 1
         assert fetch.to_send == {key(orders): 0, key(visits): 0}
         bytes_max = world.settings.broker.replica_fetch_response_max_bytes
-        assert fetch.request.max_bytes == bytes_max, "nothing was wrong with the leader"
+        assert fetch.request.max_bytes == bytes_max, "an interrupt is no failure"
 
     with_world(test, replica_fetch_backoff_ms=60_000)
 
 
-def test_new_partitions_that_come_one_by_one_do_not_end_each_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_added_one_by_one_do_not_interrupt_each_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetcher, "INTERRUPT_INTERVAL_MS", 60_000)
 
     async def test(world: World) -> None:
@@ -482,7 +482,7 @@ def test_new_partitions_that_come_one_by_one_do_not_end_each_fetch(monkeypatch: 
     with_world(test)
 
 
-def test_a_leader_of_whom_nothing_is_followed_is_left_and_taken_up_again() -> None:
+def test_a_leader_without_partitions_is_disconnected_and_reconnected_later() -> None:
     async def test(world: World) -> None:
         orders = FakePartition("orders")
         world.follow(orders)
@@ -501,7 +501,7 @@ def test_a_leader_of_whom_nothing_is_followed_is_left_and_taken_up_again() -> No
     with_world(test)
 
 
-def test_closing_waits_for_what_is_being_appended() -> None:
+def test_closing_waits_for_the_append_in_progress() -> None:
     async def test(world: World) -> None:
         orders = FakePartition("orders")
         orders.gate = asyncio.Event()
@@ -520,14 +520,14 @@ def test_closing_waits_for_what_is_being_appended() -> None:
     with_world(test)
 
 
-def test_a_throttled_partition_rests_when_its_rate_is_used_up_and_in_sync_ones_do_not() -> None:
+def test_a_throttled_partition_is_delayed_and_in_sync_ones_are_not() -> None:
     configs = {"follower.replication.throttled.replicas": "*"}
     image = MetadataImage(configs={ConfigResource(TOPIC_RESOURCE, "orders"): configs})
 
     async def test(world: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
         world.follow(orders, visits)
-        # Behind by much, and over its rate at once; the other is in no list.
+        # It exceeds its rate at once; the other partition is not throttled.
         (await world.asked()).answer(
             (orders, {"records": b"a" * 200, "high_watermark": 1_000}),
             (visits, {"records": b"x" * 200, "high_watermark": 1_000}),
@@ -541,12 +541,12 @@ def test_a_throttled_partition_rests_when_its_rate_is_used_up_and_in_sync_ones_d
             fetch = await world.asked()
         fetch.answer((orders, {"records": b"a" * 800, "high_watermark": 1_000}))
         fetch = await world.asked()
-        assert fetch.to_send == {key(orders): 1_000}, "now it has all that is committed"
+        assert fetch.to_send == {key(orders): 1_000}, "it has reached the high watermark"
 
     with_world(test, image=image, follower_replication_throttled_rate=100)
 
 
-def test_other_tasks_have_their_turn_while_a_large_answer_is_appended() -> None:
+def test_appending_a_large_response_yields_to_other_tasks() -> None:
     async def test(world: World) -> None:
         partitions = [FakePartition("orders", index) for index in range(6)]
         turns: list[int] = []

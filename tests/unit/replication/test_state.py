@@ -1,4 +1,4 @@
-"""What a fetcher asks for and what answers mean; throttles."""
+"""Fetch states of partitions, actions for errors, and replication quotas."""
 
 from typing import Any
 from uuid import UUID
@@ -42,18 +42,18 @@ B = PartitionKey(UUID(int=1), 1)
         (9999, FetchAction.BACK_OFF),
     ],
 )
-def test_each_error_of_a_partition_has_its_verdict(code: int, verdict: FetchAction) -> None:
+def test_each_partition_error_has_its_action(code: int, verdict: FetchAction) -> None:
     assert action_for_error(code, has_diverged=False) is verdict
 
 
-def test_a_diverging_epoch_cuts_back_unless_there_is_an_error() -> None:
+def test_a_diverging_epoch_truncates_unless_there_is_an_error() -> None:
     assert action_for_error(ErrorCode.none, has_diverged=True) is FetchAction.TRUNCATE
     assert action_for_error(ErrorCode.fenced_leader_epoch, has_diverged=True) is FetchAction.AWAIT_METADATA
 
 
-def test_only_a_log_that_shares_nothing_with_its_leaders_begins_anew() -> None:
+def test_only_a_log_without_common_records_is_reset() -> None:
     assert should_reset_log(offset=5, last_epoch=1, leader_start=6)
-    assert should_reset_log(offset=9, last_epoch=-1, leader_start=3), "it has no records"
+    assert should_reset_log(offset=9, last_epoch=-1, leader_start=3), "the log is empty"
     assert not should_reset_log(offset=9, last_epoch=1, leader_start=3), "it would lose records"
     assert not should_reset_log(offset=5, last_epoch=1, leader_start=-1), (
         "the leader has not said where it begins"
@@ -67,7 +67,7 @@ def following(*keys: PartitionKey) -> PartitionFetchStates:
     return fetch_states
 
 
-def test_new_partitions_and_new_epochs_are_begun() -> None:
+def test_new_partitions_and_new_epochs_are_fetched() -> None:
     fetch_states = following(A, B)
     assert not fetch_states.add(A, 1, is_in_sync=False)
     assert fetch_states.add(A, 2, is_in_sync=False)
@@ -76,17 +76,17 @@ def test_new_partitions_and_new_epochs_are_begun() -> None:
     assert fetch_states.add(B, 1, is_in_sync=False)
 
 
-def test_a_replica_in_sync_is_so_in_the_next_epoch_too_and_is_not_throttled() -> None:
+def test_an_in_sync_replica_stays_in_sync_in_the_next_epoch() -> None:
     fetch_states = following(A)
     assert not fetch_states.is_in_sync(A)
     fetch_states.add(A, 2, is_in_sync=True)
     assert fetch_states.is_in_sync(A)
     fetch_states.record_success(A, is_in_sync=False)
     fetch_states.add(A, 2, is_in_sync=True)
-    assert not fetch_states.is_in_sync(A), "what its leader answers is newer than the metadata"
+    assert not fetch_states.is_in_sync(A), "the leader's response is newer than the metadata"
 
 
-def test_a_partition_rests_until_its_time_is_up() -> None:
+def test_a_delayed_partition_resumes_at_its_deadline() -> None:
     fetch_states = following(A, B)
     fetch_states.delay_after_failure(A, 1_000, 200, 0.5)
     assert not fetch_states.is_fetching(A)
@@ -98,7 +98,7 @@ def test_a_partition_rests_until_its_time_is_up() -> None:
     assert fetch_states.next_resume_ms() is None
 
 
-def test_waiting_for_metadata_begins_with_short_rests_that_grow_up_to_the_backoff() -> None:
+def test_delays_for_metadata_grow_up_to_the_backoff() -> None:
     fetch_states = following(A)
     should_throttle_follower = []
     for _ in range(7):
@@ -111,7 +111,7 @@ def test_waiting_for_metadata_begins_with_short_rests_that_grow_up_to_the_backof
     assert fetch_states.next_resume_ms() == 10
 
 
-def test_rests_of_a_partition_that_cannot_be_written_here_grow_until_it_goes_on() -> None:
+def test_delays_after_storage_errors_grow_until_a_success() -> None:
     fetch_states = following(A)
     should_throttle_follower = []
     for _ in range(7):
@@ -124,12 +124,12 @@ def test_rests_of_a_partition_that_cannot_be_written_here_grow_until_it_goes_on(
     assert fetch_states.next_resume_ms() == 200
 
 
-def test_a_new_leader_epoch_ends_a_rest_and_even_a_failure() -> None:
+def test_a_new_leader_epoch_resumes_delayed_and_failed_partitions() -> None:
     fetch_states = following(A, B)
     fetch_states.delay_after_failure(A, 0, 200, 0.5)
     fetch_states.mark_failed(B)
     fetch_states.delay_after_failure(B, 0, 200, 0.5)
-    assert fetch_states.resume_due(10_000) == [A], "a failed partition does not come back by itself"
+    assert fetch_states.resume_due(10_000) == [A], "a failed partition does not resume by itself"
     fetch_states.delay_after_failure(A, 10_000, 200, 0.5)
     assert fetch_states.add(A, 2, is_in_sync=False)
     assert fetch_states.add(B, 2, is_in_sync=False)
@@ -138,29 +138,29 @@ def test_a_new_leader_epoch_ends_a_rest_and_even_a_failure() -> None:
     assert fetch_states.next_resume_ms() is None
 
 
-def test_pauses_are_spread_around_what_was_asked_for() -> None:
+def test_jitter_spreads_delays_around_the_backoff() -> None:
     assert [add_jitter(100, random_fraction) for random_fraction in (0.0, 0.5, 0.99)] == [80, 100, 120]
     assert add_jitter(0, 0.5) == 1
 
 
-# Throttles
+# Replication quotas
 
 
-def test_a_bucket_lets_a_rate_through_and_no_savings_of_long_ago() -> None:
+def test_a_bucket_allows_its_rate_and_keeps_one_window_of_savings() -> None:
     bucket = TokenBucket(1_000)
     used = 0
     for now_ms in range(0, 10_000, 10):
         if not bucket.is_exceeded(now_ms):
             bucket.consume(100, now_ms)
             used += 100
-    assert 10_000 <= used <= 11_100, "ten seconds' worth, and what one window had at first"
+    assert 10_000 <= used <= 11_100, "ten seconds plus the initial window"
     bucket = TokenBucket(1_000)
     bucket.consume(100, 0)
     bucket.consume(1_000, 3_600_000)
     assert bucket.is_exceeded(3_600_000)
 
 
-def test_an_overdrawn_bucket_says_how_long_it_is_exceeded() -> None:
+def test_an_overdrawn_bucket_returns_how_long_it_is_exceeded() -> None:
     bucket = TokenBucket(1_000)
     bucket.consume(3_000, 0)
     wait_ms = bucket.wait_ms(0)
@@ -169,7 +169,7 @@ def test_an_overdrawn_bucket_says_how_long_it_is_exceeded() -> None:
     assert bucket.wait_ms(wait_ms) == 0
 
 
-def test_a_rate_of_zero_lets_nothing_through_and_the_largest_everything() -> None:
+def test_a_rate_of_zero_blocks_and_the_largest_is_unlimited() -> None:
     assert TokenBucket(0).is_exceeded(0)
     assert TokenBucket(0).wait_ms(0) == LONG_MAX
     unlimited = TokenBucket(LONG_MAX)
@@ -177,14 +177,14 @@ def test_a_rate_of_zero_lets_nothing_through_and_the_largest_everything() -> Non
     assert not unlimited.is_exceeded(0)
 
 
-def test_a_lower_rate_counts_at_once() -> None:
+def test_a_lower_rate_takes_effect_at_once() -> None:
     bucket = TokenBucket(LONG_MAX)
     bucket.set_rate(1_000, 0)
     bucket.consume(1_000, 0)
     assert bucket.is_exceeded(0)
 
 
-def test_a_list_names_partitions_at_brokers_or_all() -> None:
+def test_throttled_replicas_are_pairs_or_a_wildcard() -> None:
     assert is_throttled_replica(("*",), 5, 1)
     assert is_throttled_replica(("0:1", "3:2"), 3, 2)
     assert not is_throttled_replica(("0:1", "3:2"), 3, 1)
@@ -206,7 +206,7 @@ ORDERS = LogName("orders", 0)
 VISITS = LogName("visits", 0)
 
 
-def test_a_leader_holds_back_only_the_replicas_that_its_topic_names_for_it() -> None:
+def test_a_leader_throttles_only_its_listed_replicas() -> None:
     made = quota(1, leader_replication_throttled_replicas="0:1")
     made.record_sent(ORDERS, 5_000, 0)
     assert not made.leader_may_send(ORDERS, 2, 0)
@@ -218,10 +218,12 @@ def test_a_leader_holds_back_only_the_replicas_that_its_topic_names_for_it() -> 
     assert other.leader_may_send(ORDERS, 2, 0)
 
 
-def test_a_follower_rests_with_what_it_catches_up_on_and_never_with_what_is_in_sync() -> None:
+def test_a_follower_throttles_only_partitions_that_are_not_in_sync() -> None:
     made = quota(2, follower_replication_throttled_replicas="*")
     made.record_fetched(ORDERS, 5_000, 0, is_in_sync=True)
-    assert not made.should_throttle_follower(ORDERS, 0, is_in_sync=False), "what is in sync is not counted"
+    assert not made.should_throttle_follower(ORDERS, 0, is_in_sync=False), (
+        "bytes of in-sync partitions are not counted"
+    )
     made.record_fetched(ORDERS, 5_000, 0, is_in_sync=False)
     assert made.should_throttle_follower(ORDERS, 0, is_in_sync=False)
     assert not made.should_throttle_follower(ORDERS, 0, is_in_sync=True)

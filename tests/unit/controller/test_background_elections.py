@@ -1,4 +1,4 @@
-"""Elections that nobody asked for: unclean ones where a topic allows it, preferred leaders, decisions in pieces."""
+"""Elections on the controller's own initiative: unclean ones, preferred leaders, split decisions."""
 
 import pytest
 
@@ -13,13 +13,13 @@ from moldau.errors import (
     StorageError,
 )
 from moldau.raft.messages import EpochEndOffset
-from support.brokers_and_controllers import ControllerCluster, run_on_virtual_time
-from support.upkeep_stage import is_fenced, orders, with_topic
+from support.controller_cluster import ControllerCluster, run_on_virtual_time
+from support.controller_cluster_helpers import is_fenced, orders, with_topic
 
 # Elections
 
 
-def test_an_unclean_election_takes_the_longest_log_of_those_who_live() -> None:
+def test_an_unclean_election_takes_the_longest_live_log() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3, 4)
         await with_topic(stage, [4, 1, 2, 3], configs={"unclean.leader.election.enable": "true"})
@@ -34,7 +34,7 @@ def test_an_unclean_election_takes_the_longest_log_of_those_who_live() -> None:
     run_on_virtual_time(story)
 
 
-def test_a_live_replica_that_does_not_answer_is_asked_again_and_then_gone_without() -> None:
+def test_a_silent_live_replica_is_queried_again_and_then_skipped() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [3, 1, 2], configs={"unclean.leader.election.enable": "true"})
@@ -47,7 +47,7 @@ def test_a_live_replica_that_does_not_answer_is_asked_again_and_then_gone_withou
     run_on_virtual_time(story)
 
 
-def test_without_leave_no_unclean_election_is_held_unless_an_administrator_asks_for_it() -> None:
+def test_unclean_elections_need_the_setting_or_a_request() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await with_topic(stage, [2, 1])
@@ -64,7 +64,7 @@ def test_without_leave_no_unclean_election_is_held_unless_an_administrator_asks_
     run_on_virtual_time(story)
 
 
-def test_preferred_leaders_get_their_partitions_back_by_themselves() -> None:
+def test_preferred_leaders_are_restored_automatically() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await with_topic(stage, [2, 1])
@@ -97,10 +97,10 @@ async def join_in_sync(stage: ControllerCluster, *broker_ids: int) -> None:
     assert result.error is None
 
 
-# More than one decision can hold
+# Split decisions
 
 
-def test_what_is_too_large_for_one_decision_is_made_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_too_large_for_one_decision_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_decisions, "RECORDS_PER_DECISION_MAX", 3)
 
     def largest(stage: ControllerCluster) -> int:
@@ -119,7 +119,7 @@ def test_what_is_too_large_for_one_decision_is_made_in_several(monkeypatch: pyte
         assert partitions_led_by(stage, 1) == 10
         assert partitions_led_by(stage, -1) == 7
         assert largest(stage) == 3
-        # It comes back uncleanly: first it leaves everything, then it registers, then it leads again.
+        # After an unclean restart it first leaves all ISRs, then registers, then leads again.
         await stage.add(2).start()
         assert not any(2 in each.isr for each in stage.image.topics["orders"].partitions)
         await stage.until(lambda: partitions_led_by(stage, 2) == 7)
@@ -138,7 +138,7 @@ def partitions_led_by(stage: ControllerCluster, broker_id: int) -> int:
     return sum(each.leader == broker_id for topic in topics for each in topic.partitions)
 
 
-def test_a_decision_that_the_log_cannot_take_is_made_again() -> None:
+def test_a_decision_that_could_not_be_appended_is_retried() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await with_topic(stage, [2, 1])

@@ -1,4 +1,4 @@
-"""The control plane of one node as a whole: visible once answered, the same after a restart."""
+"""The control plane of one node: changes are visible at the response and survive a restart."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -25,7 +25,7 @@ from support.control_plane import NODE, ControlPlane, FixedClock, TestLog
 
 
 def on_both_kinds_of_log(story: Callable[[ControlPlane], Coroutine[Any, Any, None]]) -> None:
-    """Nothing may depend on a log call returning at once."""
+    """Runs each test with a log that suspends and one that does not."""
     for awaits in (False, True):
         asyncio.run(story(ControlPlane(log=TestLog(awaits=awaits))))
 
@@ -39,13 +39,13 @@ def test_a_node_boots_into_a_quorum_of_one_with_an_active_controller() -> None:
         assert plane.image.features == {"metadata.version": 30}
         broker = plane.image.brokers[NODE]
         assert broker.is_active
-        assert broker.epoch == 4, "the offset of its registration"
+        assert broker.epoch == 4, "the offset of its registration record"
         await plane.shut_down()
 
     on_both_kinds_of_log(story)
 
 
-def test_what_was_answered_is_visible_and_every_publisher_has_taken_it() -> None:
+def test_a_change_is_published_before_the_response() -> None:
     async def story(plane: ControlPlane) -> None:
         controller = await plane.boot()
         [created] = await controller.create_topics([NewTopic("orders", 3, 1)])
@@ -65,7 +65,7 @@ def test_what_was_answered_is_visible_and_every_publisher_has_taken_it() -> None
     on_both_kinds_of_log(story)
 
 
-def test_an_answer_waits_for_a_slow_publisher() -> None:
+def test_a_response_waits_for_a_slow_publisher() -> None:
     async def story(plane: ControlPlane) -> None:
         ready = asyncio.Event()
 
@@ -78,7 +78,7 @@ def test_an_answer_waits_for_a_slow_publisher() -> None:
         for _ in range(30):
             await asyncio.sleep(0)
         assert not creating.done()
-        assert "a" not in plane.image.topics, "nobody sees a topic whose logs are not open"
+        assert "a" not in plane.image.topics, "a topic is visible only when its logs are open"
         ready.set()
         await creating
         assert "a" in plane.image.topics
@@ -87,7 +87,7 @@ def test_an_answer_waits_for_a_slow_publisher() -> None:
     on_both_kinds_of_log(story)
 
 
-def test_many_creations_at_once_share_syncs_and_each_is_decided_on_the_others() -> None:
+def test_concurrent_creations_share_fsyncs_and_see_each_other() -> None:
     async def story(plane: ControlPlane) -> None:
         controller = await plane.boot()
         syncs = plane.log.syncs
@@ -97,13 +97,13 @@ def test_many_creations_at_once_share_syncs_and_each_is_decided_on_the_others() 
         assert errors == [type(None)] * 50 + [TopicExistsError] * 50
         assert len(plane.image.topics) == 50
         if plane.log.awaits:
-            assert plane.log.syncs - syncs < 50, "what comes during a sync shares the next one"
+            assert plane.log.syncs - syncs < 50, "appends during an fsync share the next one"
         await plane.shut_down()
 
     on_both_kinds_of_log(story)
 
 
-def test_a_restart_gives_the_same_image_in_one_delta() -> None:
+def test_a_restart_publishes_the_same_image_in_one_delta() -> None:
     async def story(plane: ControlPlane) -> None:
         controller = await plane.boot()
         await controller.create_topics(
@@ -135,8 +135,8 @@ def test_a_restart_gives_the_same_image_in_one_delta() -> None:
     on_both_kinds_of_log(story)
 
 
-def test_a_restart_begins_new_leader_epochs() -> None:
-    """One when the former life is over, one when the new one leads."""
+def test_a_restart_starts_new_leader_epochs() -> None:
+    """One epoch when the previous incarnation is fenced, one when the new one leads."""
 
     async def story(plane: ControlPlane) -> None:
         controller = await plane.boot()
@@ -151,7 +151,7 @@ def test_a_restart_begins_new_leader_epochs() -> None:
     on_both_kinds_of_log(story)
 
 
-def test_what_was_not_answered_when_the_power_went_may_be_gone_and_what_was_is_there() -> None:
+def test_after_a_power_loss_all_acknowledged_changes_exist() -> None:
     async def story(plane: ControlPlane) -> None:
         controller = await plane.boot()
         await controller.create_topics([NewTopic("answered", 1, 1)])
@@ -175,7 +175,7 @@ def test_what_was_not_answered_when_the_power_went_may_be_gone_and_what_was_is_t
     on_both_kinds_of_log(story)
 
 
-def test_a_failing_disk_ends_the_controller_and_tells_the_node() -> None:
+def test_a_failed_disk_stops_the_controller_and_fails_the_node() -> None:
     async def story(plane: ControlPlane) -> None:
         controller = await plane.boot()
         plane.log.sync_error = StorageError("EIO")
@@ -202,7 +202,7 @@ def test_a_disk_that_fails_while_booting_fails_the_boot() -> None:
     on_both_kinds_of_log(story)
 
 
-def test_a_publisher_that_fails_ends_the_controller_and_tells_the_node() -> None:
+def test_a_failed_publisher_stops_the_controller_and_fails_the_node() -> None:
     async def story(plane: ControlPlane) -> None:
         def broken(delta: MetadataDelta, image: MetadataImage) -> None:
             if delta.topics_created:
@@ -217,7 +217,7 @@ def test_a_publisher_that_fails_ends_the_controller_and_tells_the_node() -> None
     on_both_kinds_of_log(story)
 
 
-def test_a_controller_that_shuts_down_refuses() -> None:
+def test_a_controller_that_shuts_down_rejects_requests() -> None:
     async def story(plane: ControlPlane) -> None:
         controller = await plane.boot()
         await plane.shut_down()
@@ -227,8 +227,8 @@ def test_a_controller_that_shuts_down_refuses() -> None:
     on_both_kinds_of_log(story)
 
 
-def test_a_closed_controller_does_not_begin_again_when_what_it_appended_is_committed() -> None:
-    """It would decide on an image that lacks what it has appended since."""
+def test_a_closed_controller_is_not_activated_by_a_late_commit() -> None:
+    """It would decide on an image without its last appends."""
 
     async def story(plane: ControlPlane) -> None:
         controller = await plane.boot()
@@ -248,7 +248,7 @@ def test_a_closed_controller_does_not_begin_again_when_what_it_appended_is_commi
     on_both_kinds_of_log(story)
 
 
-def test_on_files_a_restart_finds_everything_beside_the_quorum_state(tmp_path: Path) -> None:
+def test_a_restart_on_files_loads_log_and_quorum_state(tmp_path: Path) -> None:
     disk = OsDisk()
 
     async def live(clean: bool) -> MetadataImage:
@@ -277,7 +277,7 @@ def test_on_files_a_restart_finds_everything_beside_the_quorum_state(tmp_path: P
     assert (tmp_path / "__cluster_metadata-0" / "quorum-state").is_file()
 
 
-# A model: any story of admin calls, crashes and restarts
+# Model test: random admin calls, crashes and restarts
 
 names = st.sampled_from(["a", "b", "a.b", "a_b", "__x", "", "bad name"])
 partitions = st.integers(-2, 4)
@@ -298,9 +298,7 @@ steps = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(story=st.lists(steps, max_size=12), awaits=st.booleans())
-def test_replaying_the_log_gives_the_image_that_was_served(
-    story: list[tuple[str, Any]], awaits: bool
-) -> None:
+def test_replaying_the_log_gives_the_published_image(story: list[tuple[str, Any]], awaits: bool) -> None:
     asyncio.run(_live_and_replay(story, awaits))
 
 
@@ -349,7 +347,7 @@ async def _live_and_replay(story: list[tuple[str, Any]], awaits: bool) -> None:
 
 
 def _replayed(plane: ControlPlane) -> MetadataImage:
-    """The image that the log alone gives, read by a quorum that has not elected anybody yet."""
+    """Returns the image replayed from the log, before any election."""
     image = MetadataImage(cluster_id="test-cluster")
     for data in plane.log._batches:
         batch = read_committed_batch(Batch(data))
@@ -360,10 +358,10 @@ def _replayed(plane: ControlPlane) -> MetadataImage:
     return image
 
 
-def test_a_decision_that_is_in_the_log_and_cannot_be_applied_ends_the_node(
+def test_a_logged_decision_that_cannot_be_applied_fails_the_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its controller would go on from an image that is behind its own log."""
+    """Its controller would continue from an image that is behind its log."""
 
     def fail(self: ControllerState, records: object, end_offset: int) -> None:
         raise ValueError("a bug")

@@ -1,4 +1,4 @@
-"""Replication between nodes with real partitions: what is committed, who is in sync, and logs that part."""
+"""Replication between nodes with real partitions: commits, ISR changes and diverging logs."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -26,7 +26,7 @@ def batch(*values: bytes) -> Batch:
 
 
 async def write(node: ReplicaNode, *values: bytes) -> int:
-    """Appends without waiting; gives the next offset."""
+    """Appends without waiting for the commit and returns the next offset."""
     return (await node.partition.append([batch(*values)])).next_offset
 
 
@@ -55,7 +55,7 @@ class HeldSyncs:
         await self._sync()
 
 
-def test_followers_copy_the_log_and_writes_are_committed_when_all_have_them_on_disk() -> None:
+def test_writes_are_committed_when_all_followers_have_synced_them() -> None:
     async def test() -> None:
         async with cluster(1, 2, 3) as (controller, _):
             nodes = controller.nodes
@@ -69,7 +69,7 @@ def test_followers_copy_the_log_and_writes_are_committed_when_all_have_them_on_d
     run(test())
 
 
-def test_followers_learn_what_is_committed() -> None:
+def test_followers_learn_the_high_watermark() -> None:
     async def test() -> None:
         async with cluster(1, 2, replica_fetch_wait_max_ms=10) as (controller, _):
             await commit(controller.nodes[1], b"a", b"b")
@@ -78,7 +78,7 @@ def test_followers_learn_what_is_committed() -> None:
     run(test())
 
 
-def test_what_a_follower_has_not_synced_is_not_committed() -> None:
+def test_unsynced_records_of_a_follower_are_not_committed() -> None:
     async def test() -> None:
         async with cluster(1, 2) as (controller, _):
             leader, follower = controller.nodes[1], controller.nodes[2]
@@ -95,7 +95,7 @@ def test_what_a_follower_has_not_synced_is_not_committed() -> None:
     run(test())
 
 
-def test_a_follower_whose_leader_changes_while_it_syncs_does_not_vouch_for_what_is_not_safe() -> None:
+def test_a_follower_does_not_acknowledge_unsynced_records_to_a_new_leader() -> None:
     async def test() -> None:
         async with cluster(1, 2, 3) as (controller, _):
             nodes = controller.nodes
@@ -112,13 +112,13 @@ def test_a_follower_whose_leader_changes_while_it_syncs_does_not_vouch_for_what_
     run(test())
 
 
-def test_a_leader_that_comes_back_gives_up_what_its_successor_does_not_have() -> None:
+def test_a_previous_leader_truncates_records_its_successor_lacks() -> None:
     async def test() -> None:
         async with cluster(1, 2, 3) as (controller, peers):
             nodes = controller.nodes
             await commit(nodes[1], b"a")
             await commit(nodes[1], b"b")
-            # Cut off: what it writes now reaches nobody, and it does not hear that it leads no more.
+            # Partitioned: its writes reach no follower, and it does not learn of the new leader.
             served = peers.nodes.pop(1)
             await write(nodes[1], b"lost 1")
             await write(nodes[1], b"lost 2")
@@ -136,12 +136,12 @@ def test_a_leader_that_comes_back_gives_up_what_its_successor_does_not_have() ->
     run(test())
 
 
-def test_logs_that_parted_more_than_once_become_one_again() -> None:
+def test_logs_that_diverged_repeatedly_converge() -> None:
     async def test() -> None:
         async with cluster(1, 2, 3) as (controller, peers):
             nodes = controller.nodes
             await commit(nodes[1], b"a")
-            # Three leaders in turn, each cut off with records of its own epoch.
+            # Three leaders in turn, each partitioned with records of its own epoch.
             for leader, others in ((1, (2, 3)), (2, (3, 1)), (3, (1, 2))):
                 served = peers.nodes.pop(leader)
                 for number in range(leader):
@@ -160,13 +160,13 @@ def test_logs_that_parted_more_than_once_become_one_again() -> None:
     run(test())
 
 
-def test_a_follower_that_lags_leaves_the_in_sync_set_and_joins_again_when_it_has_caught_up() -> None:
+def test_a_lagging_follower_leaves_the_isr_and_rejoins_when_caught_up() -> None:
     async def test() -> None:
         async with cluster(1, 2, 3, replica_lag_time_max_ms=200) as (controller, _):
             leader, follower = controller.nodes[1], controller.nodes[3]
             await commit(leader, b"a")
             held = HeldSyncs(follower.partition)
-            # Not all are there to have it; those who are in sync are, sooner or later.
+            # One follower is down; the other ISR members get it.
             await commit(leader, b"b")
             assert controller.partition.isr == (1, 2)
             for _ in range(5):
@@ -179,7 +179,7 @@ def test_a_follower_that_lags_leaves_the_in_sync_set_and_joins_again_when_it_has
     run(test())
 
 
-def test_a_follower_that_cannot_reach_the_controller_goes_on_replicating() -> None:
+def test_a_follower_without_controller_keeps_replicating() -> None:
     async def test() -> None:
         async with cluster(1, 2) as (controller, _):
             controller.is_reachable = False
@@ -190,7 +190,7 @@ def test_a_follower_that_cannot_reach_the_controller_goes_on_replicating() -> No
     run(test())
 
 
-def test_a_replica_that_the_leader_has_nothing_in_common_with_begins_at_the_leaders_start() -> None:
+def test_a_replica_without_common_records_resets_to_the_leaders_start() -> None:
     async def test() -> None:
         async with cluster(1, 2, 3) as (controller, _):
             nodes = controller.nodes
@@ -208,7 +208,7 @@ def test_a_replica_that_the_leader_has_nothing_in_common_with_begins_at_the_lead
     run(test())
 
 
-def test_a_batch_larger_than_the_limits_is_replicated_all_the_same() -> None:
+def test_a_batch_larger_than_the_limits_is_replicated() -> None:
     async def test() -> None:
         limits = {"replica_fetch_max_bytes": 1_000, "replica_fetch_response_max_bytes": 2_000}
         async with cluster(1, 2, **limits) as (controller, _):
@@ -219,7 +219,7 @@ def test_a_batch_larger_than_the_limits_is_replicated_all_the_same() -> None:
     run(test())
 
 
-def test_a_follower_restarted_with_its_log_goes_on_where_it_was() -> None:
+def test_a_restarted_follower_continues_at_its_log_end() -> None:
     async def test() -> None:
         async with cluster(1, 2) as (controller, peers):
             await commit(controller.nodes[1], b"a")
@@ -235,7 +235,7 @@ def test_a_follower_restarted_with_its_log_goes_on_where_it_was() -> None:
     run(test())
 
 
-def test_a_follower_in_sync_shows_that_it_is_alive_where_nothing_is_written() -> None:
+def test_an_idle_follower_stays_in_the_isr() -> None:
     async def test() -> None:
         async with cluster(1, 2, replica_lag_time_max_ms=400) as (controller, _):
             leader = controller.nodes[1]

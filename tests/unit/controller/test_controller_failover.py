@@ -1,4 +1,4 @@
-"""A new controller: fresh sessions, leases that end before others lead, what the one before had begun."""
+"""A new controller: full sessions, leases that expire before other leaders, and completion of pending changes."""
 
 import asyncio
 from functools import partial
@@ -22,9 +22,9 @@ from moldau.metadata.image import MetadataDelta, MetadataImage
 from moldau.metadata.records import BrokerRegistrationChangeRecord, Record, encode
 from moldau.peers.probe import ProbeResult
 from moldau.raft.batches import CommittedBatch
-from support import brokers_and_controllers
-from support.brokers_and_controllers import ControllerCluster, Node, run_on_virtual_time
-from support.upkeep_stage import (
+from support import controller_cluster
+from support.controller_cluster import ControllerCluster, Node, run_on_virtual_time
+from support.controller_cluster_helpers import (
     FETCH_TIMEOUT_MS,
     INTERVAL_MS,
     SESSION_MS,
@@ -35,7 +35,7 @@ from support.upkeep_stage import (
 )
 
 
-def test_a_new_controller_gives_everybody_a_fresh_session() -> None:
+def test_a_new_controller_starts_a_full_session_for_each_broker() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         no_lease_outlives_its_session(stage)
@@ -49,7 +49,7 @@ def test_a_new_controller_gives_everybody_a_fresh_session() -> None:
     run_on_virtual_time(story)
 
 
-def test_a_new_controller_looks_at_once_who_is_gone() -> None:
+def test_a_new_controller_probes_all_brokers_at_once() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3, 4)
         await with_topic(stage, [1, 4, 2, 3])
@@ -64,7 +64,7 @@ def test_a_new_controller_looks_at_once_who_is_gone() -> None:
 
 @pytest.mark.parametrize("session_ms", [3_000, 9_000])
 @pytest.mark.parametrize("elected_after_ms", [FETCH_TIMEOUT_MS, 1_700, 2_400])
-def test_a_controller_that_is_cut_off_is_fenced_sooner_and_its_own_lease_is_over_by_then(
+def test_a_partitioned_controller_is_fenced_early_but_after_its_lease(
     session_ms: int, elected_after_ms: int
 ) -> None:
     async def story(stage: ControllerCluster) -> None:
@@ -82,8 +82,8 @@ def test_a_controller_that_is_cut_off_is_fenced_sooner_and_its_own_lease_is_over
     run_on_virtual_time(story, broker_session_timeout_ms=session_ms)
 
 
-def test_a_controller_that_hands_over_is_not_fenced_before_its_lease_is_over() -> None:
-    """Nobody was silent when another one was elected: its lease may be a moment old."""
+def test_a_resigned_controller_is_fenced_only_after_its_lease() -> None:
+    """The previous controller was not silent before the election, so its lease may be fresh."""
 
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
@@ -96,8 +96,8 @@ def test_a_controller_that_hands_over_is_not_fenced_before_its_lease_is_over() -
     run_on_virtual_time(story)
 
 
-def test_leases_do_not_wait_for_what_the_controllers_own_node_is_slow_to_take() -> None:
-    """Opening the logs of a large topic takes long; a heartbeat that changes nothing has nothing to do with it."""
+def test_leases_do_not_depend_on_publishing_on_the_controllers_node() -> None:
+    """Opening the logs of a large topic takes long and must not delay heartbeats."""
 
     async def story(stage: ControllerCluster) -> None:
         async def slow(delta: MetadataDelta, image: MetadataImage) -> None:
@@ -118,7 +118,7 @@ def test_leases_do_not_wait_for_what_the_controllers_own_node_is_slow_to_take() 
     run_on_virtual_time(story)
 
 
-def test_what_a_heartbeat_tells_of_its_broker_is_committed() -> None:
+def test_a_heartbeat_reply_reflects_committed_state() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await stage.pass_ms(100)
@@ -135,7 +135,7 @@ def test_what_a_heartbeat_tells_of_its_broker_is_committed() -> None:
     run_on_virtual_time(story)
 
 
-def test_one_refused_connection_is_not_the_end_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_refused_connection_does_not_fence_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         answers: list[ProbeResult] = []
@@ -154,7 +154,7 @@ def test_one_refused_connection_is_not_the_end_of_a_process(monkeypatch: pytest.
     run_on_virtual_time(story)
 
 
-def test_no_new_replicas_are_given_to_a_broker_whose_process_is_just_gone() -> None:
+def test_new_partitions_avoid_a_broker_whose_process_just_died() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3, 4)
         await stage.nodes[4].kill()
@@ -169,7 +169,7 @@ def test_no_new_replicas_are_given_to_a_broker_whose_process_is_just_gone() -> N
     run_on_virtual_time(story)
 
 
-def test_a_broker_whose_fencing_failed_is_fenced_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_fencing_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = False
 
     def fence(state: ControllerState, *more: Any) -> CoordinatorResult[Record, bool]:
@@ -191,7 +191,7 @@ def test_a_broker_whose_fencing_failed_is_fenced_all_the_same(monkeypatch: pytes
     run_on_virtual_time(story)
 
 
-def test_a_new_cluster_gets_its_features_when_the_log_takes_them() -> None:
+def test_features_of_a_new_cluster_are_written_when_the_log_accepts_them() -> None:
     async def story(stage: ControllerCluster) -> None:
         stage.add(1).quorum.append_error = StorageError("the disk is full")
         stage.elect(1)
@@ -202,19 +202,19 @@ def test_a_new_cluster_gets_its_features_when_the_log_takes_them() -> None:
     run_on_virtual_time(story)
 
 
-def test_a_controllers_node_shuts_down_soon_though_the_handover_is_slow_to_be_committed(
+def test_a_controllers_node_shuts_down_soon_despite_slow_commits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its own heartbeat is given up before it is answered."""
+    """Its own heartbeat times out before the response."""
 
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [1, 2, 3])
         await stage.pass_ms(700)
         began_ms = stage.clock.monotonic_ms()
-        monkeypatch.setattr(brokers_and_controllers, "COMMIT_S", 1.2)
+        monkeypatch.setattr(controller_cluster, "COMMIT_S", 1.2)
         asyncio.get_running_loop().call_later(
-            0.05, lambda: monkeypatch.setattr(brokers_and_controllers, "COMMIT_S", 0.004)
+            0.05, lambda: monkeypatch.setattr(controller_cluster, "COMMIT_S", 0.004)
         )
         await stage.nodes[1].lifecycle.shut_down()
         assert is_fenced(stage, 1)
@@ -223,8 +223,8 @@ def test_a_controllers_node_shuts_down_soon_though_the_handover_is_slow_to_be_co
     run_on_virtual_time(story)
 
 
-def test_a_controller_without_its_majority_prolongs_no_lease_that_its_successor_ends() -> None:
-    """Broker 3 is on the side of the old controller, and heard by nobody else."""
+def test_a_controller_without_its_majority_extends_no_lease_past_its_successors_fencing() -> None:
+    """Broker 3 is partitioned together with the old controller."""
 
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
@@ -239,12 +239,12 @@ def test_a_controller_without_its_majority_prolongs_no_lease_that_its_successor_
     run_on_virtual_time(story)
 
 
-def test_a_new_controller_finishes_what_the_one_before_has_begun() -> None:
+def test_a_new_controller_completes_changes_of_the_previous_one() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [3, 2, 1])
         stage.nodes[3].cut_off()
-        # The broker is fenced, and the rest of the change was lost with the controller.
+        # The broker is fenced, but its partition changes were lost with the controller.
         record = BrokerRegistrationChangeRecord(
             broker_id=3, broker_epoch=stage.image.brokers[3].epoch, fenced=1
         )
@@ -257,7 +257,7 @@ def test_a_new_controller_finishes_what_the_one_before_has_begun() -> None:
     run_on_virtual_time(story)
 
 
-def test_who_is_not_the_controller_any_more_refuses_everything_and_its_timers_do_nothing() -> None:
+def test_a_deactivated_controller_rejects_requests_and_its_timers_do_nothing() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         former = stage.controller

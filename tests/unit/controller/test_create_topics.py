@@ -1,4 +1,4 @@
-"""What the controller decides of new topics: Kafka's errors in Kafka's words, and records that do what was asked."""
+"""Decisions on new topics: Kafka's errors and messages, and the records of valid topics."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ from moldau.errors import (
 from moldau.metadata.records import PartitionRecord
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
-from support.decided_cluster import ORDERS, Cluster, error_of
+from support.controller_decisions import ORDERS, Cluster, error_of
 
 
 def test_a_topic_gets_its_records_in_kafkas_order() -> None:
@@ -46,7 +46,7 @@ def test_defaults_come_from_the_settings() -> None:
     assert (created.partitions, created.replication_factor) == (3, 1)
 
 
-def test_validate_only_answers_the_same_and_writes_nothing() -> None:
+def test_validate_only_returns_the_same_and_writes_nothing() -> None:
     cluster = Cluster()
     [created] = cluster.create(NewTopic("orders", 2, 1), validate_only=True)
     assert (created.partitions, created.error) == (2, None)
@@ -66,7 +66,7 @@ def test_validate_only_answers_the_same_and_writes_nothing() -> None:
         ("a\x00", "contains one or more characters other than"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused(name: str, complaint: str) -> None:
+def test_invalid_topic_names_are_rejected(name: str, complaint: str) -> None:
     kind, message = error_of(Cluster().create(NewTopic(name, 1, 1)))
     assert kind is InvalidTopicError
     assert message.startswith("Topic name is invalid: ")
@@ -146,7 +146,7 @@ def test_the_longest_name_is_accepted() -> None:
         ),
     ],
 )
-def test_a_topic_that_cannot_be_is_refused_in_kafkas_words(
+def test_invalid_topics_are_rejected_with_kafkas_messages(
     topic: NewTopic, kind: type[MoldauError], message: str
 ) -> None:
     cluster = Cluster()
@@ -161,7 +161,7 @@ def test_configs_are_validated_before_anything_is_written(configs: Mapping[str, 
     assert cluster.last_records == []
 
 
-def test_a_topic_that_exists_is_refused() -> None:
+def test_an_existing_topic_is_rejected() -> None:
     cluster = Cluster()
     cluster.create(NewTopic("orders", 1, 1))
     assert error_of(cluster.create(NewTopic("orders", 1, 1))) == (
@@ -186,7 +186,7 @@ def test_names_collide_within_one_request_too() -> None:
     assert isinstance(second.error, InvalidTopicError)
 
 
-def test_a_name_given_twice_is_refused_once_and_others_are_created() -> None:
+def test_a_duplicate_name_gets_one_error_and_others_are_created() -> None:
     cluster = Cluster()
     twice, once = cluster.create(NewTopic("a", 1, 1), NewTopic("b", 1, 1), NewTopic("a", 1, 1))
     assert isinstance(twice.error, InvalidRequestError)
@@ -195,7 +195,7 @@ def test_a_name_given_twice_is_refused_once_and_others_are_created() -> None:
     assert list(cluster.state.image.topics) == ["b"]
 
 
-def test_a_request_for_too_many_partitions_is_refused_as_a_whole() -> None:
+def test_a_request_for_too_many_partitions_fails_as_a_whole() -> None:
     with pytest.raises(PolicyViolationError, match="Excessively large number of partitions per request"):
         Cluster().create(NewTopic("a", 5000, 1), NewTopic("b", 5001, 1))
 
@@ -209,7 +209,7 @@ def test_without_an_active_broker_nothing_is_created() -> None:
     assert error_of(cluster.create(NewTopic("a", assignment={0: [1]})))[0] is InvalidReplicaAssignmentError
 
 
-def test_a_manual_assignment_is_followed_and_fenced_brokers_are_not_in_sync() -> None:
+def test_a_manual_assignment_leaves_fenced_brokers_out_of_the_isr() -> None:
     cluster = Cluster(brokers=(1, 2, 3))
     cluster.fence(2)
     cluster.create(NewTopic("a", assignment={1: [3, 1], 0: [2, 1]}))
@@ -218,7 +218,7 @@ def test_a_manual_assignment_is_followed_and_fenced_brokers_are_not_in_sync() ->
     assert (second.replicas, second.isr, second.leader) == ((3, 1), (3, 1), 3)
 
 
-def test_topic_ids_are_never_reserved_nor_read_as_an_option() -> None:
+def test_topic_ids_are_never_reserved_and_never_start_with_a_dash() -> None:
     class Fixed:
         def __init__(self, *numbers: int) -> None:
             self.numbers = list(numbers)
@@ -250,7 +250,7 @@ def test_leaders_and_replicas_are_spread_evenly() -> None:
     assert {replicas.count(broker) for broker in range(1, 6)} == {12}
     assert all(len(set(record.replicas)) == 3 for record in records)
     pairs = {frozenset(record.replicas) for record in records}
-    assert len(pairs) > 5, "followers do not always come along with the same leader"
+    assert len(pairs) > 5, "followers are not always paired with the same leader"
 
 
 def test_replicas_go_to_different_racks() -> None:

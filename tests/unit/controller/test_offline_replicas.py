@@ -1,5 +1,4 @@
-"""Replicas whose logs have failed: they leave the in-sync sets, nobody elects them, and they come back when their
-brokers have them again."""
+"""Offline replicas leave the ISR, are not elected, and return when their broker reports them online."""
 
 from collections.abc import Sequence
 
@@ -8,14 +7,14 @@ from moldau.controller.offline_replicas import remove_offline_replicas
 from moldau.controller.requests import BrokerHeartbeat, ElectionType, OfflineReplica
 from moldau.errors import IneligibleReplicaError
 from moldau.metadata.image import NO_LEADER
-from support.controlled import ControlledCluster
+from support.partition_decisions import ControlledCluster
 
 
 class Cluster(ControlledCluster):
     def hears(
         self, broker_id: int, *failed: int, epoch: int | None = None, is_transient: bool = False
     ) -> None:
-        """A heartbeat that says of these partitions of orders that they have failed."""
+        """Processes a heartbeat that reports these partitions of orders offline."""
         topic_id = self.state.image.topics["orders"].topic_id
         beat = BrokerHeartbeat(
             broker_id,
@@ -32,32 +31,32 @@ class Cluster(ControlledCluster):
         return found.leader, found.isr, found.elr
 
 
-def test_another_leads_in_the_place_of_a_leader_whose_log_has_failed() -> None:
+def test_an_offline_leader_is_replaced() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2, 3), (1, 2, 3), min_insync_replicas="2")
     cluster.hears(1, 0)
     assert cluster.state_of(0) == (2, (2, 3), ())
-    assert cluster.state_of(1) == (1, (1, 2, 3), ()), "its other logs are whole"
+    assert cluster.state_of(1) == (1, (1, 2, 3), ()), "its other replicas are online"
 
 
-def test_a_follower_whose_log_has_failed_is_not_waited_for() -> None:
+def test_an_offline_follower_leaves_the_isr() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2, 3))
     cluster.hears(3, 0)
     assert cluster.state_of() == (1, (1, 2), ())
     records = len(cluster.last_records)
     cluster.hears(3, 0)
-    assert (len(cluster.last_records), records) == (0, 0), "there is nothing more to do"
+    assert (len(cluster.last_records), records) == (0, 0), "nothing is left to do"
 
 
-def test_a_failed_replica_vouches_for_nothing() -> None:
+def test_an_offline_replica_leaves_the_elr() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2), min_insync_replicas="2")
     cluster.hears(2, 0)
-    assert cluster.state_of() == (1, (1,), ()), "it is not eligible either: records may be gone"
+    assert cluster.state_of() == (1, (1,), ()), "it is not in the ELR either: records may be lost"
 
 
-def test_a_replica_that_is_in_sync_alone_stays_so_without_a_leader_and_leads_when_it_is_whole_again() -> None:
+def test_the_only_isr_member_stays_without_a_leader_and_leads_when_online_again() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2), min_insync_replicas="1")
     cluster.fence(2)
@@ -71,7 +70,7 @@ def test_a_replica_that_is_in_sync_alone_stays_so_without_a_leader_and_leads_whe
     assert cluster.state_of() == (1, (1,), ())
 
 
-def test_no_election_takes_a_failed_replica() -> None:
+def test_offline_replicas_are_not_elected() -> None:
     cluster = Cluster()
     cluster.create("orders", (2, 1, 3), min_insync_replicas="1", unclean_leader_election_enable="true")
     cluster.fence(1)
@@ -80,12 +79,12 @@ def test_no_election_takes_a_failed_replica() -> None:
     cluster.unfence(3)
     assert cluster.partition().leader == NO_LEADER
     [found] = unclean_election_candidates(cluster.state, cluster.settings).values()
-    assert found == (3,), "it is not asked, and does not keep others from being asked"
+    assert found == (3,), "it is no candidate, and others are"
     cluster.elect(ElectionType.PREFERRED, ("orders", 0))
     assert cluster.partition().leader == NO_LEADER
 
 
-def test_a_failed_replica_does_not_join_while_its_broker_says_so() -> None:
+def test_an_offline_replica_cannot_join_the_isr() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2, 3))
     cluster.hears(3, 0)
@@ -94,19 +93,19 @@ def test_a_failed_replica_does_not_join_while_its_broker_says_so() -> None:
     assert cluster.alter((1, 2, 3)).error is None
 
 
-def test_what_a_former_life_of_a_broker_says_does_not_count() -> None:
+def test_reports_of_a_previous_incarnation_are_ignored() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2, 3))
     former = cluster.state.image.brokers[3].epoch
     cluster.hears(3, 0)
     cluster.register(3)
     cluster.unfence(3)
-    assert cluster.alter((1, 2, 3)).error is None, "it has started anew, and has not complained since"
+    assert cluster.alter((1, 2, 3)).error is None, "its new incarnation has reported nothing offline"
     cluster.hears(3, 0, epoch=former)
     assert cluster.state_of() == (1, (1, 2, 3), ())
 
 
-def test_a_reassignment_does_not_elect_a_failed_replica() -> None:
+def test_a_reassignment_does_not_elect_an_offline_replica() -> None:
     cluster = Cluster((1, 2, 3, 4))
     cluster.create("orders", (1, 2), min_insync_replicas="1")
     cluster.fence(2)
@@ -118,15 +117,17 @@ def test_a_reassignment_does_not_elect_a_failed_replica() -> None:
     assert cluster.partition().leader == 1
 
 
-# Replicas that cannot be written for the moment
+# Transiently offline replicas
 
 
-def test_another_leads_in_the_place_of_a_leader_that_cannot_be_written() -> None:
+def test_a_leader_that_cannot_be_written_is_replaced() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2, 3))
     cluster.hears(1, 0, is_transient=True)
     assert cluster.state_of() == (2, (2, 3), ())
-    assert isinstance(cluster.alter((1, 2, 3)).error, IneligibleReplicaError), "it would be waited for"
+    assert isinstance(cluster.alter((1, 2, 3)).error, IneligibleReplicaError), (
+        "the high watermark would wait for it"
+    )
     cluster.elect(ElectionType.PREFERRED, ("orders", 0))
     assert cluster.partition().leader == 2
     cluster.hears(1)
@@ -135,16 +136,16 @@ def test_another_leads_in_the_place_of_a_leader_that_cannot_be_written() -> None
     assert cluster.partition().leader == 1
 
 
-def test_a_replica_that_cannot_be_written_stays_eligible() -> None:
+def test_a_replica_that_cannot_be_written_joins_the_elr() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2), min_insync_replicas="2")
     cluster.hears(1, 0, is_transient=True)
-    assert cluster.state_of() == (2, (2,), (1,)), "it has lost nothing"
+    assert cluster.state_of() == (2, (2,), (1,)), "it has all committed records"
     cluster.fence(2)
-    assert cluster.partition().leader == 1, "what is committed can be read"
+    assert cluster.partition().leader == 1, "committed records can be read"
 
 
-def test_a_leader_that_is_in_sync_alone_leads_on_though_it_cannot_be_written() -> None:
+def test_the_only_isr_member_keeps_leading_though_it_cannot_be_written() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2), min_insync_replicas="1", unclean_leader_election_enable="true")
     cluster.fence(2)
@@ -155,13 +156,13 @@ def test_a_leader_that_is_in_sync_alone_leads_on_though_it_cannot_be_written() -
     assert unclean_election_candidates(cluster.state, cluster.settings) == {}
     cluster.fence(1)
     cluster.unfence(1)
-    assert cluster.state_of() == (1, (1,), ()), "it comes back and leads as before"
-    assert cluster.alter((1, 2)).error is None, "who has caught up may join it"
+    assert cluster.state_of() == (1, (1,), ()), "it leads again after the restart"
+    assert cluster.alter((1, 2)).error is None, "a caught-up replica may join"
     cluster.hears(1, 0, is_transient=True)
     assert cluster.state_of() == (2, (2,), ())
 
 
-def test_leadership_does_not_go_back_and_forth_between_replicas_that_cannot_be_written() -> None:
+def test_leadership_does_not_alternate_between_replicas_that_cannot_be_written() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2), min_insync_replicas="1")
     cluster.hears(1, 0, is_transient=True)
@@ -172,7 +173,7 @@ def test_leadership_does_not_go_back_and_forth_between_replicas_that_cannot_be_w
     assert isinstance(cluster.alter((1, 2)).error, IneligibleReplicaError)
 
 
-def test_of_two_in_sync_that_cannot_be_written_neither_gives_way() -> None:
+def test_two_isr_members_that_cannot_be_written_both_stay() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2, 3), min_insync_replicas="1")
     cluster.fence(3)
@@ -183,7 +184,7 @@ def test_of_two_in_sync_that_cannot_be_written_neither_gives_way() -> None:
     assert cluster.alter((1, 2)).error is None
     topic_id = cluster.state.image.topics["orders"].topic_id
     for broker_id in (1, 2):
-        # Both say so before anything is decided on it.
+        # Both report before any decision.
         epoch = cluster.state.image.brokers[broker_id].epoch
         cluster.state.update_offline_replicas(
             BrokerHeartbeat(

@@ -1,4 +1,4 @@
-"""A controller that begins: on a node that is busy with itself, and with other settings than the one before."""
+"""Activation of a controller: on a busy node, and with other settings than the previous one."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from moldau.controller import elections
 from moldau.controller.requests import CreateTopicResult, NewTopic
 from moldau.metadata.image import NO_LEADER, MetadataDelta, MetadataImage, PartitionRegistration
 from moldau.settings.topic import TopicSettings
-from support.brokers_and_controllers import ControllerCluster, Node, run_on_virtual_time
+from support.controller_cluster import ControllerCluster, Node, run_on_virtual_time
 
 
 async def with_topic(stage: ControllerCluster, *replicas: list[int]) -> CreateTopicResult:
@@ -24,7 +24,7 @@ def partition(stage: ControllerCluster, index: int = 0) -> PartitionRegistration
 
 
 class OpensLogs:
-    """A node whose publications do not end before its logs are open."""
+    """A node that publishes only when its logs are open."""
 
     def __init__(self, node: Node) -> None:
         self.are_open = asyncio.Event()
@@ -36,7 +36,7 @@ class OpensLogs:
         await self.are_open.wait()
 
 
-def test_a_controller_does_not_wait_until_its_own_node_has_opened_its_logs() -> None:
+def test_a_controller_activates_before_its_node_has_opened_its_logs() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3, 4)
         logs = OpensLogs(stage.nodes[2])
@@ -48,20 +48,20 @@ def test_a_controller_does_not_wait_until_its_own_node_has_opened_its_logs() -> 
         assert stage.nodes[3].lifecycle.lease.is_valid()
         assert stage.nodes[2].lifecycle.lease.is_valid()
 
-        # Others go and come back, and each hears of what was decided on it.
+        # Other brokers restart and get their responses.
         await stage.nodes[4].kill()
         await stage.until(lambda: partition(stage).leader == 3)
         again = stage.add(4)
         await again.start()
         await again.lifecycle.wait_until_active()
         assert again.lifecycle.lease.is_valid()
-        assert stage.image.topics == {}, "this node still shows what all of it has taken"
+        assert stage.image.topics == {}, "this node still serves its published image"
 
         creating = asyncio.get_running_loop().create_task(
             stage.controller.create_topics([NewTopic("more", assignment={0: [3]})])
         )
         await stage.pass_ms(1_000)
-        assert not creating.done(), "who asked for a topic must find it here"
+        assert not creating.done(), "the response waits until the topic is published"
         logs.are_open.set()
         [created] = await creating
         assert created.error is None
@@ -70,29 +70,29 @@ def test_a_controller_does_not_wait_until_its_own_node_has_opened_its_logs() -> 
     run_on_virtual_time(story)
 
 
-def test_a_controller_that_is_no_longer_one_stops_though_its_node_is_behind() -> None:
+def test_a_controller_deactivates_though_its_node_lags_behind() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         logs = OpensLogs(stage.nodes[2])
         await with_topic(stage, [3, 2])
         stage.elect(2)
         stage.nodes[2].controller.leader_changed(2, stage.epoch)
-        assert stage.nodes[2].controller.is_active, "told again of what it knows"
+        assert stage.nodes[2].controller.is_active, "a repeated notification changes nothing"
         stage.elect(3)
         assert not stage.nodes[2].controller.is_active
         logs.are_open.set()
         await stage.pass_ms(1_000)
-        assert not stage.nodes[2].controller.is_active, "nor by what it is shown late"
+        assert not stage.nodes[2].controller.is_active, "a late publication does not activate it"
         assert stage.nodes[3].controller.is_active
 
     run_on_virtual_time(story)
 
 
-def test_who_is_eligible_is_settled_by_the_minimum_of_the_new_controller(
+def test_a_new_controller_recomputes_elrs_with_its_own_min_isr(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Files are changed node by node: the one that lowered the minimum first led a partition under a controller that
-    had not."""
+    """Settings change node by node: the node that lowered min.insync.replicas first led a partition under a
+    controller that had not."""
     monkeypatch.setattr(elections, "RECORDS_PER_DECISION_MAX", 2)
 
     async def restart(stage: ControllerCluster, node_id: int) -> None:

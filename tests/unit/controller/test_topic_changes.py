@@ -1,4 +1,4 @@
-"""What the controller decides of topics that are there: they go, or get more partitions."""
+"""Decisions on existing topics: deletion and new partitions."""
 
 from uuid import UUID
 
@@ -18,7 +18,7 @@ from moldau.errors import (
 )
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
-from support.decided_cluster import Cluster, error_of
+from support.controller_decisions import Cluster, error_of
 
 
 def test_topics_are_deleted_by_name_and_by_id() -> None:
@@ -41,7 +41,7 @@ def test_topics_are_deleted_by_name_and_by_id() -> None:
         (TopicRef("a", UUID(int=99)), InvalidRequestError),
     ],
 )
-def test_a_topic_that_is_not_there_cannot_be_deleted(ref: TopicRef, kind: type[MoldauError]) -> None:
+def test_deleting_a_missing_topic_fails(ref: TopicRef, kind: type[MoldauError]) -> None:
     assert error_of(Cluster().delete(ref))[0] is kind
 
 
@@ -54,14 +54,14 @@ def test_a_topic_named_twice_is_not_deleted() -> None:
     assert "a" in cluster.state.image.topics
 
 
-def test_deletion_can_be_disabled() -> None:
+def test_topic_deletion_can_be_disabled() -> None:
     cluster = Cluster(settings=EffectiveSettings(BrokerSettings(node_id=1, delete_topic_enable=False)))
     cluster.create(NewTopic("a", 1, 1))
     with pytest.raises(TopicDeletionDisabledError):
         cluster.delete(TopicRef("a"))
 
 
-def test_partitions_are_added_behind_those_that_are_there() -> None:
+def test_new_partitions_get_the_next_indexes() -> None:
     cluster = Cluster()
     cluster.create(NewTopic("a", 1, 1))
     [result] = cluster.more(PartitionIncrease("a", 3))
@@ -110,7 +110,7 @@ def test_partitions_are_added_behind_those_that_are_there() -> None:
         ),
     ],
 )
-def test_partitions_that_cannot_be_added_are_refused(
+def test_invalid_partition_increases_are_rejected(
     change: PartitionIncrease, kind: type[MoldauError], message: str
 ) -> None:
     cluster = Cluster(brokers=(1, 2))
@@ -119,7 +119,7 @@ def test_partitions_that_cannot_be_added_are_refused(
     assert cluster.last_records == []
 
 
-def test_the_topic_of_groups_keeps_its_partitions() -> None:
+def test_the_offsets_topic_keeps_its_partition_count() -> None:
     cluster = Cluster()
     cluster.create(NewTopic("__consumer_offsets", 2, 1))
     [result] = cluster.more(PartitionIncrease("__consumer_offsets", 3))
@@ -135,7 +135,7 @@ def test_a_topic_given_twice_gets_no_partitions() -> None:
 
 
 @pytest.mark.parametrize("validate_only", [True, False])
-def test_a_request_for_too_many_partitions_is_refused_before_any_is_placed(
+def test_a_request_for_too_many_partitions_is_rejected_before_placement(
     monkeypatch: pytest.MonkeyPatch, validate_only: bool
 ) -> None:
     cluster = Cluster()

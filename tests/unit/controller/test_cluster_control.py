@@ -1,4 +1,4 @@
-"""What the controller decides of brokers, producer ids and features."""
+"""Decisions on brokers, producer ids and features."""
 
 from dataclasses import replace
 from uuid import UUID
@@ -25,7 +25,7 @@ from moldau.errors import (
 )
 from moldau.metadata.image import Endpoint
 from moldau.metadata.records import TopicRecord
-from support.decided_cluster import Cluster
+from support.controller_decisions import Cluster
 
 
 def test_a_brokers_epoch_is_the_offset_of_its_registration() -> None:
@@ -43,7 +43,7 @@ def test_the_same_incarnation_keeps_its_epoch() -> None:
         assert cluster.register_as(broker) == 0
     cluster.unfence(1)
     cluster.register_as(broker)
-    assert cluster.state.image.brokers[1].is_active, "and stays what it was"
+    assert cluster.state.image.brokers[1].is_active, "it stays unfenced"
 
 
 def test_a_broker_leads_nothing_from_its_registration_to_its_first_heartbeats() -> None:
@@ -64,7 +64,7 @@ def test_a_broker_leads_nothing_from_its_registration_to_its_first_heartbeats() 
     assert cluster.state.image.brokers[1].is_active
 
 
-def test_a_broker_that_wants_to_be_fenced_is() -> None:
+def test_a_broker_is_fenced_on_its_own_request() -> None:
     cluster = Cluster(brokers=(1, 2))
     cluster.create(NewTopic("a", assignment={0: [1, 2]}))
     epoch = cluster.state.image.brokers[1].epoch
@@ -78,7 +78,7 @@ def test_a_broker_that_wants_to_be_fenced_is() -> None:
     assert cluster.last_records == []
 
 
-def test_a_fenced_broker_is_taken_in_only_when_it_knows_that_it_was_fenced() -> None:
+def test_a_broker_is_unfenced_only_when_it_has_applied_the_decision_that_fenced_it() -> None:
     cluster = Cluster(brokers=(1, 2))
     cluster.create(NewTopic("a", assignment={0: [1, 2]}))
     broker = cluster.state.image.brokers[1]
@@ -93,10 +93,10 @@ def test_a_fenced_broker_is_taken_in_only_when_it_knows_that_it_was_fenced() -> 
         assert (reply.is_fenced, reply.is_caught_up) == (fenced, not fenced)
     again = cluster._do(fence_broker(cluster.state, cluster.settings, 1, broker.epoch + 1))
     assert again
-    assert cluster.state.image.brokers[1].is_active, "another life was meant"
+    assert cluster.state.image.brokers[1].is_active, "the epoch is another incarnation's"
 
 
-def test_only_a_known_life_of_a_broker_is_listened_to() -> None:
+def test_requests_with_a_stale_broker_epoch_are_rejected() -> None:
     cluster = Cluster()
     epoch = cluster.state.image.brokers[1].epoch
     for broker_id, broker_epoch, error in (
@@ -115,10 +115,10 @@ def test_only_a_known_life_of_a_broker_is_listened_to() -> None:
             allocate_producer_ids(cluster.state, broker_id, broker_epoch)
 
 
-def test_a_living_broker_is_not_replaced_by_one_from_elsewhere() -> None:
+def test_a_broker_with_a_valid_session_is_not_replaced_by_another_process() -> None:
     cluster = Cluster(brokers=())
     epoch = cluster.register(1)
-    cluster.heartbeat_manager.begin(1, epoch, 0)
+    cluster.heartbeat_manager.start_session(1, epoch, 0)
     cluster.heartbeat_manager.touch(BrokerHeartbeat(1, epoch, 0), 10)
     for endpoint in (Endpoint("P", "h", 9092), Endpoint("P", "other", 9092)):
         twin = BrokerRegistrationRequest(1, UUID(int=9), [endpoint])
@@ -129,7 +129,7 @@ def test_a_living_broker_is_not_replaced_by_one_from_elsewhere() -> None:
         ).response
 
 
-def test_registrations_that_cannot_be_are_refused_with_what_to_do() -> None:
+def test_invalid_registrations_are_rejected_with_advice() -> None:
     cluster = Cluster()
     cluster.state.image = replace(cluster.state.image, cluster_id="ours")
     cluster._do(update_features(cluster.state, {"metadata.version": 30}))
@@ -150,7 +150,7 @@ def test_registrations_that_cannot_be_are_refused_with_what_to_do() -> None:
     assert cluster.register_as(good) > 0
 
 
-def test_an_unregistered_broker_is_in_sync_nowhere_and_not_listed() -> None:
+def test_an_unregistered_broker_is_removed_from_isrs_and_from_the_image() -> None:
     cluster = Cluster(brokers=(1, 2))
     cluster.create(NewTopic("a", assignment={0: [1, 2]}))
     assert cluster._do(unregister_broker(cluster.state, cluster.settings, 1))
@@ -161,14 +161,14 @@ def test_an_unregistered_broker_is_in_sync_nowhere_and_not_listed() -> None:
         unregister_broker(cluster.state, cluster.settings, 1)
 
 
-def test_no_producer_id_is_given_twice() -> None:
+def test_producer_id_blocks_do_not_overlap() -> None:
     cluster = Cluster()
     epoch = cluster.state.image.brokers[1].epoch
     blocks = [cluster._do(allocate_producer_ids(cluster.state, 1, epoch)) for _ in range(3)]
     assert blocks == [range(1000), range(1000, 2000), range(2000, 3000)]
 
 
-def test_features_are_finalized_only_at_levels_that_are_supported() -> None:
+def test_features_are_finalized_only_at_supported_levels() -> None:
     cluster = Cluster()
     cluster._do(update_features(cluster.state, {"metadata.version": 30}))
     assert cluster.state.image.features == {"metadata.version": 30}

@@ -38,7 +38,7 @@ COMMIT_S = 0.004
 def run_on_virtual_time(
     story: Callable[["ControllerCluster"], Coroutine[Any, Any, None]], **settings: Any
 ) -> None:
-    """Runs a story; a bug anywhere in it fails the test."""
+    """Runs a test on virtual time; an unexpected exception anywhere fails it."""
 
     async def run() -> None:
         stage = ControllerCluster(**settings)
@@ -67,12 +67,12 @@ class ControllerCluster:
         self.log_ends: dict[int, EpochEndOffset] = {}
         self.asked: list[int] = []
         self.violations: list[str] = []
-        """What must not happen, and did: an exception would only be another failure to the code under test."""
+        """Violations found so far: the code under test would treat an exception as another failure."""
         self.lives: dict[int, list[UUID]] = {}
-        """What the disk of each node has seen."""
+        """The incarnations that ran on each node's disk."""
 
     async def boot(self, *node_ids: int, leader: int | None = None) -> None:
-        """These nodes, with a controller and all brokers active."""
+        """Boots these nodes and returns when the controller and all brokers are active."""
         for node_id in node_ids:
             self.add(node_id)
         self.elect(leader or node_ids[0])
@@ -82,16 +82,16 @@ class ControllerCluster:
             await self.nodes[node_id].lifecycle.wait_until_active()
 
     def add(self, node_id: int, *, previous_epoch: int = -1) -> "Node":
-        """A process that begins, in the place of one that has ended."""
+        """Starts a new process in place of a stopped one."""
         node = self.nodes[node_id] = Node(self, node_id, previous_epoch=previous_epoch)
         node.see()
         return node
 
     async def until(self, condition: Callable[[], bool], within_ms: int = 20_000) -> int:
-        """How long it takes."""
+        """Returns how long it takes in milliseconds."""
         began_ms = self.clock.monotonic_ms()
         while not condition():
-            assert self.clock.monotonic_ms() - began_ms <= within_ms, "it did not happen"
+            assert self.clock.monotonic_ms() - began_ms <= within_ms, "the condition was not met in time"
             await self.pass_ms(1)
         return self.clock.monotonic_ms() - began_ms
 
@@ -135,20 +135,20 @@ class ControllerCluster:
 
 
 class FakeQuorum:
-    """The quorum as one node's controller sees it."""
+    """The quorum as one controller sees it."""
 
     def __init__(self, stage: ControllerCluster, node: "Node") -> None:
         self._stage = stage
         self._node = node
         self.confirmed_until_ms: int | None = None
-        """Since when a majority is silent, to this node."""
+        """Since when this node has not heard from a majority."""
         self.leader_silence_ms = 0
-        """For how long its voters had heard of nobody when they elected it."""
+        """For how long its voters had not heard from a leader at the election."""
         self.append_error: Exception | None = None
 
     @property
     def is_leader(self) -> bool:
-        # A leader that is cut off does not know better.
+        # A partitioned leader still believes it leads.
         return self._node.led_epoch == self._stage.epoch or (
             self._node.is_cut_off and self._node.led_epoch > 0
         )
@@ -174,7 +174,7 @@ class FakeQuorum:
         batch = CommittedBatch(base, base + len(values) - 1, self._stage.epoch, tuple(values))
         self._node.appended_offset = batch.last_offset + 1
         if self._node.is_cut_off:
-            # In its own log, where no majority will ever see it.
+            # Only in its own log, which no majority replicates.
             return batch.last_offset
         for offset, value in enumerate(values, base):
             self._stage.on_append(offset, decode(value))
@@ -197,7 +197,7 @@ class Node:
         self.appended_offset = 0
         self.led_epoch = 0
         self.stuck_with: int | None = None
-        """The only node it reaches, though that is not the controller any more."""
+        """The only node it reaches, even if that is not the controller any more."""
         self.not_ready: list[OfflineReplica] = []
         self.fatal: list[BaseException] = []
         self.sent: list[BrokerHeartbeat] = []
@@ -240,7 +240,7 @@ class Node:
         await self.lifecycle.start(self.former_lives)
 
     def see(self) -> None:
-        """Takes what was committed since it last looked."""
+        """Applies what was committed since the last call."""
         if not self.is_cut_off and not self.is_dead:
             if self.stage.leader_id == self.node_id:
                 self.led_epoch = self.stage.epoch
@@ -251,7 +251,7 @@ class Node:
         self.settings.apply(image, delta)
 
     def cut_off(self) -> None:
-        """Nothing comes through any more; connections stay open."""
+        """Partitions the node from the others; its connections stay open."""
         self.is_cut_off = True
         self.quorum.confirmed_until_ms = self.stage.clock.monotonic_ms()
 
@@ -269,7 +269,7 @@ class Node:
         self.see()
 
     async def kill(self) -> None:
-        """The process is gone: its connections close, and a new one is refused."""
+        """Kills the process: its connections close, and new ones are refused."""
         self.is_dead = True
         epoch = self.lifecycle.broker_epoch
         await self.close()
@@ -305,7 +305,7 @@ class Node:
 
 
 class FakeControllerChannel:
-    """Finds the active controller as the quorum knows it at this moment."""
+    """Calls the active controller that the quorum knows at this moment."""
 
     def __init__(self, stage: ControllerCluster, node: Node) -> None:
         self._stage = stage

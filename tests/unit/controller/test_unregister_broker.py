@@ -1,4 +1,4 @@
-"""A broker is given up for good, but not while it alone is known to have records."""
+"""Unregistering a broker, except the last one known to have all records."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from moldau.controller.topics import delete_topics
 from moldau.errors import InvalidRequestError
 from moldau.metadata.image import NO_LEADER
 from moldau.raft.messages import EpochEndOffset
-from support.brokers_and_controllers import ControllerCluster, run_on_virtual_time
-from support.controlled import ControlledCluster
+from support.controller_cluster import ControllerCluster, run_on_virtual_time
+from support.partition_decisions import ControlledCluster
 
 
 def refused(cluster: ControlledCluster, *words: str) -> None:
@@ -24,7 +24,7 @@ def give_up(cluster: ControlledCluster, broker_id: int = 2) -> None:
     assert broker_id not in cluster.state.image.brokers
 
 
-def test_a_broker_that_is_the_last_in_sync_is_kept_until_its_topics_are_deleted() -> None:
+def test_the_last_isr_member_cannot_be_unregistered_until_its_topics_are_deleted() -> None:
     cluster = ControlledCluster()
     cluster.create("orders", *[[2]] * 5)
     refused(cluster, "orders-0, orders-1, orders-2 and 2 more", "Reassign them", "--unclean", "delete")
@@ -34,7 +34,7 @@ def test_a_broker_that_is_the_last_in_sync_is_kept_until_its_topics_are_deleted(
     give_up(cluster)
 
 
-def test_a_broker_that_was_the_last_in_sync_is_given_up_after_an_unclean_election() -> None:
+def test_the_last_isr_member_can_be_unregistered_after_an_unclean_election() -> None:
     cluster = ControlledCluster()
     cluster.create("orders", [2, 3], min_insync_replicas="1")
     cluster.alter([2])
@@ -48,7 +48,7 @@ def test_a_broker_that_was_the_last_in_sync_is_given_up_after_an_unclean_electio
     give_up(cluster)
 
 
-def test_a_broker_whose_records_others_are_known_to_have_is_given_up_at_once() -> None:
+def test_a_broker_with_other_isr_members_is_unregistered_at_once() -> None:
     cluster = ControlledCluster()
     cluster.create("orders", [2, 3], min_insync_replicas="2")
     cluster.fence(3)
@@ -58,7 +58,7 @@ def test_a_broker_whose_records_others_are_known_to_have_is_given_up_at_once() -
     assert (cluster.partition().leader, cluster.partition().isr) == (3, (3,))
 
 
-def test_who_was_given_up_is_not_counted_on() -> None:
+def test_an_unregistered_broker_does_not_count_as_a_replica() -> None:
     cluster = ControlledCluster()
     cluster.create("orders", [2, 3], min_insync_replicas="2")
     cluster.fence(3)
@@ -67,7 +67,7 @@ def test_who_was_given_up_is_not_counted_on() -> None:
     refused(cluster, "orders-0")
 
 
-def test_a_living_broker_that_is_the_last_in_sync_goes_on_leading() -> None:
+def test_a_live_last_isr_member_keeps_leading() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await stage.controller.create_topics([NewTopic("orders", assignment={0: [2]})])

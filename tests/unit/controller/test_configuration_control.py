@@ -1,4 +1,4 @@
-"""What the controller decides of configs: one by one or all at once, and nothing where one cannot be."""
+"""Decisions on configs: incremental or as a whole, each resource atomically."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from moldau.errors import (
     UnknownTopicOrPartitionError,
 )
 from moldau.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource
-from support.decided_cluster import ORDERS, Cluster
+from support.controller_decisions import ORDERS, Cluster
 
 
 def with_orders(**configs: str) -> Cluster:
@@ -26,7 +26,7 @@ def with_orders(**configs: str) -> Cluster:
     return cluster
 
 
-def test_incremental_changes_touch_only_what_they_name() -> None:
+def test_incremental_changes_leave_other_configs_unchanged() -> None:
     cluster = with_orders(retention_ms="1", segment_bytes="4194304")
     assert (
         cluster.alter(
@@ -40,13 +40,13 @@ def test_incremental_changes_touch_only_what_they_name() -> None:
     assert len(cluster.last_records) == 2
 
 
-def test_the_old_way_replaces_everything() -> None:
+def test_alter_configs_replaces_the_whole_config() -> None:
     cluster = with_orders(retention_ms="1", segment_bytes="4194304")
     assert cluster.alter(ORDERS, ConfigChange("retention.ms", "2"), incremental=False) is None
     assert cluster.state.image.config(ORDERS) == {"retention.ms": "2"}
 
 
-def test_lists_can_be_added_to_and_subtracted_from() -> None:
+def test_list_configs_support_append_and_subtract() -> None:
     cluster = with_orders()
     change = ConfigChange("cleanup.policy", "compact", ConfigOperation.APPEND)
     assert cluster.alter(ORDERS, change) is None
@@ -55,7 +55,7 @@ def test_lists_can_be_added_to_and_subtracted_from() -> None:
     assert cluster.state.image.config(ORDERS) == {"cleanup.policy": "compact"}
 
 
-def test_a_change_to_what_is_there_writes_nothing() -> None:
+def test_an_unchanged_value_writes_no_record() -> None:
     cluster = with_orders(retention_ms="1")
     assert cluster.alter(ORDERS, ConfigChange("retention.ms", "1")) is None
     assert cluster.last_records == []
@@ -81,7 +81,7 @@ def test_a_change_to_what_is_there_writes_nothing() -> None:
         (ConfigResource(1, "x"), [], InvalidRequestError),
     ],
 )
-def test_changes_that_cannot_be_are_refused_and_write_nothing(
+def test_invalid_changes_are_rejected_and_write_no_record(
     resource: ConfigResource, changes: Sequence[ConfigChange], kind: type[MoldauError]
 ) -> None:
     cluster = with_orders()
@@ -89,7 +89,7 @@ def test_changes_that_cannot_be_are_refused_and_write_nothing(
     assert cluster.last_records == []
 
 
-def test_configs_of_brokers_are_kept_for_one_and_for_all() -> None:
+def test_broker_configs_exist_per_broker_and_as_cluster_default() -> None:
     cluster = Cluster()
     for name in ("1", ""):
         resource = ConfigResource(BROKER_RESOURCE, name)
@@ -105,7 +105,7 @@ def test_configs_of_brokers_are_kept_for_one_and_for_all() -> None:
         (ConfigResource(BROKER_RESOURCE, ""), "log.leader.replication.throttled.replicas"),
     ],
 )
-def test_no_value_grows_beyond_what_a_client_can_be_told(resource: ConfigResource, name: str) -> None:
+def test_appended_values_are_limited_in_size(resource: ConfigResource, name: str) -> None:
     cluster = with_orders()
     longest = ",".join(["10000:1", *(f"{partition}:1" for partition in range(100_000, 103_640))])
     assert len(longest) == 32_767
@@ -117,7 +117,7 @@ def test_no_value_grows_beyond_what_a_client_can_be_told(resource: ConfigResourc
     assert cluster.state.image.config(resource) == {name: longest}
 
 
-def test_configs_that_are_too_large_for_one_batch_of_the_log_are_refused() -> None:
+def test_configs_too_large_for_one_batch_are_rejected() -> None:
     name = "leader.replication.throttled.replicas"
     change = ConfigChange(name, ",".join(f"{partition}:1" for partition in range(100_000, 103_640)))
     assert change.value is not None

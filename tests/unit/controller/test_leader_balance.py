@@ -1,10 +1,10 @@
-"""Leadership goes back to preferred replicas where too much of a broker's is elsewhere."""
+"""Preferred leaders are restored when the imbalance of a broker exceeds the limit."""
 
 from moldau.controller.elections import balance_partition_leaders
 from moldau.controller.requests import ElectionType
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
-from support.controlled import ControlledCluster
+from support.partition_decisions import ControlledCluster
 
 
 def cluster_with_leaders_elsewhere(count: int, of: int, percentage: int = 10) -> ControlledCluster:
@@ -24,14 +24,14 @@ def balance(cluster: ControlledCluster, elections_max: int = 1000) -> bool:
     return cluster.do(balance_partition_leaders(cluster.state, cluster.settings, elections_max=elections_max))
 
 
-def test_more_than_a_tenth_elsewhere_is_given_back() -> None:
+def test_leaders_above_the_allowed_imbalance_are_moved_back() -> None:
     cluster = cluster_with_leaders_elsewhere(3, of=20)
     assert balance(cluster) is False
     assert cluster.state.index.leader_count(1) == 20
     assert len(cluster.last_records) == 3
 
 
-def test_a_tenth_elsewhere_is_left() -> None:
+def test_the_allowed_imbalance_is_kept() -> None:
     cluster = cluster_with_leaders_elsewhere(2, of=20)
     assert balance(cluster) is False
     assert cluster.last_records == []
@@ -40,7 +40,7 @@ def test_a_tenth_elsewhere_is_left() -> None:
     assert len(cluster.last_records) == 2
 
 
-def test_who_is_not_in_sync_gets_nothing_back() -> None:
+def test_a_preferred_replica_outside_the_isr_is_not_elected() -> None:
     cluster = ControlledCluster((1, 2, 3))
     cluster.create("orders", *([1, 2] for _ in range(4)))
     cluster.fence(1)
@@ -52,7 +52,7 @@ def test_who_is_not_in_sync_gets_nothing_back() -> None:
     assert [name.partition for name in cluster.state.index.partitions_led_by(1)] == [3]
 
 
-def test_many_are_given_back_in_several_steps() -> None:
+def test_many_leaders_are_balanced_in_several_decisions() -> None:
     cluster = cluster_with_leaders_elsewhere(5, of=5)
     assert balance(cluster, elections_max=2) is True
     assert balance(cluster, elections_max=2) is True

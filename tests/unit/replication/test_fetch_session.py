@@ -1,4 +1,4 @@
-"""A follower's fetch session: what each fetch says, and when everything is said again."""
+"""The follower's fetch session: incremental and full fetches."""
 
 from uuid import UUID
 
@@ -27,7 +27,7 @@ def begun(*keys: PartitionKey) -> FetchSessionHandler:
     return session
 
 
-def test_the_first_fetch_names_all_and_the_next_only_what_changed() -> None:
+def test_the_first_fetch_is_full_and_the_next_names_only_changes() -> None:
     session = FetchSessionHandler()
     session.set_position(ORDERS_0, at(5))
     session.set_position(ORDERS_1, at(6))
@@ -45,7 +45,7 @@ def test_the_first_fetch_names_all_and_the_next_only_what_changed() -> None:
     assert (third.session_epoch, dict(third.to_send), third.to_forget) == (2, {}, ())
 
 
-def test_partitions_that_are_no_longer_wanted_are_forgotten_once() -> None:
+def test_removed_partitions_are_forgotten_once() -> None:
     session = begun(ORDERS_0, ORDERS_1)
     session.remove(ORDERS_0)
     assert session.build().to_forget == (ORDERS_0,)
@@ -54,7 +54,7 @@ def test_partitions_that_are_no_longer_wanted_are_forgotten_once() -> None:
     assert session.build().to_forget == ()
 
 
-def test_a_partition_that_is_forgotten_and_wanted_again_at_the_same_place_is_no_news() -> None:
+def test_a_partition_removed_and_added_again_unchanged_is_not_sent() -> None:
     session = begun(ORDERS_0, ORDERS_1)
     session.remove(ORDERS_0)
     session.set_position(ORDERS_0, at(0))
@@ -63,7 +63,7 @@ def test_a_partition_that_is_forgotten_and_wanted_again_at_the_same_place_is_no_
     assert session.requested_position(ORDERS_0) == at(0)
 
 
-def test_an_answer_belongs_to_what_was_asked_and_not_to_what_is_wanted_since() -> None:
+def test_a_response_belongs_to_the_requested_position() -> None:
     session = begun(ORDERS_0, ORDERS_1)
     session.build()
     session.set_position(ORDERS_0, at(0, leader_epoch=2))
@@ -79,7 +79,7 @@ def test_an_answer_belongs_to_what_was_asked_and_not_to_what_is_wanted_since() -
     assert session.requested_position(VISITS_0) == at(3)
 
 
-def test_after_a_failure_everything_is_said_again_and_the_old_session_is_replaced() -> None:
+def test_after_a_failure_a_full_fetch_replaces_the_session() -> None:
     session = begun(ORDERS_0, ORDERS_1)
     session.set_position(ORDERS_0, at(4))
     session.build()
@@ -92,7 +92,7 @@ def test_after_a_failure_everything_is_said_again_and_the_old_session_is_replace
     assert session.build().session_id == 78
 
 
-def test_a_leader_without_room_for_sessions_is_told_everything_each_time() -> None:
+def test_without_a_session_every_fetch_is_full() -> None:
     session = FetchSessionHandler()
     session.set_position(ORDERS_0, at(0))
     session.set_position(ORDERS_1, at(0))
@@ -101,10 +101,10 @@ def test_a_leader_without_room_for_sessions_is_told_everything_each_time() -> No
     session.set_position(ORDERS_0, at(8))
     plan = session.build()
     assert plan.is_full
-    assert list(plan.to_send) == [ORDERS_1, ORDERS_0], "who got records is asked for last"
+    assert list(plan.to_send) == [ORDERS_1, ORDERS_0], "partitions that got records are requested last"
 
 
-def test_a_session_that_the_leader_has_ended_or_swapped_begins_anew() -> None:
+def test_a_session_that_the_leader_ended_or_replaced_is_reset() -> None:
     session = begun(ORDERS_0)
     session.build()
     session.handle_response(0)
@@ -116,7 +116,7 @@ def test_a_session_that_the_leader_has_ended_or_swapped_begins_anew() -> None:
     assert session.build().is_full
 
 
-def test_epochs_wrap_around_behind_the_largest() -> None:
+def test_session_epochs_wrap_around() -> None:
     session = begun(ORDERS_0)
     session._epoch = 2**31 - 1
     session.build()

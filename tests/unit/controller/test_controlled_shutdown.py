@@ -1,9 +1,9 @@
-"""Nodes that go in good order hand their leadership over first."""
+"""Controlled shutdown moves leadership before a broker stops."""
 
 import asyncio
 
-from support.brokers_and_controllers import ControllerCluster, run_on_virtual_time
-from support.upkeep_stage import (
+from support.controller_cluster import ControllerCluster, run_on_virtual_time
+from support.controller_cluster_helpers import (
     INTERVAL_MS,
     SESSION_MS,
     is_fenced,
@@ -12,7 +12,7 @@ from support.upkeep_stage import (
 )
 
 
-def test_a_controlled_shutdown_hands_leadership_over_before_it_ends() -> None:
+def test_a_controlled_shutdown_moves_leadership_before_it_completes() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [2, 3, 1], [3, 2, 1])
@@ -24,7 +24,7 @@ def test_a_controlled_shutdown_hands_leadership_over_before_it_ends() -> None:
         assert not node.lifecycle.lease.is_valid()
         for other in (1, 3):
             assert stage.nodes[other].loader.image.topics["orders"].partitions[0].leader == 3
-        # It may come back at once: nobody waits for its session to end.
+        # It may register again at once, without waiting for its session to expire.
         epoch = node.lifecycle.broker_epoch
         await node.close()
         began_ms = stage.clock.monotonic_ms()
@@ -34,7 +34,7 @@ def test_a_controlled_shutdown_hands_leadership_over_before_it_ends() -> None:
     run_on_virtual_time(story)
 
 
-def test_a_shutdown_waits_for_a_broker_that_has_not_heard_of_it_until_that_is_fenced() -> None:
+def test_a_shutdown_waits_for_a_lagging_broker_until_that_is_fenced() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [2, 1])
@@ -47,7 +47,7 @@ def test_a_shutdown_waits_for_a_broker_that_has_not_heard_of_it_until_that_is_fe
     run_on_virtual_time(story)
 
 
-def test_all_may_stop_at_the_same_time() -> None:
+def test_all_brokers_may_stop_at_the_same_time() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [1, 2, 3])
@@ -56,12 +56,12 @@ def test_all_may_stop_at_the_same_time() -> None:
             await stage.nodes[broker_id].lifecycle.shut_down()
         assert stage.clock.monotonic_ms() - began_ms < 1_000
         assert orders(stage).leader == -1
-        assert len(orders(stage).isr) == 1, "who was last has everything"
+        assert len(orders(stage).isr) == 1, "the last one has all records"
 
     run_on_virtual_time(story)
 
 
-def test_a_shutdown_without_a_controller_comes_to_an_end() -> None:
+def test_a_shutdown_without_a_controller_completes() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await stage.nodes[1].kill()
@@ -72,7 +72,7 @@ def test_a_shutdown_without_a_controller_comes_to_an_end() -> None:
     run_on_virtual_time(story)
 
 
-def test_a_shutdown_goes_on_with_the_next_controller() -> None:
+def test_a_shutdown_continues_with_the_next_controller() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [3, 2, 1])

@@ -1,4 +1,4 @@
-"""Who waits for a topic hears when it is ready, or what is missing."""
+"""Waiting until the replicas of a topic are ready."""
 
 import asyncio
 
@@ -11,14 +11,14 @@ from moldau.controller.requests import (
 from moldau.errors import (
     NotControllerError,
 )
-from support.brokers_and_controllers import ControllerCluster, run_on_virtual_time
-from support.upkeep_stage import (
+from support.controller_cluster import ControllerCluster, run_on_virtual_time
+from support.controller_cluster_helpers import (
     is_fenced,
     with_topic,
 )
 
 
-def test_a_topic_is_ready_in_milliseconds_and_not_at_the_next_heartbeat() -> None:
+def test_a_topic_is_ready_without_waiting_for_the_heartbeat_interval() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await stage.pass_ms(777)
@@ -30,7 +30,7 @@ def test_a_topic_is_ready_in_milliseconds_and_not_at_the_next_heartbeat() -> Non
     run_on_virtual_time(story)
 
 
-def test_what_is_not_ready_is_named_with_the_reason() -> None:
+def test_unready_replicas_are_listed_with_the_reason() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3, 4)
         stage.nodes[4].cut_off()
@@ -53,7 +53,7 @@ def test_what_is_not_ready_is_named_with_the_reason() -> None:
             ]
         }
         assert await stage.controller.wait_replicas_ready(["no-such"], deadline_ms) == {}
-        # What passes is waited for.
+        # A transient failure is waited for.
         node.not_ready = []
         node.lifecycle.report(stage.end_offset - 1, [])
         stage.nodes[2].heal()
@@ -79,7 +79,7 @@ def test_only_new_partitions_are_waited_for() -> None:
     run_on_virtual_time(story)
 
 
-def test_who_waits_for_a_topic_hears_of_the_end_of_the_controller() -> None:
+def test_waiting_for_readiness_ends_when_the_controller_deactivates() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         stage.nodes[3].cut_off()

@@ -1,4 +1,4 @@
-"""Keeping in-sync sets: what is asked of the controller, when it is asked again, and when no more."""
+"""Requests for ISR changes: batching, retries and rejections."""
 
 import asyncio
 import random
@@ -64,8 +64,8 @@ class FakePartition:
         self.wanted = None
 
 
-class FakeGateway:
-    """Hands each request to the test and waits for its answer."""
+class FakeControllerChannel:
+    """Passes each request to the test and waits for its response."""
 
     def __init__(self) -> None:
         self.requests: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
@@ -97,7 +97,7 @@ def _result(change: IsrChange, error: MoldauError | None) -> IsrChangeResult:
 
 class World:
     def __init__(self, *partitions: FakePartition, lag_ms: int = 60_000) -> None:
-        self.controller_channel = FakeGateway()
+        self.controller_channel = FakeControllerChannel()
         self.broker_epoch = 41
         self.kept = AlterPartitionManager(
             NODE,
@@ -127,7 +127,7 @@ def with_world(
     asyncio.run(asyncio.wait_for(whole(), PATIENCE_S))
 
 
-def test_all_that_is_wanted_goes_into_one_request_and_the_answers_to_their_partitions() -> None:
+def test_all_changes_go_into_one_request_and_results_to_their_partitions() -> None:
     first, second, content = FakePartition(0), FakePartition(1), FakePartition(2)
     first.wanted, second.wanted = (1, 2), (1, 3)
 
@@ -146,7 +146,7 @@ def test_all_that_is_wanted_goes_into_one_request_and_the_answers_to_their_parti
     with_world(test, first, second, content)
 
 
-def test_partitions_are_looked_at_again_and_again_and_at_once_when_a_follower_progresses() -> None:
+def test_partitions_are_checked_periodically_and_on_follower_progress() -> None:
     partition = FakePartition()
 
     async def test(world: World) -> None:
@@ -172,7 +172,7 @@ def test_partitions_are_looked_at_again_and_again_and_at_once_when_a_follower_pr
 @pytest.mark.parametrize(
     "error", [PeerUnreachableError("no answer", was_sent=True), NotControllerError("it moved")]
 )
-def test_a_change_without_an_answer_is_sent_again_as_it_was(error: MoldauError) -> None:
+def test_a_change_without_a_response_is_sent_again_unchanged(error: MoldauError) -> None:
     partition = FakePartition()
     partition.wanted = (1, 2)
 
@@ -182,7 +182,7 @@ def test_a_change_without_an_answer_is_sent_again_as_it_was(error: MoldauError) 
         answer.set_result(error)
         (_, broker_epoch, again), answer = await world.asked()
         assert again == changes
-        assert broker_epoch == 50, "a broker that has registered anew says so"
+        assert broker_epoch == 50, "the broker registered again meanwhile"
         assert partition.answers == []
         answer.set_result([NotControllerError("nor this one")])
         (_, _, again), answer = await world.asked()
@@ -194,7 +194,7 @@ def test_a_change_without_an_answer_is_sent_again_as_it_was(error: MoldauError) 
     with_world(test, partition)
 
 
-def test_a_change_is_given_up_when_the_metadata_shows_a_later_state() -> None:
+def test_a_change_is_dropped_when_the_metadata_shows_a_later_state() -> None:
     partition, other = FakePartition(0), FakePartition(1)
     partition.wanted = (1, 2)
 
@@ -210,7 +210,7 @@ def test_a_change_is_given_up_when_the_metadata_shows_a_later_state() -> None:
     with_world(test, partition, other)
 
 
-def test_a_change_that_was_refused_for_good_is_not_sent_again() -> None:
+def test_a_finally_rejected_change_is_not_sent_again() -> None:
     partition, other = FakePartition(0), FakePartition(1)
     partition.wanted = (1, 2)
 
@@ -228,7 +228,7 @@ def test_a_change_that_was_refused_for_good_is_not_sent_again() -> None:
     with_world(test, partition, other)
 
 
-def test_a_member_that_the_controller_does_not_take_is_not_proposed_again_at_once(
+def test_an_ineligible_member_is_proposed_again_only_after_a_delay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(isr, "INELIGIBLE_BACKOFF_MS", 60_000)
@@ -249,7 +249,7 @@ def test_a_member_that_the_controller_does_not_take_is_not_proposed_again_at_onc
     with_world(test, partition, other)
 
 
-def test_it_is_looked_at_again_when_that_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delayed_partition_is_checked_again_after_the_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isr, "INELIGIBLE_BACKOFF_MS", 1)
     partition = FakePartition(0)
     partition.wanted = (1, 2)
@@ -258,12 +258,12 @@ def test_it_is_looked_at_again_when_that_time_is_over(monkeypatch: pytest.Monkey
         _, answer = await world.asked()
         answer.set_result([IneligibleReplicaError("fenced")])
         (_, _, changes), _ = await world.asked()
-        assert changes == [partition.proposal], "though nobody has asked for it"
+        assert changes == [partition.proposal], "without a call to check_isr"
 
     with_world(test, partition)
 
 
-def test_news_during_a_request_goes_into_the_next_one() -> None:
+def test_changes_during_a_request_go_into_the_next_one() -> None:
     partition, other = FakePartition(0), FakePartition(1)
     partition.wanted = (1, 2)
 
@@ -280,7 +280,7 @@ def test_news_during_a_request_goes_into_the_next_one() -> None:
     with_world(test, partition, other)
 
 
-def test_a_refusal_of_what_the_metadata_has_overtaken_is_not_taken_for_one_of_the_next_proposal() -> None:
+def test_an_outdated_rejection_does_not_affect_the_next_change() -> None:
     partition = FakePartition()
     partition.wanted = (1, 2)
 
@@ -295,7 +295,7 @@ def test_a_refusal_of_what_the_metadata_has_overtaken_is_not_taken_for_one_of_th
     with_world(test, partition)
 
 
-def test_a_controller_that_cannot_be_asked_is_complained_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_controller_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     partition = FakePartition()
     partition.wanted = (1, 2)
 
@@ -316,6 +316,6 @@ def test_a_controller_that_cannot_be_asked_is_complained_of_once(caplog: pytest.
         _, answer = await world.asked()
         answer.set_result(StorageError("its disk is full"))
         await world.asked()
-        assert warnings() == 2, "that is another outage"
+        assert warnings() == 2, "a new outage is logged again"
 
     with_world(test, partition)

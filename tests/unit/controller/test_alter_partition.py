@@ -1,4 +1,4 @@
-"""In-sync sets as leaders want them: taken when thought up on the state that is, else refused with the right error."""
+"""ISR changes that leaders request: accepted for the current state, else rejected with the right error."""
 
 from uuid import UUID
 
@@ -20,7 +20,7 @@ from moldau.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from support.controlled import ControlledCluster
+from support.partition_decisions import ControlledCluster
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def error_of(result: IsrChangeResult) -> type[MoldauError] | None:
     return None if result.error is None else type(result.error)
 
 
-def test_a_shrink_and_a_growth_are_taken_and_answered_with_the_new_state(cluster: ControlledCluster) -> None:
+def test_isr_shrink_and_expansion_return_the_new_state(cluster: ControlledCluster) -> None:
     result = cluster.alter([1, 2])
     assert (result.leader, result.leader_epoch, result.isr, result.partition_epoch) == (1, 0, (1, 2), 1)
     result = cluster.alter([1, 2, 3])
@@ -44,28 +44,28 @@ def test_a_shrink_and_a_growth_are_taken_and_answered_with_the_new_state(cluster
     assert cluster.partition().leader_epoch == 0
 
 
-def test_a_set_that_stays_as_it_is_begins_a_new_partition_epoch(cluster: ControlledCluster) -> None:
-    """A leader withdraws a proposal with it: a late copy of that one is of an older state from then on."""
+def test_an_unchanged_isr_starts_a_new_partition_epoch(cluster: ControlledCluster) -> None:
+    """A leader withdraws a pending change this way: the new epoch makes delayed copies of it stale."""
     result = cluster.alter([1, 2, 3])
     assert (result.isr, result.partition_epoch, result.error) == ((1, 2, 3), 1, None)
     assert cluster.partition().partition_epoch == 1
     assert error_of(cluster.alter([1, 2], partition_epoch=0)) is InvalidUpdateVersionError
 
 
-def test_a_change_thought_up_on_an_older_state_is_refused(cluster: ControlledCluster) -> None:
+def test_a_change_with_a_stale_partition_epoch_is_rejected(cluster: ControlledCluster) -> None:
     cluster.alter([1, 2])
     assert error_of(cluster.alter([1, 3], partition_epoch=0)) is InvalidUpdateVersionError
     assert cluster.partition().isr == (1, 2)
 
 
-def test_a_former_leader_is_refused(cluster: ControlledCluster) -> None:
+def test_a_previous_leader_is_rejected(cluster: ControlledCluster) -> None:
     cluster.fence(1)
     cluster.unfence(1)
     assert error_of(cluster.alter([1, 2, 3], leader=1, leader_epoch=0)) is FencedLeaderEpochError
     assert error_of(cluster.alter([1, 2, 3], leader=1)) is NotLeaderOrFollowerError
 
 
-def test_a_leader_that_knows_more_than_this_controller_is_sent_to_look_for_another(
+def test_a_leader_with_newer_metadata_gets_not_controller(
     cluster: ControlledCluster,
 ) -> None:
     assert error_of(cluster.alter([1, 2], leader_epoch=7)) is NotControllerError
@@ -73,11 +73,11 @@ def test_a_leader_that_knows_more_than_this_controller_is_sent_to_look_for_anoth
 
 
 @pytest.mark.parametrize("members", [[1, 4], [1, 9], [1, 2, 2], [2, 3], []])
-def test_an_in_sync_set_that_cannot_be_is_refused(cluster: ControlledCluster, members: list[int]) -> None:
+def test_an_invalid_isr_is_rejected(cluster: ControlledCluster, members: list[int]) -> None:
     assert error_of(cluster.alter(members)) is InvalidRequestError
 
 
-def test_who_is_fenced_or_shutting_down_cannot_join(cluster: ControlledCluster) -> None:
+def test_fenced_and_stopping_brokers_cannot_join_the_isr(cluster: ControlledCluster) -> None:
     cluster.fence(2)
     assert error_of(cluster.alter([1, 2, 3])) is IneligibleReplicaError
     cluster.shut_down(3)
@@ -85,7 +85,7 @@ def test_who_is_fenced_or_shutting_down_cannot_join(cluster: ControlledCluster) 
     assert cluster.partition().isr == (1,)
 
 
-def test_who_started_anew_since_it_caught_up_cannot_join(cluster: ControlledCluster) -> None:
+def test_a_broker_that_registered_after_it_caught_up_cannot_join_the_isr(cluster: ControlledCluster) -> None:
     caught_up_in = cluster.state.image.brokers[3].epoch
     cluster.register(3, RetainedData.NONE)
     cluster.unfence(3)
@@ -93,16 +93,16 @@ def test_who_started_anew_since_it_caught_up_cannot_join(cluster: ControlledClus
     assert cluster.alter([1, 2, 3]).error is None
 
 
-def test_only_who_is_in_sync_already_needs_no_broker_epoch(cluster: ControlledCluster) -> None:
+def test_only_isr_members_may_omit_the_broker_epoch(cluster: ControlledCluster) -> None:
     assert cluster.alter([1, 2], broker_epochs={1: -1, 2: -1}).error is None
     assert error_of(cluster.alter([1, 2, 3], broker_epochs={3: -1})) is IneligibleReplicaError
 
 
-def test_a_leader_says_once_that_it_has_recovered(cluster: ControlledCluster) -> None:
+def test_a_leader_reports_its_recovery_once(cluster: ControlledCluster) -> None:
     assert error_of(cluster.alter([1], is_recovering=True)) is InvalidRequestError
 
 
-def test_a_former_life_of_a_broker_is_refused_as_a_whole(cluster: ControlledCluster) -> None:
+def test_a_request_with_a_stale_broker_epoch_fails_as_a_whole(cluster: ControlledCluster) -> None:
     epoch = cluster.state.image.brokers[1].epoch
     cluster.register(1)
     with pytest.raises(StaleBrokerEpochError):
@@ -111,7 +111,7 @@ def test_a_former_life_of_a_broker_is_refused_as_a_whole(cluster: ControlledClus
         alter_partition(cluster.state, cluster.settings, 9, epoch, [])
 
 
-def test_every_partition_fares_on_its_own(cluster: ControlledCluster) -> None:
+def test_each_partition_succeeds_or_fails_on_its_own(cluster: ControlledCluster) -> None:
     topic_id, brokers = cluster.state.image.topics["orders"].topic_id, cluster.state.image.brokers
     members = ((1, brokers[1].epoch), (2, brokers[2].epoch))
     wanted = [

@@ -35,7 +35,7 @@ ORDERS = ConfigResource(TOPIC_RESOURCE, "orders")
 
 
 class Cluster:
-    """A controller state whose decisions take effect at once."""
+    """A controller state that applies decisions at once."""
 
     def __init__(self, brokers: Sequence[int] = (1,), settings: EffectiveSettings = SETTINGS) -> None:
         self.state = ControllerState(EMPTY_IMAGE)
@@ -47,7 +47,7 @@ class Cluster:
             self.unfence(broker_id)
 
     def register(self, broker_id: int, rack: str | None = None, *, previous_epoch: int = -1) -> int:
-        """A new life of the broker, fenced."""
+        """Registers a new incarnation of the broker, fenced."""
         endpoints = [Endpoint("P", "h", 9092)]
         return self.register_as(
             BrokerRegistrationRequest(

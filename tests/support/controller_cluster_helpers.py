@@ -6,7 +6,7 @@ from moldau.controller.requests import (
 )
 from moldau.metadata.image import PartitionRegistration
 from moldau.metadata.records import BrokerRegistrationChangeRecord, Record
-from support.brokers_and_controllers import ControllerCluster
+from support.controller_cluster import ControllerCluster
 
 SESSION_MS = 3_000
 FETCH_TIMEOUT_MS = 1_500
@@ -14,7 +14,7 @@ INTERVAL_MS = 500
 
 
 def no_lease_outlives_its_session(stage: ControllerCluster) -> None:
-    """Fails the test where somebody is fenced who may still take itself for a leader."""
+    """Fails the test if a broker is fenced while its lease is valid."""
 
     def check(offset: int, record: Record) -> None:
         if isinstance(record, BrokerRegistrationChangeRecord) and record.fenced > 0:

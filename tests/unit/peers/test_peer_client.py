@@ -1,4 +1,4 @@
-"""Calls between nodes: connections by lane, what a lost, refused or silent node looks like, and addresses that move."""
+"""Requests between nodes: connections per lane, lost, refused and silent peers, changing addresses."""
 
 import asyncio
 import errno
@@ -45,7 +45,7 @@ async def ask(peers: PeerClient, lane: str = "a", **more: Any) -> Any:
 
 
 async def free_port() -> int:
-    """A port that nobody listens on any more."""
+    """Returns a port without a listener."""
     async with ScriptedBroker() as broker:
         return broker.port
 
@@ -88,7 +88,7 @@ def test_an_unknown_node_is_unreachable() -> None:
     run(test())
 
 
-def test_only_a_refused_connection_says_that_a_node_is_gone() -> None:
+def test_only_a_refused_connection_proves_that_a_process_is_dead() -> None:
     async def test() -> None:
         peers = made()
         peers.update_endpoint(OTHER, "127.0.0.1", await free_port())
@@ -100,7 +100,7 @@ def test_only_a_refused_connection_says_that_a_node_is_gone() -> None:
     run(test())
 
 
-def test_a_name_with_several_addresses_is_gone_only_if_all_of_them_refuse(
+def test_a_name_with_several_addresses_is_refused_only_if_all_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test(codes: dict[str, int | None]) -> ProbeResult:
@@ -125,7 +125,7 @@ def test_a_name_with_several_addresses_is_gone_only_if_all_of_them_refuse(
     assert asyncio.run(test({"node": None})) is ProbeResult.UNKNOWN
 
 
-def test_localhost_counts_as_gone_by_whichever_addresses_it_has() -> None:
+def test_localhost_is_refused_with_any_address_family() -> None:
     async def test() -> None:
         peers = made()
         peers.update_endpoint(OTHER, "localhost", await free_port())
@@ -136,7 +136,7 @@ def test_localhost_counts_as_gone_by_whichever_addresses_it_has() -> None:
     run(test())
 
 
-def test_a_node_that_takes_connections_is_alive_even_if_it_never_answers() -> None:
+def test_a_node_that_accepts_connections_is_reachable_without_responding() -> None:
     async def test() -> None:
         async with ScriptedBroker({ApiKey.API_VERSIONS: lambda _: Hang}) as broker:
             peers = made(broker)
@@ -149,7 +149,7 @@ def test_a_node_that_takes_connections_is_alive_even_if_it_never_answers() -> No
     run(test())
 
 
-def test_a_late_answer_ends_the_connection_and_the_next_call_opens_another() -> None:
+def test_a_late_response_closes_the_connection_and_the_next_request_opens_another() -> None:
     async def test() -> None:
         answers: list[Any] = [Hang]
         broker = ScriptedBroker()
@@ -168,7 +168,7 @@ def test_a_late_answer_ends_the_connection_and_the_next_call_opens_another() -> 
     run(test())
 
 
-def test_a_connection_that_the_other_side_closes_is_opened_again() -> None:
+def test_a_connection_closed_by_the_peer_is_reopened() -> None:
     async def test() -> None:
         async with ScriptedBroker() as broker:
             peers = made(broker)
@@ -183,7 +183,7 @@ def test_a_connection_that_the_other_side_closes_is_opened_again() -> None:
     run(test())
 
 
-def test_a_call_fails_with_its_connection() -> None:
+def test_a_request_fails_with_its_connection() -> None:
     async def test() -> None:
         async with ScriptedBroker({ApiKey.METADATA: lambda _: Disconnect}) as broker:
             peers = made(broker)
@@ -195,7 +195,7 @@ def test_a_call_fails_with_its_connection() -> None:
     run(test())
 
 
-def test_a_node_is_called_at_its_new_address_and_what_was_asked_at_the_old_one_is_still_answered() -> None:
+def test_a_new_address_is_used_and_requests_to_the_old_one_complete() -> None:
     async def test() -> None:
         release = asyncio.Event()
         old, new = ScriptedBroker(), ScriptedBroker()
@@ -219,13 +219,13 @@ def test_a_node_is_called_at_its_new_address_and_what_was_asked_at_the_old_one_i
             await first
             peers.update_endpoint(OTHER, "127.0.0.1", new.port)
             await ask(peers)
-            assert new.connections == 1, "the same address again changes nothing"
+            assert new.connections == 1, "an unchanged address keeps the connection"
             await peers.close()
 
     run(test())
 
 
-def test_a_connection_that_comes_about_after_the_node_has_moved_is_not_used() -> None:
+def test_a_connection_to_an_outdated_address_is_not_used() -> None:
     async def test() -> None:
         async with ScriptedBroker() as old, ScriptedBroker() as new:
             reached, release = asyncio.Event(), asyncio.Event()
@@ -252,7 +252,7 @@ def test_a_connection_that_comes_about_after_the_node_has_moved_is_not_used() ->
     run(test())
 
 
-def test_a_call_that_has_less_time_does_not_wait_for_the_attempt_of_another() -> None:
+def test_a_shared_attempt_respects_the_timeout_of_each_request() -> None:
     async def test() -> None:
         async with ScriptedBroker() as broker:
             release = asyncio.Event()
@@ -278,7 +278,7 @@ def test_a_call_that_has_less_time_does_not_wait_for_the_attempt_of_another() ->
     run(test())
 
 
-def test_a_handler_may_call_before_it_has_a_task_of_its_own() -> None:
+def test_requests_work_without_a_current_task() -> None:
     async def test() -> None:
         async with ScriptedBroker() as broker:
             peers = made(broker)
@@ -294,7 +294,7 @@ def test_a_handler_may_call_before_it_has_a_task_of_its_own() -> None:
     run(test())
 
 
-def test_an_address_alone_is_called_on_a_connection_for_that() -> None:
+def test_a_request_to_an_address_uses_its_own_connection() -> None:
     async def test() -> None:
         async with ScriptedBroker() as broker:
             peers = made()
@@ -307,7 +307,7 @@ def test_an_address_alone_is_called_on_a_connection_for_that() -> None:
     run(test())
 
 
-def test_closing_ends_what_is_waited_for_and_refuses_what_comes_later() -> None:
+def test_closing_fails_pending_and_later_requests() -> None:
     async def test() -> None:
         async with ScriptedBroker({ApiKey.METADATA: lambda _: Hang}) as broker:
             peers = made(broker)
@@ -331,7 +331,7 @@ def test_closing_ends_what_is_waited_for_and_refuses_what_comes_later() -> None:
     run(test())
 
 
-def test_dropping_a_connection_fails_the_call_on_it() -> None:
+def test_disconnecting_fails_the_requests_in_flight() -> None:
     async def test() -> None:
         async with ScriptedBroker({ApiKey.METADATA: lambda _: Hang}) as broker:
             peers = made(broker)
@@ -346,7 +346,7 @@ def test_dropping_a_connection_fails_the_call_on_it() -> None:
     run(test())
 
 
-def test_dropping_gives_up_an_attempt_to_connect_and_the_next_call_makes_another() -> None:
+def test_disconnecting_cancels_the_attempt_and_the_next_request_reconnects() -> None:
     async def test() -> None:
         async with ScriptedBroker() as broker:
             hangs = [asyncio.Event()]
@@ -362,7 +362,7 @@ def test_dropping_gives_up_an_attempt_to_connect_and_the_next_call_makes_another
                 await asyncio.sleep(0)
             peers.disconnect(OTHER, "b")
             await asyncio.sleep(0)
-            assert not asked.done(), "another lane is not this one"
+            assert not asked.done(), "other lanes are not affected"
             peers.disconnect(OTHER, "a")
             with pytest.raises(PeerUnreachableError, match="cancelled"):
                 await asked
@@ -377,7 +377,7 @@ def broker_image(broker_id: int, port: int) -> BrokerRegistration:
     return BrokerRegistration(broker_id, 1, UUID(int=1), endpoints, None, fenced=True)
 
 
-def test_addresses_are_those_that_brokers_registered_for_nodes() -> None:
+def test_addresses_are_those_of_the_inter_broker_listener() -> None:
     peers = made()
     peers.update_endpoint(9, "voter.example", 9)
     addresses = PeerAddressPublisher(peers, "NODES")
@@ -391,7 +391,7 @@ def test_addresses_are_those_that_brokers_registered_for_nodes() -> None:
     assert peers.address(9) == ("voter.example", 9)
 
 
-def test_a_voter_that_is_no_broker_any_more_is_still_found() -> None:
+def test_an_unregistered_voter_keeps_its_address() -> None:
     peers = made()
     peers.update_endpoint(1, "127.0.0.1", 91)
     addresses = PeerAddressPublisher(peers, "NODES")
@@ -401,7 +401,7 @@ def test_a_voter_that_is_no_broker_any_more_is_still_found() -> None:
     assert peers.address(1) == ("127.0.0.1", 91)
 
 
-def test_what_the_quorum_says_again_does_not_hide_where_a_broker_registered_since() -> None:
+def test_a_repeated_voter_address_does_not_override_a_newer_registration() -> None:
     peers = made()
     peers.update_endpoint(OTHER, "gamma", 9094)
     peers.update_broker_endpoint(OTHER, "gamma", 9194)
@@ -411,4 +411,4 @@ def test_what_the_quorum_says_again_does_not_hide_where_a_broker_registered_sinc
     assert peers.address(OTHER) == ("gamma", 9294)
     peers.update_broker_endpoint(OTHER, "gamma", 9194)
     peers.remove_broker(OTHER)
-    assert peers.address(OTHER) == ("gamma", 9294), "as a voter it is still known"
+    assert peers.address(OTHER) == ("gamma", 9294), "its voter address remains"

@@ -110,7 +110,7 @@ class ControlledCluster:
     # Topics
 
     def create(self, name: str, *replicas: Sequence[int], **configs: str) -> None:
-        """A topic with these replicas, one list for each partition; `_` in the name of a config is a dot."""
+        """Creates a topic with one replica list per partition; `_` in config names is a dot."""
         topic = NewTopic(
             name,
             assignment=dict(enumerate(replicas)),
@@ -143,7 +143,7 @@ class ControlledCluster:
         broker_epochs: Mapping[int, int] | None = None,
         is_recovering: bool = False,
     ) -> IsrChangeResult:
-        """As the partition's leader asks for it, knowing all that is, but for what is given."""
+        """Requests an ISR change as the partition's leader, with the current state unless given."""
         partition, brokers = self.partition(topic, index), self.state.image.brokers
         leader = partition.leader if leader is None else leader
         epochs = {each: broker.epoch for each, broker in brokers.items()} | dict(broker_epochs or {})
@@ -166,7 +166,7 @@ class ControlledCluster:
         *partitions: tuple[str, int],
         log_ends: Mapping[PartitionName, Mapping[int, EpochEndOffset]] | None = None,
     ) -> list[PartitionResult]:
-        """Of all partitions when none is given."""
+        """Elects leaders of these partitions, or of all."""
         return self.do(elect_leaders(self.state, self.settings, election, partitions or None, log_ends or {}))
 
     def reassign(
@@ -190,7 +190,7 @@ class ControlledCluster:
         return decision.response
 
     def apply(self, records: Sequence[Record]) -> None:
-        # Through their bytes, as they come out of the log.
+        # Encoded and decoded, as when read from the log.
         self.last_records = [decode(encode(record)) for record in records]
         if records:
             self.state.apply(self.last_records, self.state.next_offset + len(records))

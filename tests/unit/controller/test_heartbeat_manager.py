@@ -1,4 +1,4 @@
-"""Sessions of brokers as the controller keeps them, and what is ready by what they say."""
+"""Broker sessions, and the readiness of replicas according to heartbeats."""
 
 from uuid import UUID
 
@@ -30,7 +30,7 @@ def ids(heartbeat_manager: BrokerHeartbeatManager, now_ms: int) -> list[int]:
     return [each.broker_id for each in heartbeat_manager.take_expired(now_ms)]
 
 
-def test_a_session_runs_out_unless_it_is_prolonged_and_is_named_once() -> None:
+def test_an_expired_session_is_returned_once() -> None:
     heartbeat_manager = with_brokers(1, 2, 3)
     heartbeat_manager.touch(BrokerHeartbeat(2, 5, 0), 1_000)
     assert heartbeat_manager.next_deadline_ms == SESSION_MS
@@ -44,34 +44,34 @@ def test_a_session_runs_out_unless_it_is_prolonged_and_is_named_once() -> None:
     assert ids(heartbeat_manager, 3_500 + SESSION_MS) == [2, 3]
 
 
-def test_a_heartbeat_of_a_former_life_prolongs_nothing() -> None:
+def test_a_heartbeat_of_a_previous_incarnation_is_ignored() -> None:
     heartbeat_manager = with_brokers(1)
-    heartbeat_manager.begin(1, 9, 2_000)
+    heartbeat_manager.start_session(1, 9, 2_000)
     assert not heartbeat_manager.touch(BrokerHeartbeat(1, 5, 99), 4_000)
     assert heartbeat_manager.metadata_offset_of(1) == -1
     assert ids(heartbeat_manager, 2_000 + SESSION_MS) == [1]
     assert not heartbeat_manager.has_valid_session(1, 5, 2_001)
 
 
-def test_a_late_heartbeat_takes_nothing_back() -> None:
+def test_a_delayed_heartbeat_does_not_revert_progress() -> None:
     heartbeat_manager = with_brokers(1)
     broken = OfflineReplica(TOPIC_ID, 0, 1, "EIO")
     assert heartbeat_manager.touch(BrokerHeartbeat(1, 5, 8, not_ready=[broken]), 100)
     assert not heartbeat_manager.touch(BrokerHeartbeat(1, 5, 7), 101)
     assert heartbeat_manager.metadata_offset_of(1) == 8
     assert heartbeat_manager.not_ready_reason(1, TOPIC_ID, 0) == "EIO"
-    assert heartbeat_manager.touch(BrokerHeartbeat(1, 5, 8), 102), "it could be opened after all"
+    assert heartbeat_manager.touch(BrokerHeartbeat(1, 5, 8), 102), "it is ready now"
     assert not heartbeat_manager.touch(BrokerHeartbeat(1, 5, 8), 103)
 
 
-def test_time_in_which_the_controller_itself_stood_still_does_not_count() -> None:
+def test_sessions_are_extended_by_a_stall_of_the_controller() -> None:
     heartbeat_manager = with_brokers(1)
     heartbeat_manager.extend_sessions(700)
     assert ids(heartbeat_manager, SESSION_MS + 699) == []
     assert ids(heartbeat_manager, SESSION_MS + 700) == [1]
 
 
-def test_the_former_controllers_node_gets_what_is_left_of_its_session() -> None:
+def test_the_previous_controllers_node_gets_its_remaining_session() -> None:
     heartbeat_manager = BrokerHeartbeatManager(SESSION_MS)
     rest_ms = remaining_session_ms(SESSION_MS, 1_500)
     heartbeat_manager.initialize(
@@ -81,10 +81,10 @@ def test_the_former_controllers_node_gets_what_is_left_of_its_session() -> None:
     assert (remaining_session_ms(9_000, 1_500), remaining_session_ms(3_000, 2_000)) == (7_500, 1_500)
 
 
-def test_who_was_leaving_under_the_former_controller_may_go_when_the_others_know_all_it_decided() -> None:
+def test_a_controlled_shutdown_continues_under_a_new_controller() -> None:
     heartbeat_manager = BrokerHeartbeatManager(SESSION_MS)
     heartbeat_manager.initialize(0, {1: broker(1), 2: broker(2, leaving=True)}, 40)
-    leaving, staying = heartbeat_manager.of(2, 5), heartbeat_manager.of(1, 5)
+    leaving, staying = heartbeat_manager.session_of(2, 5), heartbeat_manager.session_of(1, 5)
     assert leaving is not None
     assert staying is not None
     assert (leaving.controlled_shutdown_offset, staying.controlled_shutdown_offset) == (40, None)
@@ -94,13 +94,13 @@ def test_who_was_leaving_under_the_former_controller_may_go_when_the_others_know
     assert heartbeat_manager.lowest_metadata_offset([]) is None
 
 
-def test_one_that_is_gone_is_no_longer_alive() -> None:
+def test_a_broker_whose_process_died_has_no_valid_session() -> None:
     heartbeat_manager = with_brokers(1, 2)
     heartbeat_manager.expire_session(1, 5, 100)
     heartbeat_manager.expire_session(2, 4, 100)
     assert not heartbeat_manager.has_valid_session(1, 5, 100)
     assert heartbeat_manager.has_valid_session(2, 5, 100)
-    assert ids(heartbeat_manager, 200) == [], "whoever cut it short knows"
+    assert ids(heartbeat_manager, 200) == [], "a session that was ended explicitly is not reported"
 
 
 def topic(*replicas: tuple[int, ...]) -> TopicImage:
@@ -114,7 +114,7 @@ def image(at: TopicImage, *brokers: BrokerRegistration) -> MetadataImage:
     return MetadataImage(offset=50, brokers={each.broker_id: each for each in brokers}, topics={at.name: at})
 
 
-def test_each_replica_that_is_not_ready_is_named_with_the_reason() -> None:
+def test_each_unready_replica_is_listed_with_the_reason() -> None:
     heartbeat_manager = with_brokers(1, 2, 3, 4)
     for broker_id, offset in ((1, 50), (2, 49), (3, 51), (4, 51)):
         heartbeat_manager.touch(BrokerHeartbeat(broker_id, 5, offset), 10)
@@ -147,9 +147,9 @@ def test_a_topic_is_ready_when_all_its_replicas_are() -> None:
     assert find_unready_replicas(at, heartbeat_manager, {"orders": 0}, 50) == {}
 
 
-def test_who_was_about_to_be_fenced_when_the_controller_was_held_up_is_looked_after_again() -> None:
+def test_an_expired_session_is_monitored_again_after_a_stall() -> None:
     heartbeat_manager = BrokerHeartbeatManager(SESSION_MS)
-    heartbeat_manager.begin(1, 5, 0)
+    heartbeat_manager.start_session(1, 5, 0)
     assert len(heartbeat_manager.take_expired(SESSION_MS)) == 1
     heartbeat_manager.extend_sessions(300)
     assert heartbeat_manager.has_valid_session(1, 5, SESSION_MS)

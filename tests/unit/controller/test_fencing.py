@@ -1,8 +1,8 @@
-"""Controllers and brokers together, on virtual time: who is heard of stays, and who is not is fenced."""
+"""Controllers and brokers on virtual time: brokers with heartbeats stay unfenced, others are fenced."""
 
 from moldau.metadata.records import Record
-from support.brokers_and_controllers import ControllerCluster, run_on_virtual_time
-from support.upkeep_stage import (
+from support.controller_cluster import ControllerCluster, run_on_virtual_time
+from support.controller_cluster_helpers import (
     FETCH_TIMEOUT_MS,
     INTERVAL_MS,
     SESSION_MS,
@@ -12,10 +12,10 @@ from support.upkeep_stage import (
     with_topic,
 )
 
-# Alive
+# Sessions
 
 
-def test_a_broker_registers_fenced_and_is_taken_in_when_it_has_caught_up() -> None:
+def test_a_broker_registers_fenced_and_is_unfenced_when_caught_up() -> None:
     async def story(stage: ControllerCluster) -> None:
         fenced: list[tuple[str, object]] = []
         stage.on_append = lambda offset, record: fenced.append(
@@ -34,12 +34,12 @@ def test_a_broker_registers_fenced_and_is_taken_in_when_it_has_caught_up() -> No
     run_on_virtual_time(story)
 
 
-def test_brokers_that_are_heard_of_stay_for_as_long_as_they_are() -> None:
+def test_brokers_that_send_heartbeats_stay_unfenced() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         end_offset = stage.end_offset
         await stage.pass_ms(60_000)
-        assert stage.end_offset == end_offset, "nothing was decided"
+        assert stage.end_offset == end_offset, "no record was written"
         assert all(node.lifecycle.lease.is_valid() for node in stage.nodes.values())
         beats = len(stage.nodes[2].sent)
         assert 60_000 / INTERVAL_MS <= beats <= 60_000 / INTERVAL_MS + 10
@@ -47,7 +47,7 @@ def test_brokers_that_are_heard_of_stay_for_as_long_as_they_are() -> None:
     run_on_virtual_time(story)
 
 
-def test_a_silent_broker_is_fenced_when_its_session_is_over_and_its_lease_is_over_by_then() -> None:
+def test_a_silent_broker_is_fenced_after_its_session_and_its_lease() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         no_lease_outlives_its_session(stage)
@@ -65,7 +65,7 @@ def test_a_silent_broker_is_fenced_when_its_session_is_over_and_its_lease_is_ove
     run_on_virtual_time(story)
 
 
-def test_a_broker_whose_process_is_gone_is_fenced_at_once() -> None:
+def test_a_broker_whose_process_died_is_fenced_at_once() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await with_topic(stage, [2, 3, 1])
@@ -76,7 +76,7 @@ def test_a_broker_whose_process_is_gone_is_fenced_at_once() -> None:
     run_on_virtual_time(story)
 
 
-def test_a_closed_connection_of_a_broker_that_is_there_changes_nothing() -> None:
+def test_a_closed_connection_of_a_live_broker_changes_nothing() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         epoch = stage.nodes[2].lifecycle.broker_epoch
@@ -87,13 +87,13 @@ def test_a_closed_connection_of_a_broker_that_is_there_changes_nothing() -> None
         stage.nodes[3].cut_off()
         stage.controller.broker_connection_closed(3, stage.nodes[3].lifecycle.broker_epoch)
         await stage.pass_ms(1_000)
-        assert not is_fenced(stage, 3), "silence is not news at once"
+        assert not is_fenced(stage, 3), "silence alone does not fence it before its session expires"
 
     run_on_virtual_time(story)
 
 
-def test_a_process_that_dies_while_it_is_looked_for_is_found_out() -> None:
-    """It still took the first connection: its sockets close one by one."""
+def test_a_process_that_dies_during_the_probes_is_detected() -> None:
+    """It still accepted the first connection: its sockets close one by one."""
 
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
@@ -107,7 +107,7 @@ def test_a_process_that_dies_while_it_is_looked_for_is_found_out() -> None:
     run_on_virtual_time(story)
 
 
-def test_the_connection_of_a_former_life_says_nothing_of_this_one() -> None:
+def test_a_closed_connection_of_a_previous_incarnation_is_ignored() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         former = stage.nodes[2].lifecycle.broker_epoch
@@ -123,13 +123,13 @@ def test_the_connection_of_a_former_life_says_nothing_of_this_one() -> None:
     run_on_virtual_time(story)
 
 
-def test_a_controller_that_was_held_up_fences_nobody_for_it() -> None:
+def test_a_stalled_controller_fences_no_broker_for_it() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         decided: list[Record] = []
         stage.on_append = lambda offset, record: decided.append(record)
         for _ in range(300):
-            # Time goes by and nothing is read: what brokers sent meanwhile comes after the timer.
+            # The event loop stalls: heartbeats sent meanwhile are read after the timer.
             stage.clock._monotonic_start_ms += 5_000
             await stage.pass_ms(37)
         assert decided == []
@@ -140,7 +140,7 @@ def test_a_controller_that_was_held_up_fences_nobody_for_it() -> None:
 # Heartbeats
 
 
-def test_a_heartbeat_that_hangs_is_given_up_and_the_next_one_finds_the_new_controller() -> None:
+def test_a_hanging_heartbeat_is_cancelled_and_the_next_reaches_the_new_controller() -> None:
     async def story(stage: ControllerCluster) -> None:
         await stage.boot(1, 2, 3)
         await stage.pass_ms(2_000)
@@ -150,7 +150,7 @@ def test_a_heartbeat_that_hangs_is_given_up_and_the_next_one_finds_the_new_contr
         stage.elect(2)
         for _ in range(10 * INTERVAL_MS):
             await stage.pass_ms(1)
-            assert stage.nodes[3].lifecycle.lease.is_valid(), "the change costs nobody its lease"
+            assert stage.nodes[3].lifecycle.lease.is_valid(), "no broker loses its lease"
         assert len(stage.nodes[3].sent) - sent <= 20, "one at a time"
 
     run_on_virtual_time(story)

@@ -1,4 +1,4 @@
-"""Whatever brokers do and administrators ask for, a partition's rules hold and nothing committed is lost."""
+"""Random walks over broker and admin events keep the partition invariants and lose no committed record."""
 
 import random
 from collections import Counter
@@ -17,7 +17,7 @@ from moldau.controller.requests import ElectionType
 from moldau.metadata.image import NO_LEADER, PartitionRegistration
 from moldau.metadata.records import NO_LEADER_CHANGE, PartitionChangeRecord
 from moldau.raft.messages import EpochEndOffset
-from support.controlled import ControlledCluster
+from support.partition_decisions import ControlledCluster
 
 BROKERS = (1, 2, 3, 4, 5)
 STEPS = 400
@@ -44,7 +44,7 @@ class AnyCluster:
         self.log = dict.fromkeys(BROKERS, 0)
         self.committed = 0
         self.lost_records: set[int] = set()
-        """Who may have, since it was in sync last."""
+        """Replicas that may have lost records since they were last in the ISR."""
         self.before = self.partition
         self.seen: Counter[str] = Counter()
 
@@ -59,7 +59,7 @@ class AnyCluster:
         return self.random.sample(of, self.random.randint(1, min(count_max, len(of))))
 
     def one(self) -> int:
-        """Mostly a broker that has a replica."""
+        """Returns mostly a broker with a replica."""
         return self.random.choice(self.partition.replicas if self.random.random() < 0.8 else BROKERS)
 
     def step(self) -> str:
@@ -90,7 +90,7 @@ class AnyCluster:
         does()
         return does.__name__
 
-    # What brokers do
+    # Broker events
 
     def dies_or_falls_silent(self) -> None:
         broker_id = self.one()
@@ -111,7 +111,7 @@ class AnyCluster:
             self.loses_records(broker_id)
         self.registers_anew(broker_id, RetainedData.SYNCED)
         if before.isr == (broker_id,) == self.partition.isr:
-            # Who does without syncing does without these records, if nobody else has them.
+            # Without fsync these records are lost if no other replica has them.
             self.seen["the last in sync has crashed"] += 1
             self.committed = min(self.committed, self.log[broker_id])
         if broker_id in before.isr and broker_id in self.partition.elr:
@@ -138,7 +138,7 @@ class AnyCluster:
         if self.cluster.state.image.brokers[broker_id].fenced:
             self.cluster.unfence(broker_id)
 
-    # What leaders do
+    # Leader events
 
     def appends_and_commits(self) -> None:
         partition = self.partition
@@ -167,7 +167,7 @@ class AnyCluster:
             if result.error is not None:
                 self.seen["a reassignment ends with another leader"] += 1
 
-    # What administrators and the controller do
+    # Admin and controller events
 
     def is_reassigned(self) -> None:
         was_reassigning = self.partition.is_reassigning
@@ -211,7 +211,7 @@ class AnyCluster:
             self.lost_records.discard(leader)
             self.seen["led uncleanly"] += 1
 
-    # What holds
+    # Invariants
 
     def check(self) -> None:
         partition = self.partition
@@ -229,7 +229,9 @@ class AnyCluster:
         if not isr:
             assert partition.leader == NO_LEADER
             assert not elr
-            assert set(partition.last_known_elr) & self.lost_records, "only who lost records leaves nobody"
+            assert set(partition.last_known_elr) & self.lost_records, (
+                "only replicas that lost records leave the ISR empty"
+            )
         if partition.leader != NO_LEADER:
             assert partition.leader in isr
             assert all(map(self.is_active, isr))
@@ -240,7 +242,7 @@ class AnyCluster:
         assert set(partition.removing_replicas) <= set(partition.replicas) - set(partition.adding_replicas)
         if partition.is_reassigning and partition.leader != NO_LEADER:
             staying = set(partition.replicas) - set(partition.removing_replicas)
-            assert not staying <= set(isr), "then it would be done"
+            assert not staying <= set(isr), "otherwise it would be complete"
         may_lead = [each for each in (*isr, *elr) if self.is_active(each)]
         assert (partition.leader != NO_LEADER) == bool(may_lead)
 
@@ -255,7 +257,7 @@ class AnyCluster:
         named = sum(record.leader != NO_LEADER_CHANGE for record in written)
         assert after.leader_epoch - before.leader_epoch == named
         assert after.partition_epoch - before.partition_epoch == len(written)
-        assert bool(written) == (after != before), "a record is written where something changes"
+        assert bool(written) == (after != before), "a record is written exactly when something changes"
         if after.leader != before.leader or set(before.replicas) - set(after.replicas):
             assert named
 
@@ -282,12 +284,12 @@ def run(seed: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("first_seed", range(0, 60, 10))
-def test_the_rules_hold_whatever_happens(first_seed: int) -> None:
+def test_partition_invariants_hold_in_random_walks(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 10):
         run(seed)
 
 
-def test_the_walks_come_by_everything_that_matters() -> None:
+def test_random_walks_cover_all_relevant_states() -> None:
     seen: Counter[str] = sum((run(seed) for seed in range(15)), Counter())
     assert set(seen) == {
         "altered",
