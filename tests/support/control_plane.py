@@ -1,4 +1,4 @@
-"""A control plane of one node, wired as a node wires it, on a log that outlives a crash."""
+"""The control plane of one node, wired like in a node, on a log that survives a crash."""
 
 import asyncio
 import random

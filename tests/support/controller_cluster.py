@@ -1,7 +1,7 @@
-"""Controllers and brokers of several nodes on virtual time: real controllers, real memberships, a metadata log that
-all nodes see at once when a majority would, and nothing else of a node.
+"""Controllers and brokers of several nodes on virtual time: real controllers, real broker lifecycles, and a metadata
+log that all nodes see as soon as a majority would have it.
 
-A node can be cut off (its calls hang), killed (its calls end, and nobody listens at its address), or come back.
+A node can be partitioned (its requests hang), killed (its connections are refused), or restarted.
 """
 
 import asyncio
@@ -36,15 +36,15 @@ COMMIT_S = 0.004
 
 
 def run_on_virtual_time(
-    story: Callable[["ControllerCluster"], Coroutine[Any, Any, None]], **settings: Any
+    scenario: Callable[["ControllerCluster"], Coroutine[Any, Any, None]], **settings: Any
 ) -> None:
     """Runs a test on virtual time; an unexpected exception anywhere fails it."""
 
     async def run() -> None:
-        stage = ControllerCluster(**settings)
-        await story(stage)
-        await stage.close()
-        assert stage.violations == []
+        cluster = ControllerCluster(**settings)
+        await scenario(cluster)
+        await cluster.close()
+        assert cluster.violations == []
 
     loop = SimulatedLoop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -96,8 +96,8 @@ class ControllerCluster:
         return self.clock.monotonic_ms() - began_ms
 
     def elect(self, node_id: int) -> None:
-        former = self.nodes.get(self.leader_id)
-        heard_ms = None if former is None else former.quorum.confirmed_until_ms
+        previous = self.nodes.get(self.leader_id)
+        heard_ms = None if previous is None else previous.quorum.confirmed_until_ms
         leader_silence_ms = 0 if heard_ms is None else self.clock.monotonic_ms() - heard_ms
         self.nodes[node_id].quorum.leader_silence_ms = leader_silence_ms
         self.epoch += 1
@@ -137,8 +137,8 @@ class ControllerCluster:
 class FakeQuorum:
     """The quorum as one controller sees it."""
 
-    def __init__(self, stage: ControllerCluster, node: "Node") -> None:
-        self._stage = stage
+    def __init__(self, cluster: ControllerCluster, node: "Node") -> None:
+        self._stage = cluster
         self._node = node
         self.confirmed_until_ms: int | None = None
         """Since when this node has not heard from a majority."""
@@ -188,9 +188,9 @@ class FakeQuorum:
 
 class Node:
     def __init__(
-        self, stage: ControllerCluster, node_id: int, *, previous_epoch: int = -1, cluster_id: str = CLUSTER
+        self, cluster: ControllerCluster, node_id: int, *, previous_epoch: int = -1, cluster_id: str = CLUSTER
     ) -> None:
-        self.stage = stage
+        self.cluster = cluster
         self.node_id = node_id
         self.is_cut_off = False
         self.is_dead = False
@@ -201,30 +201,30 @@ class Node:
         self.not_ready: list[OfflineReplica] = []
         self.fatal: list[BaseException] = []
         self.sent: list[BrokerHeartbeat] = []
-        incarnation_id = UUID(int=stage.random.getrandbits(128), version=4)
-        self.former_lives = tuple(stage.lives.setdefault(node_id, []))
-        stage.lives[node_id].append(incarnation_id)
-        static = BrokerSettings(node_id=node_id, **stage.settings)
+        incarnation_id = UUID(int=cluster.random.getrandbits(128), version=4)
+        self.former_lives = tuple(cluster.lives.setdefault(node_id, []))
+        cluster.lives[node_id].append(incarnation_id)
+        static = BrokerSettings(node_id=node_id, **cluster.settings)
         self.settings = EffectiveSettings(static)
         self.loader = MetadataLoader(CLUSTER)
         self.loader.add_publisher(self._publish)
-        self.quorum = FakeQuorum(stage, self)
+        self.quorum = FakeQuorum(cluster, self)
         self.controller = QuorumController(
             node_id,
             self.quorum,
             self.loader,
             self.settings,
-            stage.random,
-            stage.clock,
+            cluster.random,
+            cluster.clock,
             probe=self._probe,
             fetch_log_end=self._ask_log_end,
         )
         self.lifecycle = BrokerLifecycleManager(
             node_id,
             incarnation_id,
-            FakeControllerChannel(stage, self),
+            FakeControllerChannel(cluster, self),
             static,
-            stage.clock,
+            cluster.clock,
             cluster_id=cluster_id,
             endpoints=[Endpoint("PLAINTEXT", "127.0.0.1", 9091 + node_id)],
             previous_epoch=previous_epoch,
@@ -242,9 +242,9 @@ class Node:
     def see(self) -> None:
         """Applies what was committed since the last call."""
         if not self.is_cut_off and not self.is_dead:
-            if self.stage.leader_id == self.node_id:
-                self.led_epoch = self.stage.epoch
-            new, self._seen = self.stage.batches[self._seen :], len(self.stage.batches)
+            if self.cluster.leader_id == self.node_id:
+                self.led_epoch = self.cluster.epoch
+            new, self._seen = self.cluster.batches[self._seen :], len(self.cluster.batches)
             self.loader.commit(new)
 
     def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -253,7 +253,7 @@ class Node:
     def cut_off(self) -> None:
         """Partitions the node from the others; its connections stay open."""
         self.is_cut_off = True
-        self.quorum.confirmed_until_ms = self.stage.clock.monotonic_ms()
+        self.quorum.confirmed_until_ms = self.cluster.clock.monotonic_ms()
 
     def heal(self) -> None:
         self.is_cut_off = False
@@ -263,8 +263,8 @@ class Node:
             if not each.done():
                 each.set_result(None)
         self.appended_offset = 0
-        if self.controller.is_active and self.stage.leader_id != self.node_id:
-            self.controller.leader_changed(self.stage.leader_id, self.stage.epoch)
+        if self.controller.is_active and self.cluster.leader_id != self.node_id:
+            self.controller.leader_changed(self.cluster.leader_id, self.cluster.epoch)
             self.lifecycle.on_controller_change()
         self.see()
 
@@ -273,7 +273,7 @@ class Node:
         self.is_dead = True
         epoch = self.lifecycle.broker_epoch
         await self.close()
-        for node in self.stage.nodes.values():
+        for node in self.cluster.nodes.values():
             if node is not self and not node.is_dead:
                 node.controller.broker_connection_closed(self.node_id, epoch)
 
@@ -290,25 +290,25 @@ class Node:
 
     async def _probe(self, broker_id: int) -> ProbeResult:
         await asyncio.sleep(NETWORK_S)
-        broker = self.stage.nodes[broker_id]
+        broker = self.cluster.nodes[broker_id]
         if broker.is_dead:
             return ProbeResult.REFUSED
         return ProbeResult.UNKNOWN if broker.is_cut_off or self.is_cut_off else ProbeResult.REACHABLE
 
     async def _ask_log_end(self, broker_id: int, topic: str, partition: int) -> EpochEndOffset:
         await asyncio.sleep(NETWORK_S)
-        self.stage.asked.append(broker_id)
-        broker = self.stage.nodes[broker_id]
-        if broker.is_dead or broker.is_cut_off or broker_id not in self.stage.log_ends:
+        self.cluster.asked.append(broker_id)
+        broker = self.cluster.nodes[broker_id]
+        if broker.is_dead or broker.is_cut_off or broker_id not in self.cluster.log_ends:
             raise PeerUnreachableError(f"node {broker_id} does not answer")
-        return self.stage.log_ends[broker_id]
+        return self.cluster.log_ends[broker_id]
 
 
 class FakeControllerChannel:
     """Calls the active controller that the quorum knows at this moment."""
 
-    def __init__(self, stage: ControllerCluster, node: Node) -> None:
-        self._stage = stage
+    def __init__(self, cluster: ControllerCluster, node: Node) -> None:
+        self._stage = cluster
         self._node = node
 
     async def register_broker(self, broker: BrokerRegistrationRequest) -> int:

@@ -1,4 +1,4 @@
-"""What stories of a controller's upkeep have in common: times, a topic, and what to look at."""
+"""Helpers for tests with `ControllerCluster`: settings, a topic, and checks."""
 
 from moldau.broker_lifecycle.state import BrokerState
 from moldau.controller.requests import (
@@ -13,35 +13,35 @@ FETCH_TIMEOUT_MS = 1_500
 INTERVAL_MS = 500
 
 
-def no_lease_outlives_its_session(stage: ControllerCluster) -> None:
+def no_lease_outlives_its_session(cluster: ControllerCluster) -> None:
     """Fails the test if a broker is fenced while its lease is valid."""
 
     def check(offset: int, record: Record) -> None:
         if isinstance(record, BrokerRegistrationChangeRecord) and record.fenced > 0:
-            node = stage.nodes[record.broker_id]
+            node = cluster.nodes[record.broker_id]
             if (
                 node.lifecycle.phase is not BrokerState.CONTROLLED_SHUTDOWN
                 and node.lifecycle.lease.is_valid()
             ):
-                stage.violations.append(f"{record.broker_id} is fenced while its lease runs")
+                cluster.violations.append(f"{record.broker_id} is fenced while its lease runs")
 
-    stage.on_append = check
+    cluster.on_append = check
 
 
 async def with_topic(
-    stage: ControllerCluster,
+    cluster: ControllerCluster,
     *replicas: list[int],
     name: str = "orders",
     configs: dict[str, str] | None = None,
 ) -> None:
     topic = NewTopic(name, assignment=dict(enumerate(replicas)), configs=configs or {})
-    [created] = await stage.controller.create_topics([topic])
+    [created] = await cluster.controller.create_topics([topic])
     assert created.error is None
 
 
-def orders(stage: ControllerCluster, index: int = 0) -> PartitionRegistration:
-    return stage.image.topics["orders"].partitions[index]
+def orders(cluster: ControllerCluster, index: int = 0) -> PartitionRegistration:
+    return cluster.image.topics["orders"].partitions[index]
 
 
-def is_fenced(stage: ControllerCluster, broker_id: int) -> bool:
-    return stage.image.brokers[broker_id].fenced
+def is_fenced(cluster: ControllerCluster, broker_id: int) -> bool:
+    return cluster.image.brokers[broker_id].fenced

@@ -1,5 +1,5 @@
-"""A controller whose brokers come by their own requests (registration, heartbeats), and whose decisions take effect at
-once. `controlled.py` has one that is put together from records, for what becomes of partitions."""
+"""A controller state whose brokers register and send heartbeats, and whose decisions are applied at once.
+`partition_decisions.py` has one built from records."""
 
 import random
 from collections.abc import Sequence
@@ -62,8 +62,8 @@ class Cluster:
 
     def unfence(self, broker_id: int) -> None:
         epoch = self.state.image.brokers[broker_id].epoch
-        beat = BrokerHeartbeat(broker_id, epoch, self.state.image.offset)
-        self._do(process_broker_heartbeat(self.state, self.settings, beat, self.heartbeat_manager))
+        heartbeat = BrokerHeartbeat(broker_id, epoch, self.state.image.offset)
+        self._do(process_broker_heartbeat(self.state, self.settings, heartbeat, self.heartbeat_manager))
 
     def create(self, *topics: NewTopic, validate_only: bool = False) -> list[CreateTopicResult]:
         return self._do(

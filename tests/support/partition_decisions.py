@@ -1,4 +1,4 @@
-"""A cluster as its controller sees it: decisions take effect at once, on as many brokers as a test wants."""
+"""A controller state built from records, for decisions on partitions; decisions are applied at once."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -177,10 +177,10 @@ class ControlledCluster:
         index: int = 0,
         allow_rf_change: bool = True,
     ) -> PartitionResult:
-        wanted = Reassignment(topic, index, replicas)
+        requested = Reassignment(topic, index, replicas)
         [result] = self.do(
             alter_partition_reassignments(
-                self.state, self.settings, [wanted], allow_rf_change=allow_rf_change
+                self.state, self.settings, [requested], allow_rf_change=allow_rf_change
             )
         )
         return result

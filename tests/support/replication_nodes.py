@@ -1,5 +1,4 @@
-"""For tests of replication: peers without a network, whose messages go through the wire's own encoding all the same,
-and nodes with real partitions behind them."""
+"""Replication without a network: peers that encode and decode all messages, and nodes with real partitions."""
 
 import asyncio
 import random
@@ -238,8 +237,8 @@ class ReplicaNode:
         await self.table.close()
 
     async def serve(self, request: Message) -> Tree:
-        answer: Tree = await fetch(request, Session(self._connection, 17, "test"), self.broker)
-        return answer
+        response: Tree = await fetch(request, Session(self._connection, 17, "test"), self.broker)
+        return response
 
 
 @asynccontextmanager

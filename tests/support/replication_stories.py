@@ -1,4 +1,4 @@
-"""What stories of replicas have in common."""
+"""Runs replication tests with a timeout."""
 
 import asyncio
 from collections.abc import Coroutine

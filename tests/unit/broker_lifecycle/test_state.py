@@ -194,11 +194,11 @@ def test_registration_is_retried_until_there_is_a_controller() -> None:
 def test_fatal_registration_errors_are_raised_at_once_with_advice(error: MoldauError, advice: str) -> None:
     state = new_state()
     state.step(0, StartRequested())
-    [ended, refused] = state.step(10, RegistrationFailed(error))
+    [ended, rejected] = state.step(10, RegistrationFailed(error))
     assert ended == EndLease()
-    assert isinstance(refused, RejectRegistration)
-    assert type(refused.error) is type(error)
-    assert advice in str(refused.error)
+    assert isinstance(rejected, RejectRegistration)
+    assert type(rejected.error) is type(error)
+    assert advice in str(rejected.error)
     assert state.step(20, TimerFired()) == [], "it has stopped"
 
 
@@ -211,9 +211,9 @@ def test_a_duplicate_registration_is_fatal_only_after_several_sessions() -> None
         assert state.next_deadline_ms is not None
         now_ms = state.next_deadline_ms
         state.step(now_ms, TimerFired())
-    [_, refused] = state.step(now_ms, RegistrationFailed(DuplicateBrokerRegistrationError("")))
-    assert isinstance(refused, RejectRegistration)
-    assert "node.id" in str(refused.error)
+    [_, rejected] = state.step(now_ms, RegistrationFailed(DuplicateBrokerRegistrationError("")))
+    assert isinstance(rejected, RejectRegistration)
+    assert "node.id" in str(rejected.error)
 
 
 def test_a_new_controller_restarts_the_duplicate_timeout() -> None:

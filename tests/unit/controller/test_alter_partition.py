@@ -114,14 +114,14 @@ def test_a_request_with_a_stale_broker_epoch_fails_as_a_whole(cluster: Controlle
 def test_each_partition_succeeds_or_fails_on_its_own(cluster: ControlledCluster) -> None:
     topic_id, brokers = cluster.state.image.topics["orders"].topic_id, cluster.state.image.brokers
     members = ((1, brokers[1].epoch), (2, brokers[2].epoch))
-    wanted = [
+    requested = [
         IsrChange(UUID(int=7), 0, 0, 0, members),
         IsrChange(topic_id, 1, 0, 0, members),
         IsrChange(topic_id, -1, 0, 0, members),
         IsrChange(topic_id, 0, 0, 0, members),
         IsrChange(topic_id, 0, 0, 0, members[:1]),
     ]
-    results = cluster.do(alter_partition(cluster.state, cluster.settings, 1, brokers[1].epoch, wanted))
+    results = cluster.do(alter_partition(cluster.state, cluster.settings, 1, brokers[1].epoch, requested))
     assert [error_of(result) for result in results] == [
         UnknownTopicIdError,
         UnknownTopicOrPartitionError,

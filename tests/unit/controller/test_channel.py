@@ -75,18 +75,18 @@ class ScriptedPeers:
         self, node_id: int, api: ApiKey, tree: Mapping[str, Any], *, lane: str, timeout_ms: int | None = None
     ) -> Message:
         version = SUPPORTED_VERSIONS[api].maximum
-        asked, answered = bytearray(), bytearray()
+        asked, responded = bytearray(), bytearray()
         encoder(api, version, "request")(asked, tree)
         request = decoder(api, version, "request")(memoryview(asked))
         self.calls.append((node_id, api, lane, request))
         await asyncio.sleep(0)
-        answer = self.script.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        if callable(answer):
-            answer = answer(request)
-        encoder(api, version, "response")(answered, answer)
-        return decoder(api, version, "response")(memoryview(answered))
+        response = self.script.pop(0)
+        if isinstance(response, BaseException):
+            raise response
+        if callable(response):
+            response = response(request)
+        encoder(api, version, "response")(responded, response)
+        return decoder(api, version, "response")(memoryview(responded))
 
 
 class LocalController:
@@ -97,10 +97,10 @@ class LocalController:
     def __getattr__(self, name: str) -> Any:
         async def call(*arguments: Any, **_: Any) -> Any:
             self.calls.append((name, arguments))
-            answer = self.script.pop(0)
-            if isinstance(answer, BaseException):
-                raise answer
-            return answer
+            response = self.script.pop(0)
+            if isinstance(response, BaseException):
+                raise response
+            return response
 
         return call
 
@@ -160,13 +160,13 @@ def test_the_local_controller_is_called_without_the_network() -> None:
     controller = LocalController(44, BrokerHeartbeatReply(True, False, False), [], range(5))
     controller_channel = make(1, controller=controller)
 
-    async def story() -> None:
+    async def scenario() -> None:
         assert await controller_channel.register_broker(REGISTRATION) == 44
         assert (await controller_channel.heartbeat(BrokerHeartbeat(1, 44, 9))).is_caught_up
         assert await controller_channel.alter_partition(1, 44, []) == []
         assert await controller_channel.allocate_producer_ids(1, 44) == range(5)
 
-    run(story())
+    run(scenario())
     assert [name for name, _ in controller.calls] == [
         "register_broker",
         "heartbeat",
@@ -206,7 +206,7 @@ def test_a_heartbeat_carries_offline_replicas() -> None:
 
 
 def test_isr_change_results_are_in_the_order_of_the_changes() -> None:
-    def answer(request: Message) -> dict[str, Any]:
+    def response(request: Message) -> dict[str, Any]:
         return {
             "throttle_time": 0,
             "error_code": 0,
@@ -230,7 +230,7 @@ def test_isr_change_results_are_in_the_order_of_the_changes() -> None:
             ],
         }
 
-    peers = ScriptedPeers(answer)
+    peers = ScriptedPeers(response)
     results = run(make(2, peers=peers).alter_partition(1, 10, CHANGES))
     assert [(each.topic_id, each.partition) for each in results] == [
         (each.topic_id, each.partition) for each in CHANGES
@@ -275,14 +275,14 @@ def test_a_brokers_own_requests_are_not_retried() -> None:
 # Requests with retries
 
 
-def enveloped(answer: Mapping[str, Any], offset: int = -1) -> Callable[[Message], dict[str, Any]]:
+def enveloped(response: Mapping[str, Any], offset: int = -1) -> Callable[[Message], dict[str, Any]]:
     """Another node's response to the request in an envelope."""
 
     def reply(request: Message) -> dict[str, Any]:
         header = read_request_header(request.request_data)
         data = bytearray(header.correlation_id.to_bytes(4, "big"))
         data.append(0)
-        encoder(header.api_key, header.version, "response")(data, answer)
+        encoder(header.api_key, header.version, "response")(data, response)
         return {"error_code": 0, "response_data": data, "metadata_offset": offset}
 
     return reply
@@ -415,7 +415,7 @@ def test_slow_requests_do_not_delay_others() -> None:
 
         may_go: asyncio.Event
 
-    async def story() -> None:
+    async def scenario() -> None:
         peers = SlowPeers(*[enveloped(created("orders"))] * 3)
         peers.may_go = asyncio.Event()
         controller_channel = make(2, peers=peers)
@@ -427,5 +427,5 @@ def test_slow_requests_do_not_delay_others() -> None:
         await asyncio.gather(*asked)
         await controller_channel.create_topics([NewTopic("orders")])
 
-    run(story())
+    run(scenario())
     assert lanes == ["forwarding-0", "forwarding-1", "forwarding-0"]

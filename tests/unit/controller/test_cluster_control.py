@@ -69,9 +69,9 @@ def test_a_broker_is_fenced_on_its_own_request() -> None:
     cluster.create(NewTopic("a", assignment={0: [1, 2]}))
     epoch = cluster.state.image.brokers[1].epoch
     for _ in range(2):
-        beat = BrokerHeartbeat(1, epoch, 99, want_fence=True)
+        heartbeat = BrokerHeartbeat(1, epoch, 99, want_fence=True)
         reply = cluster._do(
-            process_broker_heartbeat(cluster.state, cluster.settings, beat, cluster.heartbeat_manager)
+            process_broker_heartbeat(cluster.state, cluster.settings, heartbeat, cluster.heartbeat_manager)
         ).reply
         assert reply.is_fenced
         assert cluster.state.image.topics["a"].partitions[0].leader == 2
@@ -86,9 +86,9 @@ def test_a_broker_is_unfenced_only_when_it_has_applied_the_decision_that_fenced_
     cluster._do(fence_broker(cluster.state, cluster.settings, 1, broker.epoch))
     last = cluster.state.image.offset
     for offset, fenced in ((before, True), (last - 1, True), (last, False)):
-        beat = BrokerHeartbeat(1, broker.epoch, offset)
+        heartbeat = BrokerHeartbeat(1, broker.epoch, offset)
         reply = cluster._do(
-            process_broker_heartbeat(cluster.state, cluster.settings, beat, cluster.heartbeat_manager)
+            process_broker_heartbeat(cluster.state, cluster.settings, heartbeat, cluster.heartbeat_manager)
         ).reply
         assert (reply.is_fenced, reply.is_caught_up) == (fenced, not fenced)
     again = cluster._do(fence_broker(cluster.state, cluster.settings, 1, broker.epoch + 1))
@@ -121,11 +121,11 @@ def test_a_broker_with_a_valid_session_is_not_replaced_by_another_process() -> N
     cluster.heartbeat_manager.start_session(1, epoch, 0)
     cluster.heartbeat_manager.touch(BrokerHeartbeat(1, epoch, 0), 10)
     for endpoint in (Endpoint("P", "h", 9092), Endpoint("P", "other", 9092)):
-        twin = BrokerRegistrationRequest(1, UUID(int=9), [endpoint])
+        duplicate = BrokerRegistrationRequest(1, UUID(int=9), [endpoint])
         with pytest.raises(DuplicateBrokerRegistrationError, match="h:9092"):
-            register_broker(cluster.state, cluster.settings, twin, cluster.heartbeat_manager, 3_009)
+            register_broker(cluster.state, cluster.settings, duplicate, cluster.heartbeat_manager, 3_009)
         assert register_broker(
-            cluster.state, cluster.settings, twin, cluster.heartbeat_manager, 3_010
+            cluster.state, cluster.settings, duplicate, cluster.heartbeat_manager, 3_010
         ).response
 
 

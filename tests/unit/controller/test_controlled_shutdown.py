@@ -13,77 +13,77 @@ from support.controller_cluster_helpers import (
 
 
 def test_a_controlled_shutdown_moves_leadership_before_it_completes() -> None:
-    async def story(stage: ControllerCluster) -> None:
-        await stage.boot(1, 2, 3)
-        await with_topic(stage, [2, 3, 1], [3, 2, 1])
-        node = stage.nodes[2]
+    async def scenario(cluster: ControllerCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        await with_topic(cluster, [2, 3, 1], [3, 2, 1])
+        node = cluster.nodes[2]
         await node.lifecycle.shut_down()
-        assert orders(stage).leader == 3
-        assert [2 in orders(stage, index).isr for index in (0, 1)] == [False, False]
-        assert is_fenced(stage, 2)
+        assert orders(cluster).leader == 3
+        assert [2 in orders(cluster, index).isr for index in (0, 1)] == [False, False]
+        assert is_fenced(cluster, 2)
         assert not node.lifecycle.lease.is_valid()
         for other in (1, 3):
-            assert stage.nodes[other].loader.image.topics["orders"].partitions[0].leader == 3
+            assert cluster.nodes[other].loader.image.topics["orders"].partitions[0].leader == 3
         # It may register again at once, without waiting for its session to expire.
         epoch = node.lifecycle.broker_epoch
         await node.close()
-        began_ms = stage.clock.monotonic_ms()
-        await stage.add(2, previous_epoch=epoch).start()
-        assert stage.clock.monotonic_ms() - began_ms < 100
+        began_ms = cluster.clock.monotonic_ms()
+        await cluster.add(2, previous_epoch=epoch).start()
+        assert cluster.clock.monotonic_ms() - began_ms < 100
 
-    run_on_virtual_time(story)
+    run_on_virtual_time(scenario)
 
 
 def test_a_shutdown_waits_for_a_lagging_broker_until_that_is_fenced() -> None:
-    async def story(stage: ControllerCluster) -> None:
-        await stage.boot(1, 2, 3)
-        await with_topic(stage, [2, 1])
-        stage.nodes[3].cut_off()
-        began_ms = stage.clock.monotonic_ms()
-        await stage.nodes[2].lifecycle.shut_down()
-        assert is_fenced(stage, 3)
-        assert stage.clock.monotonic_ms() - began_ms <= SESSION_MS + 200
+    async def scenario(cluster: ControllerCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        await with_topic(cluster, [2, 1])
+        cluster.nodes[3].cut_off()
+        began_ms = cluster.clock.monotonic_ms()
+        await cluster.nodes[2].lifecycle.shut_down()
+        assert is_fenced(cluster, 3)
+        assert cluster.clock.monotonic_ms() - began_ms <= SESSION_MS + 200
 
-    run_on_virtual_time(story)
+    run_on_virtual_time(scenario)
 
 
 def test_all_brokers_may_stop_at_the_same_time() -> None:
-    async def story(stage: ControllerCluster) -> None:
-        await stage.boot(1, 2, 3)
-        await with_topic(stage, [1, 2, 3])
-        began_ms = stage.clock.monotonic_ms()
+    async def scenario(cluster: ControllerCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        await with_topic(cluster, [1, 2, 3])
+        began_ms = cluster.clock.monotonic_ms()
         for broker_id in (3, 2, 1):
-            await stage.nodes[broker_id].lifecycle.shut_down()
-        assert stage.clock.monotonic_ms() - began_ms < 1_000
-        assert orders(stage).leader == -1
-        assert len(orders(stage).isr) == 1, "the last one has all records"
+            await cluster.nodes[broker_id].lifecycle.shut_down()
+        assert cluster.clock.monotonic_ms() - began_ms < 1_000
+        assert orders(cluster).leader == -1
+        assert len(orders(cluster).isr) == 1, "the last one has all records"
 
-    run_on_virtual_time(story)
+    run_on_virtual_time(scenario)
 
 
 def test_a_shutdown_without_a_controller_completes() -> None:
-    async def story(stage: ControllerCluster) -> None:
-        await stage.boot(1, 2)
-        await stage.nodes[1].kill()
-        began_ms = stage.clock.monotonic_ms()
-        await stage.nodes[2].lifecycle.shut_down()
-        assert stage.clock.monotonic_ms() - began_ms <= SESSION_MS + 3 * INTERVAL_MS
+    async def scenario(cluster: ControllerCluster) -> None:
+        await cluster.boot(1, 2)
+        await cluster.nodes[1].kill()
+        began_ms = cluster.clock.monotonic_ms()
+        await cluster.nodes[2].lifecycle.shut_down()
+        assert cluster.clock.monotonic_ms() - began_ms <= SESSION_MS + 3 * INTERVAL_MS
 
-    run_on_virtual_time(story)
+    run_on_virtual_time(scenario)
 
 
 def test_a_shutdown_continues_with_the_next_controller() -> None:
-    async def story(stage: ControllerCluster) -> None:
-        await stage.boot(1, 2, 3)
-        await with_topic(stage, [3, 2, 1])
-        stage.nodes[2].cut_off()
-        leaving = asyncio.ensure_future(stage.nodes[3].lifecycle.shut_down())
-        await stage.until(lambda: stage.image.brokers[3].in_controlled_shutdown)
-        await stage.nodes[1].kill()
-        stage.nodes[2].heal()
-        stage.elect(2)
+    async def scenario(cluster: ControllerCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        await with_topic(cluster, [3, 2, 1])
+        cluster.nodes[2].cut_off()
+        leaving = asyncio.ensure_future(cluster.nodes[3].lifecycle.shut_down())
+        await cluster.until(lambda: cluster.image.brokers[3].in_controlled_shutdown)
+        await cluster.nodes[1].kill()
+        cluster.nodes[2].heal()
+        cluster.elect(2)
         await leaving
-        assert is_fenced(stage, 3)
-        assert orders(stage).leader == 2
+        assert is_fenced(cluster, 3)
+        assert orders(cluster).leader == 2
 
-    run_on_virtual_time(story)
+    run_on_virtual_time(scenario)

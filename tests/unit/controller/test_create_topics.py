@@ -231,10 +231,10 @@ def test_topic_ids_are_never_reserved_and_never_start_with_a_dash() -> None:
 
     dash = 0b111110 << 122
     fine = 0b111101 << 122
-    made = random_uuid(Fixed(dash, fine))
-    assert made.bytes[0] >> 2 == 0b111101
+    uuid = random_uuid(Fixed(dash, fine))
+    assert uuid.bytes[0] >> 2 == 0b111101
     assert random_uuid(Fixed(0, 1)).version == 4
-    assert random_uuid(Fixed(fine, 5), taken=[made]) != made
+    assert random_uuid(Fixed(fine, 5), taken=[uuid]) != uuid
 
 
 def placed(cluster: Cluster, partitions: int, replication_factor: int) -> list[PartitionRecord]:

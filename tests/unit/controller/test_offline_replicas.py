@@ -16,14 +16,14 @@ class Cluster(ControlledCluster):
     ) -> None:
         """Processes a heartbeat that reports these partitions of orders offline."""
         topic_id = self.state.image.topics["orders"].topic_id
-        beat = BrokerHeartbeat(
+        heartbeat = BrokerHeartbeat(
             broker_id,
             self.state.image.brokers[broker_id].epoch if epoch is None else epoch,
             self.state.image.offset,
             not_ready=[OfflineReplica(topic_id, index, broker_id, "EIO", is_transient) for index in failed],
         )
-        self.state.update_offline_replicas(beat)
-        while self.do(remove_offline_replicas(self.state, self.settings, beat)):
+        self.state.update_offline_replicas(heartbeat)
+        while self.do(remove_offline_replicas(self.state, self.settings, heartbeat)):
             pass
 
     def state_of(self, index: int = 0) -> tuple[int, Sequence[int], Sequence[int]]:
@@ -96,12 +96,12 @@ def test_an_offline_replica_cannot_join_the_isr() -> None:
 def test_reports_of_a_previous_incarnation_are_ignored() -> None:
     cluster = Cluster()
     cluster.create("orders", (1, 2, 3))
-    former = cluster.state.image.brokers[3].epoch
+    previous = cluster.state.image.brokers[3].epoch
     cluster.hears(3, 0)
     cluster.register(3)
     cluster.unfence(3)
     assert cluster.alter((1, 2, 3)).error is None, "its new incarnation has reported nothing offline"
-    cluster.hears(3, 0, epoch=former)
+    cluster.hears(3, 0, epoch=previous)
     assert cluster.state_of() == (1, (1, 2, 3), ())
 
 

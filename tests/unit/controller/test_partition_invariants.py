@@ -272,13 +272,13 @@ class AnyCluster:
 
 def run(seed: int) -> Counter[str]:
     cluster = AnyCluster(seed)
-    story = []
+    scenario = []
     for _ in range(STEPS):
-        story.append(f"{cluster.step()}: {cluster.partition}")
+        scenario.append(f"{cluster.step()}: {cluster.partition}")
         try:
             cluster.check()
         except AssertionError:
-            print(*story[-10:], sep="\n")
+            print(*scenario[-10:], sep="\n")
             raise
     return cluster.seen
 

@@ -113,9 +113,9 @@ def test_topics_are_placed_by_load_with_that_policy() -> None:
 def test_new_partitions_continue_the_round_robin() -> None:
     cluster = ControlledCluster((1, 2, 3))
     cluster.create("orders", (1, 2), (1, 2), (1, 2), (2, 3))
-    wanted = [PartitionIncrease("orders", 9)]
+    requested = [PartitionIncrease("orders", 9)]
     cluster.do(
-        create_partitions(cluster.state, wanted, cluster.settings, cluster.random, validate_only=False)
+        create_partitions(cluster.state, requested, cluster.settings, cluster.random, validate_only=False)
     )
     placed = [partition.replicas for partition in cluster.state.image.topics["orders"].partitions]
     assert leaders(placed) == {1: 3, 2: 3, 3: 3}
@@ -126,8 +126,8 @@ def test_new_partitions_have_the_target_replication_factor() -> None:
     cluster = ControlledCluster((1, 2, 3))
     cluster.create("orders", (1, 2))
     cluster.reassign([3])
-    wanted = [PartitionIncrease("orders", 2)]
+    requested = [PartitionIncrease("orders", 2)]
     cluster.do(
-        create_partitions(cluster.state, wanted, cluster.settings, cluster.random, validate_only=False)
+        create_partitions(cluster.state, requested, cluster.settings, cluster.random, validate_only=False)
     )
     assert len(cluster.partition(index=1).replicas) == 1

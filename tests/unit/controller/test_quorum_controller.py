@@ -24,14 +24,14 @@ from moldau.records.batch import Batch
 from support.control_plane import NODE, ControlPlane, FixedClock, TestLog
 
 
-def on_both_kinds_of_log(story: Callable[[ControlPlane], Coroutine[Any, Any, None]]) -> None:
+def on_both_kinds_of_log(scenario: Callable[[ControlPlane], Coroutine[Any, Any, None]]) -> None:
     """Runs each test with a log that suspends and one that does not."""
     for awaits in (False, True):
-        asyncio.run(story(ControlPlane(log=TestLog(awaits=awaits))))
+        asyncio.run(scenario(ControlPlane(log=TestLog(awaits=awaits))))
 
 
 def test_a_node_boots_into_a_quorum_of_one_with_an_active_controller() -> None:
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         controller = await plane.boot()
         assert controller.is_active
         assert (controller.controller_id, controller.epoch) == (NODE, 1)
@@ -42,11 +42,11 @@ def test_a_node_boots_into_a_quorum_of_one_with_an_active_controller() -> None:
         assert broker.epoch == 4, "the offset of its registration record"
         await plane.shut_down()
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)
 
 
 def test_a_change_is_published_before_the_response() -> None:
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         controller = await plane.boot()
         [created] = await controller.create_topics([NewTopic("orders", 3, 1)])
         assert created.error is None
@@ -62,11 +62,11 @@ def test_a_change_is_published_before_the_response() -> None:
         assert "orders" not in plane.image.topics
         await plane.shut_down()
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)
 
 
 def test_a_response_waits_for_a_slow_publisher() -> None:
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         ready = asyncio.Event()
 
         async def open_logs(delta: MetadataDelta, image: MetadataImage) -> None:
@@ -84,27 +84,27 @@ def test_a_response_waits_for_a_slow_publisher() -> None:
         assert "a" in plane.image.topics
         await plane.shut_down()
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)
 
 
 def test_concurrent_creations_share_fsyncs_and_see_each_other() -> None:
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         controller = await plane.boot()
         syncs = plane.log.syncs
         names = [f"topic-{number % 50}" for number in range(100)]
         answers = await asyncio.gather(*(controller.create_topics([NewTopic(name, 1, 1)]) for name in names))
-        errors = [type(answer[0].error) for answer in answers]
+        errors = [type(response[0].error) for response in answers]
         assert errors == [type(None)] * 50 + [TopicExistsError] * 50
         assert len(plane.image.topics) == 50
         if plane.log.awaits:
             assert plane.log.syncs - syncs < 50, "appends during an fsync share the next one"
         await plane.shut_down()
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)
 
 
 def test_a_restart_publishes_the_same_image_in_one_delta() -> None:
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         controller = await plane.boot()
         await controller.create_topics(
             [NewTopic("a", 2, 1, configs={"retention.ms": "9"}), NewTopic("b", 1, 1)]
@@ -132,13 +132,13 @@ def test_a_restart_publishes_the_same_image_in_one_delta() -> None:
         assert more == range(block.stop, block.stop + 1000)
         await plane.shut_down()
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)
 
 
 def test_a_restart_starts_new_leader_epochs() -> None:
     """One epoch when the previous incarnation is fenced, one when the new one leads."""
 
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         controller = await plane.boot()
         await controller.create_topics([NewTopic("a", 2, 1)])
         for clean, epoch in ((True, 2), (False, 4), (False, 6), (True, 8)):
@@ -148,11 +148,11 @@ def test_a_restart_starts_new_leader_epochs() -> None:
             assert [at.leader for at in plane.image.topics["a"].partitions] == [NODE, NODE]
         await plane.shut_down()
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)
 
 
 def test_after_a_power_loss_all_acknowledged_changes_exist() -> None:
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         controller = await plane.boot()
         await controller.create_topics([NewTopic("answered", 1, 1)])
         plane.log.sync_gate = asyncio.Event()
@@ -172,11 +172,11 @@ def test_after_a_power_loss_all_acknowledged_changes_exist() -> None:
         assert list(survivor.image.topics) == ["answered"]
         await survivor.shut_down()
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)
 
 
 def test_a_failed_disk_stops_the_controller_and_fails_the_node() -> None:
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         controller = await plane.boot()
         plane.log.sync_error = StorageError("EIO")
         with pytest.raises(StorageError, match="EIO"):
@@ -188,22 +188,22 @@ def test_a_failed_disk_stops_the_controller_and_fails_the_node() -> None:
         assert "a" not in plane.image.topics
         await plane.shut_down()
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)
 
 
 def test_a_disk_that_fails_while_booting_fails_the_boot() -> None:
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         await plane.boot()
         await plane.shut_down()
         plane.log.append_error = StorageError("EIO")
         with pytest.raises(StorageError):
             await plane.boot()
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)
 
 
 def test_a_failed_publisher_stops_the_controller_and_fails_the_node() -> None:
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         def broken(delta: MetadataDelta, image: MetadataImage) -> None:
             if delta.topics_created:
                 raise OSError("too many open files")
@@ -214,23 +214,23 @@ def test_a_failed_publisher_stops_the_controller_and_fails_the_node() -> None:
         assert [str(failure) for failure in plane.failures] == ["too many open files"]
         await plane.shut_down()
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)
 
 
 def test_a_controller_that_shuts_down_rejects_requests() -> None:
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         controller = await plane.boot()
         await plane.shut_down()
         with pytest.raises(NotControllerError):
             await controller.create_topics([NewTopic("a", 1, 1)])
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)
 
 
 def test_a_closed_controller_is_not_activated_by_a_late_commit() -> None:
     """It would decide on an image without its last appends."""
 
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         controller = await plane.boot()
         plane.log.sync_gate = asyncio.Event()
         creating = asyncio.create_task(controller.create_topics([NewTopic("a", 1, 1)]))
@@ -245,7 +245,7 @@ def test_a_closed_controller_is_not_activated_by_a_late_commit() -> None:
             await creating
         await plane.shut_down()
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)
 
 
 def test_a_restart_on_files_loads_log_and_quorum_state(tmp_path: Path) -> None:
@@ -297,17 +297,17 @@ steps = st.one_of(
 
 
 @settings(max_examples=60, deadline=None)
-@given(story=st.lists(steps, max_size=12), awaits=st.booleans())
-def test_replaying_the_log_gives_the_published_image(story: list[tuple[str, Any]], awaits: bool) -> None:
-    asyncio.run(_live_and_replay(story, awaits))
+@given(scenario=st.lists(steps, max_size=12), awaits=st.booleans())
+def test_replaying_the_log_gives_the_published_image(scenario: list[tuple[str, Any]], awaits: bool) -> None:
+    asyncio.run(_live_and_replay(scenario, awaits))
 
 
-async def _live_and_replay(story: list[tuple[str, Any]], awaits: bool) -> None:
+async def _live_and_replay(scenario: list[tuple[str, Any]], awaits: bool) -> None:
     plane = ControlPlane(log=TestLog(awaits=awaits))
     await plane.boot()
     ids: list[range] = []
     model: dict[str, int] = {}
-    for step, what in story:
+    for step, what in scenario:
         controller = plane.controller
         match step:
             case "create":
@@ -366,7 +366,7 @@ def test_a_logged_decision_that_cannot_be_applied_fails_the_node(
     def fail(self: ControllerState, records: object, end_offset: int) -> None:
         raise ValueError("a bug")
 
-    async def story(plane: ControlPlane) -> None:
+    async def scenario(plane: ControlPlane) -> None:
         controller = await plane.boot()
         with monkeypatch.context() as patched:
             patched.setattr(ControllerState, "apply", fail)
@@ -377,4 +377,4 @@ def test_a_logged_decision_that_cannot_be_applied_fails_the_node(
         assert not controller.is_active
         await plane.shut_down()
 
-    on_both_kinds_of_log(story)
+    on_both_kinds_of_log(scenario)

@@ -13,7 +13,7 @@ from support.controller_cluster import ControllerCluster, run_on_virtual_time
 from support.partition_decisions import ControlledCluster
 
 
-def refused(cluster: ControlledCluster, *words: str) -> None:
+def rejected(cluster: ControlledCluster, *words: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         unregister_broker(cluster.state, cluster.settings, 2)
     assert [word for word in words if word not in str(raised.value)] == []
@@ -27,9 +27,9 @@ def give_up(cluster: ControlledCluster, broker_id: int = 2) -> None:
 def test_the_last_isr_member_cannot_be_unregistered_until_its_topics_are_deleted() -> None:
     cluster = ControlledCluster()
     cluster.create("orders", *[[2]] * 5)
-    refused(cluster, "orders-0, orders-1, orders-2 and 2 more", "Reassign them", "--unclean", "delete")
+    rejected(cluster, "orders-0, orders-1, orders-2 and 2 more", "Reassign them", "--unclean", "delete")
     cluster.fence(2)
-    refused(cluster, "orders-0")
+    rejected(cluster, "orders-0")
     cluster.do(delete_topics(cluster.state, [TopicRef("orders")], cluster.settings))
     give_up(cluster)
 
@@ -40,7 +40,7 @@ def test_the_last_isr_member_can_be_unregistered_after_an_unclean_election() -> 
     cluster.alter([2])
     cluster.fence(2)
     assert cluster.partition().leader == NO_LEADER
-    refused(cluster, "orders-0")
+    rejected(cluster, "orders-0")
     cluster.elect(
         ElectionType.UNCLEAN, ("orders", 0), log_ends={PartitionName("orders", 0): {3: EpochEndOffset(0, 5)}}
     )
@@ -64,11 +64,11 @@ def test_an_unregistered_broker_does_not_count_as_a_replica() -> None:
     cluster.fence(3)
     give_up(cluster, 3)
     assert (cluster.partition().isr, cluster.partition().elr) == ((2,), (3,))
-    refused(cluster, "orders-0")
+    rejected(cluster, "orders-0")
 
 
 def test_a_live_last_isr_member_keeps_leading() -> None:
-    async def story(stage: ControllerCluster) -> None:
+    async def scenario(stage: ControllerCluster) -> None:
         await stage.boot(1, 2)
         await stage.controller.create_topics([NewTopic("orders", assignment={0: [2]})])
         with pytest.raises(InvalidRequestError):
@@ -77,4 +77,4 @@ def test_a_live_last_isr_member_keeps_leading() -> None:
         assert stage.image.topics["orders"].partitions[0].leader == 2
         assert stage.nodes[2].lifecycle.lease.is_valid()
 
-    run_on_virtual_time(story)
+    run_on_virtual_time(scenario)

@@ -33,14 +33,14 @@ def run(test: "Coroutine[Any, Any, None]") -> None:
     asyncio.run(asyncio.wait_for(test, PATIENCE_S))
 
 
-def made(broker: ScriptedBroker | None = None, **more: Any) -> PeerClient:
+def make_client(broker: ScriptedBroker | None = None, **more: Any) -> PeerClient:
     peers = PeerClient(1, SystemClock(), request_timeout_ms=5_000, **more)
     if broker is not None:
         peers.update_endpoint(OTHER, "127.0.0.1", broker.port)
     return peers
 
 
-async def ask(peers: PeerClient, lane: str = "a", **more: Any) -> Any:
+async def send(peers: PeerClient, lane: str = "a", **more: Any) -> Any:
     return await peers.call(OTHER, ApiKey.METADATA, REQUEST, lane=lane, **more)
 
 
@@ -50,27 +50,27 @@ async def free_port() -> int:
         return broker.port
 
 
-def test_calls_on_a_lane_share_a_connection_and_each_lane_has_its_own() -> None:
+def test_requests_on_a_lane_share_a_connection() -> None:
     async def test() -> None:
         async with ScriptedBroker() as broker:
-            peers = made(broker)
-            await asyncio.gather(*(ask(peers, "a") for _ in range(5)))
+            peers = make_client(broker)
+            await asyncio.gather(*(send(peers, "a") for _ in range(5)))
             assert broker.connections == 1
-            await ask(peers, "b")
+            await send(peers, "b")
             assert broker.connections == 2
             await peers.close()
 
     run(test())
 
 
-def test_a_call_names_the_exact_version_that_nodes_use() -> None:
+def test_a_request_uses_the_given_version() -> None:
     async def test() -> None:
         async with ScriptedBroker() as broker:
-            peers = made(broker)
-            await ask(peers, version=11)
+            peers = make_client(broker)
+            await send(peers, version=11)
             assert broker.asked[-1].version == 11
             with pytest.raises(PeerUnreachableError) as raised:
-                await ask(peers, version=99)
+                await send(peers, version=99)
             assert not raised.value.is_connection_refused
             assert not raised.value.was_sent
             await peers.close()
@@ -80,9 +80,9 @@ def test_a_call_names_the_exact_version_that_nodes_use() -> None:
 
 def test_an_unknown_node_is_unreachable() -> None:
     async def test() -> None:
-        peers = made()
+        peers = make_client()
         with pytest.raises(PeerUnreachableError, match="no address of node 2"):
-            await ask(peers)
+            await send(peers)
         assert await peers.probe(OTHER, 100) is ProbeResult.UNKNOWN
 
     run(test())
@@ -90,10 +90,10 @@ def test_an_unknown_node_is_unreachable() -> None:
 
 def test_only_a_refused_connection_proves_that_a_process_is_dead() -> None:
     async def test() -> None:
-        peers = made()
+        peers = make_client()
         peers.update_endpoint(OTHER, "127.0.0.1", await free_port())
         with pytest.raises(PeerUnreachableError) as raised:
-            await ask(peers)
+            await send(peers)
         assert raised.value.is_connection_refused
         assert await peers.probe(OTHER, 5_000) is ProbeResult.REFUSED
 
@@ -127,10 +127,10 @@ def test_a_name_with_several_addresses_is_refused_only_if_all_are(
 
 def test_localhost_is_refused_with_any_address_family() -> None:
     async def test() -> None:
-        peers = made()
+        peers = make_client()
         peers.update_endpoint(OTHER, "localhost", await free_port())
         with pytest.raises(PeerUnreachableError) as raised:
-            await ask(peers)
+            await send(peers)
         assert raised.value.is_connection_refused
 
     run(test())
@@ -139,10 +139,10 @@ def test_localhost_is_refused_with_any_address_family() -> None:
 def test_a_node_that_accepts_connections_is_reachable_without_responding() -> None:
     async def test() -> None:
         async with ScriptedBroker({ApiKey.API_VERSIONS: lambda _: Hang}) as broker:
-            peers = made(broker)
+            peers = make_client(broker)
             assert await peers.probe(OTHER, 5_000) is ProbeResult.REACHABLE
             with pytest.raises(PeerUnreachableError) as raised:
-                await ask(peers, timeout_ms=50)
+                await send(peers, timeout_ms=50)
             assert not raised.value.is_connection_refused
             await peers.close()
 
@@ -156,12 +156,12 @@ def test_a_late_response_closes_the_connection_and_the_next_request_opens_anothe
         usual = broker.scripts[ApiKey.METADATA]
         broker.scripts[ApiKey.METADATA] = lambda asked: answers.pop() if answers else usual(asked)
         async with broker:
-            peers = made(broker)
+            peers = make_client(broker)
             with pytest.raises(PeerUnreachableError) as raised:
-                await ask(peers, timeout_ms=50)
+                await send(peers, timeout_ms=50)
             assert raised.value.was_sent
             assert not raised.value.is_connection_refused
-            await ask(peers)
+            await send(peers)
             assert broker.connections == 2
             await peers.close()
 
@@ -171,12 +171,12 @@ def test_a_late_response_closes_the_connection_and_the_next_request_opens_anothe
 def test_a_connection_closed_by_the_peer_is_reopened() -> None:
     async def test() -> None:
         async with ScriptedBroker() as broker:
-            peers = made(broker)
-            await ask(peers, "heartbeats")
+            peers = make_client(broker)
+            await send(peers, "heartbeats")
             broker.disconnect_all()
             while peers._pool._connections:
                 await asyncio.sleep(0.001)
-            await ask(peers, "heartbeats")
+            await send(peers, "heartbeats")
             assert broker.connections == 2
             await peers.close()
 
@@ -186,9 +186,9 @@ def test_a_connection_closed_by_the_peer_is_reopened() -> None:
 def test_a_request_fails_with_its_connection() -> None:
     async def test() -> None:
         async with ScriptedBroker({ApiKey.METADATA: lambda _: Disconnect}) as broker:
-            peers = made(broker)
+            peers = make_client(broker)
             with pytest.raises(PeerUnreachableError) as raised:
-                await ask(peers)
+                await send(peers)
             assert raised.value.was_sent
             await peers.close()
 
@@ -206,19 +206,19 @@ def test_a_new_address_is_used_and_requests_to_the_old_one_complete() -> None:
             return usual(asked)  # type: ignore[return-value]
 
         async with old, new:
-            peers = made(old)
-            await ask(peers)
+            peers = make_client(old)
+            await send(peers)
             old.scripts[ApiKey.METADATA] = slow
-            first = asyncio.create_task(ask(peers))
+            first = asyncio.create_task(send(peers))
             while old.count(ApiKey.METADATA) < 2:
                 await asyncio.sleep(0.001)
             peers.update_endpoint(OTHER, "127.0.0.1", new.port)
-            await ask(peers)
+            await send(peers)
             assert new.count(ApiKey.METADATA) == 1
             release.set()
             await first
             peers.update_endpoint(OTHER, "127.0.0.1", new.port)
-            await ask(peers)
+            await send(peers)
             assert new.connections == 1, "an unchanged address keeps the connection"
             await peers.close()
 
@@ -236,16 +236,16 @@ def test_a_connection_to_an_outdated_address_is_not_used() -> None:
                     await release.wait()
                 return await Connection.open(host, port, **more)
 
-            peers = made(old, connect=connect)
-            first = asyncio.create_task(ask(peers))
+            peers = make_client(old, connect=connect)
+            first = asyncio.create_task(send(peers))
             await reached.wait()
             peers.update_endpoint(OTHER, "127.0.0.1", new.port)
-            await ask(peers)
+            await send(peers)
             release.set()
             with pytest.raises(PeerUnreachableError, match="no longer at"):
                 await first
             assert old.count(ApiKey.METADATA) == 0
-            await ask(peers)
+            await send(peers)
             assert new.connections == 1
             await peers.close()
 
@@ -261,13 +261,13 @@ def test_a_shared_attempt_respects_the_timeout_of_each_request() -> None:
                 await release.wait()
                 return await Connection.open(host, port, **more)
 
-            peers = made(broker, connect=connect)
-            patient = asyncio.create_task(ask(peers))
+            peers = make_client(broker, connect=connect)
+            patient = asyncio.create_task(send(peers))
             await asyncio.sleep(0)
             with pytest.raises(PeerUnreachableError) as raised:
-                await ask(peers, timeout_ms=20)
+                await send(peers, timeout_ms=20)
             assert not raised.value.was_sent
-            cancelled = asyncio.create_task(ask(peers))
+            cancelled = asyncio.create_task(send(peers))
             await asyncio.sleep(0)
             cancelled.cancel()
             release.set()
@@ -281,13 +281,13 @@ def test_a_shared_attempt_respects_the_timeout_of_each_request() -> None:
 def test_requests_work_without_a_current_task() -> None:
     async def test() -> None:
         async with ScriptedBroker() as broker:
-            peers = made(broker)
+            peers = make_client(broker)
             done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
             def ended(result: Any, error: BaseException | None) -> None:
                 done.set_result(result if error is None else error)
 
-            start_eagerly(ask(peers), ended)
+            start_eagerly(send(peers), ended)
             assert not isinstance(await done, BaseException)
             await peers.close()
 
@@ -297,7 +297,7 @@ def test_requests_work_without_a_current_task() -> None:
 def test_a_request_to_an_address_uses_its_own_connection() -> None:
     async def test() -> None:
         async with ScriptedBroker() as broker:
-            peers = made()
+            peers = make_client()
             answer = await peers.call_address("127.0.0.1", broker.port, ApiKey.METADATA, REQUEST)
             assert answer.cluster_id == "scripted"
         with pytest.raises(PeerUnreachableError) as raised:
@@ -310,8 +310,8 @@ def test_a_request_to_an_address_uses_its_own_connection() -> None:
 def test_closing_fails_pending_and_later_requests() -> None:
     async def test() -> None:
         async with ScriptedBroker({ApiKey.METADATA: lambda _: Hang}) as broker:
-            peers = made(broker)
-            asked = asyncio.create_task(ask(peers, "a"))
+            peers = make_client(broker)
+            asked = asyncio.create_task(send(peers, "a"))
             while not broker.count(ApiKey.METADATA):
                 await asyncio.sleep(0.001)
             never = asyncio.Event()
@@ -321,10 +321,10 @@ def test_closing_fails_pending_and_later_requests() -> None:
                 raise ConnectionLostError("never")
 
             peers._connect = connect  # type: ignore[assignment]
-            opening = asyncio.create_task(ask(peers, "b"))
+            opening = asyncio.create_task(send(peers, "b"))
             await asyncio.sleep(0)
             await peers.close()
-            for each in (asked, opening, asyncio.create_task(ask(peers, "c"))):
+            for each in (asked, opening, asyncio.create_task(send(peers, "c"))):
                 with pytest.raises(PeerUnreachableError):
                     await each
 
@@ -334,8 +334,8 @@ def test_closing_fails_pending_and_later_requests() -> None:
 def test_disconnecting_fails_the_requests_in_flight() -> None:
     async def test() -> None:
         async with ScriptedBroker({ApiKey.METADATA: lambda _: Hang}) as broker:
-            peers = made(broker)
-            asked = asyncio.create_task(ask(peers, "a"))
+            peers = make_client(broker)
+            asked = asyncio.create_task(send(peers, "a"))
             while not broker.count(ApiKey.METADATA):
                 await asyncio.sleep(0.001)
             peers.disconnect(OTHER, "a")
@@ -356,8 +356,8 @@ def test_disconnecting_cancels_the_attempt_and_the_next_request_reconnects() -> 
                     await hangs.pop().wait()
                 return await Connection.open(host, port, **more)
 
-            peers = made(broker, connect=connect)
-            asked = asyncio.create_task(ask(peers, "a"))
+            peers = make_client(broker, connect=connect)
+            asked = asyncio.create_task(send(peers, "a"))
             while hangs:
                 await asyncio.sleep(0)
             peers.disconnect(OTHER, "b")
@@ -366,7 +366,7 @@ def test_disconnecting_cancels_the_attempt_and_the_next_request_reconnects() -> 
             peers.disconnect(OTHER, "a")
             with pytest.raises(PeerUnreachableError, match="cancelled"):
                 await asked
-            await ask(peers, "a")
+            await send(peers, "a")
             await peers.close()
 
     run(test())
@@ -378,7 +378,7 @@ def broker_image(broker_id: int, port: int) -> BrokerRegistration:
 
 
 def test_addresses_are_those_of_the_inter_broker_listener() -> None:
-    peers = made()
+    peers = make_client()
     peers.update_endpoint(9, "voter.example", 9)
     addresses = PeerAddressPublisher(peers, "NODES")
     image = MetadataImage(brokers={1: broker_image(1, 101), 2: broker_image(2, 102)})
@@ -392,7 +392,7 @@ def test_addresses_are_those_of_the_inter_broker_listener() -> None:
 
 
 def test_an_unregistered_voter_keeps_its_address() -> None:
-    peers = made()
+    peers = make_client()
     peers.update_endpoint(1, "127.0.0.1", 91)
     addresses = PeerAddressPublisher(peers, "NODES")
     addresses.publish(MetadataDelta(brokers_changed=(1,)), MetadataImage(brokers={1: broker_image(1, 101)}))
@@ -402,7 +402,7 @@ def test_an_unregistered_voter_keeps_its_address() -> None:
 
 
 def test_a_repeated_voter_address_does_not_override_a_newer_registration() -> None:
-    peers = made()
+    peers = make_client()
     peers.update_endpoint(OTHER, "gamma", 9094)
     peers.update_broker_endpoint(OTHER, "gamma", 9194)
     peers.update_endpoint(OTHER, "gamma", 9094)

@@ -33,7 +33,7 @@ class FakePartition:
     def __init__(self, index: int = 0) -> None:
         self.name = LogName("orders", index)
         self.topic_id = UUID(int=1)
-        self.wanted: tuple[int, ...] | None = None
+        self.requested: tuple[int, ...] | None = None
         self.partition_epoch = 5
         self.proposal: IsrChange | None = None
         self.answers: list[IsrChangeResult] = []
@@ -45,9 +45,9 @@ class FakePartition:
 
     def propose_isr_change(self, lag_ms: int) -> IsrChange | None:
         self.looks += 1
-        if self.wanted is None or self.proposal is not None:
+        if self.requested is None or self.proposal is not None:
             return None
-        members = tuple((each, 40 + each) for each in self.wanted)
+        members = tuple((each, 40 + each) for each in self.requested)
         self.proposal = IsrChange(self.topic_id, self.name.partition, 3, self.partition_epoch, members)
         return self.proposal
 
@@ -56,12 +56,12 @@ class FakePartition:
         if result.error is None or isinstance(result.error, IneligibleReplicaError):
             self.proposal = None
         if result.error is None:
-            self.wanted = None
+            self.requested = None
 
     def metadata_shows_a_later_state(self) -> None:
         self.partition_epoch += 1
         self.proposal = None
-        self.wanted = None
+        self.requested = None
 
 
 class FakeControllerChannel:
@@ -73,9 +73,9 @@ class FakeControllerChannel:
     async def alter_partition(
         self, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
     ) -> list[IsrChangeResult]:
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.requests.put_nowait(((broker_id, broker_epoch, list(changes)), answer))
-        outcome = await answer
+        response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.requests.put_nowait(((broker_id, broker_epoch, list(changes)), response))
+        outcome = await response
         if isinstance(outcome, MoldauError):
             raise outcome
         return [_result(change, error) for change, error in zip(changes, outcome, strict=True)]
@@ -117,26 +117,26 @@ def with_world(
     test: Callable[[World], Awaitable[None]], *partitions: FakePartition, lag_ms: int = 60_000
 ) -> None:
     async def whole() -> None:
-        world = World(*partitions, lag_ms=lag_ms)
-        world.kept.start()
+        harness = World(*partitions, lag_ms=lag_ms)
+        harness.kept.start()
         try:
-            await test(world)
+            await test(harness)
         finally:
-            await world.kept.close()
+            await harness.kept.close()
 
     asyncio.run(asyncio.wait_for(whole(), PATIENCE_S))
 
 
 def test_all_changes_go_into_one_request_and_results_to_their_partitions() -> None:
     first, second, content = FakePartition(0), FakePartition(1), FakePartition(2)
-    first.wanted, second.wanted = (1, 2), (1, 3)
+    first.requested, second.requested = (1, 2), (1, 3)
 
-    async def test(world: World) -> None:
-        (broker_id, broker_epoch, changes), answer = await world.asked()
+    async def test(harness: World) -> None:
+        (broker_id, broker_epoch, changes), response = await harness.asked()
         assert (broker_id, broker_epoch) == (NODE, 41)
         assert changes == [first.proposal, second.proposal]
         error = InvalidUpdateVersionError("changed since")
-        answer.set_result([None, error])
+        response.set_result([None, error])
         while not second.answers:
             await asyncio.sleep(0)
         assert first.answers[0].isr == (1, 2)
@@ -149,20 +149,20 @@ def test_all_changes_go_into_one_request_and_results_to_their_partitions() -> No
 def test_partitions_are_checked_periodically_and_on_follower_progress() -> None:
     partition = FakePartition()
 
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         while not partition.looks:
             await asyncio.sleep(0)
-        partition.wanted = (1, 2)
+        partition.requested = (1, 2)
         await asyncio.sleep(0.01)
         assert partition.looks == 1
-        world.kept.check_isr(partition)
-        (_, _, changes), answer = await world.asked()
+        harness.kept.check_isr(partition)
+        (_, _, changes), response = await harness.asked()
         assert changes == [partition.proposal]
-        answer.set_result([None])
+        response.set_result([None])
 
     with_world(test, partition)
 
-    async def looked_at_by_the_clock(world: World) -> None:
+    async def looked_at_by_the_clock(harness: World) -> None:
         while partition.looks < 5:
             await asyncio.sleep(0.001)
 
@@ -174,20 +174,20 @@ def test_partitions_are_checked_periodically_and_on_follower_progress() -> None:
 )
 def test_a_change_without_a_response_is_sent_again_unchanged(error: MoldauError) -> None:
     partition = FakePartition()
-    partition.wanted = (1, 2)
+    partition.requested = (1, 2)
 
-    async def test(world: World) -> None:
-        (_, _, changes), answer = await world.asked()
-        world.broker_epoch = 50
-        answer.set_result(error)
-        (_, broker_epoch, again), answer = await world.asked()
+    async def test(harness: World) -> None:
+        (_, _, changes), response = await harness.asked()
+        harness.broker_epoch = 50
+        response.set_result(error)
+        (_, broker_epoch, again), response = await harness.asked()
         assert again == changes
         assert broker_epoch == 50, "the broker registered again meanwhile"
         assert partition.answers == []
-        answer.set_result([NotControllerError("nor this one")])
-        (_, _, again), answer = await world.asked()
+        response.set_result([NotControllerError("nor this one")])
+        (_, _, again), response = await harness.asked()
         assert again == changes
-        answer.set_result([None])
+        response.set_result([None])
         while not partition.answers:
             await asyncio.sleep(0)
 
@@ -196,15 +196,15 @@ def test_a_change_without_a_response_is_sent_again_unchanged(error: MoldauError)
 
 def test_a_change_is_dropped_when_the_metadata_shows_a_later_state() -> None:
     partition, other = FakePartition(0), FakePartition(1)
-    partition.wanted = (1, 2)
+    partition.requested = (1, 2)
 
-    async def test(world: World) -> None:
-        _, answer = await world.asked()
+    async def test(harness: World) -> None:
+        _, response = await harness.asked()
         partition.metadata_shows_a_later_state()
-        answer.set_result(PeerUnreachableError("no answer"))
-        other.wanted = (1, 3)
-        world.kept.check_isr(other)
-        (_, _, changes), _ = await world.asked()
+        response.set_result(PeerUnreachableError("no answer"))
+        other.requested = (1, 3)
+        harness.kept.check_isr(other)
+        (_, _, changes), _ = await harness.asked()
         assert changes == [other.proposal]
 
     with_world(test, partition, other)
@@ -212,17 +212,17 @@ def test_a_change_is_dropped_when_the_metadata_shows_a_later_state() -> None:
 
 def test_a_finally_rejected_change_is_not_sent_again() -> None:
     partition, other = FakePartition(0), FakePartition(1)
-    partition.wanted = (1, 2)
+    partition.requested = (1, 2)
 
-    async def test(world: World) -> None:
-        _, answer = await world.asked()
-        answer.set_result([FencedLeaderEpochError("another epoch")])
+    async def test(harness: World) -> None:
+        _, response = await harness.asked()
+        response.set_result([FencedLeaderEpochError("another epoch")])
         while not partition.answers:
             await asyncio.sleep(0)
-        other.wanted = (1, 3)
-        world.kept.check_isr(partition)
-        world.kept.check_isr(other)
-        (_, _, changes), _ = await world.asked()
+        other.requested = (1, 3)
+        harness.kept.check_isr(partition)
+        harness.kept.check_isr(other)
+        (_, _, changes), _ = await harness.asked()
         assert changes == [other.proposal]
 
     with_world(test, partition, other)
@@ -233,17 +233,17 @@ def test_an_ineligible_member_is_proposed_again_only_after_a_delay(
 ) -> None:
     monkeypatch.setattr(isr, "INELIGIBLE_BACKOFF_MS", 60_000)
     partition, other = FakePartition(0), FakePartition(1)
-    partition.wanted = (1, 2)
+    partition.requested = (1, 2)
 
-    async def test(world: World) -> None:
-        _, answer = await world.asked()
-        answer.set_result([IneligibleReplicaError("fenced")])
+    async def test(harness: World) -> None:
+        _, response = await harness.asked()
+        response.set_result([IneligibleReplicaError("fenced")])
         while not partition.answers:
             await asyncio.sleep(0)
-        other.wanted = (1, 3)
-        world.kept.check_isr(partition)
-        world.kept.check_isr(other)
-        (_, _, changes), _ = await world.asked()
+        other.requested = (1, 3)
+        harness.kept.check_isr(partition)
+        harness.kept.check_isr(other)
+        (_, _, changes), _ = await harness.asked()
         assert changes == [other.proposal]
 
     with_world(test, partition, other)
@@ -252,12 +252,12 @@ def test_an_ineligible_member_is_proposed_again_only_after_a_delay(
 def test_a_delayed_partition_is_checked_again_after_the_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isr, "INELIGIBLE_BACKOFF_MS", 1)
     partition = FakePartition(0)
-    partition.wanted = (1, 2)
+    partition.requested = (1, 2)
 
-    async def test(world: World) -> None:
-        _, answer = await world.asked()
-        answer.set_result([IneligibleReplicaError("fenced")])
-        (_, _, changes), _ = await world.asked()
+    async def test(harness: World) -> None:
+        _, response = await harness.asked()
+        response.set_result([IneligibleReplicaError("fenced")])
+        (_, _, changes), _ = await harness.asked()
         assert changes == [partition.proposal], "without a call to check_isr"
 
     with_world(test, partition)
@@ -265,16 +265,16 @@ def test_a_delayed_partition_is_checked_again_after_the_delay(monkeypatch: pytes
 
 def test_changes_during_a_request_go_into_the_next_one() -> None:
     partition, other = FakePartition(0), FakePartition(1)
-    partition.wanted = (1, 2)
+    partition.requested = (1, 2)
 
-    async def test(world: World) -> None:
-        _, answer = await world.asked()
-        other.wanted = (1, 3)
-        world.kept.check_isr(other)
+    async def test(harness: World) -> None:
+        _, response = await harness.asked()
+        other.requested = (1, 3)
+        harness.kept.check_isr(other)
         await asyncio.sleep(0.01)
-        assert world.controller_channel.requests.empty(), "one request at a time"
-        answer.set_result([None])
-        (_, _, changes), _ = await world.asked()
+        assert harness.controller_channel.requests.empty(), "one request at a time"
+        response.set_result([None])
+        (_, _, changes), _ = await harness.asked()
         assert changes == [other.proposal]
 
     with_world(test, partition, other)
@@ -282,12 +282,12 @@ def test_changes_during_a_request_go_into_the_next_one() -> None:
 
 def test_an_outdated_rejection_does_not_affect_the_next_change() -> None:
     partition = FakePartition()
-    partition.wanted = (1, 2)
+    partition.requested = (1, 2)
 
-    async def test(world: World) -> None:
-        _, answer = await world.asked()
+    async def test(harness: World) -> None:
+        _, response = await harness.asked()
         partition.metadata_shows_a_later_state()
-        answer.set_result([IneligibleReplicaError("it is fenced")])
+        response.set_result([IneligibleReplicaError("it is fenced")])
         for _ in range(20):
             await asyncio.sleep(0)
         assert partition.answers == []
@@ -297,25 +297,25 @@ def test_an_outdated_rejection_does_not_affect_the_next_change() -> None:
 
 def test_an_unreachable_controller_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     partition = FakePartition()
-    partition.wanted = (1, 2)
+    partition.requested = (1, 2)
 
     def warnings() -> int:
         return sum(each.levelname == "WARNING" for each in caplog.records)
 
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         for _ in range(3):
-            _, answer = await world.asked()
-            answer.set_result(StorageError("its disk is full"))
-        _, answer = await world.asked()
+            _, response = await harness.asked()
+            response.set_result(StorageError("its disk is full"))
+        _, response = await harness.asked()
         assert warnings() == 1
-        answer.set_result([None])
+        response.set_result([None])
         while not partition.answers:
             await asyncio.sleep(0)
-        partition.wanted = (1, 3)
-        world.kept.check_isr(partition)
-        _, answer = await world.asked()
-        answer.set_result(StorageError("its disk is full"))
-        await world.asked()
+        partition.requested = (1, 3)
+        harness.kept.check_isr(partition)
+        _, response = await harness.asked()
+        response.set_result(StorageError("its disk is full"))
+        await harness.asked()
         assert warnings() == 2, "a new outage is logged again"
 
     with_world(test, partition)

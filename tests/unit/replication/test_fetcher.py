@@ -96,18 +96,18 @@ class ScriptedLeader:
         self.requests: asyncio.Queue[tuple[Message, asyncio.Future[Any]]] = asyncio.Queue()
 
     async def serve(self, request: Message) -> Any:
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.requests.put_nowait((request, answer))
-        return await answer
+        response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.requests.put_nowait((request, response))
+        return await response
 
     async def asked(self) -> "Fetch":
         return Fetch(*await self.requests.get())
 
 
 class Fetch:
-    def __init__(self, request: Message, answer: "asyncio.Future[Any]") -> None:
+    def __init__(self, request: Message, response: "asyncio.Future[Any]") -> None:
         self.request = request
-        self._answer = answer
+        self._answer = response
 
     @property
     def to_send(self) -> dict[tuple[UUID, int], int]:
@@ -129,7 +129,7 @@ class Fetch:
     def fail(self, error: Exception) -> None:
         self._answer.set_exception(error)
 
-    def answer(
+    def response(
         self, *parts: tuple[FakePartition, dict[str, Any]], session_id: int = 7, code: int = 0
     ) -> None:
         self._answer.set_result(
@@ -196,11 +196,11 @@ class World:
 
 def with_world(test: Callable[[World], Awaitable[None]], **settings: Any) -> None:
     async def whole() -> None:
-        world = World(**settings)
+        harness = World(**settings)
         try:
-            await test(world)
+            await test(harness)
         finally:
-            await world.fetcher.close()
+            await harness.fetcher.close()
 
     run(whole())
 
@@ -210,30 +210,30 @@ def key(partition: FakePartition) -> tuple[UUID, int]:
 
 
 def test_fetched_records_are_appended_before_the_next_fetch() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders, visits = FakePartition("orders", offset=3), FakePartition("visits")
         orders.gate = asyncio.Event()
-        world.follow(orders, visits)
-        fetch = await world.asked()
+        harness.follow(orders, visits)
+        fetch = await harness.asked()
         request = fetch.request
         assert (request.replica_state.replica_id, request.replica_state.replica_epoch) == (FOLLOWER, 40)
         assert (request.cluster_id, request.session_id, request.session_epoch) == ("c", 0, 0)
         assert fetch.to_send == {key(orders): 3, key(visits): 0}
-        fetch.answer(
+        fetch.response(
             (orders, {"records": b"abc", "high_watermark": 4}),
             (visits, {"records": b"x", "high_watermark": 0}),
         )
         while not orders.calls or not visits.calls:
             await asyncio.sleep(0)
         assert visits.offset == 1, "a slow disk of one partition does not delay another"
-        assert world.leader.requests.empty(), "no fetch is sent before the append"
+        assert harness.leader.requests.empty(), "no fetch is sent before the append"
         orders.gate.set()
-        fetch = await world.asked()
+        fetch = await harness.asked()
         assert (fetch.request.session_id, fetch.request.session_epoch) == (7, 1)
         assert fetch.to_send == {key(orders): 6, key(visits): 1}
         assert orders.calls == [("append", b"abc", 1, 4)]
-        fetch.answer((visits, {"high_watermark": 1}))
-        fetch = await world.asked()
+        fetch.response((visits, {"high_watermark": 1}))
+        fetch = await harness.asked()
         assert fetch.to_send == {}, "no position changed"
         assert visits.high_watermark == 1
 
@@ -241,12 +241,12 @@ def test_fetched_records_are_appended_before_the_next_fetch() -> None:
 
 
 def test_a_diverging_log_is_truncated_and_fetched_from_there() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders = FakePartition("orders", offset=9)
-        world.follow(orders)
-        fetch = await world.asked()
-        fetch.answer((orders, {"diverging_epoch": {"epoch": 3, "end_offset": 5}}))
-        fetch = await world.asked()
+        harness.follow(orders)
+        fetch = await harness.asked()
+        fetch.response((orders, {"diverging_epoch": {"epoch": 3, "end_offset": 5}}))
+        fetch = await harness.asked()
         assert orders.calls == [("truncate", EpochEndOffset(3, 5), 1)]
         assert fetch.to_send == {key(orders): 5}
         assert fetch.request.topics[0].partitions[0].last_fetched_epoch == 3
@@ -255,17 +255,17 @@ def test_a_diverging_log_is_truncated_and_fetched_from_there() -> None:
 
 
 def test_a_replica_behind_the_leaders_log_start_resets_its_log() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders = FakePartition("orders", offset=9)
-        world.follow(orders)
+        harness.follow(orders)
         out_of_range = {"error_code": int(ErrorCode.offset_out_of_range)}
-        (await world.asked()).answer((orders, {**out_of_range, "log_start_offset": 20}))
-        fetch = await world.asked()
+        (await harness.asked()).response((orders, {**out_of_range, "log_start_offset": 20}))
+        fetch = await harness.asked()
         assert orders.calls == [("begin at", 20, 1)]
         assert fetch.to_send == {key(orders): 20}
         orders.calls.clear()
-        fetch.answer((orders, {**out_of_range, "log_start_offset": 3}))
-        await world.asked()
+        fetch.response((orders, {**out_of_range, "log_start_offset": 3}))
+        await harness.asked()
         assert orders.calls == [], "a log with records of a known epoch is not reset"
 
     with_world(test)
@@ -273,32 +273,32 @@ def test_a_replica_behind_the_leaders_log_start_resets_its_log() -> None:
 
 @pytest.mark.parametrize("code", [ErrorCode.unknown_topic_id, ErrorCode.kafka_storage_error])
 def test_a_partition_with_an_error_is_delayed_while_others_continue(code: ErrorCode) -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
-        world.follow(orders, visits)
-        (await world.asked()).answer((orders, {"error_code": int(code)}), (visits, {"records": b"x"}))
-        fetch = await world.asked()
+        harness.follow(orders, visits)
+        (await harness.asked()).response((orders, {"error_code": int(code)}), (visits, {"records": b"x"}))
+        fetch = await harness.asked()
         assert fetch.forgotten == [key(orders)]
         assert fetch.to_send == {key(visits): 1}
         assert fetch.request.max_wait < 500, "the long poll ends when the delay is over"
         while key(orders) not in fetch.to_send:
             await asyncio.sleep(0.001)
-            fetch.answer()
-            fetch = await world.asked()
+            fetch.response()
+            fetch = await harness.asked()
         assert fetch.to_send == {key(orders): 0}
 
     with_world(test)
 
 
 def test_a_new_leader_epoch_is_fetched_at_once_and_stale_responses_are_dropped() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
-        world.follow(orders, visits)
-        fetch = await world.asked()
+        harness.follow(orders, visits)
+        fetch = await harness.asked()
         orders.leader_epoch = 2
-        world.follow(orders, visits)
-        fetch.answer((orders, {"records": b"old"}), (visits, {"records": b"x"}))
-        fetch = await world.asked()
+        harness.follow(orders, visits)
+        fetch.response((orders, {"records": b"old"}), (visits, {"records": b"x"}))
+        fetch = await harness.asked()
         assert orders.calls == [("append", b"old", 1, -1)], "it is appended with the epoch of the request"
         assert orders.offset == 0
         assert fetch.to_send == {key(orders): 0, key(visits): 1}
@@ -308,13 +308,13 @@ def test_a_new_leader_epoch_is_fetched_at_once_and_stale_responses_are_dropped()
 
 
 def test_a_removed_partition_is_not_fetched() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
-        world.follow(orders, visits)
-        fetch = await world.asked()
-        world.follow(visits)
-        fetch.answer((orders, {"records": b"late"}), (visits, {"records": b"x"}))
-        fetch = await world.asked()
+        harness.follow(orders, visits)
+        fetch = await harness.asked()
+        harness.follow(visits)
+        fetch.response((orders, {"records": b"late"}), (visits, {"records": b"x"}))
+        fetch = await harness.asked()
         assert orders.calls == []
         assert fetch.forgotten == [key(orders)]
 
@@ -325,18 +325,18 @@ def test_a_removed_partition_is_not_fetched() -> None:
     "error", [CorruptRecordError("damaged on its way"), StorageError("no room"), ZeroDivisionError()]
 )
 def test_a_partition_whose_append_fails_is_delayed_while_others_continue(error: Exception) -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
         orders.errors = [error]
-        world.follow(orders, visits)
-        (await world.asked()).answer((orders, {"records": b"a"}), (visits, {"records": b"x"}))
-        fetch = await world.asked()
+        harness.follow(orders, visits)
+        (await harness.asked()).response((orders, {"records": b"a"}), (visits, {"records": b"x"}))
+        fetch = await harness.asked()
         assert fetch.forgotten == [key(orders)]
         assert fetch.to_send == {key(visits): 1}
         for _ in range(20):
             await asyncio.sleep(0.005)
-            fetch.answer()
-            fetch = await world.asked()
+            fetch.response()
+            fetch = await harness.asked()
             if fetch.to_send:
                 break
         assert fetch.to_send == {key(orders): 0}
@@ -345,52 +345,52 @@ def test_a_partition_whose_append_fails_is_delayed_while_others_continue(error: 
 
 
 def test_a_partition_with_a_failed_log_is_not_fetched_until_its_role_changes() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
-        world.follow(orders, visits)
-        fetch = await world.asked()
+        harness.follow(orders, visits)
+        fetch = await harness.asked()
         orders.errors = [StorageError("gone")]
         orders.failure = StorageError("gone")
-        fetch.answer((orders, {"records": b"a"}), (visits, {"records": b"x"}))
-        fetch = await world.asked()
+        fetch.response((orders, {"records": b"a"}), (visits, {"records": b"x"}))
+        fetch = await harness.asked()
         assert fetch.forgotten == [key(orders)]
         orders.failure = None
         await asyncio.sleep(0.05)
-        fetch.answer()
-        fetch = await world.asked()
+        fetch.response()
+        fetch = await harness.asked()
         assert fetch.to_send == {}
         orders.leader_epoch = 2
-        world.follow(orders, visits)
-        fetch.answer()
-        fetch = await world.asked()
+        harness.follow(orders, visits)
+        fetch.response()
+        fetch = await harness.asked()
         assert fetch.to_send == {key(orders): 0}
 
     with_world(test)
 
 
 def test_a_response_without_progress_delays_the_partition() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders, visits = FakePartition("orders", offset=5), FakePartition("visits")
-        world.follow(orders, visits)
-        (await world.asked()).answer((orders, {"diverging_epoch": {"epoch": 0, "end_offset": 5}}))
-        fetch = await world.asked()
+        harness.follow(orders, visits)
+        (await harness.asked()).response((orders, {"diverging_epoch": {"epoch": 0, "end_offset": 5}}))
+        fetch = await harness.asked()
         assert fetch.forgotten == [key(orders)]
 
     with_world(test, replica_fetch_backoff_ms=60_000)
 
 
 def test_a_partition_with_unsynced_records_is_not_fetched() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders, visits = FakePartition("orders", offset=5), FakePartition("visits")
         orders.is_safe = False
-        world.follow(orders, visits)
-        fetch = await world.asked()
+        harness.follow(orders, visits)
+        fetch = await harness.asked()
         assert fetch.to_send == {key(visits): 0}
         orders.is_safe = True
         while key(orders) not in fetch.to_send:
             await asyncio.sleep(0.001)
-            fetch.answer()
-            fetch = await world.asked()
+            fetch.response()
+            fetch = await harness.asked()
         assert fetch.to_send[key(orders)] == 5
 
     with_world(test)
@@ -405,14 +405,14 @@ def test_a_partition_with_unsynced_records_is_not_fetched() -> None:
     ],
 )
 def test_after_a_fetch_error_the_next_fetch_is_full(code: ErrorCode) -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
-        world.follow(orders, visits)
-        (await world.asked()).answer((orders, {"records": b"a"}))
-        fetch = await world.asked()
+        harness.follow(orders, visits)
+        (await harness.asked()).response((orders, {"records": b"a"}))
+        fetch = await harness.asked()
         assert fetch.to_send == {key(orders): 1}
-        fetch.answer(session_id=0, code=int(code))
-        fetch = await world.asked()
+        fetch.response(session_id=0, code=int(code))
+        fetch = await harness.asked()
         assert fetch.request.session_epoch == 0
         assert fetch.to_send == {key(visits): 0, key(orders): 1}
 
@@ -420,46 +420,46 @@ def test_after_a_fetch_error_the_next_fetch_is_full(code: ErrorCode) -> None:
 
 
 def test_repeated_session_errors_are_backed_off() -> None:
-    async def test(world: World) -> None:
-        world.follow(FakePartition("orders"))
-        (await world.asked()).answer(session_id=0, code=int(ErrorCode.fetch_session_id_not_found))
+    async def test(harness: World) -> None:
+        harness.follow(FakePartition("orders"))
+        (await harness.asked()).response(session_id=0, code=int(ErrorCode.fetch_session_id_not_found))
         await asyncio.sleep(0.02)
-        assert world.leader.requests.empty()
+        assert harness.leader.requests.empty()
 
     with_world(test, replica_fetch_backoff_ms=60_000)
 
 
 def test_an_unreachable_leader_is_retried_with_a_full_fetch() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders = FakePartition("orders")
-        world.follow(orders)
-        (await world.asked()).answer((orders, {"records": b"a"}))
-        fetch = await world.asked()
+        harness.follow(orders)
+        (await harness.asked()).response((orders, {"records": b"a"}))
+        fetch = await harness.asked()
         bytes_before = fetch.request.max_bytes
         fetch.fail(PeerUnreachableError("lost"))
-        fetch = await world.asked()
+        fetch = await harness.asked()
         assert fetch.request.session_epoch == 0
         assert fetch.to_send == {key(orders): 1}
         assert fetch.request.max_bytes == bytes_before // 2, "responses may be too large for a slow network"
-        fetch.answer((orders, {}))
-        fetch = await world.asked()
+        fetch.response((orders, {}))
+        fetch = await harness.asked()
         assert fetch.request.max_bytes == bytes_before
         fetch.fail(PeerUnreachableError("refused", is_connection_refused=True))
-        assert (await world.asked()).request.max_bytes == bytes_before
+        assert (await harness.asked()).request.max_bytes == bytes_before
 
     with_world(test)
 
 
 def test_a_new_partition_interrupts_a_long_poll() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
-        world.follow(orders)
-        await world.asked()
-        world.follow(orders, visits)
-        fetch = await world.asked()
-        assert world.peers.drops == 1
+        harness.follow(orders)
+        await harness.asked()
+        harness.follow(orders, visits)
+        fetch = await harness.asked()
+        assert harness.peers.drops == 1
         assert fetch.to_send == {key(orders): 0, key(visits): 0}
-        bytes_max = world.settings.broker.replica_fetch_response_max_bytes
+        bytes_max = harness.settings.broker.replica_fetch_response_max_bytes
         assert fetch.request.max_bytes == bytes_max, "an interrupt is no failure"
 
     with_world(test, replica_fetch_backoff_ms=60_000)
@@ -468,33 +468,33 @@ def test_a_new_partition_interrupts_a_long_poll() -> None:
 def test_partitions_added_one_by_one_do_not_interrupt_each_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetcher, "INTERRUPT_INTERVAL_MS", 60_000)
 
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         partitions = [FakePartition("orders", index) for index in range(5)]
-        world.follow(partitions[0])
-        await world.asked()
-        world.follow(*partitions[:2])
-        await world.asked()
+        harness.follow(partitions[0])
+        await harness.asked()
+        harness.follow(*partitions[:2])
+        await harness.asked()
         for count in range(3, 6):
-            world.follow(*partitions[:count])
+            harness.follow(*partitions[:count])
             await asyncio.sleep(0.02)
-        assert world.peers.drops == 1
+        assert harness.peers.drops == 1
 
     with_world(test)
 
 
 def test_a_leader_without_partitions_is_disconnected_and_reconnected_later() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders = FakePartition("orders")
-        world.follow(orders)
-        fetch = await world.asked()
-        world.follow()
-        fetch.answer((orders, {"records": b"late"}))
-        while not world.peers.drops:
+        harness.follow(orders)
+        fetch = await harness.asked()
+        harness.follow()
+        fetch.response((orders, {"records": b"late"}))
+        while not harness.peers.drops:
             await asyncio.sleep(0.001)
         assert orders.calls == []
-        assert world.leader.requests.empty()
-        world.follow(orders)
-        fetch = await world.asked()
+        assert harness.leader.requests.empty()
+        harness.follow(orders)
+        fetch = await harness.asked()
         assert fetch.request.session_epoch == 0
         assert fetch.to_send == {key(orders): 0}
 
@@ -502,20 +502,20 @@ def test_a_leader_without_partitions_is_disconnected_and_reconnected_later() -> 
 
 
 def test_closing_waits_for_the_append_in_progress() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders = FakePartition("orders")
         orders.gate = asyncio.Event()
-        world.follow(orders)
-        (await world.asked()).answer((orders, {"records": b"abc"}))
+        harness.follow(orders)
+        (await harness.asked()).response((orders, {"records": b"abc"}))
         while not orders.calls:
             await asyncio.sleep(0)
-        closing = asyncio.create_task(world.fetcher.close())
+        closing = asyncio.create_task(harness.fetcher.close())
         await asyncio.sleep(0.01)
         assert not closing.done()
         orders.gate.set()
         await closing
         assert orders.offset == 3
-        assert world.leader.requests.empty()
+        assert harness.leader.requests.empty()
 
     with_world(test)
 
@@ -524,30 +524,30 @@ def test_a_throttled_partition_is_delayed_and_in_sync_ones_are_not() -> None:
     configs = {"follower.replication.throttled.replicas": "*"}
     image = MetadataImage(configs={ConfigResource(TOPIC_RESOURCE, "orders"): configs})
 
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         orders, visits = FakePartition("orders"), FakePartition("visits")
-        world.follow(orders, visits)
+        harness.follow(orders, visits)
         # It exceeds its rate at once; the other partition is not throttled.
-        (await world.asked()).answer(
+        (await harness.asked()).response(
             (orders, {"records": b"a" * 200, "high_watermark": 1_000}),
             (visits, {"records": b"x" * 200, "high_watermark": 1_000}),
         )
-        fetch = await world.asked()
+        fetch = await harness.asked()
         assert fetch.forgotten == [key(orders)]
         assert fetch.to_send == {key(visits): 200}
         while key(orders) not in fetch.to_send:
             await asyncio.sleep(0.01)
-            fetch.answer()
-            fetch = await world.asked()
-        fetch.answer((orders, {"records": b"a" * 800, "high_watermark": 1_000}))
-        fetch = await world.asked()
+            fetch.response()
+            fetch = await harness.asked()
+        fetch.response((orders, {"records": b"a" * 800, "high_watermark": 1_000}))
+        fetch = await harness.asked()
         assert fetch.to_send == {key(orders): 1_000}, "it has reached the high watermark"
 
     with_world(test, image=image, follower_replication_throttled_rate=100)
 
 
 def test_appending_a_large_response_yields_to_other_tasks() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: World) -> None:
         partitions = [FakePartition("orders", index) for index in range(6)]
         turns: list[int] = []
 
@@ -556,11 +556,11 @@ def test_appending_a_large_response_yields_to_other_tasks() -> None:
                 turns.append(sum(len(each.calls) for each in partitions))
                 await asyncio.sleep(0)
 
-        world.follow(*partitions)
-        fetch = await world.asked()
-        fetch.answer(*((each, {"records": bytes(1_048_576)}) for each in partitions))
+        harness.follow(*partitions)
+        fetch = await harness.asked()
+        fetch.response(*((each, {"records": bytes(1_048_576)}) for each in partitions))
         busy = asyncio.create_task(other())
-        await world.asked()
+        await harness.asked()
         busy.cancel()
         assert {1, 2, 3, 4, 5} <= set(turns)
 

@@ -152,10 +152,10 @@ def test_logs_that_diverged_repeatedly_converge() -> None:
                 await nodes[leader].publish(controller.image)
                 await until(lambda: controller.partition.isr == (1, 2, 3))
             await commit(nodes[controller.partition.leader], b"last")
-            wanted = await bytes_of(nodes[1].partition)
-            assert await bytes_of(nodes[2].partition) == wanted
-            assert await bytes_of(nodes[3].partition) == wanted
-            assert len(wanted) == 5
+            requested = await bytes_of(nodes[1].partition)
+            assert await bytes_of(nodes[2].partition) == requested
+            assert await bytes_of(nodes[3].partition) == requested
+            assert len(requested) == 5
 
     run(test())
 

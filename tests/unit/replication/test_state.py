@@ -192,7 +192,7 @@ def test_throttled_replicas_are_pairs_or_a_wildcard() -> None:
     assert not is_throttled_replica((), 0, 1)
 
 
-def quota(node_id: int, rate: int = 1_000, **topic: str) -> ReplicationQuotaManager:
+def make_quota(node_id: int, rate: int = 1_000, **topic: str) -> ReplicationQuotaManager:
     configs = {name.replace("_", "."): value for name, value in topic.items()}
     image = MetadataImage(configs={ConfigResource(TOPIC_RESOURCE, "orders"): configs})
     settings: Any = EffectiveSettings(
@@ -207,25 +207,25 @@ VISITS = LogName("visits", 0)
 
 
 def test_a_leader_throttles_only_its_listed_replicas() -> None:
-    made = quota(1, leader_replication_throttled_replicas="0:1")
-    made.record_sent(ORDERS, 5_000, 0)
-    assert not made.leader_may_send(ORDERS, 2, 0)
-    assert made.leader_may_send(VISITS, 2, 0)
-    assert made.leader_may_send(LogName("orders", 1), 2, 0)
-    assert made.leader_may_send(ORDERS, 2, 5_000)
-    other = quota(2, leader_replication_throttled_replicas="0:1")
+    quota = make_quota(1, leader_replication_throttled_replicas="0:1")
+    quota.record_sent(ORDERS, 5_000, 0)
+    assert not quota.leader_may_send(ORDERS, 2, 0)
+    assert quota.leader_may_send(VISITS, 2, 0)
+    assert quota.leader_may_send(LogName("orders", 1), 2, 0)
+    assert quota.leader_may_send(ORDERS, 2, 5_000)
+    other = make_quota(2, leader_replication_throttled_replicas="0:1")
     other.record_sent(ORDERS, 5_000, 0)
     assert other.leader_may_send(ORDERS, 2, 0)
 
 
 def test_a_follower_throttles_only_partitions_that_are_not_in_sync() -> None:
-    made = quota(2, follower_replication_throttled_replicas="*")
-    made.record_fetched(ORDERS, 5_000, 0, is_in_sync=True)
-    assert not made.should_throttle_follower(ORDERS, 0, is_in_sync=False), (
+    quota = make_quota(2, follower_replication_throttled_replicas="*")
+    quota.record_fetched(ORDERS, 5_000, 0, is_in_sync=True)
+    assert not quota.should_throttle_follower(ORDERS, 0, is_in_sync=False), (
         "bytes of in-sync partitions are not counted"
     )
-    made.record_fetched(ORDERS, 5_000, 0, is_in_sync=False)
-    assert made.should_throttle_follower(ORDERS, 0, is_in_sync=False)
-    assert not made.should_throttle_follower(ORDERS, 0, is_in_sync=True)
-    assert made.throttle_time_ms(0) == 1_000
-    assert not made.should_throttle_follower(ORDERS, 4_001, is_in_sync=False)
+    quota.record_fetched(ORDERS, 5_000, 0, is_in_sync=False)
+    assert quota.should_throttle_follower(ORDERS, 0, is_in_sync=False)
+    assert not quota.should_throttle_follower(ORDERS, 0, is_in_sync=True)
+    assert quota.throttle_time_ms(0) == 1_000
+    assert not quota.should_throttle_follower(ORDERS, 4_001, is_in_sync=False)
