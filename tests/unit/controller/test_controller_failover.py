@@ -126,10 +126,10 @@ def test_a_heartbeat_reply_reflects_committed_state() -> None:
         fencing = asyncio.ensure_future(
             cluster.controller.heartbeat(BrokerHeartbeat(2, epoch, 0, want_fence=True))
         )
-        notified = asyncio.ensure_future(cluster.controller.heartbeat(BrokerHeartbeat(2, epoch, 0)))
-        await cluster.until(notified.done)
+        reply = asyncio.ensure_future(cluster.controller.heartbeat(BrokerHeartbeat(2, epoch, 0)))
+        await cluster.until(reply.done)
         assert fencing.done()
-        assert (await notified).is_fenced
+        assert (await reply).is_fenced
         assert is_fenced(cluster, 2)
 
     run_on_virtual_time(scenario)

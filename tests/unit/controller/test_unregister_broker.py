@@ -13,7 +13,7 @@ from support.controller_cluster import ControllerCluster, run_on_virtual_time
 from support.partition_decisions import ControlledCluster
 
 
-def rejected(cluster: ControlledCluster, *words: str) -> None:
+def assert_rejected(cluster: ControlledCluster, *words: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         unregister_broker(cluster.state, cluster.settings, 2)
     assert [word for word in words if word not in str(raised.value)] == []
@@ -27,9 +27,11 @@ def give_up(cluster: ControlledCluster, broker_id: int = 2) -> None:
 def test_the_last_isr_member_cannot_be_unregistered_until_its_topics_are_deleted() -> None:
     cluster = ControlledCluster()
     cluster.create("orders", *[[2]] * 5)
-    rejected(cluster, "orders-0, orders-1, orders-2 and 2 more", "Reassign them", "--unclean", "delete")
+    assert_rejected(
+        cluster, "orders-0, orders-1, orders-2 and 2 more", "Reassign them", "--unclean", "delete"
+    )
     cluster.fence(2)
-    rejected(cluster, "orders-0")
+    assert_rejected(cluster, "orders-0")
     cluster.do(delete_topics(cluster.state, [TopicRef("orders")], cluster.settings))
     give_up(cluster)
 
@@ -40,7 +42,7 @@ def test_the_last_isr_member_can_be_unregistered_after_an_unclean_election() -> 
     cluster.alter([2])
     cluster.fence(2)
     assert cluster.partition().leader == NO_LEADER
-    rejected(cluster, "orders-0")
+    assert_rejected(cluster, "orders-0")
     cluster.elect(
         ElectionType.UNCLEAN, ("orders", 0), log_ends={PartitionName("orders", 0): {3: EpochEndOffset(0, 5)}}
     )
@@ -64,7 +66,7 @@ def test_an_unregistered_broker_does_not_count_as_a_replica() -> None:
     cluster.fence(3)
     give_up(cluster, 3)
     assert (cluster.partition().isr, cluster.partition().elr) == ((2,), (3,))
-    rejected(cluster, "orders-0")
+    assert_rejected(cluster, "orders-0")
 
 
 def test_a_live_last_isr_member_keeps_leading() -> None:
