@@ -49,11 +49,11 @@ class BrokerTranscriptRunner:
         while not doing.done():
             await self._look()
         try:
-            answer = await doing
+            response = await doing
         except MoldauError as error:
-            answer = f"{type(error).__name__}: {error}"
-        if answer:
-            self._emit("answer", answer)
+            response = f"{type(error).__name__}: {error}"
+        if response:
+            self._emit("response", response)
         if verb != "wait":
             for _ in range(SETTLES_MS):
                 await self._look()

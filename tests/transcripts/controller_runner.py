@@ -44,10 +44,10 @@ class ControllerTranscriptRunner:
     async def execute(self, command: str) -> list[str]:
         verb, *words = command.split()
         self._cluster.last_records = ()
-        answer = getattr(self, f"_{verb.replace('-', '_')}")(*words)
+        response = getattr(self, f"_{verb.replace('-', '_')}")(*words)
         lines = [f"log     {self._format_record(record)}" for record in self._cluster.last_records]
         lines += [f"        {line}" for line in self._news()]
-        return lines + [f"answer  {line}" for line in answer or ()]
+        return lines + [f"response  {line}" for line in response or ()]
 
     # Commands
 
@@ -131,8 +131,8 @@ class ControllerTranscriptRunner:
             epoch, _, offset = end.partition(":")
             ends[int(broker_id)] = EpochEndOffset(int(epoch), int(offset))
         asked = unclean_election_candidates(cluster.state, cluster.settings)
-        answers = {name: {each: ends[each] for each in live if each in ends} for name, live in asked.items()}
-        cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, answers))
+        log_ends = {name: {each: ends[each] for each in live if each in ends} for name, live in asked.items()}
+        cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, log_ends))
         return [f"{name.topic}-{name.partition}: asked {_list(live)}" for name, live in asked.items()] or [
             "nobody is asked"
         ]

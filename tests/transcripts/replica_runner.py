@@ -17,19 +17,19 @@ class ReplicaTranscriptRunner:
         self._replicas = Replicas((1, 2))
         self._shown: dict[int, str] = {}
         self._waiting: dict[str, asyncio.Future[None]] = {}
-        self._answers: dict[int, tuple[int, LogReadInfo]] = {}
+        self._responses: dict[int, tuple[int, LogReadInfo]] = {}
 
     async def execute(self, command: str) -> list[str]:
         lines: list[str] = []
         who, verb, *words = command.split()
         try:
-            told = await getattr(self, f"_{verb}")(who, *words)
+            outcome = await getattr(self, f"_{verb}")(who, *words)
         except MoldauError as error:
-            told = f"refused: {type(error).__name__.removesuffix('Error')}"
+            outcome = f"rejected: {type(error).__name__.removesuffix('Error')}"
         for _ in range(20):
             await asyncio.sleep(0)
-        if told:
-            lines.append(f"{who:<10} {told}")
+        if outcome:
+            lines.append(f"{who:<10} {outcome}")
         lines += self._acknowledged()
         lines += await self._changed()
         return lines
@@ -67,7 +67,7 @@ class ReplicaTranscriptRunner:
             if waiting is not None:
                 self._waiting[value] = waiting
                 return f"has {value} at offset {appended.base_offset}; its producer waits"
-        return f"has {value} at offset {appended.base_offset}; its producer is answered"
+        return f"has {value} at offset {appended.base_offset}; its producer gets a response"
 
     async def _fetches(self, node: str, how: str = "") -> str:
         """`2 fetches` and applies the response; `2 fetches in-vain`: the response is lost."""
@@ -81,11 +81,11 @@ class ReplicaTranscriptRunner:
                 EpochEndOffset(diverged.epoch, diverged.end_offset), asked.current_leader_epoch
             )
             return f"{said}: epoch {diverged.epoch} ended at {diverged.end_offset}"
-        answer = f"{'records' if fetched.records.size else 'nothing new'}, committed below {fetched.high_watermark}"
+        response = f"{'records' if fetched.records.size else 'nothing new'}, committed below {fetched.high_watermark}"
         if how == "in-vain":
-            return f"{said}: {answer}, and the answer is lost"
+            return f"{said}: {response}, and the response is lost"
         await self._replicas.apply_fetch(follower, fetched)
-        return f"{said}: {answer}"
+        return f"{said}: {response}"
 
     async def _syncs(self, node: str) -> str:
         await self._replicas.log(int(node)).flush()
@@ -137,8 +137,8 @@ class ReplicaTranscriptRunner:
             if waiting.done():
                 del self._waiting[value]
                 error = waiting.exception()
-                told = "is committed" if error is None else type(error).__name__.removesuffix("Error")
-                lines.append(f"{'producer':<10} of {value}: {told}")
+                outcome = "is committed" if error is None else type(error).__name__.removesuffix("Error")
+                lines.append(f"{'producer':<10} of {value}: {outcome}")
         return lines
 
     async def _changed(self) -> list[str]:
