@@ -127,7 +127,7 @@ class FakeController:
 
 
 @dataclass
-class FakePartitionTable:
+class FakeReplicaManager:
     """The partitions that DescribeLogDirs reads: sizes by partition, and the volume."""
 
     sizes: dict[LogName, int] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class AdminBroker:
         )
         self.ready = SimpleNamespace(is_set=lambda: True)
         self.lifecycle = SimpleNamespace(lease=SimpleNamespace(is_valid=lambda: True))
-        self.partitions = FakePartitionTable()
+        self.replica_manager = FakeReplicaManager()
 
     def send(self, api_key: ApiKey, version: int | None = None, **request: Any) -> Message:
         """Sends a request, by default in the newest version, and returns the decoded response."""

@@ -207,7 +207,7 @@ class ReplicaNode:
             platform=SimpleNamespace(clock=clock),
             settings=self.settings,
             metadata=self,
-            partitions=self.table,
+            replica_manager=self.table,
             fetch_session_cache=FetchSessionCache(random.Random(node_id), 100),
             shutdown_callbacks=CallbackList(),
             replication=self.replication,

@@ -30,7 +30,7 @@ def _log_dir(request: DescribeLogDirsRequest, broker: Broker) -> DescribeLogDirs
     settings = broker.settings.broker
     log_dir = settings.data_dir if settings.store == "files" else settings.store
     try:
-        total_bytes, usable_bytes = broker.partitions.store.space()
+        total_bytes, usable_bytes = broker.replica_manager.store.space()
     except (OSError, StorageError):
         return {"error_code": ErrorCode.kafka_storage_error, "log_dir": log_dir}
     return {
@@ -46,7 +46,7 @@ def _topics(request: DescribeLogDirsRequest, broker: Broker) -> list[DescribeLog
     if request.topics is not None:
         requested = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
     partitions: dict[str, list[DescribeLogDirsResponsePartition]] = {}
-    for partition in broker.partitions:
+    for partition in broker.replica_manager:
         topic, index = partition.name
         if requested is None or (topic, index) in requested:
             partitions.setdefault(topic, []).append(

@@ -246,7 +246,7 @@ class Node:
             settings=settings,
             metadata=metadata,
             controller=controller,
-            partitions=replica_manager,
+            replica_manager=replica_manager,
             groups=groups,
             fetch_session_cache=FetchSessionCache(
                 platform.random, broker_settings.max_incremental_fetch_session_cache_slots

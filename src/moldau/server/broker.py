@@ -32,7 +32,7 @@ class Broker:
     metadata: "MetadataLoader"
     """`.image` is the committed MetadataImage."""
     controller: "QuorumController"
-    partitions: "ReplicaManager"
+    replica_manager: "ReplicaManager"
     groups: "GroupCoordinator"
     fetch_session_cache: "FetchSessionCache"
     producer_ids: "ProducerIdManager"

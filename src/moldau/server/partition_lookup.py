@@ -21,7 +21,7 @@ def find_partition(broker: Broker, topic: str, index: int, topic_id: UUID | None
     Raises NotLeaderOrFollowerError if only other brokers have replicas, and InconsistentTopicIdError if `topic_id` is
     not the topic's: it may have been deleted and created again.
     """
-    partition = broker.partitions.get(topic, index)
+    partition = broker.replica_manager.get(topic, index)
     if partition is None:
         registration = broker.metadata.image.partition(topic, index)
         if registration is None:

@@ -114,7 +114,7 @@ def test_the_controller_endpoint_type_is_rejected(endpoint_type: int, code: int)
 @pytest.fixture
 def keeper() -> AdminBroker:
     broker = AdminBroker(image_of({"a": 2, "b": 1}), BrokerSettings(data_dir="/kept/here"))
-    broker.partitions.sizes = {LogName("b", 0): 30, LogName("a", 1): 20, LogName("a", 0): 10}
+    broker.replica_manager.sizes = {LogName("b", 0): 30, LogName("a", 1): 20, LogName("a", 0): 10}
     return broker
 
 
@@ -157,7 +157,7 @@ def test_only_requested_partitions_that_exist_are_described(keeper: AdminBroker)
 
 
 def test_an_offline_log_directory_has_an_error(keeper: AdminBroker) -> None:
-    keeper.partitions.space = OSError("input/output error")
+    keeper.replica_manager.space = OSError("input/output error")
     response = keeper.send(LOG_DIRS, topics=None)
     assert response.error_code == 0
     (result,) = response.results
@@ -173,7 +173,7 @@ def test_a_memory_store_is_described_by_its_name() -> None:
 def test_a_duplicate_partition_is_described_once(
     keeper: AdminBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "partitions", SimpleNamespace(get=lambda name, index: None))
+    monkeypatch.setattr(keeper, "replica_manager", SimpleNamespace(get=lambda name, index: None))
     named = [("a", [0, 1, 0]), ("b", [5]), ("a", [1, 2])]
     topics = [{"name": name, "partition_indexes": indexes} for name, indexes in named]
     response = keeper.send(ApiKey.DESCRIBE_PRODUCERS, topics=topics)

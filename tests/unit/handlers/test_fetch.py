@@ -95,7 +95,7 @@ class Fetcher:
         self._session = Session(client(), version, "test")
 
     def partition(self, index: int) -> Partition:
-        found = self._broker.partitions.get("orders", index)
+        found = self._broker.replica_manager.get("orders", index)
         assert found is not None
         return found
 

@@ -35,7 +35,7 @@ class LeaderHarness:
 
     def __init__(self, broker: Broker) -> None:
         self.node = broker.node.broker
-        found = self.node.partitions.get("orders", 0)
+        found = self.node.replica_manager.get("orders", 0)
         assert found is not None
         self.partition: Partition = found
         self.brokers = {

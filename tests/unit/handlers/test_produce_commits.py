@@ -92,7 +92,7 @@ def test_a_produce_releases_its_frame_before_it_waits_for_the_commit() -> None:
     async def main() -> None:
         async with Broker(topics={"orders": 1, "visits": 1}) as broker:
             node = broker.node.broker
-            orders, visits = node.partitions.get("orders", 0), node.partitions.get("visits", 0)
+            orders, visits = node.replica_manager.get("orders", 0), node.replica_manager.get("visits", 0)
             assert orders is not None
             assert visits is not None
             brokers = {each: broker_image(each) for each in (1, 2)}

@@ -106,7 +106,7 @@ def test_batches_of_one_connection_keep_their_order(monkeypatch: pytest.MonkeyPa
         sent = [(b"0", LZ4), (b"1", GZIP), (b"2", LZ4)]
         await asyncio.gather(*(send(broker, client, to_all_partitions(*each)) for each in sent))
         for index in range(PARTITIONS):
-            partition = broker.node.broker.partitions.get("orders", index)
+            partition = broker.node.broker.replica_manager.get("orders", index)
             assert partition is not None
             found = (await partition.log.read(0, 1_000_000, 3)).read()
             assert [record.value for batch in split(found) for record in iterate_records(batch)] == [

@@ -62,7 +62,7 @@ def test_old_records_are_deleted(broker: Broker) -> None:
     with broker:
         create(broker, retention_ms="1", segment_bytes="1024")
         produce(broker, *[(None, b"x" * 500)] * 10)
-        partition = broker.node.broker.partitions.get("orders", 0)
+        partition = broker.node.broker.replica_manager.get("orders", 0)
         assert partition is not None
         eventually(lambda: partition.log.start_offset == 10)
         assert consumed(broker) == []
@@ -74,7 +74,7 @@ def test_retention_bytes_limits_the_size_of_a_log(broker: Broker) -> None:
     with broker:
         create(broker, retention_bytes="2000", segment_bytes="1024")
         produce(broker, *[(None, b"x" * 500)] * 20)
-        partition = broker.node.broker.partitions.get("orders", 0)
+        partition = broker.node.broker.replica_manager.get("orders", 0)
         assert partition is not None
         eventually(lambda: partition.log.size < 4000)
         assert 0 < len(consumed(broker)) < 8

@@ -106,7 +106,7 @@ class TwoNodes:
             settings=EffectiveSettings(SETTINGS, metadata.image),
             metadata=metadata,
             controller=controller,
-            partitions=cast(Any, None),
+            replica_manager=cast(Any, None),
             groups=cast(Any, None),
             fetch_session_cache=cast(Any, None),
             producer_ids=cast(Any, None),
