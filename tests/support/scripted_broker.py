@@ -64,7 +64,7 @@ class ScriptedBroker:
         self.topics = dict(topics or {})
         self.versions = dict(versions or SUPPORTED_VERSIONS)
         self.leader_epoch = 0
-        self.asked: list[ReceivedRequest] = []
+        self.received_requests: list[ReceivedRequest] = []
         self.connections = 0
         self.port = port
         self.tls = tls
@@ -76,7 +76,7 @@ class ScriptedBroker:
         return f"127.0.0.1:{self.port}"
 
     def count(self, api: ApiKey) -> int:
-        return sum(1 for each in self.asked if each.api is api)
+        return sum(1 for each in self.received_requests if each.api is api)
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
@@ -116,9 +116,9 @@ class ScriptedBroker:
         api, version = ApiKey(header.api_key), header.version
         flexible = has_flexible_header(api, version)
         body = skip_tagged_fields(frame, header.body_start) if flexible else header.body_start
-        asked = ReceivedRequest(api, version, decoder(api, version, "request")(frame[body:]), number)
-        self.asked.append(asked)
-        answer = self.scripts[api](asked)
+        received = ReceivedRequest(api, version, decoder(api, version, "request")(frame[body:]), number)
+        self.received_requests.append(received)
+        answer = self.scripts[api](received)
         if not isinstance(answer, dict | bytes | type):
             answer = await answer
         if answer is Disconnect:
@@ -132,11 +132,11 @@ class ScriptedBroker:
             encoder(api, answer.get("version", version), "response")(out, answer)
             writer.write(struct.pack(">i", len(out)) + out)
 
-    def _api_versions(self, asked: ReceivedRequest) -> Tree:
+    def _api_versions(self, received: ReceivedRequest) -> Tree:
         return {"error_code": 0, "throttle_time": 0, "api_keys": api_keys(self.versions)}
 
-    def _metadata(self, asked: ReceivedRequest) -> Tree:
-        named = asked.request.topics
+    def _metadata(self, received: ReceivedRequest) -> Tree:
+        named = received.request.topics
         names = list(self.topics) if named is None else [each.name for each in named]
         return {
             "throttle_time": 0,

@@ -39,10 +39,10 @@ class ScriptedCluster(Cluster):
         self.sent: list[ApiKey] = []
         self.lanes: dict[ApiKey, str] = {}
         self.log: list[bytes] = []
-        self.cut_at: int | None = None
+        self.truncated_to: int | None = None
         """The offset to which the log was truncated after it had been read."""
         self.committed: dict[int, int] = {}
-        self.is_away = False
+        self.is_unreachable = False
         """Whether fetches fail."""
         self.finds = 0
         self.fetches = 0
@@ -113,7 +113,7 @@ class ScriptedCluster(Cluster):
         self.lanes[api] = lane
         if api == ApiKey.FETCH:
             self.fetches += 1
-            if self.is_away:
+            if self.is_unreachable:
                 raise ConnectionLostError("away")
             return message(await self._fetch(tree))
         self.sent.append(api)
@@ -126,8 +126,8 @@ class ScriptedCluster(Cluster):
 
     async def _fetch(self, tree: Mapping[str, Any]) -> Any:
         offset = tree["topics"][0]["partitions"][0]["fetch_offset"]
-        if self.cut_at is not None and offset > self.cut_at:
-            return self._fetched(b"", diverging_epoch={"epoch": 0, "end_offset": self.cut_at})
+        if self.truncated_to is not None and offset > self.truncated_to:
+            return self._fetched(b"", diverging_epoch={"epoch": 0, "end_offset": self.truncated_to})
         code = ErrorCode.offset_out_of_range if offset > len(self.log) else ErrorCode.none
         if offset == len(self.log):
             await asyncio.sleep(tree["max_wait"] / 1000)
@@ -163,9 +163,9 @@ class ScriptedCluster(Cluster):
     def _commit(self, tree: Mapping[str, Any]) -> Any:
         for each in tree["topics"][0]["partitions"]:
             self.committed[each["partition_index"]] = each["committed_offset"]
-        return self.commit_answer(ErrorCode.none)
+        return self.commit_response(ErrorCode.none)
 
-    def commit_answer(self, code: ErrorCode) -> Any:
+    def commit_response(self, code: ErrorCode) -> Any:
         return {"topics": [{"name": "t", "partitions": [{"partition_index": 0, "error_code": code.value}]}]}
 
     def _committed(self, tree: Mapping[str, Any]) -> Any:

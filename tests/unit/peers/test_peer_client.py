@@ -68,7 +68,7 @@ def test_a_request_uses_the_given_version() -> None:
         async with ScriptedBroker() as broker:
             peers = make_client(broker)
             await send(peers, version=11)
-            assert broker.asked[-1].version == 11
+            assert broker.received_requests[-1].version == 11
             with pytest.raises(PeerUnreachableError) as raised:
                 await send(peers, version=99)
             assert not raised.value.is_connection_refused
@@ -154,7 +154,7 @@ def test_a_late_response_closes_the_connection_and_the_next_request_opens_anothe
         answers: list[Any] = [Hang]
         broker = ScriptedBroker()
         usual = broker.scripts[ApiKey.METADATA]
-        broker.scripts[ApiKey.METADATA] = lambda asked: answers.pop() if answers else usual(asked)
+        broker.scripts[ApiKey.METADATA] = lambda received: answers.pop() if answers else usual(received)
         async with broker:
             peers = make_client(broker)
             with pytest.raises(PeerUnreachableError) as raised:
@@ -201,9 +201,9 @@ def test_a_new_address_is_used_and_requests_to_the_old_one_complete() -> None:
         old, new = ScriptedBroker(), ScriptedBroker()
         usual = old.scripts[ApiKey.METADATA]
 
-        async def slow(asked: ReceivedRequest) -> Tree:
+        async def slow(received: ReceivedRequest) -> Tree:
             await release.wait()
-            return usual(asked)  # type: ignore[return-value]
+            return usual(received)  # type: ignore[return-value]
 
         async with old, new:
             peers = make_client(old)
@@ -311,7 +311,7 @@ def test_closing_fails_pending_and_later_requests() -> None:
     async def test() -> None:
         async with ScriptedBroker({ApiKey.METADATA: lambda _: Hang}) as broker:
             peers = make_client(broker)
-            asked = asyncio.create_task(send(peers, "a"))
+            received = asyncio.create_task(send(peers, "a"))
             while not broker.count(ApiKey.METADATA):
                 await asyncio.sleep(0.001)
             never = asyncio.Event()
@@ -324,7 +324,7 @@ def test_closing_fails_pending_and_later_requests() -> None:
             opening = asyncio.create_task(send(peers, "b"))
             await asyncio.sleep(0)
             await peers.close()
-            for each in (asked, opening, asyncio.create_task(send(peers, "c"))):
+            for each in (received, opening, asyncio.create_task(send(peers, "c"))):
                 with pytest.raises(PeerUnreachableError):
                     await each
 
@@ -335,12 +335,12 @@ def test_disconnecting_fails_the_requests_in_flight() -> None:
     async def test() -> None:
         async with ScriptedBroker({ApiKey.METADATA: lambda _: Hang}) as broker:
             peers = make_client(broker)
-            asked = asyncio.create_task(send(peers, "a"))
+            received = asyncio.create_task(send(peers, "a"))
             while not broker.count(ApiKey.METADATA):
                 await asyncio.sleep(0.001)
             peers.disconnect(OTHER, "a")
             with pytest.raises(PeerUnreachableError):
-                await asked
+                await received
             await peers.close()
 
     run(test())
@@ -357,15 +357,15 @@ def test_disconnecting_cancels_the_attempt_and_the_next_request_reconnects() -> 
                 return await Connection.open(host, port, **more)
 
             peers = make_client(broker, connect=connect)
-            asked = asyncio.create_task(send(peers, "a"))
+            received = asyncio.create_task(send(peers, "a"))
             while hangs:
                 await asyncio.sleep(0)
             peers.disconnect(OTHER, "b")
             await asyncio.sleep(0)
-            assert not asked.done(), "other lanes are not affected"
+            assert not received.done(), "other lanes are not affected"
             peers.disconnect(OTHER, "a")
             with pytest.raises(PeerUnreachableError, match="cancelled"):
-                await asked
+                await received
             await send(peers, "a")
             await peers.close()
 

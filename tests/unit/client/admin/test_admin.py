@@ -14,10 +14,10 @@ DEADLINE_S = 20
 
 
 def deleted(code: ErrorCode) -> Callable[[ReceivedRequest], ScriptedResponse]:
-    def answer(asked: ReceivedRequest) -> ScriptedResponse:
+    def answer(received: ReceivedRequest) -> ScriptedResponse:
         responses = [
             {"name": each.name, "topic_id": None, "error_code": int(code), "error_message": None}
-            for each in asked.request.topics
+            for each in received.request.topics
         ]
         return {"throttle_time": 0, "responses": responses}
 
@@ -30,7 +30,7 @@ def delete(*answers: Callable[[ReceivedRequest], ScriptedResponse]) -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(DEADLINE_S),
-            ScriptedBroker({ApiKey.DELETE_TOPICS: lambda asked: next(left)(asked)}) as broker,
+            ScriptedBroker({ApiKey.DELETE_TOPICS: lambda received: next(left)(received)}) as broker,
             Admin(broker.bootstrap, retry_backoff_ms=1) as admin,
         ):
             await admin.delete_topic("orders")

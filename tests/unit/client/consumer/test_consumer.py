@@ -124,7 +124,7 @@ def test_a_failed_commit_reports_the_reason(code: ErrorCode, error: type[KafkaEr
         async with in_group(cluster, enable_auto_commit=False) as consumer:
             consumer.subscribe(["t"])
             await anext(consumer)
-            cluster.answers[ApiKey.OFFSET_COMMIT] = lambda _: cluster.commit_answer(code)
+            cluster.answers[ApiKey.OFFSET_COMMIT] = lambda _: cluster.commit_response(code)
             with pytest.raises(error) as told:
                 await consumer.commit()
             assert told.value.code == code
@@ -146,7 +146,7 @@ def test_the_poll_after_a_failed_commit_rejoins() -> None:
                 on_lost=lambda _: told.append("lost"),
             )
             await anext(consumer)
-            cluster.answers[ApiKey.OFFSET_COMMIT] = lambda _: cluster.commit_answer(
+            cluster.answers[ApiKey.OFFSET_COMMIT] = lambda _: cluster.commit_response(
                 ErrorCode.unknown_member_id
             )
             with pytest.raises(CommitFailedError):
@@ -161,7 +161,7 @@ def test_the_poll_after_a_failed_commit_rejoins() -> None:
 def test_a_commit_follows_a_coordinator_that_moves() -> None:
     cluster = ScriptedCluster()
     cluster.log = [b"a"]
-    failures: list[Any] = [cluster.commit_answer(ErrorCode.not_coordinator), ConnectionLostError("gone")]
+    failures: list[Any] = [cluster.commit_response(ErrorCode.not_coordinator), ConnectionLostError("gone")]
     commit = cluster.answers[ApiKey.OFFSET_COMMIT]
 
     async def scenario() -> None:
@@ -188,7 +188,7 @@ def test_commits_keep_their_order() -> None:
         seen.append(tree["topics"][0]["partitions"][0]["committed_offset"])
         if len(seen) == 1:
             await asyncio.sleep(5)
-            return cluster.commit_answer(ErrorCode.coordinator_load_in_progress)
+            return cluster.commit_response(ErrorCode.coordinator_load_in_progress)
         return commit(tree)
 
     async def scenario() -> None:
@@ -210,8 +210,8 @@ def test_a_client_waits_for_an_unreachable_broker() -> None:
 
     def when_back(answer: ScriptedResponse) -> ScriptedResponse:
         def answered(tree: Mapping[str, Any]) -> Any:
-            is_away = asyncio.get_running_loop().time() < away["until"]
-            return ConnectionLostError("away") if is_away else answer(tree)
+            is_unreachable = asyncio.get_running_loop().time() < away["until"]
+            return ConnectionLostError("away") if is_unreachable else answer(tree)
 
         return answered
 
@@ -277,14 +277,14 @@ def test_a_poll_that_is_cancelled_can_be_repeated() -> None:
 
 def test_fetches_from_an_unreachable_leader_back_off() -> None:
     cluster = ScriptedCluster()
-    cluster.is_away = True
+    cluster.is_unreachable = True
 
     async def scenario() -> None:
         async with Consumer(cluster=cluster, auto_offset_reset="earliest") as consumer:
             consumer.assign([HERE])
             await consumer.poll(60_000)
             assert 40 < cluster.fetches < 100
-            cluster.is_away, cluster.log = False, [b"a"]
+            cluster.is_unreachable, cluster.log = False, [b"a"]
             assert (await anext(consumer)).value == b"a"
 
     run(scenario)
@@ -442,10 +442,10 @@ def test_a_position_that_is_looked_up_brings_its_epoch_along(committed: bool) ->
     class Recorded(ScriptedCluster):
         async def _fetch(self, tree: Mapping[str, Any]) -> Any:
             each = tree["topics"][0]["partitions"][0]
-            asked.append((each["fetch_offset"], each["last_fetched_epoch"]))
+            received.append((each["fetch_offset"], each["last_fetched_epoch"]))
             return await super()._fetch(tree)
 
-    asked: list[tuple[int, int]] = []
+    received: list[tuple[int, int]] = []
     cluster = Recorded()
     cluster.log = [b"a", b"b", b"c"]
     cluster._known = {"t": TopicInfo("t", None, (PartitionInfo(0, 1, 6, (1,), (1,)),))}
@@ -469,7 +469,7 @@ def test_a_position_that_is_looked_up_brings_its_epoch_along(committed: bool) ->
         async with in_group(cluster, auto_offset_reset="latest") as consumer:
             consumer.assign([HERE])
             await consumer.poll(1_000)
-            assert asked[0] == ((2, 5) if committed else (3, 6))
+            assert received[0] == ((2, 5) if committed else (3, 6))
 
     run(scenario)
 
@@ -483,7 +483,7 @@ def test_a_truncated_log_is_read_from_the_truncation_offset() -> None:
             consumer.assign([HERE])
             consumer.seek(HERE, 0)
             assert [record.value for record in await consumer.poll()] == [b"a", b"b", b"c"]
-            cluster.log, cluster.cut_at = [b"a", b"x", b"y", b"z"], 1
+            cluster.log, cluster.truncated_to = [b"a", b"x", b"y", b"z"], 1
             records = await consumer.poll(10_000)
             assert [(record.offset, record.value) for record in records[:1]] == [(1, b"x")]
 
@@ -499,11 +499,11 @@ def test_reset_none_raises_on_a_truncated_log() -> None:
             consumer.assign([HERE])
             consumer.seek(HERE, 0)
             await consumer.poll()
-            cluster.cut_at = 1
+            cluster.truncated_to = 1
             for _ in range(2):
                 with pytest.raises(NoOffsetForPartitionError, match="truncated to offset 1"):
                     await consumer.poll(10_000)
-            cluster.cut_at = None
+            cluster.truncated_to = None
             consumer.seek(HERE, 2)
             assert [record.value for record in await consumer.poll()] == [b"c"]
 

@@ -47,7 +47,7 @@ def batch(offset: int, *values: str, epoch: int = 0, **settings: Any) -> bytes:
     return build_batch(records, base_offset=offset, leader_epoch=epoch, **settings)
 
 
-def answer(asked: ReceivedRequest, partitions: dict[int, dict[str, Any]] | None = None) -> Tree:
+def answer(received: ReceivedRequest, partitions: dict[int, dict[str, Any]] | None = None) -> Tree:
     """A fetch response with the given data of the requested partitions, and none for the others."""
     return {
         "throttle_time": 0,
@@ -69,7 +69,7 @@ def answer(asked: ReceivedRequest, partitions: dict[int, dict[str, Any]] | None 
                     for each in topic.partitions
                 ],
             }
-            for topic in asked.request.topics
+            for topic in received.request.topics
         ],
     }
 
@@ -78,15 +78,15 @@ def in_turn(
     answers: Iterable[Callable[[ReceivedRequest], ScriptedResponse]],
 ) -> Callable[[ReceivedRequest], ScriptedResponse]:
     left = iter(answers)
-    return lambda asked: next(left, lambda _: Hang)(asked)
+    return lambda received: next(left, lambda _: Hang)(received)
 
 
 def gives(*data: bytes, **fields: Any) -> Callable[[ReceivedRequest], ScriptedResponse]:
-    return lambda asked: answer(asked, {0: {"records": b"".join(data), **fields}})
+    return lambda received: answer(received, {0: {"records": b"".join(data), **fields}})
 
 
 def fails(code: ErrorCode) -> Callable[[ReceivedRequest], ScriptedResponse]:
-    return lambda asked: answer(asked, {0: {"error_code": int(code)}})
+    return lambda received: answer(received, {0: {"error_code": int(code)}})
 
 
 def with_fetcher(
@@ -132,8 +132,14 @@ def values(fetched: CompletedFetch) -> list[str]:
         fails(ErrorCode.unknown_topic_or_partition),
         fails(ErrorCode.kafka_storage_error),
         fails(ErrorCode.unknown_server_error),
-        lambda asked: {**answer(asked), "error_code": int(ErrorCode.unknown_server_error)},
-        lambda asked: {**answer(asked), "error_code": int(ErrorCode.fetch_session_id_not_found)},
+        lambda received: {
+            **answer(received),
+            "error_code": int(ErrorCode.unknown_server_error),
+        },
+        lambda received: {
+            **answer(received),
+            "error_code": int(ErrorCode.fetch_session_id_not_found),
+        },
     ],
 )
 def test_a_retriable_fetch_error_is_retried_with_fresh_metadata(
@@ -143,24 +149,28 @@ def test_a_retriable_fetch_error_is_retried_with_fresh_metadata(
         fetcher.assign({ORDERS: 3})
         fetched = await take(fetcher)
         assert (fetched.error, values(fetched)) == (None, ["a", "b"])
-        asked = [each.request.topics[0].partitions[0].fetch_offset for each in broker.asked if each.api == 1]
-        assert asked[:3] == [3, 3, 3]
+        received = [
+            each.request.topics[0].partitions[0].fetch_offset
+            for each in broker.received_requests
+            if each.api == 1
+        ]
+        assert received[:3] == [3, 3, 3]
         assert broker.count(ApiKey.METADATA) > 1
 
     with_fetcher(test, in_turn([failure, failure, gives(batch(3, "a", "b"))]))
 
 
 def test_a_leader_named_beside_an_error_is_believed() -> None:
-    def moved(asked: ReceivedRequest) -> ScriptedResponse:
+    def moved(received: ReceivedRequest) -> ScriptedResponse:
         fields = {"error_code": 6, "current_leader": {"leader_id": NODE, "leader_epoch": 9}}
-        return answer(asked, {0: fields})
+        return answer(received, {0: fields})
 
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0})
         await take(fetcher)
         epochs = [
             each.request.topics[0].partitions[0].current_leader_epoch
-            for each in broker.asked
+            for each in broker.received_requests
             if each.api == 1
         ]
         assert epochs[:2] == [0, 9]
@@ -181,7 +191,10 @@ def test_a_leader_gets_the_next_fetch_only_after_its_response_was_taken() -> Non
         assert fetcher.position(ORDERS) == 1
         while broker.count(ApiKey.FETCH) < 2:
             await asyncio.sleep(0)
-        again = {each.partition: each.fetch_offset for each in broker.asked[-1].request.topics[0].partitions}
+        again = {
+            each.partition: each.fetch_offset
+            for each in broker.received_requests[-1].request.topics[0].partitions
+        }
         assert again == {0: 1, 1: 0}
 
     with_fetcher(test, in_turn([gives(batch(0, "a"))]))
@@ -193,7 +206,10 @@ def test_partitions_that_brought_something_go_to_the_end_of_the_line() -> None:
         await take(fetcher)
         while broker.count(ApiKey.FETCH) < 2:
             await asyncio.sleep(0)
-        assert [each.partition for each in broker.asked[-1].request.topics[0].partitions] == [1, 0]
+        assert [each.partition for each in broker.received_requests[-1].request.topics[0].partitions] == [
+            1,
+            0,
+        ]
 
     with_fetcher(test, in_turn([gives(batch(0, "a"))]))
 
@@ -201,11 +217,11 @@ def test_partitions_that_brought_something_go_to_the_end_of_the_line() -> None:
 def test_a_response_to_a_fetch_before_a_seek_is_dropped() -> None:
     release = asyncio.Event()
 
-    async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
-        offset = asked.request.topics[0].partitions[0].fetch_offset
+    async def slowly(received: ReceivedRequest) -> ScriptedResponse:
+        offset = received.request.topics[0].partitions[0].fetch_offset
         if offset == 0:
             await release.wait()
-        return gives(batch(offset, f"at {offset}"))(asked)
+        return gives(batch(offset, f"at {offset}"))(received)
 
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0})
@@ -255,7 +271,7 @@ def test_a_log_truncated_below_the_position_is_reported() -> None:
         assert fetched.error.code is ErrorCode.offset_out_of_range
         assert "was truncated to 1" in str(fetched.error)
         assert (fetched.error.offset, fetched.error.leader_epoch) == (1, 3)
-        assert broker.asked[-1].request.topics[0].partitions[0].last_fetched_epoch == 4
+        assert broker.received_requests[-1].request.topics[0].partitions[0].last_fetched_epoch == 4
 
     diverging = {"diverging_epoch": {"epoch": 3, "end_offset": 1}}
     with_fetcher(test, in_turn([gives(batch(0, "a", "b", epoch=4)), gives(**diverging)]))
@@ -265,7 +281,7 @@ def last_epochs(broker: ScriptedBroker) -> list[int]:
     """What each fetch said of the batch before its position."""
     return [
         each.request.topics[0].partitions[0].last_fetched_epoch
-        for each in broker.asked
+        for each in broker.received_requests
         if each.api is ApiKey.FETCH
     ]
 
@@ -296,12 +312,12 @@ def test_a_completed_fetch_has_the_leader_epoch_of_a_skipped_last_batch() -> Non
 
 
 class Moved(ScriptedCluster):
-    """A cluster whose partition has this leader epoch; `asked` records the epochs in the fetch requests."""
+    """A cluster whose partition has this leader epoch; `received` records the epochs in the fetch requests."""
 
     def __init__(self, leader_epoch: int, topic_id: int = 1) -> None:
         super().__init__(request_timeout_ms=30_000)
         self.log = [b"a", b"b"]
-        self.asked: list[int] = []
+        self.received_requests: list[int] = []
         self.stale = 0
         self.tell(leader_epoch, topic_id)
 
@@ -313,7 +329,7 @@ class Moved(ScriptedCluster):
         self.stale += 1
 
     async def _fetch(self, tree: Any) -> Any:
-        self.asked.append(tree["topics"][0]["partitions"][0]["last_fetched_epoch"])
+        self.received_requests.append(tree["topics"][0]["partitions"][0]["last_fetched_epoch"])
         return await super()._fetch(tree)
 
 
@@ -323,11 +339,11 @@ def test_a_leader_older_than_the_last_batch_is_not_fetched_from() -> None:
         async with Fetcher(cluster) as fetcher:
             fetcher.add({HERE: 1}, leader_epochs={HERE: 3})
             await asyncio.sleep(20)
-            assert cluster.asked == []
+            assert cluster.received_requests == []
             assert 0 < cluster.stale <= 20_000 / cluster.retry_backoff_ms + 1
             cluster.tell(leader_epoch=3)
             assert values(await take(fetcher)) == ["b"]
-            assert cluster.asked[0] == 3
+            assert cluster.received_requests[0] == 3
 
     run(scenario)
 
@@ -341,7 +357,7 @@ def test_the_wait_for_a_newer_leader_is_limited() -> None:
             fetcher.add({HERE: 1}, leader_epochs={HERE: 3})
             assert values(await take(fetcher)) == ["b"]
             assert 30 <= asyncio.get_running_loop().time() < 31
-            assert cluster.asked[0] == -1
+            assert cluster.received_requests[0] == -1
 
     run(scenario)
 
@@ -391,7 +407,7 @@ def test_fetches_are_limited_to_the_free_buffer() -> None:
         await take(fetcher)
         while broker.count(ApiKey.FETCH) < 2:
             await asyncio.sleep(0)
-        assert broker.asked[-1].request.max_bytes == 5_000
+        assert broker.received_requests[-1].request.max_bytes == 5_000
 
     with_fetcher(
         test,
@@ -410,7 +426,7 @@ def test_buffered_batches_of_a_paused_partition_do_not_starve_others() -> None:
         fetcher.pause([ORDERS])
         fetched = await take(fetcher)
         assert fetched.partition == OTHER
-        assert broker.asked[-1].request.max_bytes == 1_000
+        assert broker.received_requests[-1].request.max_bytes == 1_000
         fetcher.resume([ORDERS])
         assert values(await take(fetcher)) == ["a" * 2_000]
 
@@ -419,7 +435,7 @@ def test_buffered_batches_of_a_paused_partition_do_not_starve_others() -> None:
         in_turn(
             [
                 gives(batch(0, "a" * 2_000)),
-                lambda asked: answer(asked, {1: {"records": batch(0, "b")}}),
+                lambda received: answer(received, {1: {"records": batch(0, "b")}}),
             ]
         ),
         max_bytes=2_000,
@@ -443,7 +459,7 @@ def fetches(broker: ScriptedBroker) -> list[dict[int, int]]:
     """Returns the offsets by partition of each fetch request."""
     return [
         {part.partition: part.fetch_offset for topic in each.request.topics for part in topic.partitions}
-        for each in broker.asked
+        for each in broker.received_requests
         if each.api is ApiKey.FETCH
     ]
 
@@ -479,7 +495,10 @@ def test_a_partition_read_to_its_end_is_not_fetched_again() -> None:
     with_fetcher(
         test,
         in_turn(
-            [lambda asked: answer(asked, both), lambda asked: answer(asked, {1: {"records": batch(5, "d")}})]
+            [
+                lambda received: answer(received, both),
+                lambda received: answer(received, {1: {"records": batch(5, "d")}}),
+            ]
         ),
     )
 
@@ -523,7 +542,7 @@ def test_a_gap_before_the_end_is_skipped_after_repeated_empty_responses(
         await a_while()
         assert fetches(broker) == [{0: 0}, *[{0: 1}] * EMPTY_RESPONSES_MIN]
         # The high watermark has passed the end, so the fetch does not wait at the broker.
-        waits_ms = [each.request.max_wait for each in broker.asked if each.api is ApiKey.FETCH]
+        waits_ms = [each.request.max_wait for each in broker.received_requests if each.api is ApiKey.FETCH]
         assert waits_ms == [0, 0, *[500] * (EMPTY_RESPONSES_MIN - 1)]
 
     with_fetcher(
@@ -585,8 +604,8 @@ def test_a_bounded_read_waits_for_the_high_watermark(isolation_level: int, marks
         fetcher.assign({ORDERS: 9}, until={ORDERS: 10})
         taken = await read_all(fetcher)
         assert [(values(each), each.next_offset) for each in taken] == [(["j"], 10)]
-        asked = [each.request.max_wait for each in broker.asked if each.api is ApiKey.FETCH]
-        assert asked == [0, 500, 500]
+        received = [each.request.max_wait for each in broker.received_requests if each.api is ApiKey.FETCH]
+        assert received == [0, 500, 500]
 
     with_fetcher(
         test,
@@ -618,16 +637,16 @@ def test_an_empty_partition_behind_full_ones_is_not_taken_as_empty(
         in_turn(
             [
                 gives(batch(0, "a")),
-                lambda asked: answer(asked, {1: {"records": batch(0, "b")}}),
-                lambda asked: answer(asked),
+                lambda received: answer(received, {1: {"records": batch(0, "b")}}),
+                lambda received: answer(received),
             ]
         ),
     )
 
 
 def test_a_partition_missing_from_the_response_is_fetched_again() -> None:
-    def throttled(asked: ReceivedRequest) -> ScriptedResponse:
-        return {**answer(asked), "responses": []}
+    def throttled(received: ReceivedRequest) -> ScriptedResponse:
+        return {**answer(received), "responses": []}
 
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         fetcher.assign({ORDERS: 0}, until={ORDERS: 1})
@@ -646,14 +665,14 @@ def test_a_seek_keeps_the_end_and_an_end_of_its_own_needs_an_offset() -> None:
         with pytest.raises(ValueError, match="orders-1 has an end offset but no start offset"):
             fetcher.add({ORDERS: 0}, until={OTHER: 4})
 
-    with_fetcher(test, lambda asked: gives(batch(0, "a", "b"))(asked))
+    with_fetcher(test, lambda received: gives(batch(0, "a", "b"))(received))
 
 
-async def waits_for_ever_at_100(asked: ReceivedRequest) -> ScriptedResponse:
-    offset = asked.request.topics[0].partitions[0].fetch_offset
+async def waits_for_ever_at_100(received: ReceivedRequest) -> ScriptedResponse:
+    offset = received.request.topics[0].partitions[0].fetch_offset
     if offset == 100:
         await asyncio.Event().wait()
-    return gives(batch(offset, f"at {offset}"))(asked)
+    return gives(batch(offset, f"at {offset}"))(received)
 
 
 async def waits_at_the_broker(broker: ScriptedBroker, fetcher: Fetcher) -> None:
@@ -670,7 +689,7 @@ def test_an_abandoned_long_poll_does_not_block_later_fetches(
         await waits_at_the_broker(broker, fetcher)
         leave(fetcher)
         assert (await take(fetcher)).position == 50
-        assert len({each.connection for each in broker.asked if each.api is ApiKey.FETCH}) == 2
+        assert len({each.connection for each in broker.received_requests if each.api is ApiKey.FETCH}) == 2
 
     with_fetcher(test, waits_for_ever_at_100)
 
@@ -704,9 +723,9 @@ def test_a_long_poll_that_is_wanted_for_one_of_its_partitions_stays() -> None:
     connections = 2
     release = asyncio.Event()
 
-    async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
+    async def slowly(received: ReceivedRequest) -> ScriptedResponse:
         await release.wait()
-        return answer(asked, {1: {"records": batch(0, "a")}})
+        return answer(received, {1: {"records": batch(0, "a")}})
 
     with_fetcher(test, slowly)
 

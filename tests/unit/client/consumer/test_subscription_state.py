@@ -59,9 +59,9 @@ def test_partitions_that_stay_assigned_keep_position_and_pause() -> None:
 
 def test_a_position_comes_from_the_committed_offset_or_the_reset_strategy() -> None:
     positions = assigned(A, B)
-    asked = positions.initializing_partitions()
-    assert list(asked) == [A, B]
-    positions.apply_committed(asked, {A: OffsetAndMetadata(7, "", 3)})
+    received = positions.initializing_partitions()
+    assert list(received) == [A, B]
+    positions.apply_committed(received, {A: OffsetAndMetadata(7, "", 3)})
     assert positions.position(A) == 7
     resets = positions.partitions_needing_reset()
     assert {each: place.reset for each, place in resets.items()} == {B: OffsetResetStrategy.EARLIEST}
@@ -81,15 +81,15 @@ def test_reset_none_raises_without_an_offset() -> None:
 
 def test_a_lookup_result_for_an_old_position_is_dropped() -> None:
     positions = assigned(A, B)
-    asked = positions.initializing_partitions()
+    received = positions.initializing_partitions()
     positions.seek(A, 9)
     positions.request_offset_reset(B, OffsetResetStrategy.LATEST)
-    positions.apply_committed(asked, {A: OffsetAndMetadata(1), B: OffsetAndMetadata(1)})
+    positions.apply_committed(received, {A: OffsetAndMetadata(1), B: OffsetAndMetadata(1)})
     assert positions.position(A) == 9
     assert positions.position(B) is None
-    asked = positions.partitions_needing_reset()
+    received = positions.partitions_needing_reset()
     positions.revoke([B])
-    positions.apply_reset_offsets(asked, {B: OffsetAndMetadata(4)})
+    positions.apply_reset_offsets(received, {B: OffsetAndMetadata(4)})
     assert not positions.is_assigned(B)
 
 

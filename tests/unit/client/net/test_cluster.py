@@ -303,8 +303,8 @@ def test_an_error_that_this_client_does_not_know_is_one_of_the_topic() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         told = broker.scripts[ApiKey.METADATA]
 
-        def unknown(asked: ReceivedRequest) -> ScriptedResponse:
-            tree = told(asked)
+        def unknown(received: ReceivedRequest) -> ScriptedResponse:
+            tree = told(received)
             assert isinstance(tree, dict)
             tree["topics"][0]["error_code"] = 9_999
             return tree
@@ -523,11 +523,11 @@ def test_leader_of_a_missing_partition_raises(partition: TopicPartition) -> None
 def test_topics_are_created_by_brokers_only_on_request() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         await cluster.wait_for_topics(["orders"])
-        assert not broker.asked[-1].request.allow_auto_topic_creation
+        assert not broker.received_requests[-1].request.allow_auto_topic_creation
         with pytest.raises(KafkaError):
             await cluster.wait_for_topics(["new"], create=True, timeout_ms=1)
-        assert broker.asked[-1].request.allow_auto_topic_creation
-        assert [each.name for each in broker.asked[-1].request.topics] == ["new"]
+        assert broker.received_requests[-1].request.allow_auto_topic_creation
+        assert [each.name for each in broker.received_requests[-1].request.topics] == ["new"]
 
     with_cluster(test)
 
@@ -590,7 +590,7 @@ def test_lanes_have_connections_of_their_own() -> None:
 def test_a_lost_connection_is_reported_and_reopened() -> None:
     lost = iter([True, False])
 
-    def find(asked: ReceivedRequest) -> ScriptedResponse:
+    def find(received: ReceivedRequest) -> ScriptedResponse:
         return Disconnect if next(lost) else coordinator()
 
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:

@@ -103,11 +103,11 @@ def test_a_connection_speaks_with_a_real_broker() -> None:
 def test_an_exact_version_is_used_or_rejected() -> None:
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
         await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS, version=11)
-        assert broker.asked[-1].version == 11
-        sent = len(broker.asked)
+        assert broker.received_requests[-1].version == 11
+        sent = len(broker.received_requests)
         with pytest.raises(UnsupportedVersionError, match="METADATA: version 99 is needed"):
             connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS, version=99)
-        assert len(broker.asked) == sent
+        assert len(broker.received_requests) == sent
 
     with_broker(test)
     with pytest.raises(UnsupportedVersionError, match="does not support METADATA"):
@@ -125,14 +125,14 @@ def test_nodes_may_use_versions_that_the_client_does_not() -> None:
 
 @pytest.mark.parametrize("theirs", [VersionRange(0, 0), VersionRange(0, 2), VersionRange(0, 3)])
 def test_api_versions_is_sent_again_in_the_version_of_an_older_broker(theirs: VersionRange) -> None:
-    def api_versions(asked: ReceivedRequest) -> ScriptedResponse:
-        if asked.version > theirs.maximum:
+    def api_versions(received: ReceivedRequest) -> ScriptedResponse:
+        if received.version > theirs.maximum:
             refusal = api_keys({ApiKey.API_VERSIONS: theirs}) if theirs.maximum else []
             return {"version": 0, "error_code": 35, "api_keys": refusal}
         return {"error_code": 0, "throttle_time": 0, "api_keys": api_keys(SUPPORTED_VERSIONS)}
 
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
-        assert [each.version for each in broker.asked] == [4, theirs.maximum]
+        assert [each.version for each in broker.received_requests] == [4, theirs.maximum]
         assert (
             await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
         ).cluster_id == "scripted"
@@ -155,10 +155,10 @@ def test_an_unsupported_api_is_an_error_without_closing_the_connection() -> None
 
 
 def test_pipelined_requests_get_their_own_responses() -> None:
-    async def slow_first(asked: ReceivedRequest) -> ScriptedResponse:
-        if asked.request.coordinator_keys == ["0"]:
+    async def slow_first(received: ReceivedRequest) -> ScriptedResponse:
+        if received.request.coordinator_keys == ["0"]:
             await asyncio.sleep(0.02)
-        key = asked.request.coordinator_keys[0]
+        key = received.request.coordinator_keys[0]
         found = {
             "key": key,
             "node_id": int(key),

@@ -18,7 +18,7 @@ from support.scripted_broker import Disconnect, Hang, ReceivedRequest, ScriptedB
 DEADLINE_S = 20
 
 
-def answer(asked: ReceivedRequest, code: int = 0, offset: int = 0) -> Tree:
+def answer(received: ReceivedRequest, code: int = 0, offset: int = 0) -> Tree:
     return {
         "throttle_time": 0,
         "responses": [
@@ -37,7 +37,7 @@ def answer(asked: ReceivedRequest, code: int = 0, offset: int = 0) -> Tree:
                     for each in topic.partition_data
                 ],
             }
-            for topic in asked.request.topic_data
+            for topic in received.request.topic_data
         ],
     }
 
@@ -47,19 +47,19 @@ def in_turn(
 ) -> Callable[[ReceivedRequest], ScriptedResponse]:
     """Returns these responses in order, then success."""
     left = iter(wait_for_responses)
-    return lambda asked: next(left, answer)(asked)
+    return lambda received: next(left, answer)(received)
 
 
 def refuse(code: ErrorCode) -> Callable[[ReceivedRequest], ScriptedResponse]:
-    return lambda asked: answer(asked, code)
+    return lambda received: answer(received, code)
 
 
 def batches(broker: ScriptedBroker) -> list[Batch]:
     return [
         Batch(each.records)
-        for asked in broker.asked
-        if asked.api is ApiKey.PRODUCE
-        for topic in asked.request.topic_data
+        for received in broker.received_requests
+        if received.api is ApiKey.PRODUCE
+        for topic in received.request.topic_data
         for each in topic.partition_data
     ]
 
@@ -106,7 +106,9 @@ def test_a_failed_batch_is_resent_unchanged(failure: Callable[[ReceivedRequest],
 def test_a_batch_without_a_response_is_resent_on_a_new_connection() -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         await (await producer.send("orders", b"x"))
-        connections = [asked.connection for asked in broker.asked if asked.api is ApiKey.PRODUCE]
+        connections = [
+            received.connection for received in broker.received_requests if received.api is ApiKey.PRODUCE
+        ]
         assert len(set(connections)) == 2
 
     with_producer(
@@ -153,10 +155,10 @@ def test_an_expired_record_reports_the_unreachable_leader() -> None:
 def test_records_sent_while_batches_are_in_flight_share_batches() -> None:
     release = asyncio.Event()
 
-    async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
-        if len(batches_of(asked)) == 1 and batches_of(asked)[0].base_sequence > 0:
+    async def slowly(received: ReceivedRequest) -> ScriptedResponse:
+        if len(batches_of(received)) == 1 and batches_of(received)[0].base_sequence > 0:
             await release.wait()
-        return answer(asked)
+        return answer(received)
 
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         await (await producer.send("orders", b"first"))
@@ -171,8 +173,8 @@ def test_records_sent_while_batches_are_in_flight_share_batches() -> None:
     with_producer(test, {ApiKey.PRODUCE: slowly}, batch_size=500)
 
 
-def batches_of(asked: ReceivedRequest) -> list[Batch]:
-    return [Batch(each.records) for topic in asked.request.topic_data for each in topic.partition_data]
+def batches_of(received: ReceivedRequest) -> list[Batch]:
+    return [Batch(each.records) for topic in received.request.topic_data for each in topic.partition_data]
 
 
 def test_a_fatal_init_producer_id_error_fails_all_sends() -> None:
@@ -205,9 +207,9 @@ def test_init_producer_id_is_retried_while_the_broker_is_not_ready() -> None:
 def test_a_timed_out_memory_waiter_makes_room_for_the_next() -> None:
     release = asyncio.Event()
 
-    async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
+    async def slowly(received: ReceivedRequest) -> ScriptedResponse:
         await release.wait()
-        return answer(asked)
+        return answer(received)
 
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         first = await producer.send("orders", b"x" * 800)
@@ -342,9 +344,9 @@ def test_close_waits_no_longer_than_its_timeout() -> None:
 def test_closing_twice_at_once_delivers_all_the_same() -> None:
     release = asyncio.Event()
 
-    async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
+    async def slowly(received: ReceivedRequest) -> ScriptedResponse:
         await release.wait()
-        return answer(asked)
+        return answer(received)
 
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         sent = await producer.send("orders", b"x")
@@ -361,9 +363,9 @@ def test_closing_twice_at_once_delivers_all_the_same() -> None:
 def test_cancelling_one_waiter_does_not_cancel_the_responses() -> None:
     release = asyncio.Event()
 
-    async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
+    async def slowly(received: ReceivedRequest) -> ScriptedResponse:
         await release.wait()
-        return answer(asked)
+        return answer(received)
 
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         sent = await producer.send("orders", b"x")

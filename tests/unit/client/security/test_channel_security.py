@@ -44,13 +44,13 @@ def plain_broker(password: str = "right", lifetime_ms: int = 0, **settings: Any)
     """Accepts `ada` by PLAIN on every connection, and disconnects clients that send anything else before that."""
     known: set[int] = set()
 
-    def handshake(asked: ReceivedRequest) -> ScriptedResponse:
-        code = 0 if asked.request.mechanism == "PLAIN" else int(ErrorCode.unsupported_sasl_mechanism)
+    def handshake(received: ReceivedRequest) -> ScriptedResponse:
+        code = 0 if received.request.mechanism == "PLAIN" else int(ErrorCode.unsupported_sasl_mechanism)
         return {"error_code": code, "mechanisms": ["PLAIN", "OTHER"]}
 
-    def authenticate(asked: ReceivedRequest) -> ScriptedResponse:
-        if asked.request.auth_bytes == f"\0ada\0{password}".encode():
-            known.add(asked.connection)
+    def authenticate(received: ReceivedRequest) -> ScriptedResponse:
+        if received.request.auth_bytes == f"\0ada\0{password}".encode():
+            known.add(received.connection)
             return {
                 "error_code": 0,
                 "error_message": None,
@@ -60,8 +60,8 @@ def plain_broker(password: str = "right", lifetime_ms: int = 0, **settings: Any)
         code = int(ErrorCode.sasl_authentication_failed)
         return {"error_code": code, "error_message": "wrong!", "auth_bytes": b"", "session_lifetime": 0}
 
-    def metadata(asked: ReceivedRequest) -> ScriptedResponse:
-        return broker._metadata(asked) if asked.connection in known else Disconnect
+    def metadata(received: ReceivedRequest) -> ScriptedResponse:
+        return broker._metadata(received) if received.connection in known else Disconnect
 
     broker = ScriptedBroker(
         {
@@ -96,8 +96,12 @@ def test_every_connection_authenticates_first(version: int) -> None:
         async with Cluster(broker.bootstrap, security=ADA) as cluster:
             await cluster.connection(7, "another lane")
         for connection in range(2):
-            asked = [each.api for each in broker.asked if each.connection == connection]
-            assert asked[:3] == [ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE]
+            received = [each.api for each in broker.received_requests if each.connection == connection]
+            assert received[:3] == [
+                ApiKey.API_VERSIONS,
+                ApiKey.SASL_HANDSHAKE,
+                ApiKey.SASL_AUTHENTICATE,
+            ]
 
     versions = {
         **SUPPORTED_VERSIONS,
@@ -153,10 +157,10 @@ def _pretends(said: bytes) -> bytes:
 def test_a_broker_with_a_wrong_server_signature_is_rejected() -> None:
     async def test(broker: ScriptedBroker) -> None:
         broker.scripts[ApiKey.SASL_HANDSHAKE] = lambda _: {"error_code": 0, "mechanisms": []}
-        broker.scripts[ApiKey.SASL_AUTHENTICATE] = lambda asked: {
+        broker.scripts[ApiKey.SASL_AUTHENTICATE] = lambda received: {
             "error_code": 0,
             "error_message": None,
-            "auth_bytes": _pretends(bytes(asked.request.auth_bytes)),
+            "auth_bytes": _pretends(bytes(received.request.auth_bytes)),
             "session_lifetime": 0,
         }
         error = await failure(broker, Security(sasl=Sasl("SCRAM-SHA-256", "ada", "right")))
@@ -173,7 +177,7 @@ def test_a_connection_is_replaced_before_its_sasl_session_expires() -> None:
             assert await cluster.connection(7) is first
             release = asyncio.Event()
 
-            async def slowly(asked: ReceivedRequest) -> ScriptedResponse:
+            async def slowly(received: ReceivedRequest) -> ScriptedResponse:
                 await release.wait()
                 return {"throttle_time": 0, "error_code": 0, "groups": []}
 
@@ -271,7 +275,7 @@ def test_an_untrusted_broker_is_reported_at_once(
     async def test(broker: ScriptedBroker) -> None:
         with pytest.raises(AuthenticationError, match=complaint):
             await start(broker, trusting(certificates, **fields))
-        assert broker.asked == []
+        assert broker.received_requests == []
 
     run(test, ScriptedBroker(tls=broker_tls(certificates, elsewhere=elsewhere)))
 

@@ -184,12 +184,12 @@ def test_time_spent_by_spark_does_not_count_as_idle(scripted: Any) -> None:
     log = Log((0, 0, batch(0, "a")), (1, 1, batch(1, "b")), end=2)
     count = 0
 
-    def fetch(asked: ReceivedRequest) -> Any:
+    def fetch(received: ReceivedRequest) -> Any:
         nonlocal count
         count += 1
         if count == 1:
-            return Log((0, 0, batch(0, "a")), end=2).fetch(asked)
-        return Disconnect if count < 12 else log.fetch(asked)
+            return Log((0, 0, batch(0, "a")), end=2).fetch(received)
+        return Disconnect if count < 12 else log.fetch(received)
 
     broker = scripted(fetch)
     options = options_of(broker.bootstrap, kafkaConsumer__pollTimeoutMs="1000")
@@ -254,8 +254,8 @@ class Log:
         self.aborted = aborted
         self.end = end
 
-    def fetch(self, asked: ReceivedRequest) -> Tree:
-        (topic,) = asked.request.topics
+    def fetch(self, received: ReceivedRequest) -> Tree:
+        (topic,) = received.request.topics
         (wanted,) = topic.partitions
         records = b"".join(data for _, last, data in self.batches if last >= wanted.fetch_offset)
         partition = {
@@ -368,10 +368,10 @@ def test_an_empty_response_is_retried(scripted: Any) -> None:
     log = Log((0, 0, batch(0, "a")), (1, 1, batch(1, "b")), end=2)
     count = 0
 
-    def fetch(asked: ReceivedRequest) -> Any:
+    def fetch(received: ReceivedRequest) -> Any:
         nonlocal count
         count += 1
-        return (Log(end=2) if count <= 3 else log).fetch(asked)
+        return (Log(end=2) if count <= 3 else log).fetch(received)
 
     assert offsets(scripted(fetch).bootstrap, "t", 0, 2) == [0, 1]
 
@@ -469,10 +469,10 @@ def test_a_closed_connection_is_retried(scripted: Any) -> None:
     log = Log((0, 1, batch(0, "a", "b")), (2, 2, batch(2, "c")), end=3)
     count = 0
 
-    def fetch(asked: ReceivedRequest) -> Any:
+    def fetch(received: ReceivedRequest) -> Any:
         nonlocal count
         count += 1
-        return Disconnect if count in (1, 2) else log.fetch(asked)
+        return Disconnect if count in (1, 2) else log.fetch(received)
 
     broker = scripted(fetch)
     assert offsets(broker.bootstrap, "t", 0, 3) == [0, 1, 2]
