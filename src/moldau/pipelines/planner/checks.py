@@ -105,8 +105,12 @@ class _PipelineChecker:
             self.failed.add(source.name)
             return
         try:
-            kept_in = None if self.checkpoint_location is None else self.checkpoint_location.directory
-            self.schemas[source.name] = source_schema(self.spark, self.pipeline, source, kept_in, keep=False)
+            schema_directory = (
+                None if self.checkpoint_location is None else self.checkpoint_location.directory
+            )
+            self.schemas[source.name] = source_schema(
+                self.spark, self.pipeline, source, schema_directory, keep=False
+            )
             records = decode_records(empty_stream(self.spark, source), source, self.schemas[source.name])
         except (PipelineError, PySparkException, SparkSourceError) as failure:
             self.failed.add(source.name)
