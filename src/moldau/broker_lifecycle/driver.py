@@ -271,7 +271,7 @@ class BrokerLifecycleManager:
         except TimeoutError:
             event = RegistrationFailed(RequestTimedOutError("the controller did not respond"))
         except MoldauError as error:
-            log.info("the registration failed, will retry", why=str(error) or type(error).__name__)
+            log.info("the registration failed, will retry", reason=str(error) or type(error).__name__)
             event = RegistrationFailed(error)
         except Exception:
             log.exception("the registration failed")
@@ -309,9 +309,9 @@ class BrokerLifecycleManager:
 
     def _log_failure(self, error: MoldauError) -> None:
         """Logs errors of an unavailable controller at debug level, and each rejection once."""
-        why = str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
         if isinstance(error, NotControllerError | PeerUnreachableError | RequestTimedOutError):
-            log.debug("heartbeat failed", why=why)
-        elif why != self._last_logged_failure:
-            log.warning("the controller rejects this broker's heartbeats", why=why)
-            self._last_logged_failure = why
+            log.debug("heartbeat failed", reason=reason)
+        elif reason != self._last_logged_failure:
+            log.warning("the controller rejects this broker's heartbeats", reason=reason)
+            self._last_logged_failure = reason

@@ -206,7 +206,7 @@ class BackgroundTasks:
             except (NotControllerError, RequestTimedOutError):
                 raise
             except MoldauError as error:
-                log.error("the controller could not append its decision, will retry", why=str(error))
+                log.error("the controller could not append its decision, will retry", reason=str(error))
                 await self._submit_with_retry(_update_features)
         for broker_id in self._brokers_to_probe(image):
             self.on_connection_closed(broker_id, image.brokers[broker_id].epoch)
@@ -265,7 +265,7 @@ class BackgroundTasks:
         try:
             return self._probe is not None and await self._probe(broker_id) is ProbeResult.REFUSED
         except MoldauError as error:
-            log.warning("could not probe the broker", broker=broker_id, why=str(error))
+            log.warning("could not probe the broker", broker=broker_id, reason=str(error))
             return False
 
     async def _fence_expired(self, broker_id: int, broker_epoch: int) -> None:
@@ -279,7 +279,7 @@ class BackgroundTasks:
         )
 
     async def _fence_broker(
-        self, broker_id: int, broker_epoch: int, why: str, *, cancel_if: Callable[[], bool]
+        self, broker_id: int, broker_epoch: int, reason: str, *, cancel_if: Callable[[], bool]
     ) -> None:
         """Fences the broker unless `cancel_if`, evaluated at the decision: a heartbeat may have arrived."""
 
@@ -291,7 +291,7 @@ class BackgroundTasks:
 
         is_complete, is_fenced = await self._submit_with_retry(decide)
         if is_fenced:
-            log.warning("broker is fenced", broker=broker_id, epoch=broker_epoch, why=why)
+            log.warning("broker is fenced", broker=broker_id, epoch=broker_epoch, reason=reason)
         if not is_complete:
             await self._reconcile_broker(broker_id)
 
@@ -319,7 +319,7 @@ class BackgroundTasks:
             except (NotControllerError, RequestTimedOutError):
                 raise
             except MoldauError as error:
-                log.error("the controller could not append its decision, will retry", why=str(error))
+                log.error("the controller could not append its decision, will retry", reason=str(error))
                 await asyncio.sleep(SUBMIT_RETRY_S)
 
     # Leaders
@@ -367,14 +367,14 @@ class BackgroundTasks:
             try:
                 query.record_response(broker_id, name, await self._fetch_log_end(broker_id, *name))
             except (PeerUnreachableError, RequestTimedOutError) as error:
-                log.warning("the broker did not return its log ends", broker=broker_id, why=str(error))
+                log.warning("the broker did not return its log ends", broker=broker_id, reason=str(error))
                 break
             except MoldauError as error:
                 log.warning(
                     "the replica did not return its log end",
                     broker=broker_id,
                     partition=f"{name.topic}-{name.partition}",
-                    why=str(error),
+                    reason=str(error),
                 )
 
     # Tasks

@@ -224,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
             self._close_after_responses(slot.close_reason)
             self._discard_pending_frames()
             if not isinstance(error, CloseConnectionError | asyncio.CancelledError):
-                log.error("request failed, closing the connection", peer=self.peer[0], why=repr(error))
+                log.error("request failed, closing the connection", peer=self.peer[0], reason=repr(error))
         for part in parts or ():
             if not isinstance(part, FileSlice):
                 slot.unsent_bytes += len(part)
@@ -358,10 +358,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _close_after_responses(self, why: str) -> None:
+    def _close_after_responses(self, reason: str) -> None:
         if self._close_reason is None and not self._is_draining:
-            log.warning("closing the connection", peer=f"{self.peer[0]}:{self.peer[1]}", why=why)
-        self._close_reason = self._close_reason or why
+            log.warning("closing the connection", peer=f"{self.peer[0]}:{self.peer[1]}", reason=reason)
+        self._close_reason = self._close_reason or reason
 
     def _record_activity(self) -> None:
         self.last_active_s = asyncio.get_running_loop().time()

@@ -82,7 +82,7 @@ class ResponseSender:
                 self._send_through_transport()
         except OSError as error:
             if not isinstance(error, ConnectionError):
-                log.error("could not send stored records, aborting the connection", why=str(error))
+                log.error("could not send stored records, aborting the connection", reason=str(error))
             self._transport.abort()
 
     def _can_bypass_transport(self) -> bool:

@@ -215,7 +215,7 @@ class AlterPartitionManager:
         if result.error is None:
             log.debug("the ISR changed", partition=str(partition.name), isr=list(result.isr))
         else:
-            log.debug("the ISR change was rejected", partition=str(partition.name), why=str(result.error))
+            log.debug("the ISR change was rejected", partition=str(partition.name), reason=str(result.error))
         if result.error is None or pending.is_current:
             # An error does not name its change: it must not be taken for that of a later one.
             partition.on_alter_partition_response(result)
@@ -228,7 +228,7 @@ class AlterPartitionManager:
         self._has_warned |= is_unexpected
         log_event(
             "the request to change ISRs failed, will retry",
-            why=str(error),
+            reason=str(error),
             failures=self._failures,
         )
         delay_ms = exponential_backoff_ms(self._failures, RETRY_MS_MIN, RETRY_MS_MAX)

@@ -231,7 +231,7 @@ class ReplicaFetcher:
         was_established = self._fetch_session.is_established
         self._fetch_session.reset()
         if code in _SESSION_ERRORS and was_established:
-            log.debug("the leader closed the fetch session", leader=self.leader_id, why=code.name)
+            log.debug("the leader closed the fetch session", leader=self.leader_id, reason=code.name)
             return
         self._warn_once(code.name.upper())
         await self._wait(self._backoff_ms())
@@ -250,11 +250,11 @@ class ReplicaFetcher:
             self._response_bytes_max = max(RESPONSE_BYTES_MIN, bytes_max // 2)
         await self._wait(self._backoff_ms())
 
-    def _warn_once(self, why: str) -> None:
+    def _warn_once(self, reason: str) -> None:
         """Warns about an unreachable leader once, until a fetch succeeds."""
         if not self._is_unreachable:
             self._is_unreachable = True
-            log.warning("fetches from the leader fail", leader=self.leader_id, why=why)
+            log.warning("fetches from the leader fail", leader=self.leader_id, reason=reason)
 
     def _on_fetch_succeeded(self) -> None:
         self._was_interrupted = False
@@ -386,7 +386,7 @@ class ReplicaFetcher:
         self,
         key: PartitionKey,
         partition: FollowerPartition,
-        why: str,
+        reason: str,
         policy: BackoffPolicy = BackoffPolicy.CONSTANT,
     ) -> None:
         log_event = log.debug if self._fetch_states.is_retrying(key) else log.warning
@@ -394,13 +394,15 @@ class ReplicaFetcher:
             "the partition was not replicated, will retry",
             partition=str(partition.name),
             leader=self.leader_id,
-            why=why,
+            reason=reason,
         )
         self._delay_partition(key, policy)
 
     def _mark_failed(self, key: PartitionKey, partition: FollowerPartition, error: Exception) -> None:
         log.error(
-            "stopped replicating the partition: its log failed", partition=str(partition.name), why=str(error)
+            "stopped replicating the partition: its log failed",
+            partition=str(partition.name),
+            reason=str(error),
         )
         self._fetch_states.mark_failed(key)
         self._fetch_session.remove(key)

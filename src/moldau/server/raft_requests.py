@@ -59,9 +59,9 @@ def check_known_voter(node_id: int, session: Session, broker: Broker) -> None:
     quorum = broker.quorum
     is_known = node_id == quorum.leader_id or any(voter.node_id == node_id for voter in quorum.voters)
     if quorum.has_live_leader and not is_known and node_id not in broker.metadata.image.brokers:
-        why = f"node {node_id} is not a voter of this cluster"
-        log.warning("rejected a quorum request", why=why, peer=session.connection.peer)
-        raise InconsistentVoterSetError(why)
+        reason = f"node {node_id} is not a voter of this cluster"
+        log.warning("rejected a quorum request", reason=reason, peer=session.connection.peer)
+        raise InconsistentVoterSetError(reason)
 
 
 def check_directory_id(node_id: int, directory_id: UUID | None) -> None:
