@@ -85,6 +85,8 @@ class OffsetMap:
     128 bits that does not happen by chance.
     """
 
+    __slots__ = ("_entries_max", "_offsets", "end_offset")
+
     def __init__(self, bytes_max: int, start_offset: int = 0) -> None:
         """Maps the records from `start_offset` on; those before it are clean."""
         self._entries_max = max(1, bytes_max // ENTRY_BYTES)

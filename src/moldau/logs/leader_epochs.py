@@ -14,6 +14,8 @@ _VERSION = "0"
 class LeaderEpochCache:
     """The leader epochs of a log with their start offsets; both are strictly ascending."""
 
+    __slots__ = ("_epochs", "_starts", "latest")
+
     def __init__(self) -> None:
         self._epochs: list[int] = []
         self._starts: list[int] = []

@@ -134,6 +134,8 @@ class ProducerState:
 class ProducerStateManager:
     """The states of all producers of a log that have not expired."""
 
+    __slots__ = ("_rejected_batches", "_states")
+
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
         self._rejected_batches: dict[int, _RejectedBatch] = {}

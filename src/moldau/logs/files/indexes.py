@@ -18,6 +18,8 @@ _TIME_ENTRY = struct.Struct(">qi")
 class OffsetIndex:
     """The last offsets and the positions of some batches; both are ascending."""
 
+    __slots__ = ("offsets", "positions")
+
     def __init__(self) -> None:
         self.offsets = array("i")
         self.positions = array("i")
@@ -70,6 +72,8 @@ class OffsetIndex:
 
 class TimeIndex:
     """The largest timestamps so far, each with the last offset of its batch; both are ascending."""
+
+    __slots__ = ("offsets", "timestamps")
 
     def __init__(self) -> None:
         self.timestamps = array("q")

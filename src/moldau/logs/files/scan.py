@@ -18,6 +18,22 @@ _MAGIC = 2
 class BatchHeader:
     """The header of a batch in a file, and its position."""
 
+    __slots__ = (
+        "attributes",
+        "base_offset",
+        "base_sequence",
+        "base_timestamp",
+        "count",
+        "last_offset",
+        "last_offset_delta",
+        "leader_epoch",
+        "max_timestamp",
+        "position",
+        "producer_epoch",
+        "producer_id",
+        "size",
+    )
+
     def __init__(self, data: bytes, start: int, position: int) -> None:
         (
             self.base_offset,

@@ -34,6 +34,27 @@ def read_small_file(disk: Disk, path: str, bytes_max: int | None = None) -> byte
 
 
 class LogSegment:
+    __slots__ = (
+        "_bytes_since_index",
+        "_directory",
+        "_disk",
+        "_has_timestamps",
+        "_offset_index",
+        "_recent_offsets",
+        "_recent_positions",
+        "_time_index",
+        "base_offset",
+        "file",
+        "first_timestamp",
+        "has_unwritten_indexes",
+        "index_interval_bytes",
+        "max_timestamp",
+        "max_timestamp_offset",
+        "next_offset",
+        "producer_snapshot",
+        "size",
+    )
+
     def __init__(
         self,
         disk: Disk,
