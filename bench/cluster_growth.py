@@ -23,7 +23,7 @@ from moldau.controller.requests import BrokerHeartbeat
 from moldau.metadata.records import decode as decode_record
 from moldau.metadata.snapshot import image_from_records
 from moldau.raft.messages import SnapshotId
-from moldau.raft.snapshot_format import decode as decode_snapshot
+from moldau.raft.snapshot_format import decode_snapshot
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import encoder
 from moldau.wire.frames import encode_request_header

@@ -1,4 +1,4 @@
-"""Domain errors. `server/errors.py` maps each to its Kafka error code."""
+"""Domain errors. `server/error_codes.py` maps each to its Kafka error code."""
 
 
 class MoldauError(Exception):

@@ -35,7 +35,7 @@ from moldau.metadata.image import (
 )
 from moldau.metadata.records import Record
 from moldau.server.forwarding import execute_forwarded
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey
@@ -196,7 +196,7 @@ class AdminBroker:
         """Sends a request, by default in the newest version, and returns the decoded response."""
         if version is None:
             version = REGISTRY[api_key].max_version
-        session = Session(ClientConnection("127.0.0.1:5000", LISTENER), version, "tests")
+        session = RequestContext(ClientConnection("127.0.0.1:5000", LISTENER), version, "tests")
         decoded = decoded_request(api_key, version, **request)
         tree = asyncio.run(handle(api_key, decoded, session, self))
         answered = bytearray()
@@ -211,7 +211,7 @@ class AdminBroker:
         return decoder(api, version, "response")(data[5 if has_flexible_header(api, version) else 4 :])
 
 
-async def handle(api: ApiKey, request: Message, session: Session, broker: Any) -> Any:
+async def handle(api: ApiKey, request: Message, session: RequestContext, broker: Any) -> Any:
     """Runs a handler; an error of the whole request becomes the API's error response."""
     served = REGISTRY[api]
     try:

@@ -24,7 +24,7 @@ from moldau.groups.requests import (
     RequestId,
     SyncResponse,
 )
-from moldau.server.errors import ERROR_CODES
+from moldau.server.error_codes import ERROR_CODES
 from support.wire import WireClient
 
 METADATA, OFFSET_COMMIT, FIND_COORDINATOR = 3, 8, 10

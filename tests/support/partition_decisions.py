@@ -7,8 +7,8 @@ from typing import TypeVar
 from moldau.controller.alter_partition import alter_partition
 from moldau.controller.elections import elect_leaderless_partitions, elect_leaders, remove_broker_from_isrs
 from moldau.controller.ids import random_uuid
-from moldau.controller.index import PartitionName
 from moldau.controller.partition_change_builder import RetainedData
+from moldau.controller.partition_index import PartitionName
 from moldau.controller.reassignment import alter_partition_reassignments
 from moldau.controller.requests import (
     ElectionType,

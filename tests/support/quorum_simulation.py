@@ -13,7 +13,7 @@ from uuid import UUID
 
 from moldau.errors import MoldauError
 from moldau.logs.leader_epochs import LeaderEpochCache
-from moldau.raft.epoch_state import ElectionState
+from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.events import (
     AppendFetchedRecords,
     AppendLeaderChange,
@@ -57,7 +57,7 @@ from moldau.raft.messages import (
 from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state import QuorumState
 from moldau.raft.raft_log_state import BatchSummary, RaftLogState
-from moldau.raft.state import RaftStateMachine
+from moldau.raft.state_machine import RaftStateMachine
 from moldau.raft.voter_set import VoterSetHistory
 
 CONFIG = QuorumConfig(fetch_timeout_ms=1_500, election_timeout_ms=500, request_timeout_ms=1_000)

@@ -30,13 +30,13 @@ from moldau.metadata.image import (
     PartitionRegistration,
     TopicImage,
 )
+from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.partition import Partition
 from moldau.partitions.replica_manager import ReplicaManager
-from moldau.partitions.waiters import CallbackList
 from moldau.platform.clock import SystemClock
 from moldau.replication.driver import ReplicaFetcherManager
 from moldau.server.fetch_session import FetchSessionCache
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey
@@ -237,7 +237,7 @@ class ReplicaNode:
         await self.table.close()
 
     async def serve(self, request: Message) -> Tree:
-        response: Tree = await fetch(request, Session(self._connection, 17, "test"), self.broker)
+        response: Tree = await fetch(request, RequestContext(self._connection, 17, "test"), self.broker)
         return response
 
 

@@ -10,7 +10,7 @@ from moldau.errors import MoldauError
 from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource, MetadataDelta, MetadataImage
 from moldau.metadata.records import Record, decode
 from moldau.raft.batches import read_committed_batch
-from moldau.raft.epoch_state import ElectionState
+from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore
 from moldau.records.batch import Batch
 from support.control_plane import NODE, ControlPlane, TestLog

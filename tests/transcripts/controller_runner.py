@@ -9,8 +9,8 @@ from moldau.controller.elections import (
     elect_unclean_leaders,
     unclean_election_candidates,
 )
-from moldau.controller.index import PartitionName
 from moldau.controller.partition_change_builder import RetainedData
+from moldau.controller.partition_index import PartitionName
 from moldau.controller.reassignment import list_partition_reassignments, plan_drain
 from moldau.controller.requests import ConfigChange, ElectionType
 from moldau.errors import MoldauError

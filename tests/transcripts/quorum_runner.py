@@ -34,7 +34,7 @@ from moldau.raft.messages import (
     VoteResponse,
     VoterNode,
 )
-from moldau.raft.state import RaftStateMachine
+from moldau.raft.state_machine import RaftStateMachine
 from support.quorum_simulation import Faults, QuorumSimulation, voter
 
 

@@ -12,7 +12,7 @@ from moldau.cli.admin import connected_cluster, run_or_exit
 from moldau.cli.console import CommandError, print_notice
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topics, validate_name
 from moldau.cli.signals import stop_signal
-from moldau.cli.streams import OutputWriter
+from moldau.cli.stdio import OutputWriter
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import ConsumerRecord, TopicPartition

@@ -12,7 +12,7 @@ from moldau.cli.admin import connected_cluster, notify_if_slow, run_or_exit
 from moldau.cli.console import print_notice
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic
 from moldau.cli.signals import stop_signal
-from moldau.cli.streams import read_lines
+from moldau.cli.stdio import read_lines
 from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer, RecordMetadata
 from moldau.records.compression import CODECS_BY_NAME

@@ -12,7 +12,7 @@ def settings(
     ] = None,
 ) -> None:
     """Print all settings with default, allowed values and description."""
-    from moldau.settings.page import settings_page
+    from moldau.settings.docs_page import settings_page
 
     if write is None:
         typer.echo(settings_page(), nl=False)

@@ -25,9 +25,9 @@ from moldau.controller.elections import (
     unclean_election_candidates,
 )
 from moldau.controller.heartbeat_manager import BrokerHeartbeatManager, remaining_session_ms
-from moldau.controller.index import PartitionName
 from moldau.controller.log_end_query import LogEndQuery
 from moldau.controller.offline_replicas import remove_offline_replicas
+from moldau.controller.partition_index import PartitionName
 from moldau.controller.requests import BrokerHeartbeat
 from moldau.controller.state import ControllerState
 from moldau.coordinator import CoordinatorResult

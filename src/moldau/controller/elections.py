@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from moldau.controller.index import PartitionName
 from moldau.controller.partition_change_builder import (
     RetainedData,
     active_brokers,
     change_builder,
     speculative_settings,
 )
+from moldau.controller.partition_index import PartitionName
 from moldau.controller.requests import ElectionType, PartitionResult
 from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState, check_batch_size
 from moldau.coordinator import CoordinatorResult

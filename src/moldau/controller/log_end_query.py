@@ -7,7 +7,7 @@ may have another disk, and a partition that had a leader since may have more rec
 from collections.abc import Mapping, Sequence
 
 from moldau.controller.elections import LogEnds
-from moldau.controller.index import PartitionName
+from moldau.controller.partition_index import PartitionName
 from moldau.controller.state import ControllerState
 from moldau.raft.messages import EpochEndOffset
 

@@ -6,8 +6,8 @@ another ISR member is online.
 """
 
 from moldau.controller.elections import elect_leaderless_partitions
-from moldau.controller.index import PartitionName
 from moldau.controller.partition_change_builder import active_brokers, change_builder, speculative_settings
+from moldau.controller.partition_index import PartitionName
 from moldau.controller.requests import BrokerHeartbeat
 from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState
 from moldau.coordinator import CoordinatorResult

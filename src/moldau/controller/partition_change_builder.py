@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping
 from enum import Enum
 from uuid import UUID
 
-from moldau.controller.index import PartitionName
+from moldau.controller.partition_index import PartitionName
 from moldau.controller.state import ControllerState
 from moldau.metadata.image import NO_LEADER, PartitionRegistration
 from moldau.metadata.records import (

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from moldau.controller.ids import Randomness
-from moldau.controller.index import PartitionIndex
+from moldau.controller.partition_index import PartitionIndex
 from moldau.errors import InvalidReplicaAssignmentError, InvalidReplicationFactorError
 from moldau.metadata.image import BrokerRegistration, PartitionRegistration
 

@@ -7,13 +7,13 @@ complete when the ISR contains all target replicas (`partition_change_builder.py
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from moldau.controller.index import PartitionName
 from moldau.controller.partition_change_builder import (
     PartitionChangeBuilder,
     active_brokers,
     change_builder,
     speculative_settings,
 )
+from moldau.controller.partition_index import PartitionName
 from moldau.controller.placement import validate_manual_assignment
 from moldau.controller.requests import OngoingReassignment, PartitionResult, Reassignment
 from moldau.controller.state import ControllerState, check_batch_size

@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from uuid import UUID
 
-from moldau.controller.index import PartitionIndex
+from moldau.controller.partition_index import PartitionIndex
 from moldau.controller.requests import BrokerHeartbeat
 from moldau.controller.topic_names import collision_key
 from moldau.errors import PolicyViolationError

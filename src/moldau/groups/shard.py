@@ -10,12 +10,12 @@ from functools import cache
 from moldau.coordinator import CoordinatorResult
 from moldau.errors import GroupIdNotFoundError, GroupSubscribedToTopicError, MoldauError, NonEmptyGroupError
 from moldau.groups.classic_group_metadata import ClassicGroupMetadata
-from moldau.groups.group_metadata_manager import GroupMetadataManager
-from moldau.groups.offset_metadata_manager import (
+from moldau.groups.committed_offsets import (
+    CommittedOffsets,
     OffsetExpirationCondition,
-    OffsetMetadataManager,
     build_commit_records,
 )
+from moldau.groups.group_registry import GroupRegistry
 from moldau.groups.records import CommittedOffset, GroupMetadataRecord, GroupRecord, OffsetCommitRecord
 from moldau.groups.requests import (
     EMPTY_RESPONSE,
@@ -45,8 +45,8 @@ OFFSETS_PER_EXPIRATION_PASS = 1_000
 
 class GroupCoordinatorShard:
     def __init__(self, config: GroupCoordinatorConfig) -> None:
-        self.offsets = OffsetMetadataManager()
-        self.groups = GroupMetadataManager(config, self.offsets.has_any)
+        self.offsets = CommittedOffsets()
+        self.groups = GroupRegistry(config, self.offsets.has_any)
         self._config = config
         self._groups_to_expire: deque[str] | None = None
         """Groups that the current expiration round has not checked yet; None between rounds."""

@@ -39,8 +39,8 @@ from moldau.groups.requests import (
 from moldau.groups.shard import GroupCoordinatorShard
 from moldau.metadata.image import TopicImage
 from moldau.observe.logging import get_logger
+from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.partition import Partition
-from moldau.partitions.waiters import CallbackList
 from moldau.platform.clock import Clock
 
 log = get_logger(__name__)

@@ -32,10 +32,10 @@ from moldau.partitions.partition import LogAppendInfo, Partition
 from moldau.records.batch import NO_TIMESTAMP, Batch
 from moldau.records.validator import may_recompress, validate
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code, error_message
+from moldau.server.error_codes import error_code, error_message
 from moldau.server.partition_lookup import current_leader, find_partition, node_endpoints, topic_name
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     ProduceRequest,
@@ -74,7 +74,7 @@ class _TopicResult(NamedTuple):
 
 
 @handles(ApiKey.PRODUCE, versions=(3, 13), advertised_min_version=0)
-async def produce(request: ProduceRequest, session: Session, broker: Broker) -> ProduceResponse | None:
+async def produce(request: ProduceRequest, session: RequestContext, broker: Broker) -> ProduceResponse | None:
     acks, timeout_ms = request.acks, request.timeout
     topics = await _append(request, session, broker)
     # A request that waits for followers must not hold the memory that reading their fetches needs.
@@ -90,7 +90,7 @@ async def produce(request: ProduceRequest, session: Session, broker: Broker) -> 
     return _response(topics, session, broker)
 
 
-async def _append(request: ProduceRequest, session: Session, broker: Broker) -> list[_TopicResult]:
+async def _append(request: ProduceRequest, session: RequestContext, broker: Broker) -> list[_TopicResult]:
     topics: list[_TopicResult] = []
     # Requests of one connection append one after the other: a producer relies on the order of its batches.
     async with session.connection.append_lock:
@@ -128,7 +128,7 @@ def _duplicate_partitions(topics: list[ProduceRequestTopicData]) -> set[tuple[st
 
 
 def _find_writable_partition(
-    broker: Broker, session: Session, name: str | None, topic_id: UUID | None, index: int
+    broker: Broker, session: RequestContext, name: str | None, topic_id: UUID | None, index: int
 ) -> Partition:
     name = topic_name(broker, name, topic_id)
     if name is None:
@@ -208,7 +208,7 @@ def _check_leases(results: Sequence[_PartitionResult]) -> None:
                 result.fail(error)
 
 
-def _response(topics: list[_TopicResult], session: Session, broker: Broker) -> ProduceResponse:
+def _response(topics: list[_TopicResult], session: RequestContext, broker: Broker) -> ProduceResponse:
     responses: list[ProduceResponseTopic] = []
     leaders = []
     for topic in topics:

@@ -18,7 +18,7 @@ from moldau.logs.store import EMPTY_SLICES
 from moldau.partitions.partition import DivergingEpochError, LogReadInfo, OutOfLogRangeError, Partition
 from moldau.server.broker import Broker
 from moldau.server.delayed_fetch import DelayedFetch, FetchParams, FetchResult
-from moldau.server.errors import ErrorCode, error_code
+from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.fetch_session import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
@@ -35,7 +35,7 @@ from moldau.server.metadata_fetch import fetch_metadata, is_metadata_fetch, repl
 from moldau.server.partition_lookup import current_leader, node_endpoints, topic_name
 from moldau.server.partition_watcher import PartitionKey, PartitionWatcher
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     FetchRequest,
@@ -50,7 +50,7 @@ TOPIC_ID_VERSION = 13
 
 
 @handles(ApiKey.FETCH, versions=(4, 18))
-async def fetch(request: FetchRequest, session: Session, broker: Broker) -> FetchResponse:
+async def fetch(request: FetchRequest, session: RequestContext, broker: Broker) -> FetchResponse:
     if is_metadata_fetch(request):
         return await fetch_metadata(request, session, broker)
     params = _fetch_params(request, session)
@@ -91,7 +91,7 @@ async def fetch(request: FetchRequest, session: Session, broker: Broker) -> Fetc
     }
 
 
-def _fetch_params(request: FetchRequest, session: Session) -> FetchParams:
+def _fetch_params(request: FetchRequest, session: RequestContext) -> FetchParams:
     replica_id, broker_epoch = replica_state(request, session)
     return FetchParams(
         version=session.api_version,
@@ -116,7 +116,7 @@ def _error_response(code: ErrorCode) -> FetchResponse:
 
 
 def _resolve_session(
-    request: FetchRequest, session: Session, broker: Broker, params: FetchParams
+    request: FetchRequest, session: RequestContext, broker: Broker, params: FetchParams
 ) -> tuple[FetchSession | None, dict[PartitionKey, FetchPartition]]:
     """Returns the fetch session, if any, and the partitions in the request."""
     sessions = broker.fetch_session_cache

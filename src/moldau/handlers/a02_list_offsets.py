@@ -16,10 +16,10 @@ from moldau.errors import (
 )
 from moldau.partitions.partition import Partition
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode, error_code
+from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.partition_lookup import find_partition
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     ListOffsetsRequest,
@@ -35,7 +35,9 @@ OFFSET_NOT_AVAILABLE_VERSION = 5
 
 
 @handles(ApiKey.LIST_OFFSETS, versions=(1, 11))
-async def list_offsets(request: ListOffsetsRequest, session: Session, broker: Broker) -> ListOffsetsResponse:
+async def list_offsets(
+    request: ListOffsetsRequest, session: RequestContext, broker: Broker
+) -> ListOffsetsResponse:
     topics: list[ListOffsetsResponseTopic] = []
     counts = Counter(
         (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions

@@ -35,9 +35,9 @@ from moldau.server.cluster_view import (
     reachable_brokers,
     reachable_ids,
 )
-from moldau.server.errors import ErrorCode, error_code
+from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     MetadataRequest,
@@ -66,7 +66,7 @@ class _View(NamedTuple):
 
 
 @handles(ApiKey.METADATA, versions=(0, 13))
-async def metadata(request: MetadataRequest, session: Session, broker: Broker) -> MetadataResponse:
+async def metadata(request: MetadataRequest, session: RequestContext, broker: Broker) -> MetadataResponse:
     requested = None if request.topics is None else _deduplicate(request.topics)
     if session.api_version == 0 and not requested:
         requested = None

@@ -18,10 +18,10 @@ from moldau.groups.records import NO_EXPIRY
 from moldau.groups.requests import CommitRequest, MemberIdentity, OffsetToCommit, TopicPartition
 from moldau.metadata.image import TopicImage
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import topic_name
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.settings.registry import LONG_MAX
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
@@ -36,7 +36,7 @@ GROUP_ID_NOT_FOUND_VERSION = 9
 
 @handles(ApiKey.OFFSET_COMMIT, versions=(2, 10))
 async def offset_commit(
-    request: OffsetCommitRequest, session: Session, broker: Broker
+    request: OffsetCommitRequest, session: RequestContext, broker: Broker
 ) -> OffsetCommitResponse:
     expire_ms = _expire_timestamp_ms(request.retention_time, broker)
     offsets: list[OffsetToCommit] = []

@@ -17,10 +17,10 @@ from moldau.errors import MoldauError, UnknownTopicIdError
 from moldau.groups.records import CommittedOffset
 from moldau.groups.requests import TopicPartition
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import topic_name
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     OffsetFetchRequest,
@@ -43,7 +43,9 @@ class _RequestedTopic(NamedTuple):
 
 
 @handles(ApiKey.OFFSET_FETCH, versions=(1, 10))
-async def offset_fetch(request: OffsetFetchRequest, session: Session, broker: Broker) -> OffsetFetchResponse:
+async def offset_fetch(
+    request: OffsetFetchRequest, session: RequestContext, broker: Broker
+) -> OffsetFetchResponse:
     version = session.api_version
     if version < BATCHED_GROUPS_VERSION:
         return await _fetch_one_group(request, version, broker)

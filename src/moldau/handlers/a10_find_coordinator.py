@@ -16,9 +16,9 @@ from moldau.errors import (
 from moldau.metadata.image import Endpoint
 from moldau.server.broker import Broker
 from moldau.server.cluster_view import reachable_brokers
-from moldau.server.errors import error_code, error_message
+from moldau.server.error_codes import error_code, error_message
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     FindCoordinatorRequest,
@@ -35,7 +35,7 @@ KEYS_PER_ITERATION = 500
 
 @handles(ApiKey.FIND_COORDINATOR, versions=(0, 6))
 async def find_coordinator(
-    request: FindCoordinatorRequest, session: Session, broker: Broker
+    request: FindCoordinatorRequest, session: RequestContext, broker: Broker
 ) -> FindCoordinatorResponse:
     key_type, listener = request.key_type, session.connection.listener
     if session.api_version < BATCHED_KEYS_VERSION:

@@ -10,9 +10,9 @@ from moldau.controller.ids import random_uuid
 from moldau.errors import MemberIdRequiredError, MoldauError
 from moldau.groups.requests import NO_GENERATION, JoinRequest, JoinResponse, Protocol
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import JoinGroupRequest, JoinGroupResponse
 
@@ -26,7 +26,7 @@ MEMBER_ID_PREFIX_LENGTH_MAX = 255
 
 
 @handles(ApiKey.JOIN_GROUP, versions=(0, 9))
-async def join_group(request: JoinGroupRequest, session: Session, broker: Broker) -> JoinGroupResponse:
+async def join_group(request: JoinGroupRequest, session: RequestContext, broker: Broker) -> JoinGroupResponse:
     join = _join_request(request, session, broker)
     # The response may take long, and the request would keep its frame in memory.
     del request
@@ -37,7 +37,7 @@ async def join_group(request: JoinGroupRequest, session: Session, broker: Broker
     return _response(reply)
 
 
-def _join_request(request: JoinGroupRequest, session: Session, broker: Broker) -> JoinRequest:
+def _join_request(request: JoinGroupRequest, session: RequestContext, broker: Broker) -> JoinRequest:
     version, client_id = session.api_version, session.client_id or ""
     instance_id = request.group_instance_id
     has_rebalance_timeout = version >= REBALANCE_TIMEOUT_VERSION

@@ -7,9 +7,9 @@ instance id alone; 4 added the flexible encoding, 5 the reason.
 from moldau.errors import MoldauError
 from moldau.groups.requests import LeavingMember
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import LeaveGroupRequest, LeaveGroupResponse
 
@@ -17,7 +17,9 @@ BATCHED_MEMBERS_VERSION = 3
 
 
 @handles(ApiKey.LEAVE_GROUP, versions=(0, 5))
-async def leave_group(request: LeaveGroupRequest, session: Session, broker: Broker) -> LeaveGroupResponse:
+async def leave_group(
+    request: LeaveGroupRequest, session: RequestContext, broker: Broker
+) -> LeaveGroupResponse:
     try:
         reply = await broker.groups.leave(request.group_id, _leaving_members(request, session.api_version))
     except MoldauError as error:

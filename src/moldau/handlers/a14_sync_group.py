@@ -6,9 +6,9 @@ Versions: 3 added static members, 4 the flexible encoding, 5 the protocol: the m
 from moldau.errors import InconsistentGroupProtocolError, MoldauError
 from moldau.groups.requests import SyncRequest
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import SyncGroupRequest, SyncGroupResponse
 
@@ -16,7 +16,7 @@ PROTOCOL_VERSION = 5
 
 
 @handles(ApiKey.SYNC_GROUP, versions=(0, 5))
-async def sync_group(request: SyncGroupRequest, session: Session, broker: Broker) -> SyncGroupResponse:
+async def sync_group(request: SyncGroupRequest, session: RequestContext, broker: Broker) -> SyncGroupResponse:
     try:
         sync = _sync_request(request, session.api_version)
         # The response waits for the leader, and the request would keep its frame in memory.

@@ -8,9 +8,9 @@ from moldau.errors import GroupIdNotFoundError, MoldauError
 from moldau.groups.requests import GroupDescription, GroupState
 from moldau.server.authorized_operations import GROUP_OPERATIONS, NOT_REQUESTED
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code, error_message
+from moldau.server.error_codes import error_code, error_message
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DescribeGroupsRequest,
@@ -23,7 +23,7 @@ GROUP_ID_NOT_FOUND_VERSION = 6
 
 @handles(ApiKey.DESCRIBE_GROUPS, versions=(0, 6))
 async def describe_groups(
-    request: DescribeGroupsRequest, session: Session, broker: Broker
+    request: DescribeGroupsRequest, session: RequestContext, broker: Broker
 ) -> DescribeGroupsResponse:
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_REQUESTED
     groups: list[DescribeGroupsResponseDescribedGroup] = []

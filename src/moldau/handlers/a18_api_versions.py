@@ -9,9 +9,9 @@ import re
 
 from moldau.controller.cluster_control import SUPPORTED_FEATURES
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode
+from moldau.server.error_codes import ErrorCode
 from moldau.server.registry import REGISTRY, handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import ApiVersionsRequest, ApiVersionsResponse
 
@@ -20,7 +20,9 @@ _ZERO_FEATURE_VERSION = 4
 
 
 @handles(ApiKey.API_VERSIONS, versions=(0, 4))
-async def api_versions(request: ApiVersionsRequest, session: Session, broker: Broker) -> ApiVersionsResponse:
+async def api_versions(
+    request: ApiVersionsRequest, session: RequestContext, broker: Broker
+) -> ApiVersionsResponse:
     name, version = request.client_software_name, request.client_software_version
     if name is not None and version is not None:
         if not _SOFTWARE.fullmatch(name) or not _SOFTWARE.fullmatch(version):

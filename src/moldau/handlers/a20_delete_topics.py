@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from moldau.controller.requests import TopicRef, TopicResult
 from moldau.errors import InvalidRequestError, MoldauError, RequestTimedOutError, TopicDeletionDisabledError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code, error_message
+from moldau.server.error_codes import error_code, error_message
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import DeleteTopicsRequest, DeleteTopicsResponse
 
@@ -27,7 +27,7 @@ def error_response(request: DeleteTopicsRequest, version: int, error: MoldauErro
 
 @handles(ApiKey.DELETE_TOPICS, versions=(1, 6), error_response=error_response)
 async def delete_topics(
-    request: DeleteTopicsRequest, session: Session, broker: Broker
+    request: DeleteTopicsRequest, session: RequestContext, broker: Broker
 ) -> DeleteTopicsResponse:
     if request.timeout <= 0:
         raise RequestTimedOutError

@@ -12,10 +12,10 @@ from moldau.controller.topic_names import is_internal
 from moldau.errors import InvalidTopicError, MoldauError, PolicyViolationError, RequestTimedOutError
 from moldau.partitions.partition import Partition
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import find_partition
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DeleteRecordsRequest,
@@ -33,7 +33,7 @@ class _PendingDelete(NamedTuple):
 
 @handles(ApiKey.DELETE_RECORDS, versions=(0, 2))
 async def delete_records(
-    request: DeleteRecordsRequest, session: Session, broker: Broker
+    request: DeleteRecordsRequest, session: RequestContext, broker: Broker
 ) -> DeleteRecordsResponse:
     topics: list[DeleteRecordsResponseTopicResult] = []
     pending: list[_PendingDelete] = []

@@ -6,16 +6,16 @@ permanent error: there is no transaction coordinator.
 
 from moldau.errors import InvalidRequestError, MoldauError, TransactionalIdAuthorizationError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import InitProducerIdRequest, InitProducerIdResponse
 
 
 @handles(ApiKey.INIT_PRODUCER_ID, versions=(0, 5))
 async def init_producer_id(
-    request: InitProducerIdRequest, session: Session, broker: Broker
+    request: InitProducerIdRequest, session: RequestContext, broker: Broker
 ) -> InitProducerIdResponse:
     try:
         if request.transactional_id == "":

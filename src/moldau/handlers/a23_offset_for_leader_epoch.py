@@ -6,10 +6,10 @@ sends replica id -2 and epoch 2^31-1: any replica then responds with its latest 
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import find_partition
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     OffsetForLeaderEpochRequest,
@@ -24,7 +24,7 @@ LATEST_EPOCH = 2**31 - 1
 
 @handles(ApiKey.OFFSET_FOR_LEADER_EPOCH, versions=(2, 4))
 async def offset_for_leader_epoch(
-    request: OffsetForLeaderEpochRequest, session: Session, broker: Broker
+    request: OffsetForLeaderEpochRequest, session: RequestContext, broker: Broker
 ) -> OffsetForLeaderEpochResponse:
     allows_any_replica = request.replica_id == DEBUGGING_CONSUMER_ID
     return {

@@ -20,9 +20,9 @@ from moldau.metadata.image import (
 )
 from moldau.server.broker import Broker
 from moldau.server.broker_loggers import describe_loggers
-from moldau.server.errors import error_code, error_message
+from moldau.server.error_codes import error_code, error_message
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.settings.config_entries import ConfigEntry
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
@@ -51,7 +51,7 @@ EntriesByOverrides = dict[frozenset[tuple[str, str]], list[Entry]]
 
 @handles(ApiKey.DESCRIBE_CONFIGS, versions=(1, 4))
 async def describe_configs(
-    request: DescribeConfigsRequest, session: Session, broker: Broker
+    request: DescribeConfigsRequest, session: RequestContext, broker: Broker
 ) -> DescribeConfigsResponse:
     # Each resource once: its description is a thousand times as long as its name.
     resources: dict[ConfigResource, DescribeConfigsRequestResource] = {}

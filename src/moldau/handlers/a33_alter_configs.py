@@ -9,14 +9,14 @@ from moldau.metadata.image import ConfigResource
 from moldau.server.broker import Broker
 from moldau.server.config_alterations import ConfigAlteration, apply_alterations
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AlterConfigsRequest, AlterConfigsResponse
 
 
 @handles(ApiKey.ALTER_CONFIGS, versions=(0, 2))
 async def alter_configs(
-    request: AlterConfigsRequest, session: Session, broker: Broker
+    request: AlterConfigsRequest, session: RequestContext, broker: Broker
 ) -> AlterConfigsResponse:
     alterations = [
         ConfigAlteration(

@@ -6,9 +6,9 @@ top-level error, v4 the size of the volume, v5 cordoned directories (there are n
 
 from moldau.errors import StorageError
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode
+from moldau.server.error_codes import ErrorCode
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DescribeLogDirsRequest,
@@ -21,7 +21,7 @@ from moldau.wire.messages import (
 
 @handles(ApiKey.DESCRIBE_LOG_DIRS, versions=(1, 5))
 async def describe_log_dirs(
-    request: DescribeLogDirsRequest, session: Session, broker: Broker
+    request: DescribeLogDirsRequest, session: RequestContext, broker: Broker
 ) -> DescribeLogDirsResponse:
     return {"results": [_log_dir(request, broker)]}
 

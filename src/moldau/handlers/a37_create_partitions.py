@@ -11,10 +11,10 @@ from dataclasses import replace
 from moldau.controller.requests import PartitionIncrease, TopicResult
 from moldau.errors import MoldauError, RequestTimedOutError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code, error_message
+from moldau.server.error_codes import error_code, error_message
 from moldau.server.registry import handles
 from moldau.server.replica_readiness import replicas_ready_deadline_ms, wait_replicas_ready
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     CreatePartitionsRequest,
@@ -31,7 +31,7 @@ def error_response(
 
 @handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), error_response=error_response)
 async def create_partitions(
-    request: CreatePartitionsRequest, session: Session, broker: Broker
+    request: CreatePartitionsRequest, session: RequestContext, broker: Broker
 ) -> CreatePartitionsResponse:
     if request.timeout <= 0:
         raise RequestTimedOutError

@@ -2,9 +2,9 @@
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DeleteGroupsRequest,
@@ -15,7 +15,7 @@ from moldau.wire.messages import (
 
 @handles(ApiKey.DELETE_GROUPS, versions=(0, 2))
 async def delete_groups(
-    request: DeleteGroupsRequest, session: Session, broker: Broker
+    request: DeleteGroupsRequest, session: RequestContext, broker: Broker
 ) -> DeleteGroupsResponse:
     results: list[DeleteGroupsResponseDeletableGroupResult] = []
     for group_id in dict.fromkeys(request.groups_names):

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from moldau.controller.requests import ElectionType, PartitionResult
 from moldau.errors import InvalidRequestError, MoldauError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code, error_message
+from moldau.server.error_codes import error_code, error_message
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     ElectLeadersRequest,
@@ -28,7 +28,7 @@ def error_response(request: ElectLeadersRequest, version: int, error: MoldauErro
 
 @handles(ApiKey.ELECT_LEADERS, versions=(0, 2), error_response=error_response)
 async def elect_leaders(
-    request: ElectLeadersRequest, session: Session, broker: Broker
+    request: ElectLeadersRequest, session: RequestContext, broker: Broker
 ) -> ElectLeadersResponse:
     election, partitions = _election_type(request), _requested_partitions(request)
     return _response(await broker.controller.elect_leaders(election, partitions))

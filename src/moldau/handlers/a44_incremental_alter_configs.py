@@ -7,14 +7,14 @@ from moldau.metadata.image import ConfigResource
 from moldau.server.broker import Broker
 from moldau.server.config_alterations import ConfigAlteration, apply_alterations
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 
 
 @handles(ApiKey.INCREMENTAL_ALTER_CONFIGS, versions=(0, 1))
 async def incremental_alter_configs(
-    request: IncrementalAlterConfigsRequest, session: Session, broker: Broker
+    request: IncrementalAlterConfigsRequest, session: RequestContext, broker: Broker
 ) -> IncrementalAlterConfigsResponse:
     alterations = [
         ConfigAlteration(

@@ -7,9 +7,9 @@ succeeds or fails on its own. v1 can forbid a change of the replication factor.
 from moldau.controller.requests import Reassignment
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code, error_message
+from moldau.server.error_codes import error_code, error_message
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     AlterPartitionReassignmentsRequest,
@@ -30,7 +30,7 @@ def error_response(
 
 @handles(ApiKey.ALTER_PARTITION_REASSIGNMENTS, versions=(0, 1), error_response=error_response)
 async def alter_partition_reassignments(
-    request: AlterPartitionReassignmentsRequest, session: Session, broker: Broker
+    request: AlterPartitionReassignmentsRequest, session: RequestContext, broker: Broker
 ) -> AlterPartitionReassignmentsResponse:
     allow_rf_change = request.allow_replication_factor_change
     reassignments = [

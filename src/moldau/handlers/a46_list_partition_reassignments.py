@@ -5,9 +5,9 @@ A partition that is not being reassigned, or does not exist, is left out.
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code, error_message
+from moldau.server.error_codes import error_code, error_message
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     ListPartitionReassignmentsRequest,
@@ -24,7 +24,7 @@ def error_response(
 
 @handles(ApiKey.LIST_PARTITION_REASSIGNMENTS, versions=(0, 0), error_response=error_response)
 async def list_partition_reassignments(
-    request: ListPartitionReassignmentsRequest, session: Session, broker: Broker
+    request: ListPartitionReassignmentsRequest, session: RequestContext, broker: Broker
 ) -> ListPartitionReassignmentsResponse:
     partitions = None
     if request.topics is not None:

@@ -3,16 +3,16 @@
 from moldau.errors import MoldauError, UnknownTopicOrPartitionError
 from moldau.groups.requests import TopicPartition
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import OffsetDeleteRequest, OffsetDeleteResponse
 
 
 @handles(ApiKey.OFFSET_DELETE, versions=(0, 0))
 async def offset_delete(
-    request: OffsetDeleteRequest, session: Session, broker: Broker
+    request: OffsetDeleteRequest, session: RequestContext, broker: Broker
 ) -> OffsetDeleteResponse:
     image = broker.metadata.image
     existing: list[TopicPartition] = [

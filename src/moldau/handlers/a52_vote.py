@@ -9,7 +9,7 @@ from moldau.errors import InvalidRequestError, MoldauError
 from moldau.raft import messages as raft
 from moldau.raft.driver import METADATA_LOG
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.raft_requests import (
     check_cluster_id,
     check_known_voter,
@@ -18,7 +18,7 @@ from moldau.server.raft_requests import (
     metadata_partition,
 )
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import VoteRequest, VoteRequestPartitionData, VoteResponse
 
@@ -26,7 +26,7 @@ INT_MAX = 2**31 - 1
 
 
 @handles(ApiKey.VOTE, versions=(2, 2), inter_broker=True)
-async def vote(request: VoteRequest, session: Session, broker: Broker) -> VoteResponse:
+async def vote(request: VoteRequest, session: RequestContext, broker: Broker) -> VoteResponse:
     try:
         check_cluster_id(broker, request.cluster_id)
         partition = metadata_partition(request.topics)

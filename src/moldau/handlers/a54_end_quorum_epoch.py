@@ -8,7 +8,7 @@ INCONSISTENT_VOTER_SET.
 from moldau.errors import InvalidRequestError, MoldauError
 from moldau.raft import messages as raft
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.raft_requests import (
     check_cluster_id,
     check_known_voter,
@@ -17,14 +17,14 @@ from moldau.server.raft_requests import (
     quorum_epoch_response,
 )
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import EndQuorumEpochRequest, EndQuorumEpochResponse
 
 
 @handles(ApiKey.END_QUORUM_EPOCH, versions=(1, 1), inter_broker=True)
 async def end_quorum_epoch(
-    request: EndQuorumEpochRequest, session: Session, broker: Broker
+    request: EndQuorumEpochRequest, session: RequestContext, broker: Broker
 ) -> EndQuorumEpochResponse:
     try:
         check_cluster_id(broker, request.cluster_id)

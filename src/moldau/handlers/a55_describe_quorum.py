@@ -9,9 +9,9 @@ from moldau.errors import MoldauError, NotControllerError
 from moldau.raft.driver import METADATA_LOG
 from moldau.raft.messages import QuorumDescription, ReplicaProgress
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode, error_code, error_message
+from moldau.server.error_codes import ErrorCode, error_code, error_message
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DescribeQuorumRequest,
@@ -29,7 +29,7 @@ def error_response(
 
 @handles(ApiKey.DESCRIBE_QUORUM, versions=(0, 2), error_response=error_response)
 async def describe_quorum(
-    request: DescribeQuorumRequest, session: Session, broker: Broker
+    request: DescribeQuorumRequest, session: RequestContext, broker: Broker
 ) -> DescribeQuorumResponse:
     if not broker.quorum.is_leader:
         raise NotControllerError("this node does not lead the metadata quorum")

@@ -11,9 +11,9 @@ from uuid import UUID
 from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     AlterPartitionRequest,
@@ -27,7 +27,7 @@ _ZERO_UUID = UUID(int=0)
 
 @handles(ApiKey.ALTER_PARTITION, versions=(3, 3), inter_broker=True)
 async def alter_partition(
-    request: AlterPartitionRequest, session: Session, broker: Broker
+    request: AlterPartitionRequest, session: RequestContext, broker: Broker
 ) -> AlterPartitionResponse:
     changes = [_isr_change(topic.topic_id, each) for topic in request.topics for each in topic.partitions]
     try:

@@ -9,16 +9,16 @@ import asyncio
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.forwarding import execute_forwarded
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import EnvelopeRequest, EnvelopeResponse
 
 
 @handles(ApiKey.ENVELOPE, versions=(0, 0), inter_broker=True)
-async def envelope(request: EnvelopeRequest, session: Session, broker: Broker) -> EnvelopeResponse:
+async def envelope(request: EnvelopeRequest, session: RequestContext, broker: Broker) -> EnvelopeResponse:
     # Makes this a task, which handlers that wait for the quorum need.
     await asyncio.sleep(0)
     try:

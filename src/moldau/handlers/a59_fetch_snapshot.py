@@ -9,7 +9,7 @@ from moldau.errors import InvalidRequestError, MoldauError
 from moldau.raft import messages as raft
 from moldau.raft.driver import METADATA_LOG
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.raft_requests import (
     check_cluster_id,
     check_directory_id,
@@ -17,7 +17,7 @@ from moldau.server.raft_requests import (
     leadership_error,
 )
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     FetchSnapshotRequest,
@@ -31,7 +31,7 @@ CHUNK_BYTES_MAX = 8 * 1024 * 1024
 
 @handles(ApiKey.FETCH_SNAPSHOT, versions=(1, 1), inter_broker=True)
 async def fetch_snapshot(
-    request: FetchSnapshotRequest, session: Session, broker: Broker
+    request: FetchSnapshotRequest, session: RequestContext, broker: Broker
 ) -> FetchSnapshotResponse:
     try:
         check_cluster_id(broker, request.cluster_id)

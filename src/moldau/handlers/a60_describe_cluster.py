@@ -8,9 +8,9 @@
 from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_REQUESTED
 from moldau.server.broker import Broker
 from moldau.server.cluster_view import advertised_controller_id, reachable_brokers
-from moldau.server.errors import ErrorCode
+from moldau.server.error_codes import ErrorCode
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import DescribeClusterRequest, DescribeClusterResponse
 
@@ -20,7 +20,7 @@ CONTROLLERS = 2
 
 @handles(ApiKey.DESCRIBE_CLUSTER, versions=(0, 2))
 async def describe_cluster(
-    request: DescribeClusterRequest, session: Session, broker: Broker
+    request: DescribeClusterRequest, session: RequestContext, broker: Broker
 ) -> DescribeClusterResponse:
     if request.endpoint_type == CONTROLLERS:
         return _error_response(

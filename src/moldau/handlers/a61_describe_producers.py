@@ -2,10 +2,10 @@
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code, error_message
+from moldau.server.error_codes import error_code, error_message
 from moldau.server.partition_lookup import find_partition
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DescribeProducersRequest,
@@ -16,7 +16,7 @@ from moldau.wire.messages import (
 
 @handles(ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0))
 async def describe_producers(
-    request: DescribeProducersRequest, session: Session, broker: Broker
+    request: DescribeProducersRequest, session: RequestContext, broker: Broker
 ) -> DescribeProducersResponse:
     # Each partition once, so that a small request cannot cause a huge response.
     requested: dict[str, dict[int, None]] = {}

@@ -9,16 +9,16 @@ from moldau.controller import requests as controller
 from moldau.errors import InvalidRegistrationError, MoldauError
 from moldau.metadata.image import Endpoint
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import BrokerRegistrationRequest, BrokerRegistrationResponse
 
 
 @handles(ApiKey.BROKER_REGISTRATION, versions=(3, 4), inter_broker=True)
 async def broker_registration(
-    request: BrokerRegistrationRequest, session: Session, broker: Broker
+    request: BrokerRegistrationRequest, session: RequestContext, broker: Broker
 ) -> BrokerRegistrationResponse:
     try:
         epoch = await broker.controller.register_broker(_registration(request), is_remote=True)

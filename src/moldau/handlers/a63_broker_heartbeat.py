@@ -10,16 +10,16 @@
 from moldau.controller.requests import BrokerHeartbeat, OfflineReplica
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.registry import handles
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 
 
 @handles(ApiKey.BROKER_HEARTBEAT, versions=(0, 1), inter_broker=True)
 async def broker_heartbeat(
-    request: BrokerHeartbeatRequest, session: Session, broker: Broker
+    request: BrokerHeartbeatRequest, session: RequestContext, broker: Broker
 ) -> BrokerHeartbeatResponse:
     try:
         reply = await broker.controller.heartbeat(_heartbeat(request))

@@ -7,9 +7,9 @@ be left.
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code, error_message
+from moldau.server.error_codes import error_code, error_message
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
 
@@ -22,7 +22,7 @@ def error_response(
 
 @handles(ApiKey.UNREGISTER_BROKER, versions=(0, 0), error_response=error_response)
 async def unregister_broker(
-    request: UnregisterBrokerRequest, session: Session, broker: Broker
+    request: UnregisterBrokerRequest, session: RequestContext, broker: Broker
 ) -> UnregisterBrokerResponse:
     await broker.controller.unregister_broker(request.broker_id)
     return {}

@@ -2,16 +2,16 @@
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
-from moldau.server.errors import error_code
+from moldau.server.error_codes import error_code
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 
 
 @handles(ApiKey.ALLOCATE_PRODUCER_IDS, versions=(0, 0), inter_broker=True)
 async def allocate_producer_ids(
-    request: AllocateProducerIdsRequest, session: Session, broker: Broker
+    request: AllocateProducerIdsRequest, session: RequestContext, broker: Broker
 ) -> AllocateProducerIdsResponse:
     try:
         block = await broker.controller.allocate_producer_ids(request.broker_id, request.broker_epoch)

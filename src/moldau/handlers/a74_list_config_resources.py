@@ -14,9 +14,9 @@ from moldau.metadata.image import (
     MetadataImage,
 )
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode
+from moldau.server.error_codes import ErrorCode
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
 
@@ -31,7 +31,7 @@ ALL_TYPES = (
 
 @handles(ApiKey.LIST_CONFIG_RESOURCES, versions=(0, 1))
 async def list_config_resources(
-    request: ListConfigResourcesRequest, session: Session, broker: Broker
+    request: ListConfigResourcesRequest, session: RequestContext, broker: Broker
 ) -> ListConfigResourcesResponse:
     if session.api_version == 0:
         types = [CLIENT_METRICS_RESOURCE]

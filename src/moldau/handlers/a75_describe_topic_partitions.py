@@ -11,9 +11,9 @@ from moldau.metadata.image import MetadataImage, PartitionRegistration, TopicIma
 from moldau.server.authorized_operations import NOT_REQUESTED, TOPIC_OPERATIONS
 from moldau.server.broker import Broker
 from moldau.server.cluster_view import broker_without_lease, describe_partition, reachable_ids
-from moldau.server.errors import ErrorCode
+from moldau.server.error_codes import ErrorCode
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DescribeTopicPartitionsRequest,
@@ -27,7 +27,7 @@ PARTITIONS_MAX = 2000
 
 @handles(ApiKey.DESCRIBE_TOPIC_PARTITIONS, versions=(0, 0))
 async def describe_topic_partitions(
-    request: DescribeTopicPartitionsRequest, session: Session, broker: Broker
+    request: DescribeTopicPartitionsRequest, session: RequestContext, broker: Broker
 ) -> DescribeTopicPartitionsResponse:
     image = broker.metadata.image
     names = _names_from_cursor(request, image)

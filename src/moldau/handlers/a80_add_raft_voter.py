@@ -7,14 +7,14 @@ commit; here the response always waits, because nothing is promised before.
 from moldau.server.broker import Broker
 from moldau.server.raft_requests import check_cluster_id, voter_error_response, voter_from_request
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AddRaftVoterRequest, AddRaftVoterResponse
 
 
 @handles(ApiKey.ADD_RAFT_VOTER, versions=(0, 1), error_response=voter_error_response)
 async def add_raft_voter(
-    request: AddRaftVoterRequest, session: Session, broker: Broker
+    request: AddRaftVoterRequest, session: RequestContext, broker: Broker
 ) -> AddRaftVoterResponse:
     check_cluster_id(broker, request.cluster_id)
     await broker.quorum.add_voter(voter_from_request(request, broker), request.timeout)

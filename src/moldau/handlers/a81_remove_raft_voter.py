@@ -7,14 +7,14 @@ from moldau.raft.messages import ReplicaKey
 from moldau.server.broker import Broker
 from moldau.server.raft_requests import check_cluster_id, voter_error_response
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 
 
 @handles(ApiKey.REMOVE_RAFT_VOTER, versions=(0, 0), error_response=voter_error_response)
 async def remove_raft_voter(
-    request: RemoveRaftVoterRequest, session: Session, broker: Broker
+    request: RemoveRaftVoterRequest, session: RequestContext, broker: Broker
 ) -> RemoveRaftVoterResponse:
     check_cluster_id(broker, request.cluster_id)
     await broker.quorum.remove_voter(ReplicaKey(request.voter_id, request.voter_directory_id))

@@ -5,17 +5,17 @@ Responds when the change is committed. A voter that knows another epoch than the
 
 from moldau.errors import MoldauError, NotControllerError
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode, error_code
+from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.raft_requests import check_cluster_id, leadership_error, voter_from_request
 from moldau.server.registry import handles
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import UpdateRaftVoterRequest, UpdateRaftVoterResponse
 
 
 @handles(ApiKey.UPDATE_RAFT_VOTER, versions=(0, 0), inter_broker=True)
 async def update_raft_voter(
-    request: UpdateRaftVoterRequest, session: Session, broker: Broker
+    request: UpdateRaftVoterRequest, session: RequestContext, broker: Broker
 ) -> UpdateRaftVoterResponse:
     quorum = broker.quorum
     try:

@@ -27,9 +27,9 @@ from moldau.node.log_end_fetcher import LogEndFetcher
 from moldau.node.meta_properties import MetaProperties, load_or_create, new_meta_properties
 from moldau.node.quorum_bootstrap import bootstrap_servers, check_quorum_settings, initial_voters
 from moldau.observe.logging import get_logger
+from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.log_maintenance import LogMaintenance
 from moldau.partitions.replica_manager import ReplicaManager
-from moldau.partitions.waiters import CallbackList
 from moldau.peers.client import Connect, PeerAddressPublisher, PeerClient
 from moldau.platform import Platform
 from moldau.raft.driver import METADATA_LOG, RaftClient, open_metadata_log
@@ -43,7 +43,7 @@ from moldau.server.broker import Broker
 from moldau.server.dispatcher import Dispatcher
 from moldau.server.fetch_session import FetchSessionCache
 from moldau.server.forwarding import execute_forwarded
-from moldau.server.session import ClientConnection
+from moldau.server.request_context import ClientConnection
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.settings.listeners import ListenerEndpoint as Address

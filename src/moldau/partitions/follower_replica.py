@@ -7,10 +7,10 @@ from uuid import UUID
 from moldau.errors import CorruptRecordError, FencedLeaderEpochError, NotLeaderOrFollowerError, StorageError
 from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
-from moldau.partitions.follower_state import FollowerState, parse_batches, truncation_offset
+from moldau.partitions.delayed_operations import DelayedOperations
+from moldau.partitions.follower_state import PartitionFollowerState, parse_batches, truncation_offset
 from moldau.partitions.guarded_log import GuardedLog
 from moldau.partitions.leader_state import NO_EPOCH
-from moldau.partitions.waiters import DelayedOperations
 from moldau.platform.disk import Buffer
 from moldau.raft.messages import EpochEndOffset
 from moldau.records.batch import Batch
@@ -28,7 +28,7 @@ class FollowerFetchState(NamedTuple):
 
 
 class FollowerReplica:
-    state: FollowerState | None = None
+    state: PartitionFollowerState | None = None
     """None while this broker leads the partition, or has no role in it."""
 
     def __init__(
@@ -154,7 +154,7 @@ class FollowerReplica:
             end=self.log.end_offset,
         )
 
-    def _check_leader_has_committed(self, state: FollowerState, diverging: EpochEndOffset) -> None:
+    def _check_leader_has_committed(self, state: PartitionFollowerState, diverging: EpochEndOffset) -> None:
         """Takes the replica offline instead of truncating committed records that its leader has lost.
 
         A leader elected from the ISR has all committed records, compacted or not. If it has not, its disk has lost
@@ -188,7 +188,9 @@ class FollowerReplica:
             state.high_watermark = offset
         log.info("reset the log to the start of the leader's", partition=str(self.name), offset=offset)
 
-    async def _truncate(self, state: FollowerState, offset: int, truncation: Awaitable[None]) -> None:
+    async def _truncate(
+        self, state: PartitionFollowerState, offset: int, truncation: Awaitable[None]
+    ) -> None:
         """Lowers the high watermark first, because it may be checkpointed while the log is truncated."""
         high_watermark = state.high_watermark
         state.on_truncated(offset)
@@ -200,7 +202,7 @@ class FollowerReplica:
                 state.high_watermark = high_watermark
             raise
 
-    def _require_state(self, leader_epoch: int) -> FollowerState:
+    def _require_state(self, leader_epoch: int) -> PartitionFollowerState:
         self._guarded_log.check_online()
         state = self.state
         if state is None or self._guarded_log.is_closed:

@@ -13,7 +13,7 @@ from moldau.records.batch import Batch, split, trim_partial_batch
 
 
 @dataclass(slots=True)
-class FollowerState:
+class PartitionFollowerState:
     image: PartitionRegistration
     high_watermark: int = 0
     """The leader's high watermark, as far as this log has the records. Falls only when the log is truncated."""

@@ -7,8 +7,8 @@ from typing import TypeVar
 from moldau.errors import MoldauError, StorageError
 from moldau.logs.store import Log, copy_error
 from moldau.observe.logging import get_logger
+from moldau.partitions.delayed_operations import DelayedOperations
 from moldau.partitions.log_flusher import LogFlusher
-from moldau.partitions.waiters import DelayedOperations
 from moldau.records.batch import Batch
 
 log = get_logger(__name__)

@@ -1,4 +1,4 @@
-"""The leader side of a partition: applies what `LeaderState` decides to the operations that wait for it."""
+"""The leader side of a partition: applies what `PartitionLeaderState` decides to the operations that wait for it."""
 
 from collections.abc import Mapping
 from uuid import UUID
@@ -7,14 +7,14 @@ from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.errors import NotEnoughReplicasAfterAppendError
 from moldau.logs.store import LogName
 from moldau.metadata.image import BrokerRegistration, PartitionRegistration
+from moldau.partitions.delayed_operations import DelayedOperations
 from moldau.partitions.guarded_log import GuardedLog
-from moldau.partitions.leader_state import FollowerFetch, LeaderState
-from moldau.partitions.waiters import DelayedOperations
+from moldau.partitions.leader_state import FollowerFetch, PartitionLeaderState
 from moldau.platform.clock import Clock
 
 
 class LeaderReplica:
-    state: LeaderState | None = None
+    state: PartitionLeaderState | None = None
     """None while this broker does not lead the partition."""
 
     def __init__(
@@ -52,7 +52,7 @@ class LeaderReplica:
             min_isr = self.state.image.min_isr(min_insync_replicas)
             self._on_isr_changed(self.state, self.state.on_min_isr(min_isr))
 
-    def on_follower_fetch(self, state: LeaderState, fetch: FollowerFetch) -> None:
+    def on_follower_fetch(self, state: PartitionLeaderState, fetch: FollowerFetch) -> None:
         if state.on_fetch(fetch, self._clock.monotonic_ms()):
             self._delayed.complete_commits(state.high_watermark)
         if self._delayed.deletions:
@@ -64,7 +64,7 @@ class LeaderReplica:
             return False
         return self.state.on_repeated_fetch(replica_id, broker_epoch, self._clock.monotonic_ms())
 
-    def _complete_deletions(self, state: LeaderState) -> None:
+    def _complete_deletions(self, state: PartitionLeaderState) -> None:
         self._delayed.deletions.complete_up_to(state.low_watermark(self._log.start_offset))
 
     # The ISR
@@ -107,7 +107,7 @@ class LeaderReplica:
         if self.state is not None and result.topic_id == self.topic_id:
             self._on_isr_changed(self.state, self.state.on_alter_partition_response(result))
 
-    def _on_isr_changed(self, state: LeaderState, has_high_watermark_advanced: bool) -> None:
+    def _on_isr_changed(self, state: PartitionLeaderState, has_high_watermark_advanced: bool) -> None:
         if not state.has_min_isr:
             self._delayed.acks_all.fail_all(
                 NotEnoughReplicasAfterAppendError(

@@ -56,7 +56,7 @@ class IsrProposal(NamedTuple):
 
 
 @dataclass(slots=True)
-class LeaderState:
+class PartitionLeaderState:
     replica_id: int
     image: PartitionRegistration
     """The latest committed state of the partition that this leader knows."""
@@ -91,7 +91,7 @@ class LeaderState:
         high_watermark: int,
         end_offset: int,
         now_ms: int,
-    ) -> "LeaderState":
+    ) -> "PartitionLeaderState":
         """Starts an epoch. Members of the ISR get a full lag time for their first fetch."""
         followers = {each: FollowerProgress(caught_up_ms=now_ms) for each in image.isr if each != replica_id}
         return cls(

@@ -7,7 +7,7 @@ from moldau.concurrency.eager import start_eagerly
 from moldau.errors import MoldauError, StorageError
 from moldau.logs.store import Log
 from moldau.observe.logging import get_logger
-from moldau.partitions.waiters import OffsetWaiters
+from moldau.partitions.delayed_operations import OffsetWaiters
 
 log = get_logger(__name__)
 

@@ -18,12 +18,12 @@ from moldau.errors import (
 from moldau.logs.store import EMPTY_SLICES, Log, LogName, RecordSlices, TimestampAndOffset, copy_error
 from moldau.metadata.image import NO_LEADER, BrokerRegistration, PartitionRegistration
 from moldau.observe.logging import get_logger
+from moldau.partitions.delayed_operations import DelayedOperations
 from moldau.partitions.follower_replica import FollowerReplica
-from moldau.partitions.follower_state import FollowerState
+from moldau.partitions.follower_state import PartitionFollowerState
 from moldau.partitions.guarded_log import GuardedLog
 from moldau.partitions.leader_replica import LeaderReplica
-from moldau.partitions.leader_state import NO_EPOCH, FollowerFetch, LeaderState
-from moldau.partitions.waiters import DelayedOperations
+from moldau.partitions.leader_state import NO_EPOCH, FollowerFetch, PartitionLeaderState
 from moldau.platform.clock import Clock
 from moldau.raft.messages import EpochEndOffset
 from moldau.records.batch import NO_TIMESTAMP, Batch
@@ -147,7 +147,7 @@ class Partition:
         high_watermark, end_offset = self.high_watermark, self.log.end_offset
         self.log.epochs.assign(image.leader_epoch, end_offset)
         self.follower.state = None
-        self.leader.state = LeaderState.start_epoch(
+        self.leader.state = PartitionLeaderState.start_epoch(
             self._replica_id,
             image,
             brokers,
@@ -170,7 +170,7 @@ class Partition:
         if self.follower.state is not None and self.follower.state.leader_epoch == image.leader_epoch:
             self.follower.state.image = image
             return
-        self.follower.state = FollowerState(image, self.high_watermark)
+        self.follower.state = PartitionFollowerState(image, self.high_watermark)
         self.leader.state = None
         self.delayed.fail_all(
             NotLeaderOrFollowerError(f"{self.name} has a new leader", image.leader, image.leader_epoch)
@@ -236,19 +236,19 @@ class Partition:
 
     # Leadership checks
 
-    def require_leader(self, current_leader_epoch: int = NO_EPOCH) -> LeaderState:
+    def require_leader(self, current_leader_epoch: int = NO_EPOCH) -> PartitionLeaderState:
         """Returns the leader's state for a caller in `current_leader_epoch`.
 
         Raises NotLeaderOrFollowerError, FencedLeaderEpochError, UnknownLeaderEpochError or StorageError.
         """
         role = self._require_role(current_leader_epoch)
-        if isinstance(role, LeaderState):
+        if isinstance(role, PartitionLeaderState):
             return role
         raise NotLeaderOrFollowerError(
             f"this broker does not lead {self.name}", self.leader_id, self.leader_epoch
         )
 
-    def _require_role(self, current_leader_epoch: int) -> LeaderState | FollowerState:
+    def _require_role(self, current_leader_epoch: int) -> PartitionLeaderState | PartitionFollowerState:
         if self.guarded_log.failure is not None:
             raise copy_error(self.guarded_log.failure)
         role = self.leader.state or self.follower.state
@@ -383,12 +383,12 @@ class Partition:
             if from_follower
             else self.require_leader(current_leader_epoch)
         )
-        if isinstance(role, FollowerState):
+        if isinstance(role, PartitionFollowerState):
             self._check_follower_has(role, offset, last_fetched_epoch)
         try:
             self._check_fetch_offset(offset, last_fetched_epoch)
         except (DivergingEpochError, OffsetOutOfRangeError):
-            if isinstance(role, LeaderState):
+            if isinstance(role, PartitionLeaderState):
                 # Without a lease there may be a newer leader, whose log may have this offset.
                 self.check_lease()
             raise
@@ -402,7 +402,9 @@ class Partition:
             )
         return LogReadInfo(records, high_watermark, last_stable_offset, log_.start_offset)
 
-    def _check_follower_has(self, follower: FollowerState, offset: int, last_fetched_epoch: int) -> None:
+    def _check_follower_has(
+        self, follower: PartitionFollowerState, offset: int, last_fetched_epoch: int
+    ) -> None:
         """Raises OffsetNotAvailableError for records that this follower may only lack yet: an OFFSET_OUT_OF_RANGE would
         make the consumer reset its position, a diverging epoch would make it report lost records."""
         is_newer = last_fetched_epoch > self.log.epochs.latest and offset > follower.high_watermark

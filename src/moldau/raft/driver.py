@@ -47,7 +47,7 @@ from moldau.raft.quorum_state_store import QuorumStateStore, check_not_older
 from moldau.raft.request_sender import NetworkChannel
 from moldau.raft.snapshot_format import SnapshotContents
 from moldau.raft.snapshot_store import SnapshotStore, load_latest_snapshot
-from moldau.raft.state import RaftStateMachine
+from moldau.raft.state_machine import RaftStateMachine
 from moldau.settings.topic import TopicSettings
 
 METADATA_LOG = LogName("__cluster_metadata", 0)

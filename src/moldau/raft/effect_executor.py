@@ -56,7 +56,7 @@ from moldau.raft.raft_log_state import RaftLogState
 from moldau.raft.request_sender import NetworkChannel, RequestSender
 from moldau.raft.snapshot_format import SnapshotContents
 from moldau.raft.snapshot_store import SnapshotStore
-from moldau.raft.state import RaftStateMachine
+from moldau.raft.state_machine import RaftStateMachine
 from moldau.records.batch import Batch
 
 log = get_logger("quorum")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from moldau.errors import MoldauError
-from moldau.raft.epoch_state import ElectionState
+from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,

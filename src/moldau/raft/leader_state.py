@@ -5,7 +5,7 @@ from typing import ClassVar
 from uuid import UUID
 
 from moldau.errors import DuplicateVoterError, InvalidRequestError, RequestTimedOutError, VoterNotFoundError
-from moldau.raft.epoch_state import Role
+from moldau.raft.epoch_roles import Role
 from moldau.raft.events import ReplicaOffsetRegressed
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,

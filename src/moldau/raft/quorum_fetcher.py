@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from moldau.raft.epoch_state import FollowerState, Role
+from moldau.raft.epoch_roles import FollowerState, Role
 from moldau.raft.events import AppendFetchedRecords, FatalError, FetchSnapshot, TruncateLog
 from moldau.raft.messages import EpochEndOffset, QuorumFetchRequest, QuorumFetchResponse, SnapshotId
 from moldau.raft.quorum_state import QuorumState

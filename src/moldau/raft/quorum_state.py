@@ -7,7 +7,7 @@ return False and change nothing.
 from dataclasses import dataclass, field
 
 from moldau.errors import NotControllerError
-from moldau.raft.epoch_state import (
+from moldau.raft.epoch_roles import (
     CandidateState,
     ElectionState,
     EpochElection,

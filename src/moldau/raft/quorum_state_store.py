@@ -9,7 +9,7 @@ from uuid import UUID
 
 from moldau.errors import InconsistentClusterIdError, StorageError
 from moldau.platform.disk import Disk
-from moldau.raft.epoch_state import ElectionState
+from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.messages import NO_LEADER, NO_VOTE, EpochEndOffset
 
 FILE_NAME = "quorum-state"

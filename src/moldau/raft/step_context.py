@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from moldau.errors import MoldauError
-from moldau.raft.epoch_state import ElectionState
+from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.events import Effect, PersistElection, RaftRequest, RaftResponse, SendRequest, SendResponse
 
 

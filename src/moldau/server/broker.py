@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from moldau.controller.driver import QuorumController
     from moldau.groups.coordinator import GroupCoordinator
     from moldau.metadata.loader import MetadataLoader
+    from moldau.partitions.delayed_operations import CallbackList
     from moldau.partitions.replica_manager import ReplicaManager
-    from moldau.partitions.waiters import CallbackList
     from moldau.peers.client import PeerClient
     from moldau.platform import Platform
     from moldau.raft.driver import RaftClient

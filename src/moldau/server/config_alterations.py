@@ -13,8 +13,8 @@ from moldau.errors import InvalidConfigError, InvalidRequestError, MoldauError, 
 from moldau.metadata.image import BROKER_LOGGER_RESOURCE, BROKER_RESOURCE, ConfigResource
 from moldau.server.broker import Broker
 from moldau.server.broker_loggers import alter_loggers
-from moldau.server.errors import error_code, error_message
-from moldau.server.session import Session
+from moldau.server.error_codes import error_code, error_message
+from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AlterConfigsResponse
 
@@ -31,7 +31,7 @@ class ConfigAlteration(NamedTuple):
 
 async def apply_alterations(
     alterations: Sequence[ConfigAlteration],
-    session: Session,
+    session: RequestContext,
     broker: Broker,
     *,
     incremental: bool,

@@ -7,11 +7,11 @@ from moldau.network.connection import CloseConnectionError
 from moldau.network.response_sender import Part
 from moldau.observe.logging import get_logger
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode
+from moldau.server.error_codes import ErrorCode
 from moldau.server.forwarding import ForwardedResponse, forward_to_controller
 from moldau.server.metadata_fetch import is_metadata_fetch
 from moldau.server.registry import ErrorResponse, Handler, Registry
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.server.startup_gate import StartupGate, requires_ready_broker
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexible_header
@@ -71,7 +71,7 @@ class Dispatcher:
             del frame
             release()
         try:
-            session = Session(connection, header.version, header.client_id, release=release)
+            session = RequestContext(connection, header.version, header.client_id, release=release)
             handling: Awaitable[Mapping[str, object] | ForwardedResponse | None]
             if route.error_response is not None:
                 handling = forward_to_controller(request, frame, session, self._broker, route.error_response)

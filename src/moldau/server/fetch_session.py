@@ -14,7 +14,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from moldau.server.partition_watcher import PartitionKey, PartitionWatcher
-from moldau.server.session import ClientConnection
+from moldau.server.request_context import ClientConnection
 
 INVALID_SESSION_ID = 0
 INITIAL_EPOCH = 0

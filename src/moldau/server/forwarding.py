@@ -13,7 +13,7 @@ from moldau.controller.channel import REQUEST_TIMEOUT_MS_DEFAULT
 from moldau.errors import InvalidRequestError, MoldauError, NotControllerError, UnsupportedVersionError
 from moldau.server.broker import Broker
 from moldau.server.registry import REGISTRY, ErrorResponse
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexible_header
 from moldau.wire.frames import read_request_header, skip_tagged_fields
@@ -32,7 +32,11 @@ class ForwardedResponse(NamedTuple):
 
 
 async def forward_to_controller(
-    request: Message, frame: memoryview, session: Session, broker: Broker, error_response: ErrorResponse
+    request: Message,
+    frame: memoryview,
+    session: RequestContext,
+    broker: Broker,
+    error_response: ErrorResponse,
 ) -> Mapping[str, object] | ForwardedResponse:
     """Returns the controller's response, or an error response if no controller could be reached in time or its response
     was lost."""
@@ -69,7 +73,7 @@ async def execute_forwarded(frame: memoryview, client_host: bytes, broker: Broke
     client = ClientConnection(
         f"{unpack_address(client_host)}:0", broker.settings.broker.inter_broker_listener
     )
-    session = Session(client, header.version, header.client_id, is_forwarded=True)
+    session = RequestContext(client, header.version, header.client_id, is_forwarded=True)
     try:
         response = await api.handler(request, session, broker)
     except NotControllerError:

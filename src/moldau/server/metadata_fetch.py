@@ -13,14 +13,14 @@ from moldau.errors import (
 from moldau.raft.driver import METADATA_LOG, METADATA_TOPIC_ID
 from moldau.raft.messages import NO_EPOCH, EpochEndOffset, QuorumFetchRequest, QuorumFetchResponse, ReplicaKey
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode, error_code
+from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.raft_requests import (
     check_cluster_id,
     check_directory_id,
     leader_endpoints,
     leadership_error,
 )
-from moldau.server.session import Session
+from moldau.server.request_context import RequestContext
 from moldau.wire.messages import (
     FetchRequest,
     FetchRequestPartition,
@@ -42,14 +42,14 @@ def is_metadata_fetch(request: FetchRequest) -> bool:
     )
 
 
-def replica_state(request: FetchRequest, session: Session) -> tuple[int, int]:
+def replica_state(request: FetchRequest, session: RequestContext) -> tuple[int, int]:
     """Returns the node id and the broker epoch of the replica that fetches; -1 where there is none."""
     if session.api_version < _REPLICA_STATE_VERSION:
         return request.replica_id, -1
     return request.replica_state.replica_id, request.replica_state.replica_epoch
 
 
-async def fetch_metadata(request: FetchRequest, session: Session, broker: Broker) -> FetchResponse:
+async def fetch_metadata(request: FetchRequest, session: RequestContext, broker: Broker) -> FetchResponse:
     try:
         check_cluster_id(broker, request.cluster_id)
         partition = _metadata_partition(request)
@@ -79,7 +79,7 @@ def _metadata_partition(request: FetchRequest) -> FetchRequestPartition:
     return partitions[0]
 
 
-def _replica_id(request: FetchRequest, session: Session, broker: Broker) -> int:
+def _replica_id(request: FetchRequest, session: RequestContext, broker: Broker) -> int:
     replica_id, _ = replica_state(request, session)
     if replica_id < 0 or session.connection.listener != broker.settings.broker.inter_broker_listener:
         by_id = session.api_version >= _TOPIC_ID_VERSION

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 from uuid import UUID
 
+from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.partition import Partition
-from moldau.partitions.waiters import CallbackList
 
 PartitionKey = tuple[UUID | str, int]
 """Topic id, or topic name if the fetch uses names, and partition index."""

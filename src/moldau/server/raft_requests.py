@@ -14,8 +14,8 @@ from moldau.observe.logging import get_logger
 from moldau.raft.driver import METADATA_LOG
 from moldau.raft.messages import QuorumEpochResponse, VoterEndpoint, VoterNode
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode, error_code, error_message
-from moldau.server.session import Session
+from moldau.server.error_codes import ErrorCode, error_code, error_message
+from moldau.server.request_context import RequestContext
 from moldau.wire.messages import (
     AddRaftVoterRequest,
     AddRaftVoterResponse,
@@ -49,7 +49,7 @@ def check_cluster_id(broker: Broker, cluster_id: str | None) -> None:
         raise InconsistentClusterIdError(f"this is cluster {own}, not {cluster_id}")
 
 
-def check_known_voter(node_id: int, session: Session, broker: Broker) -> None:
+def check_known_voter(node_id: int, session: RequestContext, broker: Broker) -> None:
     """Raises InconsistentVoterSetError if a node that would lead is neither a voter nor a registered broker.
 
     Otherwise any node could depose the leader with a made-up epoch. A broker counts because this node may not know yet

@@ -9,12 +9,12 @@ from moldau.wire.codec import Message
 
 if TYPE_CHECKING:
     from moldau.server.broker import Broker
-    from moldau.server.session import Session
+    from moldau.server.request_context import RequestContext
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT", bound=Mapping[str, object] | None)
 
-HandlerOf = Callable[[RequestT, "Session", "Broker"], Awaitable[ResponseT]]
+HandlerOf = Callable[[RequestT, "RequestContext", "Broker"], Awaitable[ResponseT]]
 """Handler of one API. It returns None where the protocol has no response (Produce with acks=0)."""
 
 Handler = HandlerOf[Message, Mapping[str, object] | None]

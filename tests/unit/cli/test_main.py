@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from moldau import __version__
 from moldau.cli.commands import app
-from moldau.settings.page import settings_page
+from moldau.settings.docs_page import settings_page
 
 HEAVY = ("asyncio", "uvloop", "kio", "cramjam", "moldau.node", "moldau.handlers")
 

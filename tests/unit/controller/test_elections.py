@@ -13,8 +13,8 @@ from moldau.controller.elections import (
 )
 from moldau.controller.heartbeat_manager import BrokerHeartbeatManager
 from moldau.controller.ids import random_uuid
-from moldau.controller.index import PartitionName
 from moldau.controller.partition_change_builder import RetainedData
+from moldau.controller.partition_index import PartitionName
 from moldau.controller.requests import BrokerRegistrationRequest, ConfigChange, ElectionType, PartitionResult
 from moldau.errors import (
     ElectionNotNeededError,

@@ -11,8 +11,8 @@ from moldau.controller.elections import (
     elect_unclean_leaders,
     unclean_election_candidates,
 )
-from moldau.controller.index import PartitionIndex, PartitionName
 from moldau.controller.partition_change_builder import RetainedData
+from moldau.controller.partition_index import PartitionIndex, PartitionName
 from moldau.controller.requests import ElectionType
 from moldau.metadata.image import NO_LEADER, PartitionRegistration
 from moldau.metadata.records import NO_LEADER_CHANGE, PartitionChangeRecord

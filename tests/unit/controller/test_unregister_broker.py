@@ -3,7 +3,7 @@
 import pytest
 
 from moldau.controller.cluster_control import unregister_broker
-from moldau.controller.index import PartitionName
+from moldau.controller.partition_index import PartitionName
 from moldau.controller.requests import ElectionType, NewTopic, TopicRef
 from moldau.controller.topics import delete_topics
 from moldau.errors import InvalidRequestError

@@ -20,7 +20,7 @@ from moldau.errors import (
 )
 from moldau.groups.classic_group_metadata import ClassicGroupMetadata
 from moldau.groups.formats import encode
-from moldau.groups.group_metadata_manager import PENDING_MEMBER_IDS_BYTES_MAX
+from moldau.groups.group_registry import PENDING_MEMBER_IDS_BYTES_MAX
 from moldau.groups.records import NO_EXPIRY, CommittedOffset, GroupMetadataRecord, OffsetCommitRecord
 from moldau.groups.requests import (
     CommitRequest,
@@ -544,10 +544,8 @@ def test_a_leaving_pending_member_leaves_no_group(groups: ShardHarness) -> None:
 
 
 def room_for_ids(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.groups.group_metadata_manager._PENDING_MEMBER_ID_OVERHEAD_BYTES", 1_000)
-    monkeypatch.setattr(
-        "moldau.groups.group_metadata_manager.PENDING_MEMBER_IDS_BYTES_MAX", count * 1_000 + 500
-    )
+    monkeypatch.setattr("moldau.groups.group_registry._PENDING_MEMBER_ID_OVERHEAD_BYTES", 1_000)
+    monkeypatch.setattr("moldau.groups.group_registry.PENDING_MEMBER_IDS_BYTES_MAX", count * 1_000 + 500)
 
 
 def test_the_oldest_pending_member_ids_expire_above_the_limit(

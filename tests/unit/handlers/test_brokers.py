@@ -24,7 +24,7 @@ from moldau.errors import (
 )
 from moldau.handlers import REGISTRY
 from moldau.metadata.image import Endpoint
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.transactions.producer_id_manager import ProducerIdManager
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
@@ -86,7 +86,7 @@ class BrokerOf:
     def send(self, api_key: ApiKey, version: int, tree: dict[str, Any]) -> Message:
         sent = bytearray()
         encoder(api_key, version, "request")(sent, tree)
-        session = Session(self.connection, version, "tests")
+        session = RequestContext(self.connection, version, "tests")
         request = decoder(api_key, version, "request")(memoryview(sent))
         response = asyncio.run(handle(api_key, request, session, self))
         got = bytearray()

@@ -23,7 +23,7 @@ from moldau.server.fetch_session import (
     InvalidFetchSessionEpochError,
 )
 from moldau.server.partition_watcher import PartitionKey
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from support.admin_broker import decoded_request
@@ -92,7 +92,7 @@ class Fetcher:
 
     def __init__(self, broker: Broker, version: int = 12) -> None:
         self._broker = broker.node.broker
-        self._session = Session(client(), version, "test")
+        self._session = RequestContext(client(), version, "test")
 
     def partition(self, index: int) -> Partition:
         found = self._broker.replica_manager.get("orders", index)

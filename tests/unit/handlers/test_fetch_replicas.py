@@ -18,7 +18,7 @@ from moldau.handlers.a21_delete_records import delete_records
 from moldau.handlers.a23_offset_for_leader_epoch import offset_for_leader_epoch
 from moldau.metadata.image import BrokerRegistration, Endpoint, PartitionRegistration
 from moldau.partitions.partition import Partition
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from support.admin_broker import decoded_request
@@ -66,9 +66,9 @@ class LeaderHarness:
         await self.partition.append([batch(*values)])
         await asyncio.sleep(0)
 
-    def session(self, version: int | None = None) -> Session:
+    def session(self, version: int | None = None) -> RequestContext:
         connection = ClientConnection("127.0.0.1:5", self.listener)
-        return Session(connection, self.version if version is None else version, "test")
+        return RequestContext(connection, self.version if version is None else version, "test")
 
     async def fetch(
         self, offset: int, *, max_wait: int = 0, rack: str = "", version: int | None = None, **more: Any

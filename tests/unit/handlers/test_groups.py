@@ -44,7 +44,7 @@ from moldau.handlers.a10_find_coordinator import find_coordinator
 from moldau.metadata.image import NO_LEADER, PartitionRegistration
 from moldau.server.broker import Broker
 from moldau.server.dispatcher import Dispatcher
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from support.admin_broker import LISTENER, AdminBroker, image_of, topic_id, versions_of
 from support.raw_group_member import join_tree, sync_tree
@@ -183,7 +183,7 @@ def test_each_key_has_its_own_coordinator(broker: GroupBroker) -> None:
 def test_many_keys_yield_to_the_event_loop(broker: GroupBroker) -> None:
     async def scenario() -> int:
         turns = 0
-        session = Session(ClientConnection("127.0.0.1:5000", LISTENER), 4, "tests")
+        session = RequestContext(ClientConnection("127.0.0.1:5000", LISTENER), 4, "tests")
         request = SimpleNamespace(key_type=0, coordinator_keys=[f"g{number}" for number in range(5_000)])
         request.get = lambda name, default=None: getattr(request, name, default)
         finding = asyncio.ensure_future(find_coordinator(request, session, cast(Broker, broker)))

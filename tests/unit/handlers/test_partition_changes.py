@@ -26,8 +26,8 @@ from moldau.errors import (
 )
 from moldau.handlers import REGISTRY
 from moldau.server.broker import Broker
-from moldau.server.errors import ErrorCode
-from moldau.server.session import ClientConnection, Session
+from moldau.server.error_codes import ErrorCode
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 from support.admin_broker import handle
@@ -68,7 +68,7 @@ class ScriptedController:
 def send(api: ApiKey, version: int, tree: dict[str, Any], reply: Any) -> tuple[Message, tuple[Any, ...]]:
     """Returns the decoded response, and the arguments of the controller's call."""
     controller = ScriptedController(reply)
-    session = Session(ClientConnection("127.0.0.1:1", "PLAINTEXT"), version, None)
+    session = RequestContext(ClientConnection("127.0.0.1:1", "PLAINTEXT"), version, None)
     broker = cast(Broker, SimpleNamespace(controller=controller))
     request = _through(api, version, "request", tree)
     response = asyncio.run(handle(api, request, session, broker))

@@ -13,7 +13,7 @@ from moldau.records.batch_builder import build_batch, recompress
 from moldau.records.compression import GZIP, LZ4
 from moldau.records.record import Record, iterate_records
 from moldau.server import cpu_budget as sharing
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
@@ -69,7 +69,7 @@ def on_gzip_topic(
 
 
 async def send(broker: Broker, connection: ClientConnection, request: Message) -> list[int]:
-    response = await produce(request, Session(connection, 12, "test"), broker.node.broker)
+    response = await produce(request, RequestContext(connection, 12, "test"), broker.node.broker)
     return [each.get("error_code", 0) for each in response["responses"][0]["partition_responses"]]
 
 

@@ -4,12 +4,12 @@ import pytest
 
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.metadata.image import PartitionRegistration
-from moldau.partitions.follower_state import FollowerState, truncation_offset
+from moldau.partitions.follower_state import PartitionFollowerState, truncation_offset
 from moldau.raft.messages import EpochEndOffset
 
 
-def follower(high_watermark: int = 0) -> FollowerState:
-    return FollowerState(PartitionRegistration(0, (1, 2), (1, 2), 2, 5, 9), high_watermark)
+def follower(high_watermark: int = 0) -> PartitionFollowerState:
+    return PartitionFollowerState(PartitionRegistration(0, (1, 2), (1, 2), 2, 5, 9), high_watermark)
 
 
 def epochs(*began: tuple[int, int]) -> LeaderEpochCache:

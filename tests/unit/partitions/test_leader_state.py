@@ -16,7 +16,7 @@ from moldau.errors import (
     UnknownLeaderEpochError,
 )
 from moldau.metadata.image import PartitionRegistration
-from moldau.partitions.leader_state import FollowerFetch, LeaderState
+from moldau.partitions.leader_state import FollowerFetch, PartitionLeaderState
 from support.replicas import broker_image
 
 LAG_MS = 1_000
@@ -35,8 +35,8 @@ def leader(
     min_isr: int = 1,
     now_ms: int = 0,
     **more: Any,
-) -> LeaderState:
-    state = LeaderState.start_epoch(
+) -> PartitionLeaderState:
+    state = PartitionLeaderState.start_epoch(
         1,
         image(isr, **more),
         BROKERS,
@@ -57,7 +57,7 @@ def fetch(
     )
 
 
-def grown(state: LeaderState, end_offset: int, now_ms: int = 0) -> LeaderState:
+def grown(state: PartitionLeaderState, end_offset: int, now_ms: int = 0) -> PartitionLeaderState:
     state.on_append(end_offset, now_ms)
     state.on_durable(end_offset)
     return state

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from moldau.errors import InvalidVoterKeyError, NotControllerError, StorageError
-from moldau.raft.epoch_state import ElectionState
+from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,

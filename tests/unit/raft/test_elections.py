@@ -2,7 +2,7 @@
 
 import pytest
 
-from moldau.raft.epoch_state import ElectionState, Role
+from moldau.raft.epoch_roles import ElectionState, Role
 from moldau.raft.events import (
     AppendLeaderChange,
     BatchesAppended,
@@ -30,7 +30,7 @@ from moldau.raft.messages import (
 )
 from moldau.raft.quorum_state import QuorumState
 from moldau.raft.raft_log_state import BatchSummary
-from moldau.raft.state import RaftStateMachine
+from moldau.raft.state_machine import RaftStateMachine
 from support.quorum_states import (
     CONFIG,
     directory,

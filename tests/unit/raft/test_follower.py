@@ -1,6 +1,6 @@
 """Followers of the state machine: fetching, truncation, snapshots, and the start of elections."""
 
-from moldau.raft.epoch_state import ElectionState, Role
+from moldau.raft.epoch_roles import ElectionState, Role
 from moldau.raft.events import (
     AppendFetchedRecords,
     BatchesAppended,
@@ -37,7 +37,7 @@ from moldau.raft.messages import (
 )
 from moldau.raft.quorum_state import QuorumState
 from moldau.raft.raft_log_state import BatchSummary
-from moldau.raft.state import RaftStateMachine
+from moldau.raft.state_machine import RaftStateMachine
 from support.quorum_states import (
     CONFIG,
     directory,

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from moldau.errors import StorageError
-from moldau.raft.epoch_state import ElectionState
+from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.messages import EpochEndOffset, QuorumFetchRequest, ReplicaKey, VoteRequest, VoteResponse
 from support.quorum_nodes import InProcessNetwork, QuorumNode, leader_of, run, wait_until
 

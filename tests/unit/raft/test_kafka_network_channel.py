@@ -45,9 +45,9 @@ from moldau.raft.messages import (
     VoteResponse,
     VoterNode,
 )
-from moldau.server.errors import ErrorCode
+from moldau.server.error_codes import ErrorCode
 from moldau.server.metadata_fetch import fetch_metadata, is_metadata_fetch
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 from support.admin_broker import handle
@@ -127,7 +127,7 @@ class OtherNode:
         frame = bytearray()
         encoder(api, version, "request")(frame, tree)
         request = decoder(api, version, "request")(memoryview(bytes(frame)))
-        session = Session(ClientConnection("127.0.0.1:1", self.listener), version, None)
+        session = RequestContext(ClientConnection("127.0.0.1:1", self.listener), version, None)
         handler = fetch_metadata if api is ApiKey.FETCH else partial(handle, api)
         response = bytearray()
         encoder(api, version, "response")(response, await handler(request, session, self.broker))

@@ -1,6 +1,6 @@
 """Leaders of the state machine: commits and resignation."""
 
-from moldau.raft.epoch_state import Role
+from moldau.raft.epoch_roles import Role
 from moldau.raft.events import (
     AppendFailed,
     BatchesAppended,

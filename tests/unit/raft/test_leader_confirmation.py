@@ -5,7 +5,7 @@ import pytest
 from moldau.errors import (
     InvalidRequestError,
 )
-from moldau.raft.epoch_state import ElectionState, Role
+from moldau.raft.epoch_roles import ElectionState, Role
 from moldau.raft.events import (
     AppendFailed,
     BatchesAppended,

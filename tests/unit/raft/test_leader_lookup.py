@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from moldau.raft.epoch_state import ElectionState, Role
+from moldau.raft.epoch_roles import ElectionState, Role
 from moldau.raft.events import (
     Effect,
     NodeStarted,
@@ -22,7 +22,7 @@ from moldau.raft.messages import (
 from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state import QuorumState
 from moldau.raft.raft_log_state import RaftLogState
-from moldau.raft.state import RaftStateMachine
+from moldau.raft.state_machine import RaftStateMachine
 from moldau.raft.voter_set import VoterSetHistory
 
 CONFIG = QuorumConfig(fetch_timeout_ms=1500, election_timeout_ms=500, request_timeout_ms=1000)

@@ -21,9 +21,9 @@ from moldau.raft.messages import SnapshotId, VoterEndpoint, VoterNode
 from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore
 from moldau.raft.snapshot_store import MemorySnapshotStore
-from moldau.server.errors import ErrorCode
+from moldau.server.error_codes import ErrorCode
 from moldau.server.metadata_fetch import fetch_metadata
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 from support.admin_broker import handle
@@ -113,7 +113,7 @@ class Node:
         frame = bytearray()
         encoder(api, version, "request")(frame, tree)
         request = decoder(api, version, "request")(memoryview(bytes(frame)))
-        session = Session(ClientConnection("127.0.0.1:1", "NODES"), version, None)
+        session = RequestContext(ClientConnection("127.0.0.1:1", "NODES"), version, None)
         handler = fetch_metadata if api is ApiKey.FETCH else partial(handle, api)
         response = bytearray()
         encoder(api, version, "response")(response, await handler(request, session, self.broker))

@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from moldau.raft.epoch_state import ElectionState
+from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.events import (
     BatchesAppended,
     Effect,
@@ -30,7 +30,7 @@ from moldau.raft.messages import (
 )
 from moldau.raft.quorum_state import QuorumState
 from moldau.raft.raft_log_state import BatchSummary, RaftLogState
-from moldau.raft.state import RaftStateMachine
+from moldau.raft.state_machine import RaftStateMachine
 from moldau.raft.voter_set import VoterSetHistory
 
 VOTERS = tuple(VoterNode(node_id, UUID(int=node_id)) for node_id in (1, 2, 3, 4, 5))

@@ -9,7 +9,7 @@ import pytest
 
 from moldau.errors import InconsistentClusterIdError, StorageError
 from moldau.platform.os_disk import OsDisk
-from moldau.raft.epoch_state import ElectionState
+from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.quorum_state_store import FileQuorumStateStore
 
 DIRECTORY = UUID(int=7)

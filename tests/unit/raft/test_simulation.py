@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from moldau.raft.epoch_state import ElectionState
+from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.leader_state import LeaderState, ReplicaState
 from moldau.raft.messages import ReplicaKey
 from moldau.raft.quorum_fetcher import QuorumFetcher

@@ -10,7 +10,7 @@ import pytest
 from moldau.errors import NotControllerError, StorageError
 from moldau.raft.batches import CommittedBatch
 from moldau.raft.driver import RaftClient
-from moldau.raft.epoch_state import ElectionState
+from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.messages import SnapshotId, VoterNode
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore, QuorumStateStore
 from moldau.raft.snapshot_format import SnapshotContents

@@ -10,8 +10,8 @@ import pytest
 from moldau.client.net.api_versions import SUPPORTED_VERSIONS
 from moldau.handlers import REGISTRY
 from moldau.metadata.image import MetadataImage
-from moldau.server.errors import ErrorCode
-from moldau.server.session import ClientConnection, Session
+from moldau.server.error_codes import ErrorCode
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 from support.quorum_nodes import InProcessNetwork, QuorumNode, run, wait_until
@@ -34,7 +34,7 @@ async def call(node: QuorumNode, api: ApiKey, partition: dict[str, Any], **more:
     frame, response_frame = bytearray(), bytearray()
     encoder(api, version, "request")(frame, tree)
     request = decoder(api, version, "request")(memoryview(bytes(frame)))
-    session = Session(ClientConnection("127.0.0.1:1", "NODES"), version, None)
+    session = RequestContext(ClientConnection("127.0.0.1:1", "NODES"), version, None)
     broker: Any = SimpleNamespace(
         quorum=node.quorum, metadata=SimpleNamespace(image=MetadataImage(cluster_id="cluster"))
     )

@@ -11,7 +11,7 @@ from moldau.errors import (
     RequestTimedOutError,
     VoterNotFoundError,
 )
-from moldau.raft.epoch_state import ElectionState, Role
+from moldau.raft.epoch_roles import ElectionState, Role
 from moldau.raft.events import (
     AppendLeaderChange,
     AppendVoters,
@@ -34,7 +34,7 @@ from moldau.raft.messages import (
 )
 from moldau.raft.quorum_state import QuorumState
 from moldau.raft.raft_log_state import BatchSummary, RaftLogState
-from moldau.raft.state import RaftStateMachine
+from moldau.raft.state_machine import RaftStateMachine
 from moldau.raft.voter_set import VoterSetHistory, majority_size
 from support.quorum_states import (
     CONFIG,

@@ -20,7 +20,7 @@ from moldau.server import startup_gate
 from moldau.server.broker import Broker
 from moldau.server.dispatcher import Dispatcher
 from moldau.server.forwarding import execute_forwarded
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey
@@ -196,9 +196,9 @@ def test_a_forwarded_request_keeps_the_clients_identity(
     version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = REGISTRY[ApiKey.DELETE_TOPICS]
-    seen: list[Session] = []
+    seen: list[RequestContext] = []
 
-    async def spy(request: Any, session: Session, broker: Broker) -> Any:
+    async def spy(request: Any, session: RequestContext, broker: Broker) -> Any:
         seen.append(session)
         return await served.handler(request, session, broker)
 
@@ -477,7 +477,7 @@ def test_parked_requests_of_a_starting_node_are_limited(monkeypatch: pytest.Monk
 def test_inter_broker_requests_do_not_wait_until_the_node_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[Any] = []
 
-    async def fetch_metadata(request: Any, session: Session, broker: Broker) -> Any:
+    async def fetch_metadata(request: Any, session: RequestContext, broker: Broker) -> Any:
         fetched.append(request.topics[0].topic_id)
         return {"throttle_time": 0, "error_code": 0, "session_id": 0, "responses": []}
 

@@ -5,10 +5,10 @@ from typing import Any
 from unittest.mock import patch
 
 from moldau.handlers.a01_fetch import fetch
+from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.partition import Partition
-from moldau.partitions.waiters import CallbackList
 from moldau.server.partition_watcher import PartitionWatcher
-from moldau.server.session import ClientConnection, Session
+from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from support.admin_broker import decoded_request
 from unit.handlers.test_fetch_replicas import EPOCH, LeaderHarness, with_harness
@@ -19,7 +19,9 @@ LONG_AGO_MS = -(10**9)
 class SessionOfNode2:
     def __init__(self, harness: LeaderHarness) -> None:
         self._harness = harness
-        self._session = Session(ClientConnection("127.0.0.1:5", harness.listener), harness.version, "test")
+        self._session = RequestContext(
+            ClientConnection("127.0.0.1:5", harness.listener), harness.version, "test"
+        )
         self._id, self._epoch = 0, 0
         self.looks = 0
 

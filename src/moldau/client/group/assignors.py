@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from moldau.client.group.sticky_balancer import (
+from moldau.client.group.sticky_assignment import (
     Assignments,
     SubscribedMember,
     balance_partitions,

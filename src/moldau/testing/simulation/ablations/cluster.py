@@ -14,11 +14,11 @@ from moldau.groups.shard_driver import ShardDriver
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.partitions import follower_replica
 from moldau.partitions.follower_replica import FollowerReplica
-from moldau.partitions.leader_state import LeaderState
+from moldau.partitions.leader_state import PartitionLeaderState
 from moldau.partitions.log_flusher import LogFlusher
 from moldau.partitions.partition import Partition
-from moldau.raft.epoch_state import ElectionState
-from moldau.raft.leader_state import LeaderState as RaftLeaderState
+from moldau.raft.epoch_roles import ElectionState
+from moldau.raft.leader_state import LeaderState
 from moldau.raft.messages import EpochEndOffset
 from moldau.raft.quorum_state import QuorumState
 from moldau.raft.quorum_state_store import FileQuorumStateStore
@@ -76,10 +76,10 @@ def without_truncation() -> AbstractContextManager[object]:
 def without_maximal_in_sync() -> AbstractContextManager[object]:
     """A leader uses the ISR that it has proposed before the controller has accepted it."""
 
-    def maximal_isr(state: LeaderState) -> tuple[int, ...]:
+    def maximal_isr(state: PartitionLeaderState) -> tuple[int, ...]:
         return state.image.isr if state.proposal is None else state.proposal.isr
 
-    return mock.patch.object(LeaderState, "maximal_isr", maximal_isr)
+    return mock.patch.object(PartitionLeaderState, "maximal_isr", maximal_isr)
 
 
 def without_lease() -> AbstractContextManager[object]:
@@ -156,10 +156,10 @@ def without_pre_vote() -> AbstractContextManager[object]:
 def without_majority() -> AbstractContextManager[object]:
     """Metadata counts as committed when the leader alone has it."""
 
-    def majority_end_offset(leader: RaftLeaderState) -> int:
+    def majority_end_offset(leader: LeaderState) -> int:
         return leader.log.durable_offset
 
-    return mock.patch.object(RaftLeaderState, "majority_end_offset", majority_end_offset)
+    return mock.patch.object(LeaderState, "majority_end_offset", majority_end_offset)
 
 
 ABLATIONS: Mapping[str, Ablation] = {

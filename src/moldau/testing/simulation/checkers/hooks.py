@@ -13,7 +13,7 @@ from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.handlers import REGISTRY
 from moldau.peers.client import PeerClient
 from moldau.raft.messages import VoteRequest, VoteResponse
-from moldau.raft.state import RaftStateMachine
+from moldau.raft.state_machine import RaftStateMachine
 from moldau.testing.simulation.checkers.invariants import InvariantChecker
 from moldau.wire.api_keys import ApiKey
 

@@ -22,7 +22,7 @@ class OffsetExpirationCondition(NamedTuple):
         return wall_ms - max(committed.commit_timestamp_ms, self.start_ms) >= self.retention_ms
 
 
-class OffsetMetadataManager:
+class CommittedOffsets:
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
         self._groups_by_topic: dict[TopicKey, dict[str, int]] = {}

@@ -10,7 +10,7 @@ import moldau
 from moldau import errors
 from moldau.errors import MoldauError, StorageError, TopicExistsError
 from moldau.partitions.partition import DivergingEpochError
-from moldau.server.errors import ERROR_CODES, ErrorCode, error_code, error_message
+from moldau.server.error_codes import ERROR_CODES, ErrorCode, error_code, error_message
 
 SOURCE = Path(moldau.__file__).parent
 NOT_CODES = {DivergingEpochError}

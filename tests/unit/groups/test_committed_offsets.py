@@ -5,12 +5,12 @@ from uuid import UUID
 import pytest
 
 from moldau.errors import OffsetMetadataTooLargeError
-from moldau.groups.formats import decode, encode
-from moldau.groups.offset_metadata_manager import (
+from moldau.groups.committed_offsets import (
+    CommittedOffsets,
     OffsetExpirationCondition,
-    OffsetMetadataManager,
     build_commit_records,
 )
+from moldau.groups.formats import decode, encode
 from moldau.groups.records import NO_EXPIRY, CommittedOffset, OffsetCommitRecord
 from moldau.groups.requests import OffsetToCommit
 
@@ -22,7 +22,7 @@ def committed(offset: int = 1, *, topic_id: UUID | None = None) -> CommittedOffs
 
 
 def test_the_latest_commit_of_a_partition_wins() -> None:
-    offsets = OffsetMetadataManager()
+    offsets = CommittedOffsets()
     offsets.apply(OffsetCommitRecord("g", "t", 0, committed(1)))
     offsets.apply(OffsetCommitRecord("g", "t", 0, committed(2)))
     assert offsets.get("g", "t", 0) == committed(2)
@@ -30,13 +30,13 @@ def test_the_latest_commit_of_a_partition_wins() -> None:
 
 @pytest.mark.parametrize("place", [("other", "t", 0), ("g", "other", 0), ("g", "t", 1)])
 def test_offsets_are_separate_per_group_topic_and_partition(place: tuple[str, str, int]) -> None:
-    offsets = OffsetMetadataManager()
+    offsets = CommittedOffsets()
     offsets.apply(OffsetCommitRecord("g", "t", 0, committed()))
     assert offsets.get(*place) is None
 
 
 def test_tombstones_delete_offsets() -> None:
-    offsets = OffsetMetadataManager()
+    offsets = CommittedOffsets()
     for partition in (0, 1):
         offsets.apply(OffsetCommitRecord("g", "t", partition, committed()))
     offsets.apply(OffsetCommitRecord("g", "t", 0, None))
@@ -47,7 +47,7 @@ def test_tombstones_delete_offsets() -> None:
 
 
 def test_a_tombstone_of_a_missing_offset_changes_nothing() -> None:
-    offsets = OffsetMetadataManager()
+    offsets = CommittedOffsets()
     offsets.apply(OffsetCommitRecord("g", "t", 0, committed()))
     for place in (("g", "t", 5), ("g", "other", 0), ("other", "t", 0)):
         offsets.apply(OffsetCommitRecord(*place, None))
@@ -55,7 +55,7 @@ def test_a_tombstone_of_a_missing_offset_changes_nothing() -> None:
 
 
 def test_topics_of_the_same_name_have_separate_offsets() -> None:
-    offsets = OffsetMetadataManager()
+    offsets = CommittedOffsets()
     offsets.apply(OffsetCommitRecord("known", "t", 0, committed(topic_id=FIRST_ID)))
     offsets.apply(OffsetCommitRecord("newer", "t", 0, committed(topic_id=SECOND_ID)))
     offsets.apply(OffsetCommitRecord("old", "t", 3, committed()))
@@ -67,7 +67,7 @@ def test_topics_of_the_same_name_have_separate_offsets() -> None:
 
 
 def test_a_topic_is_listed_while_it_has_offsets() -> None:
-    offsets = OffsetMetadataManager()
+    offsets = CommittedOffsets()
     for partition in (0, 1):
         offsets.apply(OffsetCommitRecord("g", "t", partition, committed(topic_id=FIRST_ID)))
     offsets.apply(OffsetCommitRecord("g", "t", 0, committed(2, topic_id=FIRST_ID)))

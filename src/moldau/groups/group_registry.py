@@ -34,7 +34,7 @@ _PENDING_MEMBER_ID_OVERHEAD_BYTES = 500
 T = TypeVar("T")
 
 
-class GroupMetadataManager:
+class GroupRegistry:
     def __init__(self, config: GroupCoordinatorConfig, has_offsets: Callable[[str], bool]) -> None:
         self.groups: dict[str, ClassicGroup] = {}
         """Groups that have a group record or offsets in the log, and groups that members are joining."""

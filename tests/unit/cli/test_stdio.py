@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
-from moldau.cli.streams import CHUNK_BYTES, LINE_BYTES_MAX, OutputWriter, read_lines
+from moldau.cli.stdio import CHUNK_BYTES, LINE_BYTES_MAX, OutputWriter, read_lines
 from moldau.client.errors import ErrorCode, KafkaError
 
 MORE_THAN_A_PIPE_HOLDS = b"x" * 1_000_000

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from moldau.settings.broker import broker_definitions
-from moldau.settings.page import settings_page
+from moldau.settings.docs_page import settings_page
 from moldau.settings.registry import setting_definitions
 from moldau.settings.topic import TopicSettings
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from moldau.partitions.waiters import CallbackList
+from moldau.partitions.delayed_operations import CallbackList
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +25,7 @@ class ClientConnection:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class RequestContext:
     """The context of one request."""
 
     connection: ClientConnection

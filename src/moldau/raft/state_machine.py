@@ -8,7 +8,7 @@ what its majority of one has on disk.
 from typing import assert_never
 
 from moldau.errors import InvalidRequestError, InvalidVoterKeyError
-from moldau.raft.epoch_state import CandidateState, ElectionState, EpochElection, ProspectiveState, Role
+from moldau.raft.epoch_roles import CandidateState, ElectionState, EpochElection, ProspectiveState, Role
 from moldau.raft.events import (
     AppendFailed,
     AppendLeaderChange,
