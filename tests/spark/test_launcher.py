@@ -155,7 +155,7 @@ def test_a_port_without_a_master_times_out_and_a_lost_java_is_restarted() -> Non
         done = run("-c", program)
     message, *counts = done.stdout.splitlines()
     assert message.startswith(
-        f"LaunchError {url} takes connections but did not register this application within 1 s"
+        f"LaunchError {url} accepts connections but did not register this application within 1 s"
     )
     assert counts == ["4", "5"], done.stderr
     assert "log level" not in done.stderr
