@@ -243,7 +243,7 @@ def test_fail_on_data_loss(reads: Reads, topics: dict[str, str]) -> None:
     gone = {"subscribe": cut, "startingOffsets": at(cut, {0: 2}), "endingOffsets": at(cut, {0: 20})}
     text = reads.error_text(**gone)
     assert f"{cut}-0 at {reads.bootstrap} should be read from offset 2, but its log starts at 6" in text
-    assert "With failOnDataLoss set to false the query begins at 6" in text
+    assert "With failOnDataLoss set to false the query starts at 6" in text
     assert reads.places(**gone, failOnDataLoss="false") == [(0, offset) for offset in (6, 7, 8, 9)]
 
 
