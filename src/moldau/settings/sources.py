@@ -17,10 +17,10 @@ from moldau.settings.values import describe_allowed_values, format_value, parse_
 ENVIRONMENT_PREFIX = "MOLDAU_"
 CONFIG_VARIABLE = "MOLDAU_CONFIG"
 IGNORED_VARIABLES = re.compile(
-    r"MOLDAU_(BOOTSTRAP|TEST_.+|SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_.+)?)"
+    r"MOLDAU_(BOOTSTRAP|PIPELINES|CACHE|CLASS_CACHE|NATIVE|TEST_.+|SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_.+)?)"
 )
-"""Variables that are not settings: the bootstrap servers of commands, test options, and those that Kubernetes sets in
-every pod for a service named moldau."""
+"""Variables that are not settings: options of commands, pipelines and Spark, test options, and the variables that
+Kubernetes sets in every pod for a service named moldau."""
 
 
 class RawSetting(NamedTuple):

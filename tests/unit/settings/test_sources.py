@@ -169,6 +169,11 @@ def test_flag_errors_name_the_flag() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["PIPELINES", "CACHE", "CLASS_CACHE", "NATIVE"])
+def test_variables_of_pipelines_and_spark_do_not_stop_a_node(name: str) -> None:
+    assert build_settings(environment={f"MOLDAU_{name}": "off"}).explicitly_set == set()
+
+
 def test_variables_of_kubernetes_services_are_ignored() -> None:
     links = {
         "MOLDAU_SERVICE_HOST": "10.0.0.1",
