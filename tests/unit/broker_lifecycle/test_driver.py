@@ -48,7 +48,7 @@ async def until_active(failures: Sequence[MoldauError]) -> None:
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The logged reasons."""
-    return [getattr(each, FIELDS)["why"] for each in caplog.records if each.levelname == "WARNING"]
+    return [getattr(each, FIELDS)["reason"] for each in caplog.records if each.levelname == "WARNING"]
 
 
 def test_a_full_disk_of_the_controller_is_logged_once_and_retried(
