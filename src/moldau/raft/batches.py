@@ -19,11 +19,11 @@ class CommittedBatch:
     base_offset: int
     last_offset: int
     epoch: int
-    """The epoch of the leader that appended it."""
+    """The epoch of the leader that appended the batch."""
     values: tuple[bytes, ...] = ()
     """The encoded metadata records; empty in a control batch."""
     leader_id: int | None = None
-    """The new leader, in the control batch that starts an epoch."""
+    """The new leader, if this is the control batch that starts an epoch; otherwise None."""
 
 
 def read_committed_batch(batch: Batch) -> CommittedBatch:
@@ -42,7 +42,7 @@ def read_committed_batch(batch: Batch) -> CommittedBatch:
 
 
 def summarize_batch(batch: Batch) -> BatchSummary:
-    """Reads only control records; the checksum must have been verified."""
+    """Returns the summary of a batch whose checksum was verified. Reads only control records."""
     voters = None
     if batch.is_control:
         for record in iterate_records(batch):
@@ -59,7 +59,7 @@ def values_batch(values: Sequence[bytes], *, base_offset: int, epoch: int, times
 
 def leader_change_batch(append: AppendLeaderChange, *, base_offset: int, timestamp: int) -> Batch:
     """Returns the first batch of a leader's epoch."""
-    # With directory ids the record would be version 1, which Kafka's tools do not read.
+    # Omit the directory ids, because a record with them has version 1, which Kafka's tools cannot read.
     voters = tuple(control.LeaderChangeVoter(voter.node_id) for voter in append.voters)
     granting_voters = tuple(voter for voter in voters if voter.id in append.granting_voters)
     change = control.LeaderChange(append.leader_id, voters, granting_voters)
@@ -74,7 +74,8 @@ def voters_batch(voters: Sequence[VoterNode], *, base_offset: int, epoch: int, t
 
 
 def iterate_batches(data: bytes) -> Iterator[Batch]:
-    """Yields the complete batches of a read; the last one may be incomplete, and is left for the next read."""
+    """Yields the complete batches of a read. An incomplete last batch is ignored, because the next read returns it
+    again."""
     view = memoryview(data)
     position = 0
     while position + HEADER_SIZE <= len(view):
@@ -88,7 +89,10 @@ def iterate_batches(data: bytes) -> Iterator[Batch]:
 
 
 def batches_from_leader(data: bytes, log_end: EpochEndOffset, epoch: int) -> list[Batch]:
-    """Parses records that the leader of this epoch sent to follow `log_end`; raises CorruptRecordError."""
+    """Returns the batches that the leader of `epoch` sent to follow `log_end`.
+
+    Raises CorruptRecordError if the batches are damaged or do not continue the log.
+    """
     batches = list(iterate_batches(data))
     if not batches:
         raise CorruptRecordError(f"the leader sent {len(data)} bytes without a complete batch")

@@ -25,7 +25,7 @@ class CommitDelivery:
         self.next_offset = log.start_offset
 
     def start_at(self, offset: int, snapshot: SnapshotContents | None) -> None:
-        """Continues at `offset`, after the snapshot that ends there."""
+        """Continues at `offset`. If there is a snapshot, it ends at `offset` and is delivered first."""
         self.next_offset = offset
         self._pending_snapshot = snapshot
 

@@ -1,7 +1,7 @@
-"""The Raft client of the metadata quorum: the node's interface to the quorum (Kafka's KafkaRaftClient).
+"""The Raft client, the node's interface to the metadata quorum (Kafka's KafkaRaftClient).
 
-A disk failure is final: `on_fatal` is called once and every later call raises. Nothing is retried, because after a
-failed fsync the contents of the disk are unknown. A full disk is not a failure: the client waits for space.
+After a disk failure `on_fatal` is called once, and every later call raises an error. Nothing is retried, because after
+a failed fsync the contents of the disk are unknown. A full disk is not a failure. The client then waits for space.
 """
 
 import random
@@ -52,10 +52,10 @@ from moldau.settings.topic import TopicSettings
 
 METADATA_LOG = LogName("__cluster_metadata", 0)
 METADATA_TOPIC_ID = UUID(int=1)
-"""Reserved for this log; no other topic gets it."""
+"""The reserved topic id of the metadata log. No other topic has this id."""
 
 SEGMENT_BYTES = 8 * 1024 * 1024
-"""A snapshot frees only whole segments of the log."""
+"""The segment size of the metadata log. It is small, because only whole segments are deleted after a snapshot."""
 
 VOTER_CHANGE_TIMEOUT_MS = 30_000
 NEVER_CONFIRMED = -(2**63)
@@ -64,7 +64,10 @@ T = TypeVar("T", bound=RaftResponse)
 
 
 async def open_metadata_log(store: LogStore) -> Log:
-    """Opens the metadata log. It has no retention, since snapshots shorten it, and is always flushed."""
+    """Opens the metadata log.
+
+    The log has no retention, because records are deleted after a snapshot contains them. It is always flushed.
+    """
     settings = TopicSettings(
         cleanup_policy=("delete",),
         retention_ms=-1,
@@ -100,11 +103,11 @@ class RaftClient:
         on_leader_change: Callable[[int, int], None] = lambda leader_id, epoch: None,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """`on_commit` gets every committed batch once, in order.
+        """`on_commit` receives every committed batch once, in order.
 
-        Batches that were in the log at startup are delivered together, once the node knows everything that was
-        committed before it started. If the log starts with a snapshot, `on_load_snapshot` gets its records, its id,
-        and the leader of its epoch first.
+        Batches that are in the log at startup are delivered together, when the node knows everything that was committed
+        before it started. If the log starts with a snapshot, `on_load_snapshot` is called first. It receives the
+        snapshot's records, the snapshot's id, and the leader of the snapshot's epoch.
         """
         config = config or QuorumConfig()
         endpoints = next((voter.endpoints for voter in initial_voters if voter.node_id == node_id), ())
@@ -134,7 +137,7 @@ class RaftClient:
 
     @property
     def leader_id(self) -> int:
-        """NO_LEADER (-1) if none is known."""
+        """The leader of the quorum; NO_LEADER (-1) if unknown."""
         return NO_LEADER if self._executor.failure is not None else self._state.leader_id
 
     @property
@@ -156,7 +159,7 @@ class RaftClient:
 
     @property
     def majority_confirmed_ms(self) -> int:
-        """The latest monotonic time at which a majority of the voters is known to have had this leader.
+        """The latest monotonic time at which a majority of the voters certainly accepted this leader.
 
         NEVER_CONFIRMED if this node is not the leader.
         """
@@ -165,7 +168,10 @@ class RaftClient:
 
     @property
     def leader_silence_ms(self) -> int:
-        """For how long, at least, the majority that elected this leader had no leader before."""
+        """The minimum time for which the voters that elected this leader had no leader before the election.
+
+        0 if this node is not the leader.
+        """
         leader = self._state.quorum.leader_state
         return 0 if leader is None else leader.leader_silence_ms
 
@@ -187,20 +193,21 @@ class RaftClient:
         await self._executor.start(log_state, contents, self._initial_voters)
 
     async def resign(self) -> None:
-        """Prepares a clean stop: gives up leadership and starts no more elections."""
+        """Gives up leadership and starts no more elections, to prepare a clean stop."""
         await self._executor.resign()
 
     async def close(self) -> None:
-        """Stops using the log, which the caller then closes."""
+        """Stops the client. The caller closes the log afterwards."""
         await self._executor.close()
 
     # Records of the leader
 
     async def append(self, values: Sequence[bytes]) -> int:
-        """Appends the values as one batch and returns the offset of the last. Leader only.
+        """Appends the values as one batch and returns the offset of the last value.
 
-        The batch is not committed yet, and is lost if this node loses its leadership first. A leader whose disk is
-        full raises StorageError, and resigns if there are other voters.
+        Raises NotControllerError if this node is not the leader. The batch is not committed yet. It may be lost if this
+        node loses its leadership first. If the disk is full, raises StorageError, and the leader resigns if there are
+        other voters.
         """
         self._executor.check_disk_space()
         return await self._executor.run(lambda: self._append_values(values))
@@ -236,7 +243,7 @@ class RaftClient:
         return await self._respond(request, QuorumEpochResponse)
 
     async def fetch(self, request: QuorumFetchRequest) -> QuorumFetchResponse:
-        """Waits for new records or a new high watermark, as long as the request allows."""
+        """Returns the response to a fetch. Waits up to `max_wait_ms` for new records or a new high watermark."""
         response = await self._handle(request)
         if isinstance(response, QuorumFetchResponse):
             return response
@@ -255,7 +262,7 @@ class RaftClient:
         if log_state.start_offset <= offset < log_state.end_offset:
             records = (await self._log.read(offset, request.bytes_max, log_state.end_offset)).read()
             if self._leader_of(request.epoch) is None:
-                # Another leader's records may have replaced what was read.
+                # Discard the records, because another leader's records may have replaced them in the log.
                 return QuorumFetchResponse(self.epoch, self.leader_id, is_leader=False)
         return QuorumFetchResponse(
             self.epoch,
@@ -268,7 +275,7 @@ class RaftClient:
         )
 
     async def fetch_snapshot(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-        """Raises SnapshotNotFoundError, PositionOutOfRangeError."""
+        """Returns a part of a snapshot. Raises SnapshotNotFoundError or PositionOutOfRangeError."""
         response = await self._handle(request)
         if isinstance(response, FetchSnapshotResponse):
             return response
@@ -288,7 +295,7 @@ class RaftClient:
         )
 
     def _leader_of(self, epoch: int) -> LeaderState | None:
-        """Returns the leader state if this node is, and stays, the leader of the epoch."""
+        """Returns the leader state if this node is the leader of the epoch and is not closing; otherwise None."""
         is_leader = self.is_leader and self.epoch == epoch and not self._executor.is_closing
         return self._state.quorum.leader_state if is_leader else None
 
@@ -307,10 +314,10 @@ class RaftClient:
     async def write_snapshot(
         self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int = NO_LEADER
     ) -> None:
-        """Stores a snapshot of committed records and deletes the log below the previous snapshot.
+        """Stores a snapshot of committed records, and deletes the log up to the end of the oldest retained snapshot.
 
-        With the rest of the log a replica that is slightly behind needs no snapshot, and the loss of the latest
-        snapshot is harmless.
+        The log after that offset is kept, so that a replica that is slightly behind needs no snapshot. It also makes
+        the loss of the latest snapshot harmless.
         """
         snapshots = self._snapshots
         if snapshots is None or snapshot.end_offset > self.high_watermark:
@@ -333,17 +340,18 @@ class RaftClient:
     # Changes of the voters
 
     async def add_voter(self, voter: VoterNode, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
-        """Returns when the change is committed; waits for the voter to catch up, and for other changes."""
+        """Adds a voter. Waits until the new voter has caught up, other changes have ended, and this change is
+        committed."""
         await self._change_voters(
             lambda leader: leader.with_voter(self._clock.monotonic_ms(), voter), timeout_ms
         )
 
     async def remove_voter(self, key: ReplicaKey, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
-        """Returns when the change is committed; a leader that removes itself resigns then."""
+        """Removes a voter and waits until the change is committed. A leader that removes itself then resigns."""
         await self._change_voters(lambda leader: leader.without_voter(key), timeout_ms)
 
     async def update_voter(self, voter: VoterNode, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
-        """Changes the endpoints of a voter, and its directory if that was unknown."""
+        """Changes the endpoints of a voter, and the voter's directory if it was unknown."""
         await self._change_voters(lambda leader: leader.with_updated_voter(voter), timeout_ms)
 
     async def _change_voters(
@@ -379,7 +387,7 @@ class RaftClient:
         return self.epoch, self._log.end_offset
 
     def describe(self) -> QuorumDescription:
-        """Describes the quorum; only the leader knows the progress of other replicas."""
+        """Returns a description of the quorum. Only the leader knows the progress of other replicas."""
         quorum, now_ms = self._state.quorum, self._clock.monotonic_ms()
         wall_minus_monotonic_ms = self._clock.wall_ms() - now_ms
         leader = quorum.leader_state

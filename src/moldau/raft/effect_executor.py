@@ -1,4 +1,4 @@
-"""Execution of the Raft state machine's effects: disk writes, requests, one timer, delivery of commits."""
+"""Execution of the Raft state machine's effects: disk writes, requests, a timer, and delivery of committed records."""
 
 import asyncio
 import random
@@ -67,9 +67,9 @@ T = TypeVar("T")
 
 
 class EffectExecutor:
-    """Passes events to the state machine, one at a time, and executes all effects of one before the next.
+    """Passes events to the state machine one at a time, and executes all effects of an event before the next event.
 
-    A failure in between is fatal, because the state machine then assumes effects that did not happen.
+    A failed effect is fatal, because the state machine assumes that all of its effects have happened.
     """
 
     def __init__(
@@ -113,11 +113,14 @@ class EffectExecutor:
         self._has_started = False
         self._is_resigning = False
         self._disk_full_error: StorageError | None = None
-        """Why the election state could not be persisted yet. Until it is, no other effect is executed."""
+        """The error of a write that waits for disk space; None if no write waits.
+
+        No other effect is executed until this write succeeds.
+        """
         self._last_append_error = ""
         """The last logged error of an append of fetched records; a repeated error is not logged again."""
         self._own_append_error: StorageError | None = None
-        """Why the leader's own append failed, though the log is intact."""
+        """The error of the leader's last failed append of a batch that it created itself. The log is still intact."""
         self.endpoints: dict[int, tuple[VoterEndpoint, ...]] = {}
         self.failure: BaseException | None = None
         self.is_closing = False
@@ -125,7 +128,10 @@ class EffectExecutor:
     async def start(
         self, log_state: RaftLogState, snapshot: SnapshotContents | None, initial_voters: Sequence[VoterNode]
     ) -> None:
-        """Runs inside a job. Raises StorageError if the only voter cannot append."""
+        """Starts the state machine. Must be called inside a job.
+
+        Raises StorageError if this node is the only voter and cannot append.
+        """
         offset = log_state.start_offset if snapshot is None else snapshot.id.end_offset
         self._delivery.start_at(offset, snapshot)
         for voter in initial_voters:
@@ -144,7 +150,7 @@ class EffectExecutor:
         try:
             await self.submit(ResignRequested())
         except StorageError:
-            # The failure was reported, and a failed node has no leadership to give up.
+            # The failure was already reported, and a failed node has no leadership to give up.
             return
         await self._request_sender.wait_for_resign_requests()
 
@@ -157,14 +163,14 @@ class EffectExecutor:
         await self._jobs.close()
 
     def run(self, job: Job[T]) -> "asyncio.Future[T]":
-        """Runs a job between events."""
+        """Queues a job. No event is handled while the job runs."""
         return self._jobs.submit(job)
 
     def submit(self, event: Event) -> "asyncio.Future[RaftResponse | ServeFetch | None]":
         return self._jobs.submit(lambda: self._process(event))
 
     async def wait_for_progress(self, timeout_ms: int) -> None:
-        """Waits for the next event, at most this long."""
+        """Waits until the next event was handled, or until the timeout."""
         await self._progress.wait(timeout_ms)
 
     def check_failure(self) -> None:
@@ -172,14 +178,17 @@ class EffectExecutor:
             raise StorageError("the metadata log has failed") from self.failure
 
     def check_disk_space(self) -> None:
-        """Raises StorageError while the node waits for disk space: a request could wait behind it without limit."""
+        """Raises StorageError while the node waits for disk space.
+
+        Without this check, a request could wait for an unlimited time behind the write that needs space.
+        """
         if self._disk_full_error is not None:
             raise StorageError("this node waits for space on its disk") from self._disk_full_error
 
     async def _process(self, event: Event) -> RaftResponse | ServeFetch | None:
         self.check_failure()
         if not self._has_started:
-            # The log is not loaded yet, so the node would vote for any candidate.
+            # Reject the event, because without a loaded log the node would vote for any candidate.
             raise NotControllerError("this node is starting")
         response = await self.step(event)
         if isinstance(response, MoldauError):
@@ -187,7 +196,10 @@ class EffectExecutor:
         return response
 
     async def step(self, event: Event) -> RaftResponse | ServeFetch | MoldauError | None:
-        """Runs inside a job: handles one event, executes its effects, and returns the response to a request."""
+        """Handles one event and executes its effects. Returns the response if the event is a request.
+
+        Must be called inside a job.
+        """
         response: RaftResponse | ServeFetch | MoldauError | None = None
         try:
             for effect in self._state.step(self._clock.monotonic_ms(), event, self._random.random()):
@@ -197,7 +209,7 @@ class EffectExecutor:
                     response = effect
                 else:
                     await self._execute(effect)
-            # Before it is caught up, a restarted node would act on metadata that it knows to be outdated.
+            # Deliver nothing before the node is caught up, because a restarted node would act on outdated metadata.
             is_caught_up = self._state.quorum.is_caught_up
             await self._delivery.deliver(self._state.high_watermark if is_caught_up else -1)
         except Exception as error:
@@ -236,7 +248,10 @@ class EffectExecutor:
                 raise StorageError(effect.reason)
 
     async def _retry_while_disk_full(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Waits for disk space: if several voters share a full disk, failing would stop all of them for good."""
+        """Repeats a write until there is enough disk space.
+
+        Without the retries, all voters that share a full disk would stop permanently.
+        """
         while True:
             try:
                 await write()
@@ -245,7 +260,7 @@ class EffectExecutor:
                 if not is_transient(error) or not self._has_started or self._log.failure is not None:
                     raise
                 if self._is_resigning or self.is_closing:
-                    # The node stops anyway, and no other node knows yet what was not written.
+                    # Give up, because the node is stopping and no other node relies on the missing write yet.
                     self.failure = self.failure or error
                     raise
                 if self._disk_full_error is None:
@@ -292,7 +307,7 @@ class EffectExecutor:
         self._timer = None
         deadline_ms = self._state.deadline_ms
         if deadline_ms is not None and self._clock.monotonic_ms() < deadline_ms:
-            # The node's clock is slower than the event loop's.
+            # Wait again, because the node's clock is slower than the event loop's clock.
             self._arm_timer()
         else:
             self.submit(TimerExpired())
@@ -300,7 +315,10 @@ class EffectExecutor:
     # The log
 
     async def append(self, batches: Sequence[Batch]) -> None:
-        """Runs inside a job. A StorageError that leaves the log intact (a full disk) has changed nothing."""
+        """Appends batches to the log. Must be called inside a job.
+
+        After a StorageError that leaves the log intact (a full disk), nothing was appended.
+        """
         summaries = tuple(map(summarize_batch, batches))
         try:
             await self._log.append(batches)
@@ -311,7 +329,7 @@ class EffectExecutor:
         await self.step(BatchesAppended(summaries))
 
     async def append_voters(self, voters: tuple[VoterNode, ...]) -> None:
-        """Runs inside a job."""
+        """Appends a voters record. Must be called inside a job."""
         await self.append([self._voters_batch(voters)])
 
     def _voters_batch(self, voters: tuple[VoterNode, ...]) -> Batch:
@@ -368,7 +386,7 @@ class EffectExecutor:
                 log.warning("cannot fetch the metadata snapshot, retrying", reason=str(error))
                 self.submit(SnapshotFetchFailed())
         except Exception:
-            # No response of a peer may stop this node.
+            # An unexpected response from a peer must not stop this node.
             log.exception("cannot fetch the metadata snapshot, retrying")
             self.submit(SnapshotFetchFailed())
 
@@ -396,7 +414,8 @@ class EffectExecutor:
         return bytes(data)
 
     async def _install_snapshot(self, snapshot: SnapshotId, data: bytes) -> None:
-        """Stores the snapshot, then resets the log. After a crash in between the next start resets the log."""
+        """Stores the snapshot, then resets the log. After a crash between these two steps, the next startup resets the
+        log."""
         self.check_failure()
         assert self._snapshots is not None, "a leader without snapshots offers none"
         if snapshot.end_offset <= self._state.high_watermark:

@@ -11,22 +11,23 @@ from moldau.raft.voter_set import is_same_replica, majority_size
 
 
 class Role(Enum):
-    """An observer (a node that is not a voter) is only ever unattached or a follower."""
+    """The role of a node in an epoch. An observer (a node that is not a voter) is always unattached or a follower."""
 
     UNATTACHED = "unattached"
-    """Knows no leader of its epoch, and looks one up."""
+    """The node knows no leader of its epoch and looks for one."""
     FOLLOWER = "follower"
     PROSPECTIVE = "prospective"
-    """Requests pre-votes, before it starts an epoch that could depose a leader."""
+    """The node requests pre-votes before it becomes candidate, because a new epoch could depose a leader."""
     CANDIDATE = "candidate"
     LEADER = "leader"
     RESIGNED = "resigned"
-    """Was the leader of this epoch, and must not become its leader again."""
+    """The node was the leader of this epoch. It must not become leader of the same epoch again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionState:
-    """Epoch, vote and leader as the voter persists them: after losing them it could vote twice in one epoch."""
+    """The epoch, vote and leader that a node persists. Without them, a restarted voter could vote twice in one
+    epoch."""
 
     epoch: int = 0
     leader_id: int = NO_LEADER
@@ -47,14 +48,14 @@ class EpochElection:
     start_ms: int
     granting: dict[int, None]
     rejecting: dict[int, None] = field(default_factory=dict)
-    """Voters that rejected, or did not respond."""
+    """Voters that rejected the request or did not respond."""
 
     def record_grant(self, node_id: int) -> None:
         self.granting[node_id] = None
         self.rejecting.pop(node_id, None)
 
     def record_rejection(self, node_id: int) -> bool:
-        """Returns False for a voter that has granted its vote already: that stays so."""
+        """Records a rejection. Returns False, and changes nothing, if the voter has already granted its vote."""
         if node_id in self.granting:
             return False
         self.rejecting[node_id] = None
@@ -76,9 +77,12 @@ class UnattachedState:
 class FollowerState:
     role: ClassVar[Role] = Role.FOLLOWER
     leader_contact_ms: int | None = None
-    """When the leader itself last sent something; None while this node knows the leader only from others."""
+    """The time of the last message from the leader; None if only other nodes have named this leader so far."""
     is_leader_unreachable: bool = False
-    """The last fetch went to a leader known only from others, and failed: that leader may have moved."""
+    """Whether the last fetch from the leader failed, while only other nodes have named this leader so far.
+
+    The address of the leader may have changed.
+    """
 
 
 @dataclass(slots=True)
@@ -92,7 +96,7 @@ class CandidateState:
     role: ClassVar[Role] = Role.CANDIDATE
     election: EpochElection
     leader_silence_ms: int
-    """The shortest time for which any voter that granted its vote, this node included, has had no leader."""
+    """The shortest time without a leader, in milliseconds, among this node and the voters that granted their votes."""
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ RaftResponse = VoteResponse | QuorumEpochResponse | QuorumFetchResponse | FetchS
 
 @dataclass(frozen=True, slots=True)
 class NodeStarted:
-    """All of the log is durable. Records below the end of the loaded snapshot are committed."""
+    """The node has loaded its log. The whole log is durable, and records below `committed_offset` are committed."""
 
     log: RaftLogState
     committed_offset: int = 0
@@ -44,7 +44,7 @@ class TimerExpired:
 
 @dataclass(frozen=True, slots=True)
 class RequestReceived:
-    """A request of another node; a SendResponse or ServeFetch effect follows."""
+    """A request from another node. A SendResponse or ServeFetch effect follows."""
 
     request: RaftRequest
 
@@ -58,7 +58,7 @@ class ResponseReceived:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """No response to a SendRequest. A refused connection means that the other process has ended."""
+    """A request of this node got no usable response. A refused connection means that the other process has ended."""
 
     node_id: int
     request: RaftRequest
@@ -72,7 +72,7 @@ class BatchesAppended:
 
 @dataclass(frozen=True, slots=True)
 class AppendFailed:
-    """Nothing was appended: the disk was full, or the fetched records were corrupt."""
+    """Nothing was appended, because the disk was full or the fetched records were corrupt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class SnapshotCreated:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInstalled:
-    """The leader's snapshot is durable, and the log was reset to its end."""
+    """The leader's snapshot is durable, and the log was reset to the end of the snapshot."""
 
     snapshot: SnapshotId
     voters: tuple[VoterNode, ...]
@@ -110,7 +110,7 @@ class SnapshotFetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class ResignRequested:
-    """The node is about to stop: a leader resigns, and the node starts no more elections."""
+    """The node is about to stop. If it is the leader, it resigns. It starts no more elections."""
 
 
 Event = (
@@ -135,14 +135,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class PersistElection:
-    """Must be durable before any later effect is executed."""
+    """Persists the election state. The write must be durable before any later effect is executed."""
 
     election: ElectionState
 
 
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """A ResponseReceived or RequestFailed event follows."""
+    """Sends a request. A ResponseReceived or RequestFailed event follows."""
 
     node_id: int
     request: RaftRequest
@@ -150,21 +150,22 @@ class SendRequest:
 
 @dataclass(frozen=True, slots=True)
 class SendResponse:
-    """The response to the RequestReceived event. An error is raised to the caller."""
+    """The response to the RequestReceived event. An error is raised to the caller that submitted the event."""
 
     response: RaftResponse | MoldauError
 
 
 @dataclass(frozen=True, slots=True)
 class ServeFetch:
-    """Responds to a fetch from the log or a snapshot, if this node is still the leader of the epoch."""
+    """Responds to a fetch with data from the log or a snapshot, if this node is still the leader of the epoch."""
 
     request: QuorumFetchRequest | FetchSnapshotRequest
 
 
 @dataclass(frozen=True, slots=True)
 class AppendLeaderChange:
-    """Appends the first batch of a leader's epoch; committing it commits the records of earlier epochs."""
+    """Appends the first batch of a leader's epoch. When this batch is committed, all records of earlier epochs are
+    committed too."""
 
     leader_id: int
     epoch: int
@@ -195,7 +196,7 @@ class TruncateLog:
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshot:
-    """Downloads the leader's snapshot and resets the log to its end.
+    """Downloads the leader's snapshot and resets the log to the end of the snapshot.
 
     A SnapshotInstalled or SnapshotFetchFailed event follows.
     """
@@ -227,7 +228,7 @@ class VotersChanged:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOffsetRegressed:
-    """A restarted voter fetches from `end_offset`, though it had confirmed everything below `confirmed_offset`."""
+    """A restarted voter fetches from `end_offset`, although it had confirmed everything below `confirmed_offset`."""
 
     replica: ReplicaKey
     confirmed_offset: int
@@ -236,7 +237,7 @@ class ReplicaOffsetRegressed:
 
 @dataclass(frozen=True, slots=True)
 class FatalError:
-    """Committed records differ between nodes: continuing would spread the damage."""
+    """Committed records differ between nodes. The node must stop, because continuing would spread the damage."""
 
     reason: str
 

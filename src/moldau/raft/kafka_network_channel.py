@@ -1,7 +1,7 @@
-"""Raft requests to other nodes as Kafka's messages.
+"""The network channel that sends Raft requests to other nodes as Kafka messages.
 
-A response with the leader and its epoch is a valid response, whatever its error code. Any other error (another
-cluster, another voter, a failed disk) counts as no response.
+A response with an error code in `_LEADERSHIP_CODES` is valid, because it contains the leader and the epoch. Any other
+error (wrong cluster, wrong voter, failed disk) is handled like a missing response.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,11 +42,14 @@ from moldau.wire.kio import ErrorCode
 log = get_logger("quorum.wire")
 
 FETCH_VERSION = 18
-"""The first version with the high watermark that the follower knows, so that a new one ends its wait at once."""
+"""The first version in which a follower sends the high watermark that it knows.
+
+With this field, the leader ends a waiting fetch as soon as its own high watermark is higher.
+"""
 
 LANE = "quorum"
 FETCH_LANE = "quorum-fetch"
-"""Fetches have their own connection: responses come in order, and votes must not wait for long polls."""
+"""Fetches have their own connection (lane). Responses arrive in order, and votes must not wait behind long polls."""
 
 _LEADERSHIP_CODES = (
     ErrorCode.none,
@@ -68,20 +71,23 @@ class KafkaNetworkChannel:
         own_addresses: Collection[tuple[str, int]] = (),
         on_rejected: Callable[[MoldauError], None] = lambda _: None,
     ) -> None:
-        """`listener` is the inter-broker listener. `bootstrap` maps negative ids to addresses of nodes with unknown
-        ids. `on_rejected` is called if this node cannot belong to the cluster."""
+        """`listener` is the inter-broker listener.
+
+        `bootstrap` maps negative ids to the addresses of nodes whose real ids are unknown. `on_rejected` is called if
+        this node cannot belong to the cluster.
+        """
         self._peers = peers
         self._cluster_id = cluster_id
         self._listener = listener
         self._request_timeout_ms = request_timeout_ms
         self._errors: dict[tuple[int, ApiKey], str] = {}
-        """The last error of each node; a repeated error is not logged again."""
+        """The last error of each node and API. A repeated error is not logged again."""
         self._own_addresses = own_addresses
         self._on_rejected = on_rejected
         self._known_nodes: dict[int, None] = dict.fromkeys(bootstrap or {})
         """Nodes that this node sends requests to."""
         self._foreign_nodes: dict[int, None] = {}
-        """Those among them that belong to another cluster."""
+        """The nodes in `_known_nodes` that belong to another cluster."""
         for node_id, (host, port) in (bootstrap or {}).items():
             peers.update_endpoint(node_id, host, port)
 
@@ -266,7 +272,11 @@ class KafkaNetworkChannel:
         self._foreign_nodes.pop(node_id, None)
 
     def _rejection(self, node_id: int, api: ApiKey, code: int) -> PeerUnreachableError:
-        """Logs an error once: a candidate repeats its requests, with the same result, until an operator acts."""
+        """Returns the exception for a request that was rejected with an error code.
+
+        Each error is logged once, because a candidate repeats its requests, with the same result, until an operator
+        acts.
+        """
         reason = _describe_error(code)
         if reason not in [logged for (node, _), logged in self._errors.items() if node == node_id]:
             log.error("request rejected by a voter", node=node_id, reason=reason)
@@ -276,7 +286,10 @@ class KafkaNetworkChannel:
         return PeerUnreachableError(f"node {node_id} rejects quorum requests: {reason}")
 
     def _on_foreign_node(self, node_id: int) -> None:
-        """Gives up once most nodes belong to another cluster; a single one may be misconfigured itself."""
+        """Reports a fatal error once most known nodes belong to another cluster.
+
+        A single node of another cluster may be misconfigured itself.
+        """
         self._foreign_nodes[node_id] = None
         if 2 * len(self._foreign_nodes) > len(self._known_nodes):
             self._on_rejected(
@@ -290,8 +303,9 @@ class KafkaNetworkChannel:
     async def _check_duplicate_node(self, response: Message, own: ReplicaKey, leader: Message) -> None:
         """Detects another process with this node's id.
 
-        A node that sends requests is not the leader. If others name its id as the leader, they mean either its
-        previous incarnation, which they do not know to have ended, or another process with the same id.
+        A node that sends these requests is not the leader. If a response names this node's id as the leader, there are
+        two possible reasons. Other nodes may not know yet that this node's previous incarnation has ended, or another
+        process has the same id.
         """
         if leader.leader_id != own.node_id:
             return
@@ -316,7 +330,8 @@ class KafkaNetworkChannel:
                 )
 
     def _update_leader_endpoint(self, leader_id: int, response: Message) -> None:
-        """The only way to find the leader for a node that knows no current voters."""
+        """Updates the leader's address from a response. A node that knows no current voters can find the leader only in
+        this way."""
         for endpoint in response.node_endpoints:
             if endpoint.node_id == leader_id and leader_id not in (NO_LEADER, self._peers.node_id):
                 self._peers.update_endpoint(leader_id, endpoint.host, endpoint.port)

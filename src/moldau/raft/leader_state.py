@@ -1,4 +1,4 @@
-"""The leader's role: replica progress, high watermark, check-quorum, and changes of the voters. Pure."""
+"""The state of the leader: replica progress, high watermark, check-quorum, and changes of the voters. Pure."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -31,10 +31,13 @@ class ReplicaState:
 
     key: ReplicaKey
     end_offset: int = NEVER
-    """Everything below it is on the replica's disk. Decreases only if the replica restarts with a shorter log."""
+    """All records below this offset are on the replica's disk; NEVER if unknown.
+
+    The offset decreases only if the replica restarts with a shorter log.
+    """
     last_fetch_ms: int = NEVER
     leader_sent_ms: int = NEVER
-    """When the leader sent the latest response that the replica has acknowledged."""
+    """The time when the leader sent the latest response that the replica has acknowledged."""
     last_caught_up_ms: int = NEVER
     leader_end_offset: int = NEVER
     """The leader's end offset at `leader_end_ms`, the time of the replica's previous fetch."""
@@ -47,11 +50,11 @@ class ReplicaState:
         elif self.leader_end_ms != NEVER and offset >= self.leader_end_offset:
             self.last_caught_up_ms = max(self.last_caught_up_ms, self.leader_end_ms)
         self.leader_end_offset, self.leader_end_ms = leader_end_offset, now_ms
-        # The network may deliver an older fetch late.
+        # Take the maximum, because the network may deliver an older fetch late.
         self.end_offset = max(self.end_offset, offset)
 
     def to_progress(self, wall_minus_monotonic_ms: int) -> ReplicaProgress:
-        """Returns the progress in wall-clock time."""
+        """Returns the progress with wall-clock times."""
 
         def wall_ms(time_ms: int) -> int:
             return NEVER if time_ms == NEVER else time_ms + wall_minus_monotonic_ms
@@ -72,15 +75,15 @@ class LeaderState:
     log: RaftLogState
     config: QuorumConfig
     endpoints: tuple[VoterEndpoint, ...]
-    """Where this node can be reached; empty if it does not know."""
+    """The endpoints of this node; empty if unknown."""
     elected_since_ms: int
-    """When the election started: a majority of the voters responded after that."""
+    """The time when the election started. A majority of the voters responded after this time."""
     epoch_start_offset: int
-    """Records before it are never committed by counting replicas."""
+    """The offset of this epoch's first record. Records below this offset are never committed by counting replicas."""
     next_announcement_ms: int
-    """When the next BeginQuorumEpoch is sent to voters that do not fetch."""
+    """The time when the next BeginQuorumEpoch is sent to voters that do not fetch."""
     leader_silence_ms: int = 0
-    """The shortest time for which any voter of the electing majority had no leader."""
+    """The shortest time without a leader, in milliseconds, among the voters that elected this leader."""
     replicas: dict[ReplicaKey, ReplicaState] = field(default_factory=dict)
 
     @property
@@ -93,12 +96,15 @@ class LeaderState:
 
     @property
     def has_committed_in_epoch(self) -> bool:
-        """Until then the leader does not know everything that is committed, the voters included."""
+        """Whether a record of this epoch is committed.
+
+        Before that, the leader does not know which earlier records, including voters records, are committed.
+        """
         return self.log.high_watermark > self.epoch_start_offset
 
     @property
     def announced_high_watermark(self) -> int:
-        """The high watermark in responses: -1 while more may be committed than this leader knows."""
+        """The high watermark for responses; -1 until a record of this epoch is committed."""
         return self.log.high_watermark if self.has_committed_in_epoch else -1
 
     @property
@@ -109,11 +115,11 @@ class LeaderState:
         return min(self.next_announcement_ms, confirmed_ms + self.config.check_quorum_ms)
 
     def has_lost_quorum(self, now_ms: int) -> bool:
-        """Returns whether no majority has acknowledged this leader for the check-quorum timeout."""
+        """Returns whether no majority has acknowledged this leader within the check-quorum timeout."""
         return now_ms - self.majority_confirmed_ms(now_ms) >= self.config.check_quorum_ms
 
     def announce_epoch(self, step: StepContext) -> None:
-        """Sends BeginQuorumEpoch to voters that do not fetch: an earlier one may have been lost."""
+        """Sends BeginQuorumEpoch to voters that do not fetch, because an earlier request may have been lost."""
         own = find_voter(self.voters, self.key)
         endpoints = own.endpoints if own is not None else ()
         for voter in self._voters_not_fetching(step.now_ms, self.config.fetch_timeout_ms // 2):
@@ -129,7 +135,8 @@ class LeaderState:
     # Replica progress
 
     def record_contact(self, key: ReplicaKey, now_ms: int, leader_sent_ms: int) -> ReplicaState:
-        """Records a request of a replica and the latest response of this leader that it acknowledges."""
+        """Records the time of a replica's request, and the send time of the latest response that the request
+        acknowledges."""
         replica = self.replicas.get(key)
         if replica is None:
             self._remove_inactive_replicas(now_ms)
@@ -139,7 +146,10 @@ class LeaderState:
         return replica
 
     def handle_fetch(self, step: StepContext, request: QuorumFetchRequest) -> QuorumFetchResponse | None:
-        """Returns the response to a replica whose log does not continue in this one, None if records can be served."""
+        """Returns the response to a replica whose log diverges from this log or ends before the start of this log.
+
+        Returns None if records can be served.
+        """
         log, fetch_end = self.log, request.log_end
         replica = self.record_contact(request.replica, step.now_ms, request.leader_sent_ms)
         if request.leader_sent_ms == NEVER and fetch_end.offset < replica.end_offset:
@@ -165,9 +175,10 @@ class LeaderState:
         return None
 
     def _on_offset_regression(self, step: StepContext, replica: ReplicaState, end_offset: int) -> None:
-        """Forgets what a restarted replica had confirmed, because its log is shorter now.
+        """Resets the confirmed end offset of a replica that restarted with a shorter log.
 
-        The high watermark stays: other nodes rely on what was committed with this replica's help.
+        The high watermark does not decrease, because other nodes rely on records that were committed with this
+        replica's help.
         """
         if replica.key.directory_id is not None and find_voter(self.voters, replica.key) is not None:
             step.emit(ReplicaOffsetRegressed(replica.key, replica.end_offset, end_offset))
@@ -182,10 +193,10 @@ class LeaderState:
         return sorted(offsets, reverse=True)[majority_size(len(offsets)) - 1]
 
     def majority_confirmed_ms(self, now_ms: int) -> int:
-        """Returns the latest time at which a majority of the voters is known to have had this leader.
+        """Returns the latest time at which a majority of the voters certainly accepted this leader.
 
-        That is the time at which the leader sent the responses that they acknowledge. The arrival of their fetches
-        proves nothing, because the network may have delayed them.
+        This is the time when the leader sent the responses that those voters have acknowledged. The arrival time of a
+        fetch is not used, because the network may have delayed the fetch.
         """
         times_ms = sorted(
             (now_ms if self._is_self(voter) else self._voter_leader_sent_ms(voter) for voter in self.voters),
@@ -194,12 +205,15 @@ class LeaderState:
         return times_ms[majority_size(len(times_ms)) - 1]
 
     def replica_of(self, voter: VoterNode) -> ReplicaState | None:
-        """Returns the voter's replica; if its directory is unknown, the one of its node that fetched last."""
+        """Returns the replica of a voter; None if there is none.
+
+        If the voter's directory is unknown, returns the replica of the same node that fetched last.
+        """
         matching = [replica for replica in self.replicas.values() if _matches_voter(replica.key, voter)]
         return max(matching, key=lambda replica: replica.last_fetch_ms, default=None)
 
     def observers(self, now_ms: int) -> list[ReplicaState]:
-        """Returns replicas that are not voters; of a node with several directories, only the latest."""
+        """Returns the replicas that are not voters. For each node, only the directory that fetched last is included."""
         last_fetch_ms: dict[int, int] = {}
         for key, replica in self.replicas.items():
             last_fetch_ms[key.node_id] = max(replica.last_fetch_ms, last_fetch_ms.get(key.node_id, NEVER))
@@ -233,7 +247,8 @@ class LeaderState:
         return max(self.elected_since_ms, NEVER if replica is None else replica.leader_sent_ms)
 
     def _remove_inactive_replicas(self, now_ms: int) -> None:
-        """A voter that is removed here counts again once it fetches."""
+        """Removes replicas that have not fetched for OBSERVER_EXPIRY_MS. A removed voter is added again when it
+        fetches."""
         self.replicas = {
             key: replica
             for key, replica in self.replicas.items()
@@ -266,7 +281,10 @@ class LeaderState:
         return None if replica is None else replica.key.directory_id
 
     def with_voter(self, now_ms: int, new: VoterNode) -> tuple[VoterNode, ...]:
-        """Returns the voters with another one; raises if it cannot be added (yet)."""
+        """Returns the current voters and the new one.
+
+        Raises RequestTimedOutError if the new voter cannot be added yet, and other errors if it cannot be added at all.
+        """
         self._check_can_change_voters()
         if any(voter.node_id == new.node_id for voter in self.voters):
             raise DuplicateVoterError(f"node {new.node_id} is a voter already; remove it first")
@@ -303,14 +321,18 @@ class LeaderState:
         return tuple(changed if is_same_replica(voter.key, changed.key) else voter for voter in self.voters)
 
     def _check_can_change_voters(self) -> None:
-        """Two changes at once, or one before the leader knows all committed records, could give disjoint majorities."""
+        """Raises RequestTimedOutError if the voters cannot be changed yet.
+
+        Two concurrent changes could create disjoint majorities. So could a change before the leader knows all committed
+        records.
+        """
         if not self.has_committed_in_epoch:
             raise RequestTimedOutError("the leader of the metadata quorum was just elected; try again")
         if self.log.voters.last_entry.offset >= self.log.high_watermark:
             raise RequestTimedOutError("another change of the voters is in progress; try again later")
 
     def _is_diskless(self, node_id: int) -> bool:
-        """Returns whether the node's latest fetch named no directory."""
+        """Returns whether the node has no disk. This is the case if its latest fetch had no directory id."""
         replica = self.replicas.get(ReplicaKey(node_id))
         return replica is not None and replica.last_fetch_ms == max(
             each.last_fetch_ms for key, each in self.replicas.items() if key.node_id == node_id
@@ -318,5 +340,6 @@ class LeaderState:
 
 
 def _matches_voter(key: ReplicaKey, voter: VoterNode) -> bool:
-    """Returns whether the replica is the voter; one without a directory never matches a voter with one."""
+    """Returns whether the replica is the voter. A replica without a directory id never matches a voter with a directory
+    id."""
     return is_same_replica(key, voter.key) and (voter.directory_id is None or key.directory_id is not None)

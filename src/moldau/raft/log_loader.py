@@ -26,7 +26,7 @@ async def load_log_state(
     contents: SnapshotContents | None,
     initial_voters: Iterable[VoterNode],
 ) -> RaftLogState:
-    """Validates the log after the loaded snapshot; raises StorageError if it is damaged."""
+    """Validates the log after the loaded snapshot and returns its state. Raises StorageError if the log is damaged."""
     voters = VoterSetHistory(initial_voters)
     offset = log.start_offset
     if contents is not None:
@@ -39,7 +39,7 @@ async def load_log_state(
             from_offset = offset
             for batch in iterate_batches(slices.read()):
                 if batch.next_offset <= offset:
-                    # Only the rest of this batch is after the start offset.
+                    # Skip a batch that ends before the offset.
                     continue
                 _check_position(verify_checksum(batch), offset, first_offset, log.epochs)
                 batch_voters = summarize_batch(batch).voters
@@ -85,7 +85,10 @@ def _check_position(batch: Batch, offset: int, first_offset: int, epochs: Leader
 
 
 def _base_epoch(log: Log, snapshots: SnapshotStore | None, contents: SnapshotContents | None) -> int:
-    """Returns the epoch of the last record before the log; without its snapshot, the first epoch in the log."""
+    """Returns the epoch of the last record before the start of the log; NO_EPOCH if the log starts at offset 0.
+
+    If no snapshot ends at the start of the log, returns the first epoch in the log instead.
+    """
     if log.start_offset == 0:
         return NO_EPOCH
     oldest = None if snapshots is None else snapshots.oldest()

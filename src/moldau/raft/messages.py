@@ -41,9 +41,11 @@ class VoterNode:
 
 
 class EpochEndOffset(NamedTuple):
-    """The end of a log or of an epoch: the last record's epoch (NO_EPOCH if there is none) and the offset after it.
+    """The end of a log or an epoch: the epoch of the last record (NO_EPOCH if there is no record) and the offset after
+    it.
 
-    Log ends compare as in Raft: the later epoch, then the longer log, is more up to date.
+    Log ends are compared as in Raft. The later epoch is more up to date. If the epochs are equal, the longer log is
+    more up to date.
     """
 
     epoch: int
@@ -51,7 +53,7 @@ class EpochEndOffset(NamedTuple):
 
 
 class SnapshotId(NamedTuple):
-    """A snapshot of all records below `end_offset`; `epoch` is the epoch of the last of them."""
+    """A snapshot of all records below `end_offset`. `epoch` is the epoch of the last of these records."""
 
     end_offset: int
     epoch: int
@@ -61,7 +63,7 @@ class SnapshotId(NamedTuple):
 class VoteRequest:
     candidate: ReplicaKey
     epoch: int
-    """The candidate's epoch; a pre-vote has the current epoch."""
+    """The epoch in which the candidate wants to lead. In a pre-vote it is the current epoch."""
     log_end: EpochEndOffset
     is_pre_vote: bool
     voter: ReplicaKey
@@ -73,7 +75,7 @@ class VoteResponse:
     leader_id: int
     is_granted: bool
     leader_silence_ms: int = 0
-    """For how long, at least, the voter has had no leader and granted no other vote."""
+    """The minimum time for which the voter has had no leader and granted no other vote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class QuorumEpochResponse:
 
 @dataclass(frozen=True, slots=True)
 class QuorumFetchRequest:
-    """A replica (voter or observer) fetches from the end of its log, and so confirms that its log is durable."""
+    """A fetch of a replica (voter or observer) from the end of its log. It confirms that the replica's whole log is
+    durable."""
 
     replica: ReplicaKey
     epoch: int
@@ -121,23 +124,30 @@ class QuorumFetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class QuorumFetchResponse:
-    """Has records (perhaps none), or a diverging epoch, or the snapshot to fetch first, or only the leader's id."""
+    """A response with records (possibly none), a diverging epoch, a snapshot to fetch first, or only the leader's
+    id."""
 
     epoch: int
     leader_id: int
     is_leader: bool
-    """If False, the fields below are not set: the replica fetches from `leader_id` instead."""
+    """Whether the responding node is the leader.
+
+    If not, the fields below are not set, and the replica fetches from `leader_id` instead.
+    """
     records: bytes = b""
     high_watermark: int = -1
     log_start_offset: int = 0
     diverging_epoch: EpochEndOffset | None = None
-    """The end of the replica's last epoch in the leader's log: the replica truncates to it and fetches again."""
+    """The largest epoch in the leader's log up to the replica's last epoch, with its end offset.
+
+    The replica truncates its log accordingly and fetches again.
+    """
     snapshot: SnapshotId | None = None
     sent_ms: int = -1
-    """When the leader sent the response, by its own clock. The replica's next fetch echoes it.
+    """The time on the leader's clock when the leader sent the response; -1 if not set.
 
-    The echo tells the leader when the replica last had contact with it; the arrival time of a fetch does not, because
-    the network may have delayed it.
+    The replica's next fetch returns this time. So the leader knows when the replica last had contact with the leader.
+    The arrival time of a fetch does not show this, because the network may have delayed the fetch.
     """
 
 
@@ -149,7 +159,7 @@ class FetchSnapshotRequest:
     position: int
     bytes_max: int = 1024 * 1024
     leader_sent_ms: int = -1
-    """As in QuorumFetchRequest."""
+    """The same as `QuorumFetchRequest.leader_sent_ms`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,10 @@ class QuorumConfig:
     fetch_timeout_ms: int = 1_500
     """How long a voter waits for its leader before it starts an election."""
     election_timeout_ms: int = 500
-    """How long an election may take. Up to as much again, at random, passes before the next one."""
+    """The minimum duration of an undecided election.
+
+    A random time of up to the same length is added before the next election starts.
+    """
     request_timeout_ms: int = 1_000
 
     @property

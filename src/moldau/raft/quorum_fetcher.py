@@ -1,4 +1,4 @@
-"""Fetching from the leader: one request at a time, and the lookup of a leader that is not known. Pure."""
+"""Fetches from the leader, one at a time, and the lookup of an unknown leader. Pure."""
 
 from dataclasses import dataclass
 
@@ -11,28 +11,32 @@ from moldau.raft.step_context import StepContext
 
 @dataclass(slots=True)
 class QuorumFetcher:
-    """Only unattached nodes and followers fetch by themselves; a prospective node may look up the leader."""
+    """The state of a node's fetches.
+
+    Unattached nodes and followers fetch continuously. A prospective node fetches only to look up the leader.
+    """
 
     quorum: QuorumState
     bootstrap_ids: tuple[int, ...] = ()
-    """Nodes besides the voters that may know the leader."""
+    """The ids of other nodes, besides the voters, that may know the leader."""
     pending: tuple[int, QuorumFetchRequest] | None = None
     """The fetch in flight and its destination. Responses to any other fetch are ignored."""
     fetching_snapshot: SnapshotId | None = None
     next_fetch_ms: int | None = None
-    """When the next fetch is sent, after one that brought nothing."""
+    """The time when the next fetch is sent, for example after a failed fetch; None if none is scheduled."""
     leader_high_watermark: int = 0
-    """The leader's high watermark; it may cover records that are not durable here yet."""
+    """The leader's high watermark. Records below this offset may not be durable on this node yet."""
     lookup_count: int = 0
-    """The number of nodes asked for the leader so far; selects the next one."""
+    """The number of leader lookups sent so far. It selects the node for the next lookup."""
 
     def cancel(self) -> None:
-        """Ignores the response to the fetch in flight. A snapshot download continues: any leader's snapshot will do."""
+        """Ignores the response to the fetch in flight. A snapshot download continues, because any leader's snapshot is
+        valid."""
         self.pending = None
         self.next_fetch_ms = None
 
     def fetch(self, step: StepContext) -> None:
-        """Fetches from the leader, or looks it up."""
+        """Fetches from the leader if it is known; otherwise looks up the leader."""
         state = self.quorum.epoch_state
         if isinstance(state, FollowerState) and not state.is_leader_unreachable:
             self._send(step, self.quorum.leader_id, self.quorum.config.fetch_timeout_ms // 3)
@@ -53,7 +57,10 @@ class QuorumFetcher:
             self.next_fetch_ms = step.deadline_in(retry_ms if delay_ms is None else delay_ms)
 
     def schedule_after_failure(self, step: StepContext) -> None:
-        """Retries as often as an idle follower fetches: the leader sees it alive, and resends no more than needed."""
+        """Schedules a retry after the interval at which an idle follower fetches.
+
+        So the leader sees that this follower is alive, and does not resend data too often.
+        """
         self.schedule(step, self.quorum.config.fetch_timeout_ms / 3)
 
     def on_failed(self, step: StepContext, node_id: int) -> None:
@@ -65,13 +72,14 @@ class QuorumFetcher:
         self.schedule(step)
 
     def apply_response(self, step: StepContext, response: QuorumFetchResponse) -> None:
-        """Takes over what the leader of this epoch sent."""
+        """Applies a response from the leader of this epoch."""
         quorum = self.quorum
         if response.diverging_epoch is not None:
             self._handle_divergence(step, response.diverging_epoch)
         elif response.snapshot is not None:
             if response.snapshot.end_offset <= quorum.log.high_watermark:
-                # The snapshot has nothing new, so the leader's log diverges below what is committed here.
+                # All offsets in the snapshot are already committed on this node. So the leader's log diverges from
+                # committed records.
                 step.emit(self._divergence_error(response.snapshot.end_offset))
                 return
             self.fetching_snapshot = response.snapshot
@@ -86,7 +94,7 @@ class QuorumFetcher:
                 self.on_progress(step)
 
     def on_progress(self, step: StepContext) -> None:
-        """Advances the high watermark to the leader's, as far as the log is durable here, and fetches again."""
+        """Advances the high watermark up to the leader's, but not beyond the durable offset, and fetches again."""
         log = self.quorum.log
         self.quorum.advance_high_watermark(step, min(self.leader_high_watermark, log.durable_offset))
         self.fetch(step)
@@ -98,7 +106,11 @@ class QuorumFetcher:
         return [*(voter.node_id for voter in self.quorum.other_voters()), *self.bootstrap_ids]
 
     def _send(self, step: StepContext, node_id: int, max_wait_ms: int = 0) -> bool:
-        """Returns False if no fetch can be sent now: a fetch states that everything before its offset is durable."""
+        """Sends a fetch. Returns False if no fetch can be sent now.
+
+        A fetch must wait until the whole log is durable, because it confirms that all records below its offset are
+        durable.
+        """
         log = self.quorum.log
         if self.pending is not None or self.fetching_snapshot is not None:
             return False
@@ -118,7 +130,7 @@ class QuorumFetcher:
         return True
 
     def _handle_divergence(self, step: StepContext, leader_end: EpochEndOffset) -> None:
-        """Truncates the log to the last offset that may match the leader's; the next fetch verifies it."""
+        """Truncates the log to the last offset that may match the leader's log. The next fetch verifies that offset."""
         log = self.quorum.log
         own_end = log.end_offset_for_epoch(leader_end.epoch)
         if own_end is None:

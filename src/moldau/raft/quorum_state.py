@@ -44,24 +44,35 @@ EpochState = UnattachedState | FollowerState | ProspectiveState | CandidateState
 class QuorumState:
     key: ReplicaKey
     election: ElectionState
-    """The last persisted election, or the one in the latest PersistElection effect. The epoch never decreases; within
-    an epoch, vote and leader never change once they are set."""
+    """The election state that was loaded on startup, or the one in the latest PersistElection effect.
+
+    The epoch never decreases. Within an epoch, the vote and the leader never change once they are set.
+    """
     config: QuorumConfig = field(default_factory=QuorumConfig)
     endpoints: tuple[VoterEndpoint, ...] = ()
-    """Where this node can be reached; empty if it does not know."""
+    """The endpoints of this node; empty if unknown."""
     log: RaftLogState = field(default_factory=lambda: RaftLogState(VoterSetHistory(())))
     epoch_state: EpochState = field(default_factory=UnattachedState)
     election_deadline_ms: int | None = None
-    """When this node starts an election, or gives up the current one."""
+    """The time when this node starts its next election, even if the current one is undecided; None if none is
+    scheduled."""
     is_shutting_down: bool = False
     last_leader_activity_ms: int | None = None
-    """When this node last had contact with a leader, was leader, or granted a vote; None since it started."""
+    """The last time when this node was the leader, had contact with a leader, or granted a vote.
+
+    None if none of these has happened since startup.
+    """
     leader_sent_ms: int = NEVER
-    """When the leader of this epoch sent the latest response that this node received, by the leader's clock."""
+    """The send time, on the leader's clock, of the latest response from the leader of this epoch; NEVER if there is
+    none."""
     has_leader_resigned: bool = False
-    """The leader of this epoch resigned, or its process ended. Other nodes may not know yet."""
+    """Whether the leader of this epoch has resigned or its process has ended. Other nodes may still name that
+    leader."""
     catch_up_offset: int | None = None
-    """The first high watermark from a leader since this node started: everything committed before is below it."""
+    """The first high watermark that this node learned since it started; None before that.
+
+    All records that were committed before the start are below this offset.
+    """
 
     @property
     def node_id(self) -> int:
@@ -101,7 +112,8 @@ class QuorumState:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether this node has everything that was committed before it started; its log alone cannot tell."""
+        """Whether this node has all records that were committed before it started. The local log alone does not show
+        this."""
         return self.catch_up_offset is not None and self.log.high_watermark >= self.catch_up_offset
 
     def other_voters(self) -> list[VoterNode]:
@@ -114,7 +126,7 @@ class QuorumState:
         return self.role is Role.LEADER
 
     def leader_silence_ms(self, now_ms: int) -> int:
-        """Returns for how long this node is sure to have had no leader."""
+        """Returns for how long this node has certainly had no leader; 0 if that is unknown."""
         return 0 if self.last_leader_activity_ms is None else max(0, now_ms - self.last_leader_activity_ms)
 
     def advance_high_watermark(self, step: StepContext, offset: int) -> None:
@@ -122,9 +134,10 @@ class QuorumState:
             step.emit(HighWatermarkAdvanced(offset))
 
     def is_epoch_out_of_range(self, epoch: int) -> bool:
-        """Returns whether the epoch is too far ahead: epochs grow one by one, and one request must not exhaust them.
+        """Returns whether the epoch is too far ahead of this node's epoch to be accepted.
 
-        A node that was down for very long learns the epoch from the responses to its own fetches.
+        Epochs grow one by one. The limit prevents a single wrong request from using up all epoch numbers. A node that
+        was down for very long learns the epoch from the responses to its own fetches.
         """
         return epoch > min(self.epoch + EPOCHS_AHEAD_MAX, EPOCH_MAX)
 
@@ -154,8 +167,8 @@ class QuorumState:
     def can_be_candidate(self) -> bool:
         """Returns whether this node may start an election.
 
-        A node whose removal is not committed may be the only one with all committed records. It may become leader,
-        but its own vote does not count.
+        A node whose removal from the voters is not committed yet may start one too, because it may be the only node
+        with all committed records. Its own vote does not count.
         """
         history = self.log.voters
         if history.last_entry.offset >= self.log.high_watermark and find_voter(history.previous, self.key):
@@ -163,8 +176,11 @@ class QuorumState:
         return self.is_voter
 
     def needs_pre_vote(self) -> bool:
-        """Returns whether an election starts with pre-votes: a node that was merely disconnected then deposes no
-        leader that a majority still has contact with."""
+        """Returns whether an election starts with pre-votes, which is the case if there are other voters.
+
+        Because of pre-votes, a node that was only disconnected does not depose a leader that still has contact with a
+        majority.
+        """
         return bool(self.other_voters())
 
     def can_grant_vote(self, request: VoteRequest, now_ms: int) -> bool:
@@ -179,7 +195,7 @@ class QuorumState:
         return self.is_up_to_date(request.log_end)
 
     def is_up_to_date(self, log_end: EpochEndOffset) -> bool:
-        """Returns whether a candidate with this log has every record that this node may have helped to commit."""
+        """Returns whether a candidate with this log end has every record that this node may have helped to commit."""
         return log_end >= self.log.log_end
 
     # Transitions
@@ -193,13 +209,17 @@ class QuorumState:
         step.persist(election)
 
     def advance_epoch(self, step: StepContext, epoch: int, leader_id: int) -> None:
-        """Becomes unattached in an epoch that another node started; `leader_id` is its leader, if known."""
+        """Becomes unattached in a newer epoch that another node started.
+
+        `leader_id` is the leader of that epoch; NO_LEADER if unknown.
+        """
         assert epoch > self.epoch
         self.persist_election(step, ElectionState(epoch, leader_id))
         self._record_end_of_leadership(step)
         self.has_leader_resigned = False
         if leader_id != NO_LEADER or self.role in (Role.LEADER, Role.FOLLOWER, Role.RESIGNED):
-            # Otherwise a candidate that keeps trying and cannot win would keep all others from an election.
+            # Restart the election timer only in these cases. Otherwise a candidate that cannot win could postpone the
+            # elections of all other nodes again and again.
             self.election_deadline_ms = None
         self.transition_to_unattached()
         self.schedule_election(self.election_timeout_deadline(step))
@@ -208,28 +228,30 @@ class QuorumState:
         self.epoch_state = UnattachedState()
 
     def transition_to_follower(self, step: StepContext, leader_id: int) -> bool:
-        """Follows the leader that some node, perhaps not the leader itself, names for this epoch."""
+        """Becomes a follower of `leader_id`, which the leader itself or another node named as the leader of this
+        epoch."""
         if self.role in (Role.LEADER, Role.RESIGNED, Role.FOLLOWER):
             return False
         if leader_id == self.node_id or self.has_leader_resigned:
             return False
         if self.election.leader_id not in (NO_LEADER, leader_id):
-            # An epoch has one leader: the other node is wrong.
+            # An epoch has only one leader, so the node that named this leader is wrong.
             return False
         self.persist_election(step, self.election.with_leader(leader_id))
         if self.role is not Role.UNATTACHED:
             self.election_deadline_ms = None
         self.epoch_state = FollowerState()
-        # The fetch timeout applies only after contact with the leader itself.
+        # Use the election timeout, because the fetch timeout applies only after contact with the leader itself.
         self.schedule_election(self.election_timeout_deadline(step))
         return True
 
     def record_leader_contact(self, step: StepContext, leader_id: int) -> bool:
-        """Restarts the fetch timeout if this node follows the leader that was just in contact."""
+        """Restarts the fetch timeout after a message from the leader. Returns False if this node does not follow that
+        leader."""
         if not isinstance(self.epoch_state, FollowerState) or self.leader_id != leader_id:
             return False
         self.epoch_state.leader_contact_ms = self.last_leader_activity_ms = step.now_ms
-        # A random part keeps voters from starting elections at the same time and splitting the votes.
+        # A random part of the timeout prevents voters from starting elections at the same time and splitting the votes.
         spread_ms = self.config.election_timeout_ms / 2 * step.random_fraction
         self.restart_election_timer(step.deadline_in(self.config.fetch_timeout_ms + spread_ms))
         return True

@@ -1,6 +1,6 @@
 """Storage of the election state: the `quorum-state` file, in Kafka's JSON format.
 
-A node with store=memory keeps it in memory, like its log.
+A node with store=memory keeps the election state in memory, like its log.
 """
 
 import json
@@ -46,7 +46,7 @@ class FileQuorumStateStore:
                 file.close()
             cluster_id, election = _parse(data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            # With a default state the node could vote twice in one epoch.
+            # Fail, because with a default state the node could vote twice in one epoch.
             raise StorageError(
                 f"{self._path} cannot be read ({_describe(error)}), and {REPAIR_HINT}"
             ) from error
@@ -87,7 +87,8 @@ class MemoryQuorumStateStore:
 def check_not_older(election: ElectionState, log_end: EpochEndOffset) -> None:
     """Raises StorageError if the log has a later epoch than the election state.
 
-    A node saves an epoch before it appends any record of it, so the state file was lost or replaced by an old one.
+    A node saves an epoch before it appends records of that epoch. So the state file was lost or replaced by an old
+    copy.
     """
     if election.epoch < log_end.epoch:
         problem = "is missing" if election == ElectionState() else f"has epoch {election.epoch}"

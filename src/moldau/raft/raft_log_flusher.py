@@ -10,13 +10,13 @@ from moldau.observe.logging import get_logger
 log = get_logger("quorum")
 
 RETRY_MS = 100
-"""Delay before a write is retried that failed on a full disk."""
+"""The delay before a write that failed because of a full disk is retried."""
 CHECKPOINT_DELAY_S = 0.2
-"""Delay between a flush and the checkpoint of the recovery point."""
+"""The delay between a flush and the checkpoint of the recovery point."""
 
 
 class RaftLogFlusher:
-    """Runs one flush at a time; it covers all records appended before it."""
+    """Runs one flush at a time. A flush makes all records durable that were appended before the flush started."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class RaftLogFlusher:
             self._schedule_checkpoint()
 
     async def _flush(self) -> bool:
-        """Retries transient errors; returns False if the node stops first."""
+        """Flushes the log and retries after transient errors. Returns False if the node stops first."""
         logged_error = ""
         while True:
             try:
@@ -84,10 +84,11 @@ class RaftLogFlusher:
             await asyncio.sleep(RETRY_MS / 1000)
 
     def _schedule_checkpoint(self) -> None:
-        """Recovery treats damage above the recovery point as the torn end of a crash, and truncates it.
+        """Schedules a checkpoint of the recovery point, so that a restart detects damage to confirmed records.
 
-        A truncated voter could elect a leader without committed records. The checkpoint makes the node refuse a log
-        that is damaged below what it has confirmed.
+        Recovery truncates damage above the recovery point, because a crash can cause such damage. A voter with a
+        truncated log could elect a leader that lacks committed records. If the damage is below the recovery point, the
+        node refuses to use the log.
         """
         if self._checkpoint_timer is not None or self._checkpoint_task is not None or self._is_stopping():
             return

@@ -1,4 +1,4 @@
-"""The Raft state machine's knowledge of its log: offsets, epochs, voters, high watermark. Pure."""
+"""The metadata log as the Raft state machine sees it: offsets, epochs, voters, high watermark. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class BatchSummary(NamedTuple):
     next_offset: int
     epoch: int
     voters: tuple[VoterNode, ...] | None = None
-    """The voters in its last voters record, if it has one."""
+    """The voters in the last voters record of the batch; None if the batch has no such record."""
 
 
 @dataclass(slots=True)
@@ -27,12 +27,12 @@ class RaftLogState:
     start_offset: int = 0
     end_offset: int = 0
     durable_offset: int = 0
-    """Everything below it is on this node's disk."""
+    """All records below this offset are on this node's disk."""
     base_epoch: int = NO_EPOCH
     """The epoch of the last record before the start offset."""
     epochs: LeaderEpochCache = field(default_factory=LeaderEpochCache)
     snapshot: SnapshotId | None = None
-    """The latest snapshot; never None if the log does not start at offset 0."""
+    """The latest snapshot. None is possible only if the log starts at offset 0."""
     high_watermark: int = 0
     """Never decreases."""
 
@@ -41,7 +41,10 @@ class RaftLogState:
         return EpochEndOffset(self.epochs.latest if len(self.epochs) else self.base_epoch, self.end_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEndOffset | None:
-        """Returns the largest epoch up to this one and its end offset; None if that lies below the start offset."""
+        """Returns the largest epoch of the log that is not above `epoch`, with its end offset.
+
+        Returns None if that epoch ended before the start offset.
+        """
         if epoch < self.base_epoch:
             return None
         if not len(self.epochs):
@@ -70,7 +73,8 @@ class RaftLogState:
         self.voters.truncate(end_offset)
 
     def advance_start_offset(self, start_offset: int, snapshot: SnapshotId) -> None:
-        # The leader's snapshot may have been installed while this node wrote an older one.
+        # Keep the newer snapshot, because the leader's snapshot may have been installed while this node wrote an older
+        # one.
         self.snapshot = snapshot if self.snapshot is None else max(self.snapshot, snapshot)
         if start_offset > self.start_offset:
             epoch = self.epochs.epoch_for_offset(start_offset - 1)
@@ -81,7 +85,7 @@ class RaftLogState:
             self.voters.advance_start_offset(start_offset)
 
     def reset_to_snapshot(self, snapshot: SnapshotId, voters: tuple[VoterNode, ...]) -> None:
-        """Makes the log empty, starting at the end of the snapshot."""
+        """Resets the state to an empty log that starts at the end of the snapshot."""
         self.snapshot = snapshot
         self.start_offset = self.end_offset = self.durable_offset = snapshot.end_offset
         self.base_epoch = snapshot.epoch

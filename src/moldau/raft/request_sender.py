@@ -1,4 +1,7 @@
-"""Requests to other nodes of the quorum, each in a task of its own, so that a node that hangs delays no other."""
+"""The sender of requests to other nodes of the quorum.
+
+Each request has its own task, so that a node that does not respond delays no other request.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -25,10 +28,13 @@ log = get_logger("quorum.requests")
 
 
 class NetworkChannel(Protocol):
-    """Each call raises PeerUnreachableError if no usable response arrives; callers may cancel it."""
+    """The network interface for Raft requests.
+
+    Each call raises PeerUnreachableError if no usable response arrives. Callers may cancel a call.
+    """
 
     def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
-        """Sets the endpoints of a voter, or those that a leader sent with its BeginQuorumEpoch."""
+        """Sets the endpoints of a node, which come from the voter set or from a leader's BeginQuorumEpoch."""
 
     async def vote(self, node_id: int, request: VoteRequest) -> VoteResponse: ...
 
@@ -75,7 +81,7 @@ class RequestSender:
         return task
 
     async def call(self, node_id: int, request: RaftRequest) -> RaftResponse:
-        """Raises PeerUnreachableError if no response arrives in time."""
+        """Sends a request and returns the response. Raises PeerUnreachableError if no response arrives in time."""
         timeout_ms = self._config.request_timeout_ms
         if isinstance(request, QuorumFetchRequest):
             timeout_ms += request.max_wait_ms
@@ -107,7 +113,7 @@ class RequestSender:
             log.warning("request rejected", node=node_id, reason=str(error) or type(error).__name__)
             self._on_completed(RequestFailed(node_id, request))
         except Exception:
-            # No response of a peer may stop this node.
+            # An unexpected response from a peer must not stop this node.
             log.exception("request failed", node=node_id)
             self._on_completed(RequestFailed(node_id, request))
         else:

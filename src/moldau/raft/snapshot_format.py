@@ -1,7 +1,7 @@
 """Kafka's snapshot format: batches of metadata records between a header and a footer. Pure.
 
-Offsets inside a snapshot start at 0. The snapshot's id, which is its file name, has the end offset in the log and the
-epoch of the last record before it; that is also the epoch of every batch.
+Offsets inside a snapshot start at 0. The file name is the snapshot's id: its end offset in the metadata log, and the
+epoch of the last record before that offset. Every batch in the snapshot has this epoch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,10 @@ from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record, iterate_records
 
 BATCH_BYTES_MAX = 64 * 1024
-"""Small, so that the event loop can run other tasks between the batches of a large snapshot."""
+"""The maximum size of a batch. It is small, so that other tasks can run between the batches of a large snapshot."""
 
 KRAFT_VERSION = 1
-"""The first version with voters records in the log and its snapshots."""
+"""The first version with voters records in the log and in snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class SnapshotContents:
     timestamp_ms: int
     """The wall-clock time of the last record in the snapshot."""
     leader_id: int = NO_LEADER
-    """The leader of the snapshot's epoch, which metadata records do not contain."""
+    """The leader of the snapshot's epoch; NO_LEADER if unknown. Metadata records do not contain the leader."""
 
 
 def encode_snapshot(contents: SnapshotContents) -> Iterator[bytes]:
@@ -45,7 +45,7 @@ def encode_snapshot(contents: SnapshotContents) -> Iterator[bytes]:
 
 
 def decode_snapshot(snapshot: SnapshotId, data: bytes) -> SnapshotContents:
-    """Raises CorruptRecordError unless the snapshot is complete and intact."""
+    """Returns the contents of a snapshot. Raises CorruptRecordError if it is incomplete or damaged."""
     reader = _SnapshotReader(snapshot)
     try:
         for batch in split(data):

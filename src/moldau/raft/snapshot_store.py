@@ -1,7 +1,7 @@
 """Storage of metadata snapshots, which replace the start of the metadata log.
 
-A snapshot is stored completely or not at all. The latest two are retained, and the log from the end of the older one,
-so that nothing is lost if the latest one is damaged.
+A snapshot is stored completely or not at all. The latest two snapshots are retained. The log after the older snapshot
+is kept too, so that nothing is lost if the latest snapshot is damaged.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class SnapshotChunk(NamedTuple):
 
 
 class SnapshotStore(ABC):
-    """The part of a snapshot store that does not depend on the storage."""
+    """The base class of snapshot stores. Subclasses read and write the bytes."""
 
     def __init__(self, snapshots: Sequence[SnapshotId] = ()) -> None:
         self._ids = sorted(snapshots)
@@ -41,16 +41,17 @@ class SnapshotStore(ABC):
         return self._ids[-1] if self._ids else None
 
     def oldest(self) -> SnapshotId | None:
-        """Returns the oldest retained snapshot: the log is needed from its end on."""
+        """Returns the oldest retained snapshot; None if there is none. The log after the end of this snapshot must be
+        kept."""
         return self._ids[0] if self._ids else None
 
     def read(self, snapshot: SnapshotId) -> SnapshotContents:
-        """Raises SnapshotNotFoundError, CorruptRecordError, StorageError."""
+        """Returns the contents of a snapshot. Raises SnapshotNotFoundError, CorruptRecordError or StorageError."""
         self._check_exists(snapshot)
         return decode_snapshot(snapshot, self._read_bytes(snapshot, 0, None).data)
 
     def read_chunk(self, snapshot: SnapshotId, position: int, bytes_max: int) -> SnapshotChunk:
-        """Raises SnapshotNotFoundError, PositionOutOfRangeError, StorageError."""
+        """Returns a part of a snapshot. Raises SnapshotNotFoundError, PositionOutOfRangeError or StorageError."""
         self._check_exists(snapshot)
         chunk = self._read_bytes(snapshot, max(position, 0), bytes_max)
         if not 0 <= position < chunk.size:
@@ -60,16 +61,16 @@ class SnapshotStore(ABC):
         return chunk
 
     async def store(self, contents: SnapshotContents) -> None:
-        """Stores the snapshot durably; raises StorageError if it could not be stored."""
+        """Stores the snapshot durably. Raises StorageError if this fails."""
         batches: list[bytes] = []
         for batch in encode_snapshot(contents):
             batches.append(batch)
-            # Encoding a large snapshot must not block the event loop.
+            # Let other tasks run, because encoding a large snapshot takes long.
             await asyncio.sleep(0)
         await self._store(contents.id, b"".join(batches))
 
     async def store_fetched(self, snapshot: SnapshotId, data: bytes) -> SnapshotContents:
-        """Stores a snapshot fetched from another node; raises CorruptRecordError, StorageError."""
+        """Stores a snapshot that was fetched from another node. Raises CorruptRecordError or StorageError."""
         contents = decode_snapshot(snapshot, data)
         await self._store(snapshot, data)
         return contents
@@ -95,7 +96,7 @@ class SnapshotStore(ABC):
 
     @abstractmethod
     async def _write(self, snapshot: SnapshotId, data: bytes) -> None:
-        """Writes durably, and completely or not at all."""
+        """Writes the snapshot durably, and either completely or not at all."""
 
     @abstractmethod
     def _remove(self, snapshot: SnapshotId) -> None: ...
@@ -105,10 +106,10 @@ class SnapshotStore(ABC):
 
 
 async def load_latest_snapshot(metadata_log: Log, snapshots: SnapshotStore) -> SnapshotContents | None:
-    """Loads the latest intact snapshot, and resets the log to its end if the log does not continue it.
+    """Returns the latest intact snapshot; None if there is no snapshot and the log starts at offset 0.
 
-    Returns None if there is no snapshot and the log starts at offset 0. Raises StorageError if records before the
-    log's start are in no snapshot.
+    If the log does not continue the snapshot, resets the log to the end of the snapshot. Raises StorageError if records
+    before the start of the log are in no snapshot.
     """
     while (latest := snapshots.latest()) is not None:
         try:
@@ -149,7 +150,7 @@ def _missing_records_error(metadata_log: Log, problem: str) -> StorageError:
 
 
 class FileSnapshotStore(SnapshotStore):
-    """Files in the directory of the metadata log, with Kafka's names."""
+    """A store of snapshot files in the directory of the metadata log, with Kafka's file names."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
@@ -177,7 +178,7 @@ class FileSnapshotStore(SnapshotStore):
 
     def _remove(self, snapshot: SnapshotId) -> None:
         try:
-            # No fsync: a file that reappears after a power failure is harmless.
+            # No fsync is needed, because a file that reappears after a power failure is harmless.
             self._disk.remove(self._path(snapshot))
         except OSError as error:
             log.warning(
@@ -197,7 +198,7 @@ class FileSnapshotStore(SnapshotStore):
 
 
 class MemorySnapshotStore(SnapshotStore):
-    """For nodes with store=memory."""
+    """The snapshot store of a node with store=memory."""
 
     def __init__(self) -> None:
         super().__init__()

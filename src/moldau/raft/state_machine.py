@@ -1,8 +1,8 @@
-"""The Raft state machine of the metadata quorum: events in, effects out. Pure.
+"""The Raft state machine of the metadata quorum, which turns events into effects. Pure.
 
-This is Raft in Kafka's form, in which followers fetch from the leader. The driver passes events to `step` and
-executes the effects in order. A quorum of one voter takes the same steps: it votes for itself, wins, and commits
-what its majority of one has on disk.
+This is Kafka's variant of Raft (KRaft), in which followers fetch from the leader. The effect executor passes events to
+`step` and executes the returned effects in order. A single voter takes the same steps: it votes for itself, becomes
+leader, and commits records when they are durable on its own disk.
 """
 
 from typing import assert_never
@@ -87,19 +87,21 @@ class RaftStateMachine:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When the state machine needs a TimerExpired event."""
+        """The time when the state machine needs a TimerExpired event; None if it needs no timer."""
         if self.quorum.leader_state is not None:
             return self.quorum.leader_state.deadline_ms
         deadlines = (self.quorum.election_deadline_ms, self.fetcher.next_fetch_ms)
         return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
 
     def step(self, now_ms: int, event: Event, random_fraction: float = 0.5) -> list[Effect]:
-        """Handles one event. `random_fraction`, from 0 up to 1, is drawn for every step."""
+        """Handles one event and returns the effects. `random_fraction` is a random number from 0 to 1, new for every
+        step."""
         leader, was_leader, voters = (self.leader_id, self.epoch), self.is_leader, self.quorum.voters
         self._step = step = StepContext(now_ms, random_fraction)
         self._handle_event(event)
         if (self.leader_id, self.epoch) != leader:
-            # A deposed controller must stop deciding first, even if the next effect waits for a full disk.
+            # Put LeaderChanged first, so that a deposed controller stops at once, even if a later effect waits for disk
+            # space.
             is_deposed = was_leader and not self.is_leader and self.epoch != leader[1]
             index = 0 if is_deposed else len(step.effects)
             step.effects.insert(index, LeaderChanged(self.leader_id, self.epoch))
@@ -154,12 +156,14 @@ class RaftStateMachine:
         if quorum.is_voter and len(self.quorum.voters) == 1:
             self._become_candidate()
         elif quorum.election.leader_id == quorum.node_id:
-            # Records that this leader had not committed may be lost, here or elsewhere, so its epoch must end.
+            # This node led the epoch before it restarted. It resigns, because uncommitted records of the epoch may be
+            # lost on this or on other nodes.
             quorum.transition_to_resigned(step, tuple(voter.key for voter in quorum.other_voters()))
         elif quorum.election.leader_id != NO_LEADER:
             self._follow(quorum.election.leader_id)
         else:
-            # Soon, because a pre-vote disturbs no leader, and voters that know one name it in their response.
+            # Start an election soon, because a pre-vote does not disturb a leader, and voters that know the leader
+            # return its id.
             timeout_ms = quorum.config.election_timeout_ms
             quorum.schedule_election(step.deadline_in(timeout_ms * step.random_fraction))
             self.fetcher.fetch(step)
@@ -189,7 +193,8 @@ class RaftStateMachine:
         if leader is None:
             self.fetcher.schedule_after_failure(self._step)
         elif self.quorum.other_voters() or self.log.end_offset == leader.epoch_start_offset:
-            # Another voter may be able to append. A leader without even its first record can serve nobody.
+            # Resign if there are other voters, because one of them may be able to append. Also resign if the first
+            # record of the epoch could not be appended, because such a leader can commit nothing.
             self._resign()
 
     # Elections
@@ -204,7 +209,8 @@ class RaftStateMachine:
             quorum.transition_to_prospective(step)
             self._request_votes(is_pre_vote=True)
             if has_failed and self.quorum.role is Role.PROSPECTIVE:
-                # The voters known here may be outdated, and the current ones may have a leader.
+                # Look up the leader, because the voters in this log may be outdated, and the current voters may have a
+                # leader.
                 self.fetcher.look_up_leader(step)
         else:
             self._become_candidate()
@@ -234,7 +240,7 @@ class RaftStateMachine:
             quorum.schedule_election(step.deadline_in(timeout_ms / 10 + timeout_ms * step.random_fraction))
 
     def _election_of(self, request: VoteRequest) -> EpochElection | None:
-        """Returns the current election if the request belongs to it."""
+        """Returns the current election if the vote request belongs to that election; otherwise None."""
         state = self.quorum.epoch_state
         kind = ProspectiveState if request.is_pre_vote else CandidateState
         return state.election if isinstance(state, kind) and request.epoch == self.epoch else None
@@ -267,7 +273,7 @@ class RaftStateMachine:
         leader_silence_ms = 0
         if is_granted and not request.is_pre_vote:
             leader_silence_ms = quorum.leader_silence_ms(step.now_ms)
-            # From now on the candidate may be leader.
+            # Record leader activity, because this vote may make the candidate the leader.
             quorum.last_leader_activity_ms = step.now_ms
             if quorum.election.voted_for == NO_VOTE:
                 quorum.persist_election(
@@ -312,8 +318,8 @@ class RaftStateMachine:
     def _advance_leader_high_watermark(self, leader: LeaderState) -> None:
         quorum, step = self.quorum, self._step
         end_offset = leader.majority_end_offset()
-        # Records of earlier epochs can be on a majority and still be overwritten by another leader (Raft, 5.4.2):
-        # they are committed only together with a later record of this epoch.
+        # A record of an earlier epoch can be on a majority and still be overwritten by another leader (Raft, 5.4.2). So
+        # such a record is committed only together with a record of this epoch.
         if end_offset > leader.epoch_start_offset:
             quorum.advance_high_watermark(step, end_offset)
             if quorum.catch_up_offset is None:
@@ -367,8 +373,8 @@ class RaftStateMachine:
         is_from_leader = quorum.election.leader_id in (NO_LEADER, request.leader_id)
         may_elect = self.quorum.role not in (Role.LEADER, Role.RESIGNED)
         if request.epoch == self.epoch and is_from_leader and may_elect:
-            # The first candidate waits until the others have the request too; each later one gives the earlier
-            # ones time to win.
+            # The first candidate waits a little, so that all others receive the request too. Each later candidate waits
+            # longer, so that earlier candidates can win.
             timeout_ms = quorum.config.election_timeout_ms
             deadline_ms = quorum.election_timeout_deadline(step)
             for index, candidate in enumerate(request.preferred_candidates):
@@ -419,7 +425,7 @@ class RaftStateMachine:
                 self.fetcher.on_failed(step, node_id)
                 is_leader = self.quorum.role is Role.FOLLOWER and self.leader_id == node_id
                 if event.is_connection_refused and is_leader:
-                    # The leader's process has ended.
+                    # The leader's process has ended, so start an election soon.
                     delay_ms = quorum.config.election_timeout_ms / 5 * step.random_fraction
                     self._on_leader_resigned(step.deadline_in(delay_ms))
 
@@ -465,7 +471,7 @@ class RaftStateMachine:
                 self.fetcher.fetch(self._step)
 
     def _on_leader_contact(self, leader_id: int, *, fetches: bool = True) -> bool:
-        """Handles a message from the leader of this epoch itself; returns whether this node follows it."""
+        """Handles a message that the leader of this epoch sent. Returns whether this node follows that leader."""
         self.quorum.has_leader_resigned = False
         self._follow(leader_id, fetches=fetches)
         return self.quorum.record_leader_contact(self._step, leader_id)
@@ -479,7 +485,8 @@ class RaftStateMachine:
         return True
 
     def _on_leader_resigned(self, election_deadline_ms: int) -> None:
-        """Looks for a new leader: the old one gave up its role, though no new epoch has started."""
+        """Becomes unattached and schedules an election, because the leader of this epoch resigned or its process
+        ended."""
         self.quorum.has_leader_resigned = True
         self._become_unattached()
         self.quorum.schedule_election(election_deadline_ms)

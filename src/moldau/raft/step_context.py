@@ -11,7 +11,7 @@ from moldau.raft.events import Effect, PersistElection, RaftRequest, RaftRespons
 class StepContext:
     now_ms: int
     random_fraction: float
-    """From 0 up to 1; one draw serves the whole step."""
+    """A random number from 0 to 1. The whole step uses the same number."""
     effects: list[Effect] = field(default_factory=list)
 
     def deadline_in(self, delay_ms: float) -> int:
@@ -27,7 +27,11 @@ class StepContext:
         self.effects.append(SendResponse(response))
 
     def persist(self, election: ElectionState) -> None:
-        """A second election of the step replaces the first: one write, before every effect that relies on either."""
+        """Emits a PersistElection effect.
+
+        If the step already has such an effect, the new election replaces the one in that effect. The single write then
+        comes before all effects that depend on either election.
+        """
         for index, effect in enumerate(self.effects):
             if isinstance(effect, PersistElection):
                 self.effects[index] = PersistElection(election)

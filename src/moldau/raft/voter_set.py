@@ -1,7 +1,7 @@
-"""The voters of the metadata quorum according to its log. Pure.
+"""The voters of the metadata quorum, as the metadata log records them. Pure.
 
-The latest voters record counts, committed or not. If it is truncated, the one before it counts again, and finally
-the initial voters, which come from the settings.
+The latest voters record is in force, even if it is not committed. If that record is truncated, the previous voters
+record is in force again. Without any voters record, the initial voters from the settings are in force.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,7 +38,7 @@ class VoterSetHistory:
 
     @property
     def previous(self) -> tuple[VoterNode, ...]:
-        """The voters if the latest record is truncated."""
+        """The voters that become current if the latest voters record is truncated; empty if there is no earlier set."""
         return self._sets[-2].voters if len(self._sets) > 1 else ()
 
     @property
@@ -50,7 +50,7 @@ class VoterSetHistory:
         self._sets.append(VoterSet(offset, sort_by_node_id(voters)))
 
     def voters_below(self, end_offset: int) -> tuple[VoterNode, ...]:
-        """Returns the voters of the last record below `end_offset`; none if there is no such record."""
+        """Returns the voters of the last voters record below `end_offset`; empty if there is no such record."""
         for entry in reversed(self._sets):
             if entry.offset < end_offset:
                 return () if entry.offset == NOT_IN_LOG else entry.voters
@@ -61,12 +61,14 @@ class VoterSetHistory:
             self._sets.pop()
 
     def advance_start_offset(self, start_offset: int) -> None:
-        """Drops sets that no truncation can make current again, since records below the start are committed."""
+        """Drops voter sets that cannot become current again, because records below the start offset are never
+        truncated."""
         while len(self._sets) > 1 and self._sets[1].offset < start_offset:
             self._sets.pop(0)
 
     def reset_to_snapshot(self, end_offset: int, voters: Sequence[VoterNode]) -> None:
-        """Replaces the history by the voters of a snapshot; a snapshot without voters has the initial ones."""
+        """Replaces the history with the voters of a snapshot, or with the initial voters if the snapshot has no
+        voters."""
         self._sets = [VoterSet(end_offset - 1, sort_by_node_id(voters)) if voters else self._initial]
 
 
@@ -76,7 +78,7 @@ def sort_by_node_id(voters: Iterable[VoterNode]) -> tuple[VoterNode, ...]:
 
 
 def is_same_replica(one: ReplicaKey, other: ReplicaKey) -> bool:
-    """Returns whether both keys can name the same replica; an unknown directory matches any."""
+    """Returns whether both keys can name the same replica. An unknown directory matches any directory."""
     return one.node_id == other.node_id and (
         one.directory_id is None or other.directory_id is None or one.directory_id == other.directory_id
     )
