@@ -1,4 +1,7 @@
-"""The runtime of replicated state machines: a result is records plus a response, sent once the records commit."""
+"""The runtime of replicated state machines.
+
+The result of an operation is records plus a response. The response is sent when the records are committed.
+"""
 
 from moldau.coordinator.result import CoordinatorResult
 

@@ -11,10 +11,10 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class CoordinatorResult(Generic[R, T]):
     records: Sequence[R]
-    """Appended as one batch. Empty for reads and rejected requests."""
+    """The records to append, as one batch. Empty for reads and rejected requests."""
     response: T
     min_committed_offset: int | None = None
-    """For a response without records: it may be sent once everything below this offset is committed.
+    """The offset that the high watermark must reach before a response without records is sent.
 
-    None: once everything that was appended before is committed.
+    None means that everything appended before the operation must be committed first.
     """

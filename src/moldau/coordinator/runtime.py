@@ -1,7 +1,7 @@
-"""A runtime that runs operations on a state stored in a log, one at a time, and delays each response until it is safe.
+"""A runtime that runs operations, one at a time, on a state that is stored in a log.
 
-The state is ahead of the log's high watermark: records are applied as soon as they are appended, so that the next
-operation sees them. No response is sent before everything that its operation could see is committed.
+Records are applied to the state as soon as they are appended, so that the next operation sees them. So the state can be
+ahead of the log's high watermark. A response is sent only after everything that its operation could see is committed.
 """
 
 import asyncio
@@ -22,14 +22,17 @@ class CoordinatorState(Protocol[R_contra]):
     """The state that operations read. Only `apply` may change it."""
 
     def apply(self, records: Sequence[R_contra], end_offset: int) -> None:
-        """Applies the records of one operation, which end at `end_offset` in the log."""
+        """Applies the records of one operation. `end_offset` is the offset after the last of these records."""
 
 
 class CoordinatorLog(Protocol[R_contra]):
-    """The owner of the log calls `CoordinatorRuntime.update_committed_offset` when the high watermark moves."""
+    """The log of a coordinator.
+
+    The owner of the log calls `CoordinatorRuntime.update_committed_offset` when the high watermark advances.
+    """
 
     async def append(self, records: Sequence[R_contra]) -> int:
-        """Appends all records as one batch or none; returns the end offset."""
+        """Appends either all records, as one batch, or none of them. Returns the end offset."""
 
 
 class _QueuedOperation(NamedTuple):
@@ -39,16 +42,17 @@ class _QueuedOperation(NamedTuple):
 
 class _ParkedResponse(NamedTuple):
     end_offset: int
-    """The response is sent when the high watermark reaches it."""
+    """The response is sent when the high watermark reaches this offset."""
     future: asyncio.Future[Any]
     response: Any
     error: BaseException | None
     has_records: bool
-    """Records may be committed even if this node loses its leadership first."""
+    """Whether the operation appended records. They may be committed even if this node loses its leadership first."""
 
 
 class CoordinatorRuntime(Generic[S, R]):
-    """One state and its log. The state is loaded while this node leads the log; otherwise operations are rejected."""
+    """One state and its log. The state is loaded while this node is the log's leader; otherwise operations are
+    rejected."""
 
     def __init__(
         self,
@@ -57,8 +61,10 @@ class CoordinatorRuntime(Generic[S, R]):
         not_loaded_error: Callable[[], MoldauError],
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`on_failure` is called if appended records could not be applied. The state is unloaded, and loading it again
-        would fail in the same way."""
+        """`on_failure` is called if appended records could not be applied.
+
+        The state is then unloaded, and loading it again would fail in the same way.
+        """
         self._log = log
         self._not_loaded_error = not_loaded_error
         self._on_failure = on_failure
@@ -70,7 +76,7 @@ class CoordinatorRuntime(Generic[S, R]):
         self._queue: deque[_QueuedOperation] = deque()
         self._running: _QueuedOperation | None = None
         self._parked: deque[_ParkedResponse] = deque()
-        """By offset; at the same offset, in the order of the operations."""
+        """The responses that wait for a commit, sorted by end offset and then by the order of the operations."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -78,7 +84,8 @@ class CoordinatorRuntime(Generic[S, R]):
         return self._state is not None
 
     def load(self, state: S, end_offset: int) -> None:
-        """Starts to serve a state that has everything below `end_offset`, all of it committed."""
+        """Starts to serve a state that contains all records below `end_offset`. All of these records must be
+        committed."""
         assert self._state is None, "the previous state must be unloaded first"
         self._load_count += 1
         self._state = state
@@ -87,8 +94,8 @@ class CoordinatorRuntime(Generic[S, R]):
     def unload(self, error: BaseException, *, in_doubt_error: BaseException | None = None) -> None:
         """Drops the state after the loss of leadership (or of the log), and fails all pending responses.
 
-        The next leader may still commit records that are appended already. Their callers get `in_doubt_error`, if
-        there is one: they must check before they retry.
+        The next leader may still commit records that this node has appended. Callers that wait for such records get
+        `in_doubt_error` if it is set, because they must check the outcome before they retry.
         """
         self._state = None
         self._load_count += 1
@@ -102,28 +109,28 @@ class CoordinatorRuntime(Generic[S, R]):
             _fail(operation.future, error)
 
     async def close(self, error: BaseException) -> None:
-        """Unloads the state and waits for the append in progress."""
+        """Unloads the state and waits until the append in progress has ended."""
         self.unload(error)
         if self._task is not None:
             await self._task
 
     async def submit(self, operation: Callable[[S], CoordinatorResult[R, T]]) -> T:
-        """Runs the operation, appends its records, and returns the response once it is safe.
+        """Runs the operation, appends its records, and returns the response.
 
-        An exception of the operation is a response too, and is delayed in the same way. Cancelling the caller does
-        not cancel the operation.
+        The response is delayed until everything that the operation could see is committed. An exception of the
+        operation is delayed in the same way. Cancelling the caller does not cancel the operation.
         """
         return await self.schedule(operation)
 
     def schedule(self, operation: Callable[[S], CoordinatorResult[R, T]]) -> "asyncio.Future[T]":
-        """Like `submit`, but returns the future; raises only if no state is loaded."""
+        """Queues an operation and returns the future of its response. Raises an error only if no state is loaded."""
         if self._state is None:
             raise self._not_loaded_error()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._queue.append(_QueuedOperation(operation, future))
         if self._task is None:
-            # In a separate task, because a cancelled caller must not leave records appended and not applied.
+            # Use a separate task, because a cancelled caller must not leave records that are appended but not applied.
             self._task = loop.create_task(self._run())
         return future
 
@@ -142,7 +149,7 @@ class CoordinatorRuntime(Generic[S, R]):
                 await self._run_operation(self._running)
                 self._running = None
         except BaseException as error:
-            # The state may lack records of the log now, so no operation may run on it.
+            # Unload the state, because it may now lack records that are in the log.
             self.unload(error)
             if self._on_failure is None or not isinstance(error, Exception):
                 raise
