@@ -3,13 +3,19 @@
 from typing import Protocol
 
 _JITTER = 0.2
-"""Spreads clients that failed together, so that they do not retry together."""
+"""The random variation of a delay, as a fraction.
+
+It prevents clients that failed at the same time from retrying at the same time.
+"""
 _DOUBLINGS_MAX = 16
-"""Enough for any limit; keeps the number small in a long outage."""
+"""The maximum number of doublings. It is enough for any `max_ms` and keeps the numbers small in a long outage."""
 
 
 def exponential_backoff_ms(failures: int, initial_ms: int, max_ms: int) -> int:
-    """Returns the delay after this many failures in a row (at least one): it doubles each time, up to a limit."""
+    """Returns the delay after `failures` consecutive failures (at least one).
+
+    The delay doubles with each failure, up to `max_ms`.
+    """
     return min(initial_ms << min(failures - 1, _DOUBLINGS_MAX), max_ms)
 
 
@@ -34,7 +40,7 @@ class Backoff:
         return self.delay_ms(self._failures)
 
     def delay_ms(self, failures: int) -> int:
-        """Returns the delay after this many failures, for callers that count them."""
+        """Returns the delay after this many failures, for callers that count the failures themselves."""
         middle_ms = exponential_backoff_ms(failures, self._initial_ms, self._max_ms)
         return round(middle_ms * self._random.uniform(1 - _JITTER, 1 + _JITTER))
 

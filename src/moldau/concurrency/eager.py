@@ -1,8 +1,9 @@
-"""Eager start: a coroutine runs at once up to its first suspension, and becomes a task only if it suspends.
+"""Eager start of coroutines: a coroutine runs at once up to its first suspension, and becomes a task only if it
+suspends.
 
-Most requests never suspend, and a task for each would cost more than the request itself. Python 3.12 has eager
-tasks; this module is the part of them that 3.11 lacks. Until its first suspension a coroutine started here has no
-current task, so it must not use `asyncio.timeout` before that.
+Most requests never suspend, and a task for each request would cost more than the request itself. Python 3.12 has eager
+tasks, but Python 3.11 does not, so this module provides them. Before its first suspension, a coroutine that was started
+here has no current task. So it must not use `asyncio.timeout` before its first suspension.
 """
 
 import asyncio
@@ -13,14 +14,14 @@ T = TypeVar("T")
 
 
 class _Remainder:
-    """The rest of a coroutine that has run up to its first suspension; a task awaits it."""
+    """The rest of a coroutine after its first suspension. A task awaits this object."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], awaited: Any) -> None:
         self._coroutine = coroutine
         self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        # The coroutine yielded this future marked as awaited; yielding it to the task keeps the mark valid.
+        # asyncio has marked this future as awaited. The mark stays valid if the same future is yielded to the task.
         awaited = self._awaited
         while True:
             try:
@@ -42,9 +43,10 @@ async def _finish(remainder: _Remainder) -> Any:
 def start_eagerly(
     coroutine: Coroutine[Any, Any, T], done: Callable[[T | None, BaseException | None], None]
 ) -> "asyncio.Task[T] | None":
-    """Runs the coroutine up to its first suspension and calls `done(result, error)` when it ends.
+    """Runs the coroutine up to its first suspension and calls `done(result, error)` when the coroutine ends.
 
-    Returns the task that runs the rest, or None if the coroutine has ended; then `done` was called already.
+    Returns the task that runs the rest of the coroutine. Returns None if the coroutine has already ended and `done` was
+    called.
     """
     try:
         awaited = coroutine.send(None)
@@ -58,7 +60,8 @@ def start_eagerly(
 
     def on_done(task: "asyncio.Task[T]") -> None:
         if task.cancelled():
-            # A task cancelled before its first step never entered the coroutine: close it so that it cleans up.
+            # A task that is cancelled before its first step never resumes the coroutine. Close the coroutine, so that
+            # it cleans up.
             coroutine.close()
             done(None, asyncio.CancelledError())
             return

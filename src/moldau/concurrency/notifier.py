@@ -1,16 +1,16 @@
-"""A notifier: wakes every coroutine that waits at the moment of the notification."""
+"""A notifier that wakes all coroutines that wait when it is notified."""
 
 import asyncio
 
 
 class Notifier:
-    """Edge-triggered, unlike `asyncio.Event`: a notification that nobody waits for is lost."""
+    """An edge-triggered notifier. Unlike `asyncio.Event`, it loses a notification if no coroutine waits."""
 
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []
 
     def notify_all(self) -> None:
-        """Wakes all current waiters, in the order in which they came."""
+        """Wakes all current waiters in the order in which they started to wait."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             resolve(waiter)

@@ -10,10 +10,11 @@ Job = Callable[[], Awaitable[T]]
 
 
 class SerialExecutor:
-    """Runs jobs in a task of its own, so that a cancelled caller does not interrupt its job."""
+    """Runs jobs in its own task, so that a job continues if its caller is cancelled."""
 
     def __init__(self, closed_error: Callable[[], Exception], after_each: Callable[[], None]) -> None:
-        """`closed_error` makes the error for jobs that a closed executor refuses."""
+        """`closed_error` creates the error with which a closed executor rejects jobs. `after_each` is called after
+        every job."""
         self._closed_error = closed_error
         self._after_each = after_each
         self._jobs: deque[tuple[Job[Any], asyncio.Future[Any]]] = deque()
@@ -33,7 +34,7 @@ class SerialExecutor:
         return result
 
     async def close(self) -> None:
-        """Fails the queued jobs and returns when the running one has ended."""
+        """Fails the queued jobs and waits until the running job has ended."""
         self.is_closed = True
         while self._jobs:
             _, result = self._jobs.popleft()
@@ -60,6 +61,6 @@ class SerialExecutor:
 
 
 def _retrieve_exception(result: "asyncio.Future[Any]") -> None:
-    """Keeps asyncio from logging an exception that no caller awaits: the job itself reports its failure."""
+    """Prevents asyncio from logging an exception that no caller awaits. Each job reports its own failure."""
     if not result.cancelled():
         result.exception()
