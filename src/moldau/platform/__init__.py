@@ -1,7 +1,7 @@
 """The platform that a node runs on: clock, randomness and disk.
 
-In production they are those of the operating system; in the simulator they are virtual and depend on one seed. Sockets
-and timers come from the running event loop.
+In production the operating system provides them. In the simulator they are virtual, and one seed determines their
+behaviour. Sockets and timers come from the running event loop.
 """
 
 import random

@@ -6,13 +6,15 @@ from typing import Final, Protocol
 
 class Clock(Protocol):
     def monotonic_ms(self) -> int:
-        """Returns milliseconds that never go back, for deadlines, timeouts and leases."""
+        """Returns a time in milliseconds that never decreases, for deadlines, timeouts and leases."""
 
     def wall_ms(self) -> int:
-        """Returns milliseconds since 1970, for record timestamps and retention only, because it may jump."""
+        """Returns milliseconds since 1970. Only record timestamps and retention may use this clock, because it may
+        jump."""
 
 
-# CLOCK_BOOTTIME also counts the time in which the machine was suspended, and leases must expire in that time.
+# Use CLOCK_BOOTTIME, because it also counts the time while the machine is suspended. Leases must expire during that
+# time too.
 _MONOTONIC: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

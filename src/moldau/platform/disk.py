@@ -1,7 +1,7 @@
 """The interface of a disk. Written data is durable only after `sync`.
 
-All calls but the async ones run on the event loop and return at once, because they only access the page cache. Calls
-raise OSError (EIO, ENOSPC, ...) as the operating system does.
+All calls except the async ones run on the event loop. They return at once, because they access only the page cache.
+Calls raise the OSError of the operating system (EIO, ENOSPC, ...).
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ Buffer = bytes | bytearray | memoryview
 
 
 class File(Protocol):
-    """An open file. Writes append; reads may be anywhere.
+    """An open file. Writes always append; reads can start at any position.
 
-    The file stays readable as long as this object is referenced, even if it was removed or replaced: retention and
-    compaction must not interrupt a fetch response that is being sent.
+    The file stays readable while this object is referenced, even if the file was removed or replaced. So retention and
+    compaction do not interrupt a fetch response that is being sent.
     """
 
     path: str
@@ -29,7 +29,7 @@ class File(Protocol):
     def append(self, parts: Sequence[Buffer]) -> int:
         """Appends all parts and returns the position of the first byte.
 
-        After an OSError some of the bytes may have been written: the caller has to truncate the file.
+        After an OSError some of the bytes may have been written, so the caller must truncate the file.
         """
 
     def read(self, position: int, size: int) -> bytes:
@@ -40,15 +40,15 @@ class File(Protocol):
     async def sync(self) -> None:
         """Makes everything appended or truncated before this call durable.
 
-        Callers that come while a sync is running share the next one. After a failed sync every later one fails too,
+        Calls that arrive while a sync is running share the next sync. After a failed sync every later sync fails too,
         because the page cache can no longer be trusted.
         """
 
     def drop_cache(self) -> None:
         """Drops clean pages from the page cache, so that reads return what the device has.
 
-        A killed process may leave pages whose write has failed, and the next sync would report success. So recovery
-        calls this before it reads. Pages that are still to be written are kept.
+        Recovery calls this before it reads. A killed process may have left pages that could not be written to the
+        device, and the next sync would still report success. Dirty pages are kept.
         """
 
     def close(self) -> None: ...
@@ -61,7 +61,7 @@ class Disk(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def list(self, directory: str) -> Sequence[str]:
-        """Returns the sorted names in a directory; none if the directory does not exist."""
+        """Returns the sorted names in a directory; empty if the directory does not exist."""
 
     def is_directory(self, path: str) -> bool: ...
 
@@ -69,7 +69,7 @@ class Disk(Protocol):
         """Creates a directory and its parents, unless they exist."""
 
     def rename(self, old: str, new: str) -> None:
-        """Renames a file or a directory; replaces an existing file at `new`."""
+        """Renames a file or a directory. Replaces an existing file at `new`."""
 
     def remove(self, path: str) -> None:
         """Removes a file, or a directory with everything in it, if it exists."""

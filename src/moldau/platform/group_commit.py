@@ -1,4 +1,5 @@
-"""Group commit: callers of a slow operation that come while it runs share the next run."""
+"""Group commit for a slow operation, such as an fsync. Calls that arrive while the operation runs share its next
+run."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,11 +9,15 @@ Done = Callable[[Outcome], None]
 
 
 class GroupCommit:
-    """A base class, so that nothing but the running sync of a file keeps that file open."""
+    """The base class of objects with a group commit.
+
+    It is a base class instead of a separate object, so that only a running sync keeps a reference to an otherwise
+    unused file.
+    """
 
     def __init__(self) -> None:
         self._is_dirty = True
-        """Whether something has changed since the last run started."""
+        """Whether something has changed since the last run of the operation started."""
         self._running_waiters: list[asyncio.Future[None]] | None = None
         self._next_waiters: list[asyncio.Future[None]] = []
 
@@ -25,8 +30,9 @@ class GroupCommit:
         return self._running_waiters is None
 
     async def _wait_for_run(self) -> None:
-        """Returns when a run has covered every change made before this call; raises its OSError."""
-        # Each caller has its own future, because cancelling one must not cancel the others.
+        """Waits until a run has ended that started after every change made before this call. Raises the OSError of that
+        run."""
+        # Each caller has its own future, because cancelling one caller must not cancel the others.
         waiter = asyncio.get_running_loop().create_future()
         if self._is_dirty:
             self._next_waiters.append(waiter)
@@ -47,7 +53,7 @@ class GroupCommit:
         assert self._running_waiters is not None
         ended, self._running_waiters = self._running_waiters, None
         if outcome is not None:
-            # A failed run covers nothing.
+            # After a failed run, the changes still have to be synced.
             self._is_dirty = True
         if self._next_waiters:
             self._start_run()
@@ -61,5 +67,6 @@ class GroupCommit:
 
 
 def copy_os_error(error: OSError) -> OSError:
-    """Returns a copy: one exception raised in several tasks would mix up their tracebacks."""
+    """Returns a copy of the error, because one exception that is raised in several tasks would mix up their
+    tracebacks."""
     return OSError(error.errno, error.strerror or str(error), error.filename)

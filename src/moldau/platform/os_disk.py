@@ -1,6 +1,7 @@
 """The disk of the operating system.
 
-Appends and reads access the page cache on the event loop. Fsyncs wait for the device in threads of their own.
+Appends and reads access the page cache on the event loop. Fsyncs run in separate threads, because they wait for the
+device.
 """
 
 import asyncio
@@ -18,12 +19,12 @@ from moldau.platform.disk import Buffer
 from moldau.platform.group_commit import Done, GroupCommit, Outcome
 
 FSYNC_THREADS_MAX = 16
-"""How many fsyncs may run concurrently: about as many as a device handles in parallel."""
+"""The maximum number of concurrent fsyncs. A device handles about this many in parallel."""
 
 WRITEV_PARTS_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 
 TEMPORARY_SUFFIX = ".tmp"
-"""The suffix of the file that `replace` writes before it renames it; a crash may leave such a file."""
+"""The suffix of the temporary file that `replace` writes and then renames. A crash may leave such a file."""
 
 _SyncWork = Callable[[], None]
 _Job = tuple[asyncio.AbstractEventLoop, _SyncWork, Done]
@@ -64,7 +65,7 @@ def _replace(path: str, data: bytes) -> None:
         _write(temporary, data)
         os.rename(temporary, path)
     except OSError:
-        # After ENOSPC the partial file would keep the disk full.
+        # Delete the partial file, because after ENOSPC it would keep the disk full.
         with suppress(OSError):
             os.unlink(temporary)
         raise
@@ -85,16 +86,16 @@ def _run_jobs(jobs: "SimpleQueue[_Job | None]") -> None:
         try:
             loop.call_soon_threadsafe(done, outcome)
         except RuntimeError:
-            # The event loop was closed, and with it the callers.
+            # The event loop was closed, so no caller waits for the result.
             pass
-        # The job references its file, which must be able to close while this thread is idle.
+        # Drop all references to the job while this thread is idle, because they would keep the job's file open.
         del job, loop, work, done, outcome
 
 
 class FsyncThreads:
-    """A thread pool that calls back on the event loop and starts threads only when all are busy.
+    """A thread pool that runs callbacks on the event loop. It starts a new thread only when all threads are busy.
 
-    Not an Executor: a wake-up through a plain queue takes about half the time.
+    It is not an Executor, because waking a thread through a plain queue takes about half the time.
     """
 
     def __init__(self, threads_max: int = FSYNC_THREADS_MAX) -> None:
@@ -104,9 +105,9 @@ class FsyncThreads:
         self._running = 0
 
     def submit(self, work: _SyncWork, done: Done) -> None:
-        """Runs `work` in a thread, then `done` on the event loop with its OSError or None.
+        """Runs `work` in a thread, then calls `done` on the event loop with the OSError of `work`, or None.
 
-        If no thread can be started the existing ones do the work; without any it fails with EAGAIN.
+        If no new thread can be started, an existing thread runs `work`. If no thread exists, `done` receives EAGAIN.
         """
 
         def finish(outcome: Outcome) -> None:
@@ -134,14 +135,14 @@ class FsyncThreads:
 
 
 class OsFile(GroupCommit):
-    """A file of the operating system. Its descriptor closes when this object is no longer referenced."""
+    """A file of the operating system. The descriptor is closed when this object is no longer referenced."""
 
     def __init__(self, path: str, threads: FsyncThreads) -> None:
         self._descriptor = -1
         super().__init__()
         self.path = path
         self._threads = threads
-        # Even a file that was just opened counts as dirty (the default): a killed process may have left unsynced data.
+        # A file that was just opened is dirty (the default), because a killed process may have left unsynced data.
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._size = os.fstat(self._descriptor).st_size
         self._is_closed = False
@@ -173,7 +174,7 @@ class OsFile(GroupCommit):
         return position
 
     def _append_rest(self, parts: Sequence[Buffer], written: int) -> None:
-        """Appends what follows the first `written` bytes, in as many calls as necessary."""
+        """Appends all bytes after the first `written` bytes, with as many calls as necessary."""
         remaining: deque[memoryview] = deque(memoryview(part).cast("B") for part in parts if len(part))
         while True:
             while remaining and written >= len(remaining[0]):
@@ -191,7 +192,8 @@ class OsFile(GroupCommit):
             return data
         pieces = [data]
         found = len(data)
-        # A call may return less than requested (a signal, or more than 2 GiB); only an empty result is the end.
+        # Read again, because a call may return less than requested (a signal, or more than 2 GiB). Only an empty result
+        # marks the end of the file.
         while found < size and (data := os.pread(self._descriptor, size - found, position + found)):
             pieces.append(data)
             found += len(data)
@@ -223,7 +225,8 @@ class OsFile(GroupCommit):
         try:
             _sync_data(self._descriptor)
         except OSError as error:
-            # The kernel may have dropped the dirty pages, and the next fsync would report success.
+            # Remember the failure, because the kernel may have dropped the dirty pages, and the next fsync would report
+            # success.
             self._failure = error
             raise
 
@@ -253,7 +256,7 @@ class _OsDirectory(GroupCommit):
         self._threads.submit(lambda: _sync_directory(self._path), done)
 
     async def sync(self) -> None:
-        # This object does not see changes of the directory, so a running sync never suffices.
+        # Always wait for a new sync, because the directory may have changed after the running sync started.
         self._is_dirty = True
         await self._wait_for_run()
 
@@ -309,7 +312,7 @@ class OsDisk:
                 self._directories.pop(path, None)
 
     async def replace(self, path: str, data: bytes) -> None:
-        """Replaces in the order of the calls, even if a caller is cancelled."""
+        """Replaces the content of a file. Calls take effect in order, even if a caller is cancelled."""
         waiter = asyncio.get_running_loop().create_future()
         queue = self._replacements.setdefault(path, deque())
         queue.append((data, waiter))

@@ -1,4 +1,4 @@
-"""The platform of production: clocks, randomness and disk of the operating system."""
+"""The production platform: clocks, randomness and disk of the operating system."""
 
 import os
 import random
@@ -9,7 +9,7 @@ from moldau.platform.os_disk import OsDisk
 
 
 def system_platform(seed: int | None = None) -> Platform:
-    """Returns the platform; a seed makes the random choices repeatable. Not for secrets."""
+    """Returns the platform. A seed makes the random numbers repeatable. They are not suitable for secrets."""
     if seed is None:
         seed = int.from_bytes(os.urandom(32), "big")
     return Platform(clock=SystemClock(), random=random.Random(seed), disk=OsDisk())
