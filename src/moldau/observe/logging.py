@@ -1,7 +1,7 @@
 """Structured logging: a message with fields, `log.info("topic created", topic=name, count=3)`.
 
-A thin layer on the standard library's logging, whose filters and handlers keep working. Disabled levels are not
-formatted, and timestamps come from the clock passed to `configure`.
+This is a thin layer on the standard library's logging, so that filters and handlers keep working. Messages of disabled
+levels are not formatted. Timestamps come from the clock passed to `configure`.
 """
 
 import json
@@ -17,7 +17,7 @@ COLOURS = {"DEBUG": "\x1b[2m", "INFO": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 WallClock = Callable[[], int]
-"""Returns milliseconds since 1970."""
+"""A function that returns milliseconds since 1970."""
 
 
 class Logger:
@@ -46,7 +46,7 @@ class Logger:
 
     def _write(self, level: int, message: str, fields: dict[str, Any], *, traceback: bool = False) -> None:
         if self._logger.isEnabledFor(level):
-            # The stack level makes the caller of info() the origin of the line.
+            # With this stack level, the caller of `info()` is the origin of the log line.
             self._logger.log(level, message, extra={FIELDS: fields}, exc_info=traceback or None, stacklevel=3)
 
 
@@ -87,7 +87,7 @@ class JsonFormatter(logging.Formatter):
                 _to_datetime(self._clock()).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             )
         line |= {"level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
-        # Fields come last and never replace the standard ones.
+        # Fields come last. They never replace the standard keys.
         line |= {f"{name}_" if name in line else name: value for name, value in _fields(record).items()}
         if traceback := _traceback(self, record):
             line["traceback"] = traceback
@@ -99,7 +99,7 @@ def configure(
 ) -> None:
     """Sends all log lines to one stream, by default stderr, and replaces an earlier configuration.
 
-    Without a clock, lines have no timestamp; simulations use that.
+    Without a clock, lines have no timestamp. Simulations use no clock.
     """
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
@@ -127,7 +127,10 @@ def _to_datetime(wall_ms: int) -> datetime:
 
 
 def _to_text(value: Any) -> str:
-    """Formats a value; objects without their own text are shown as their type, not with a memory address."""
+    """Returns the text of a value.
+
+    An object without its own `__str__` or `__repr__` is shown as its type name, without a memory address.
+    """
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {value}" if str(value) else type(value).__name__
     kind: Any = type(value)
@@ -137,7 +140,7 @@ def _to_text(value: Any) -> str:
 
 
 def _format_field(value: Any) -> str:
-    """Formats a field of a text line, quoted unless it is one word."""
+    """Returns the value of a field for a text line, in quotes unless it is one word."""
     if isinstance(value, bool | None):
         return json.dumps(value)
     text = _to_text(value)
