@@ -1,1 +1,1 @@
-"""Cluster metadata: the records of the metadata log, the image they add up to, and its publication."""
+"""Cluster metadata: the records of the metadata log, the image built from them, and the publication of images."""

@@ -1,6 +1,6 @@
-"""The metadata image, an immutable value of the cluster's state, and the delta between two images.
+"""The metadata image, which is an immutable view of the cluster's state, and the delta between two images.
 
-`metadata/image_builder.py` applies records to an image; `metadata/loader.py` publishes images and deltas.
+`metadata/image_builder.py` applies records to an image. `metadata/loader.py` publishes images and deltas.
 """
 
 from collections.abc import Mapping
@@ -41,30 +41,38 @@ class PartitionRegistration:
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     leader: int
-    """NO_LEADER if no replica can be elected."""
+    """The id of the leader; NO_LEADER if no replica can be elected."""
     leader_epoch: int
-    """Incremented with every change of the leader, and whenever the leader's log may have become shorter."""
+    """An epoch that increases with every change of the leader, and whenever the leader's log may have become
+    shorter."""
     partition_epoch: int
-    """Incremented with every change of the partition. AlterPartition requests name the epoch they are based on."""
+    """An epoch that increases with every change of the partition.
+
+    An AlterPartition request contains the partition epoch that the request is based on.
+    """
     adding_replicas: tuple[int, ...] = ()
     """Replicas that a reassignment adds; `replicas` contains them too."""
     removing_replicas: tuple[int, ...] = ()
-    """Replicas that a reassignment removes; `replicas` contains them until it completes."""
+    """Replicas that a reassignment removes; `replicas` contains them until the reassignment completes."""
     elr: tuple[int, ...] = ()
     """Eligible leader replicas: outside the ISR, but with all committed records (KIP-966)."""
     last_known_elr: tuple[int, ...] = ()
     """The last leader, if both ISR and ELR are empty."""
     is_recovering: bool = False
-    """Elected uncleanly, and the leader has not yet reported that its log is consistent."""
+    """Whether the leader was elected uncleanly and has not yet reported that its log is consistent."""
     unclean_epoch: int = -1
-    """The leader epoch of the last unclean election: committed records of earlier epochs may be lost."""
+    """The leader epoch of the last unclean election; -1 if there was none.
+
+    Committed records of earlier epochs may be lost.
+    """
 
     @property
     def is_reassigning(self) -> bool:
         return bool(self.adding_replicas or self.removing_replicas)
 
     def min_isr(self, configured: int) -> int:
-        """Returns the effective min.insync.replicas: at most the number of replicas before any reassignment."""
+        """Returns the effective min.insync.replicas. It is at most the number of replicas without those that are being
+        added."""
         return max(1, min(configured, len(self.replicas) - len(self.adding_replicas)))
 
 
@@ -95,7 +103,7 @@ GROUP_RESOURCE = 32
 class MetadataImage:
     cluster_id: str = ""
     offset: int = -1
-    """The offset of the last applied record."""
+    """The offset of the last applied record; -1 if there is none."""
     controller_epoch: int = -1
     controller_id: int = -1
     features: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -103,7 +111,7 @@ class MetadataImage:
     topics: Mapping[str, TopicImage] = field(default_factory=lambda: MappingProxyType({}))
     topic_names: Mapping[UUID, str] = field(default_factory=lambda: MappingProxyType({}))
     configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=lambda: MappingProxyType({}))
-    """Only values that were set; defaults come from the settings registry."""
+    """Values that were set explicitly. Defaults come from the settings registry."""
     next_producer_id: int = 0
 
     def topic_by_id(self, topic_id: UUID) -> TopicImage | None:
@@ -122,12 +130,12 @@ class MetadataImage:
 
 @dataclass(frozen=True, slots=True)
 class MetadataDelta:
-    """The names of what changed between two images."""
+    """The changes between two images."""
 
     topics_created: tuple[str, ...] = ()
     topics_deleted: tuple[TopicImage, ...] = ()
     partitions_changed: tuple[tuple[str, int], ...] = ()
-    """New or changed partitions, those of new topics included."""
+    """New or changed partitions, including all partitions of new topics."""
     configs_changed: tuple[ConfigResource, ...] = ()
     brokers_changed: tuple[int, ...] = ()
     features_changed: tuple[str, ...] = ()

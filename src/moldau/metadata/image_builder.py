@@ -1,6 +1,6 @@
-"""Applies metadata records to an image and returns the next image with its delta. Pure.
+"""The image builder, which applies metadata records to an image and returns the next image with its delta. Pure.
 
-Only maps that a record changes are copied, once per call, so the cost does not depend on the size of the cluster.
+Each call copies only the maps that records change. Both images share the other maps.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class ControllerChange:
-    """A new leader of the quorum, and so a new controller; a control record in the log."""
+    """A new leader of the quorum, which is also the new controller. In the log it is a control record."""
 
     leader_id: int
     epoch: int
@@ -57,9 +57,9 @@ MetadataChange = Record | ControllerChange
 def apply_changes(
     image: MetadataImage, changes: Iterable[MetadataChange], last_offset: int
 ) -> tuple[MetadataImage, MetadataDelta]:
-    """Applies changes, the last of which is at `last_offset`.
+    """Applies changes and returns the next image and the delta. `last_offset` is the offset of the last change.
 
-    Raises CorruptRecordError for a change that contradicts the image, which no controller writes.
+    Raises CorruptRecordError for a change that contradicts the image. No controller writes such a change.
     """
     if last_offset < image.offset:
         raise CorruptRecordError(f"offset {last_offset} is below the image's offset {image.offset}")
@@ -70,7 +70,7 @@ def apply_changes(
 
 
 def _thaw(mapping: Mapping[K, V]) -> dict[K, V]:
-    # dict(proxy) copies item by item; the proxy's own method copies the dict inside.
+    # `dict(proxy)` copies item by item. The proxy's own `copy` is faster, because it copies the whole dict at once.
     return mapping.copy() if isinstance(mapping, MappingProxyType) else dict(mapping)
 
 
@@ -79,7 +79,7 @@ def _freeze(copy: dict[K, V] | None, base: Mapping[K, V]) -> Mapping[K, V]:
 
 
 class _ImageBuilder:
-    """Collects the changed maps of the next image, and the names of what changed."""
+    """Collects the changed maps of the next image, and the names of the changed objects."""
 
     def __init__(self, base: MetadataImage) -> None:
         self._base = base
@@ -92,7 +92,7 @@ class _ImageBuilder:
         self._features: dict[str, int] | None = None
         self._next_producer_id = base.next_producer_id
         self._leader = ControllerChange(base.controller_id, base.controller_epoch)
-        # Dicts as ordered sets: the delta must have the same order in every run.
+        # Dicts are used as ordered sets, because the delta must have the same order in every run.
         self._changed_topics: dict[str, None] = {}
         self._changed_configs: dict[ConfigResource, None] = {}
         self._changed_brokers: dict[int, None] = {}
@@ -321,7 +321,7 @@ class _ImageBuilder:
         return image, self._delta(image)
 
     def _delta(self, image: MetadataImage) -> MetadataDelta:
-        """Compares the images where records changed something."""
+        """Returns the delta. Compares only objects that a record has changed."""
         base = self._base
         created, deleted, changed = [], [], []
         for name in self._changed_topics:

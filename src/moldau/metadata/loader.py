@@ -1,7 +1,7 @@
-"""The metadata loader: applies committed records to the image and publishes each change to the parts of the node.
+"""The metadata loader, which applies committed records to the image and publishes the changes inside the node.
 
-Committed records are applied at once. All changes since the last publication, at startup the whole log, are published
-as one delta, which every publisher handles before the next publication starts.
+Committed records are applied at once. All changes since the last publication are published as one delta. At startup,
+this delta contains the whole log. Every publisher handles a delta before the next publication starts.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class MetadataLoader:
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
         self._offset_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._pending_deltas: list[MetadataDelta] = []
-        """Changes that are not published yet. The last one ends with the committed image."""
+        """Deltas that are not published yet. The last delta leads to the committed image."""
         self._pending_bytes = 0
         self.published_bytes = 0
         """The size of all published records."""
@@ -38,23 +38,24 @@ class MetadataLoader:
 
     @property
     def committed_image(self) -> MetadataImage:
-        """The latest image. Publishers may not have handled it yet, since opening logs can take long."""
+        """The image with all committed records. Publishers may not have handled it yet, because opening logs can take
+        long."""
         return self._committed_image
 
     @property
     def image(self) -> MetadataImage:
-        """The latest image that all publishers have handled: the logs of its partitions are open."""
+        """The latest image that all publishers have handled. So the logs of its partitions are open."""
         return self._image
 
     def add_commit_listener(self, listener: CommitListener) -> None:
-        """Calls `listener` with each change at its commit, before any publisher."""
+        """Adds a listener that is called with each change when it is committed, before any publisher is called."""
         self._check_before_first_commit()
         self._commit_listeners.append(listener)
 
     def add_publisher(self, publisher: MetadataPublisher) -> None:
         """Adds a publisher. Publishers are called in the order in which they were added.
 
-        All are added before the first commit, so that none misses a change.
+        All publishers must be added before the first commit, so that none of them misses a change.
         """
         self._check_before_first_commit()
         self._publishers.append(publisher)
@@ -64,13 +65,13 @@ class MetadataLoader:
             raise RuntimeError("publishers must be added before anything is published")
 
     def add_image_listener(self, listener: ImageListener) -> None:
-        """Calls `listener` with each image that all publishers have handled."""
+        """Adds a listener that is called with each image that all publishers have handled."""
         self._image_listeners.append(listener)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Calls `callback` when the metadata log fails, or a change cannot be applied or published.
+        """Adds a callback for the case that the metadata log fails, or that a change cannot be applied or published.
 
-        The image is then outdated for good, so the node must stop.
+        After such a failure the image is no longer updated, so the node must stop.
         """
         self._failure_callbacks.append(callback)
 
@@ -83,7 +84,8 @@ class MetadataLoader:
             self._pending_bytes += sum(len(value) for batch in batches for value in batch.values)
 
     def load_snapshot(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int) -> None:
-        """Replaces the image by a snapshot, unless the image is newer; the delta is the difference between them."""
+        """Replaces the image with a snapshot, unless the image is newer. The delta is the difference between the
+        two."""
         if snapshot.end_offset - 1 > self._committed_image.offset and not self._is_stopped:
             self._update(lambda: self._snapshot_update(values, snapshot, leader_id))
 
@@ -116,7 +118,7 @@ class MetadataLoader:
         return image, delta_between(self._committed_image, image)
 
     async def wait_for_offset(self, offset: int) -> None:
-        """Waits until all publishers have handled an image with `offset`."""
+        """Waits until all publishers have handled an image that includes the record at `offset`."""
         if self._image.offset >= offset:
             return
         if self._failure is not None:
@@ -126,7 +128,7 @@ class MetadataLoader:
         await published
 
     async def close(self) -> None:
-        """Waits for the current publication; later changes are ignored."""
+        """Waits until the current publication has ended. Later changes are ignored."""
         self._is_closing = True
         self._pending_deltas.clear()
         if self._task is not None:
@@ -168,7 +170,7 @@ class MetadataLoader:
         self._offset_waiters = remaining
 
     def fail(self, error: BaseException) -> None:
-        """Stops the loader; waiters get the error, and later changes are ignored."""
+        """Stops the loader. Calls of `wait_for_offset` raise the error, and later changes are ignored."""
         if self._failure is None:
             self._stop(error)
             for callback in self._failure_callbacks:

@@ -1,7 +1,7 @@
 """The records of the metadata log, in Kafka's format, so that Kafka's tools can read them.
 
-A record's value is a frame of `frame version, api key, version` (unsigned varints) and a body. Each class is one
-version of one record; a log with any other version is rejected.
+The value of a record is a frame of `frame version, api key, version` (unsigned varints) and a body. Each class defines
+one record type in the version that is written. A log with an unsupported version is rejected.
 """
 
 import io
@@ -36,7 +36,8 @@ class _Schema:
     __version__: ClassVar[int] = 0
     """The version that is written."""
     __lowest__: ClassVar[int] = -1
-    """The oldest version that can be read, if older than `__version__`: it has fewer tagged fields."""
+    """The oldest version that can be read; -1 if only `__version__` can be read. Older versions have fewer tagged
+    fields."""
     __api_key__: ClassVar[int]
 
 
@@ -75,7 +76,7 @@ class RegisterBrokerRecord(_Schema):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnregisterBrokerRecord(_Schema):
-    """Removes a broker for good."""
+    """Removes the registration of a broker."""
 
     __api_key__: ClassVar[int] = 1
     broker_id: int = field(metadata=_wire("int32"))
@@ -110,12 +111,15 @@ class PartitionRecord(_Schema):
     eligible_leader_replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=1), default=None)
     last_known_elr: tuple[int, ...] | None = field(metadata=_wire("int32", tag=2), default=None)
     unclean_epoch: int = field(metadata=_wire("int32", tag=FIRST_TAG), default=-1)
-    """A field of Moldau's own, for snapshots: the leader epoch of the last unclean election."""
+    """The leader epoch of the last unclean election.
+
+    Kafka does not have this field. It is needed in snapshots.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigRecord(_Schema):
-    """One setting of one resource; a value of None removes it."""
+    """One setting of one resource. A value of None removes the setting."""
 
     __api_key__: ClassVar[int] = 4
     resource_type: int = field(metadata=_wire("int8"))
@@ -126,7 +130,7 @@ class ConfigRecord(_Schema):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionChangeRecord(_Schema):
-    """A change of a partition. Any leader, even the same one, starts a new leader epoch."""
+    """A change of a partition. If `leader` is set, a new leader epoch starts, even if the leader stays the same."""
 
     __api_key__: ClassVar[int] = 5
     __version__: ClassVar[int] = 2
@@ -171,7 +175,11 @@ class ProducerIdsRecord(_Schema):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRegistrationChangeRecord(_Schema):
-    """`fenced`: 1 fences, -1 unfences, 0 changes nothing. `in_controlled_shutdown`: 1 starts it."""
+    """A change of a broker's registration.
+
+    For `fenced`, 1 fences the broker, -1 unfences it, and 0 changes nothing. For `in_controlled_shutdown`, 1 starts the
+    controlled shutdown.
+    """
 
     __api_key__: ClassVar[int] = 17
     __version__: ClassVar[int] = 2
@@ -231,7 +239,8 @@ def encode(record: Record) -> bytes:
 
 
 def decode(value: bytes) -> Record:
-    """Decodes a value whose checksum was verified: the codec trusts the element counts in it."""
+    """Decodes the value of a record. The checksum must have been verified, because the codec trusts the element
+    counts."""
     if len(value) < _FRAME_SIZE:
         raise CorruptRecordError(f"a metadata record of {len(value)} bytes is shorter than its frame")
     frame_version, api_key, version = value[0], value[1], value[2]

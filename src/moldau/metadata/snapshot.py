@@ -31,7 +31,7 @@ NO_BROKER = -1
 
 
 def image_to_records(image: MetadataImage) -> Iterator[Record]:
-    """Yields records that rebuild this image, without its offset, its controller and the cluster id."""
+    """Yields the records that rebuild this image, except for its offset, its controller and the cluster id."""
     for name, level in image.features.items():
         yield FeatureLevelRecord(name=name, feature_level=level)
     for broker in image.brokers.values():
@@ -52,13 +52,17 @@ def image_to_records(image: MetadataImage) -> Iterator[Record]:
 def image_from_records(
     records: Iterable[Record], *, cluster_id: str, end_offset: int, epoch: int, leader_id: int
 ) -> MetadataImage:
-    """Rebuilds the image from a snapshot's records; raises CorruptRecordError."""
+    """Returns the image that a snapshot's records describe. Raises CorruptRecordError if the records are
+    inconsistent."""
     changes = chain([ControllerChange(leader_id, epoch)], records)
     return apply_changes(MetadataImage(cluster_id=cluster_id), changes, end_offset - 1)[0]
 
 
 def delta_between(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
-    """Compares two images, for an image that was not built from the previous one record by record."""
+    """Returns the delta between two images.
+
+    It compares whole images, for images that were not built from each other in one call of `apply_changes`.
+    """
     created, changed = [], []
     deleted = [
         topic

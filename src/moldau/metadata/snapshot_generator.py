@@ -1,4 +1,7 @@
-"""Generation of metadata snapshots. Every node generates its own; the Raft client stores them and shortens the log."""
+"""Generation of metadata snapshots.
+
+Every node generates its own snapshots. The Raft client stores them and deletes the start of the log.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +24,7 @@ _RECORDS_PER_STEP = 100
 
 
 class SnapshotWriter(Protocol):
-    """The part of the Raft client that is needed here."""
+    """The part of the Raft client that the snapshot generator needs."""
 
     async def write_snapshot(
         self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int = -1
@@ -30,15 +33,15 @@ class SnapshotWriter(Protocol):
 
 @dataclass(slots=True)
 class SnapshotPolicy:
-    """Decides when a snapshot is due: after this many bytes of records, or this much time. Pure."""
+    """Decides when a snapshot is due: after `bytes_max` bytes of new records, or after `interval_ms`. Pure."""
 
     bytes_max: int
     interval_ms: int
-    """Applies only if there are new records; 0 means no limit."""
+    """The maximum time between snapshots if there are new records; 0 means no limit."""
     since_ms: int
-    """When the last snapshot was started, or the node."""
+    """The time when the last snapshot was started; before the first snapshot, the time when the node started."""
     bytes_since: int = 0
-    """The size of the records since then."""
+    """The size of the records since `since_ms`, in bytes."""
 
     def add_bytes(self, count: int) -> None:
         self.bytes_since += count
@@ -86,7 +89,7 @@ class SnapshotGenerator:
             self._task = asyncio.get_running_loop().create_task(self._generate(image))
 
     async def _generate(self, image: MetadataImage) -> None:
-        # Every epoch starts with a leader change record, so the image's last record is of the controller's epoch.
+        # Every epoch starts with a leader change record, so the last record in the image has the controller's epoch.
         snapshot = SnapshotId(image.offset + 1, image.controller_epoch)
         try:
             values: list[bytes] = []
