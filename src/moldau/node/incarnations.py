@@ -1,6 +1,6 @@
-"""The incarnations of the node that its disk has seen, in the file `incarnations` of the data directory.
+"""The store of the incarnations that used this node's disk: the file `incarnations` in the data directory.
 
-They let the controller distinguish the disk of the registered incarnation from an empty disk or an old copy.
+With this list, the controller distinguishes the disk of the registered incarnation from an empty disk or an old copy.
 """
 
 import json
@@ -12,7 +12,10 @@ from moldau.platform.disk import Disk
 
 FILE_NAME = "incarnations"
 INCARNATIONS_MAX = 100
-"""Only starts without a successful registration add incarnations."""
+"""The maximum number of saved incarnations.
+
+A registration removes all earlier incarnations, so the list grows only with starts that fail before it.
+"""
 
 log = get_logger(__name__)
 
@@ -23,7 +26,8 @@ class IncarnationStore:
         self._path = f"{directory}/{FILE_NAME}"
 
     def previous_incarnations(self) -> tuple[UUID, ...]:
-        """Returns the last incarnation known to be registered, and later ones, which may be registered."""
+        """Returns the last incarnation that is known to be registered, and later incarnations, which may be
+        registered."""
         if not self._disk.exists(self._path):
             return ()
         try:
@@ -42,9 +46,9 @@ class IncarnationStore:
             return ()
 
     async def add(self, incarnation_id: UUID) -> tuple[UUID, ...]:
-        """Saves a new incarnation, before it is registered; returns the earlier ones."""
+        """Saves a new incarnation and returns the earlier ones. Must be called before the registration."""
         earlier = self.previous_incarnations()
-        # The first one is known to be registered, so it is always kept.
+        # Always keep the first incarnation, because it is known to be registered.
         await self._save((*earlier[:1], *earlier[1:][2 - INCARNATIONS_MAX :], incarnation_id))
         return earlier
 

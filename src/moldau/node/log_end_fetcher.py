@@ -1,4 +1,4 @@
-"""Queries for the log end of a replica, which the controller sends before an unclean election."""
+"""Queries for the log end of a replica. The controller sends them before an unclean election."""
 
 from moldau.errors import ReplicaNotAvailableError
 from moldau.partitions.replica_manager import ReplicaManager
@@ -8,7 +8,7 @@ from moldau.wire.api_keys import ApiKey
 
 LANE = "controller"
 DEBUGGING_REPLICA = -2
-"""With this replica id any replica responds, not only the leader."""
+"""The replica id with which any replica responds, not only the leader."""
 LATEST_EPOCH = 2**31 - 1
 
 
@@ -19,7 +19,10 @@ class LogEndFetcher:
         self._peers = peers
 
     async def fetch(self, broker_id: int, topic: str, partition: int) -> EpochEndOffset:
-        """Raises PeerUnreachableError, or ReplicaNotAvailableError if the node returns an error."""
+        """Returns the log end of a broker's replica.
+
+        Raises PeerUnreachableError if the broker does not respond, and ReplicaNotAvailableError if it returns an error.
+        """
         if broker_id == self._node_id:
             return self._own_log_end(topic, partition)
         request = {

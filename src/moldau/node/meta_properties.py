@@ -1,4 +1,5 @@
-"""The `meta.properties` file of the data directory, in Kafka's format: cluster, node and directory id."""
+"""The `meta.properties` file of the data directory, in Kafka's format. It contains cluster id, node id and directory
+id."""
 
 import base64
 import random
@@ -19,14 +20,15 @@ class MetaProperties:
 
 
 def new_meta_properties(source: random.Random, cluster_id: str, node_id: int) -> MetaProperties:
-    """Generates ids for a node that starts for the first time; `cluster_id` may be empty."""
+    """Returns new ids for a node that starts for the first time. An empty `cluster_id` is replaced by a random one."""
     return MetaProperties(cluster_id or uuid_to_text(_random_id(source)), node_id, _random_id(source))
 
 
 async def load_or_create(
     disk: Disk, directory: str, source: random.Random, cluster_id: str, node_id: int
 ) -> MetaProperties:
-    """Raises StorageError if the directory belongs to another node or cluster."""
+    """Loads the file, or creates it at the first start. Raises StorageError if it belongs to another node or
+    cluster."""
     path = f"{directory}/{FILE_NAME}"
     if not disk.exists(path):
         properties = new_meta_properties(source, cluster_id, node_id)
@@ -58,7 +60,7 @@ def uuid_to_text(id_: UUID) -> str:
 def _random_id(source: random.Random) -> UUID:
     while True:
         id_ = UUID(int=source.getrandbits(128), version=4)
-        # On a command line a leading dash would start an option.
+        # Avoid a leading dash, because it would start an option on a command line.
         if not uuid_to_text(id_).startswith("-"):
             return id_
 

@@ -66,9 +66,10 @@ class Node:
         on_fatal: Callable[[BaseException], None] | None = None,
         connect: Connect | None = None,
     ) -> None:
-        """`store` replaces the log store of the settings, `connect` the connections to other nodes.
+        """`store` replaces the log store from the settings. `connect` replaces the function that connects to other
+        nodes.
 
-        `on_fatal` is called when the node cannot continue, and should stop it.
+        `on_fatal` is called when the node cannot continue. It should stop the node.
         """
         check_quorum_settings(settings)
         self._connect = connect
@@ -78,14 +79,15 @@ class Node:
         self._store = store or _make_store(platform, settings)
         self._on_fatal = on_fatal
         self._limits = self._make_limits()
-        # With a listener of their own, other nodes are not affected by the load of clients.
+        # If other nodes have their own listener, it has its own limits. So load from clients does not affect other
+        # nodes.
         self._inter_broker_limits = self._make_limits() if len(settings.listeners) > 1 else self._limits
         self._listeners: list[SocketServer] = []
         self._exit_stack = AsyncExitStack()
         """Closes all components in reverse order, even if closing one of them fails."""
         self._dispatcher: Dispatcher | None = None
         self.addresses: tuple[Address, ...] = ()
-        """The advertised addresses, known once the node has started."""
+        """The advertised addresses; empty before the node starts."""
         self.failure: BaseException | None = None
 
     @property
@@ -101,7 +103,7 @@ class Node:
         return self._dispatcher.unexpected_errors + self._groups.unexpected_errors
 
     async def start(self) -> None:
-        """Returns when clients are served; closes everything again if the start fails."""
+        """Starts the node and returns when clients are served. If the start fails, closes everything again."""
         try:
             await self._start()
         except BaseException:
@@ -116,7 +118,7 @@ class Node:
         self.addresses = advertised_endpoints(await self._bind(), self._broker_settings.advertised)
         meta = await self._load_meta_properties()
         await self._create_components(meta)
-        # From here on other nodes can connect; clients are served once this broker is unfenced.
+        # From now on other nodes can connect. Clients are served when this broker is unfenced.
         self._exit_stack.push_async_callback(self._close_listeners)
         for listener in self._listeners:
             await listener.serve()
@@ -124,7 +126,8 @@ class Node:
         await self._register()
         self._replication.start()
         await self._lifecycle.wait_until_active()
-        # The controller of this process reports the broker active before all publishers have handled the image.
+        # Wait for all publishers, because a controller in this process reports the broker as active before they have
+        # handled the image.
         await self._metadata.wait_for_offset(self._metadata.committed_image.offset)
         self._log_maintenance = LogMaintenance(self._partitions, self._settings, self._platform.clock)
         self._log_maintenance.start()
@@ -140,7 +143,7 @@ class Node:
         )
 
     async def _register(self) -> None:
-        """Registers the broker with the earlier incarnations that its disk has seen."""
+        """Registers the broker, together with the earlier incarnations that are saved on its disk."""
         if self._broker_settings.store == "memory":
             await self._lifecycle.start()
             return
@@ -149,7 +152,8 @@ class Node:
         node_id = self._broker_settings.node_id
         registered = self._metadata.image.brokers.get(node_id)
         if registered is not None and [each.node_id for each in self._quorum.voters] == [node_id]:
-            # The only voter knows of the registered incarnation from this disk.
+            # This node is the only voter, so it knows the registered incarnation from this disk. Add that incarnation,
+            # because it used this disk.
             previous_incarnations = (*previous_incarnations, registered.incarnation_id)
         await self._lifecycle.start(previous_incarnations)
         await incarnations.mark_registered(self._incarnation_id)
@@ -198,7 +202,8 @@ class Node:
             fetch_log_end=LogEndFetcher(node_id, replica_manager, peers).fetch,
         )
         self._exit_stack.push_async_callback(controller.close)
-        # Before the controller closes: an operation of the controller may wait behind a write to a full disk.
+        # Resign before the controller closes, because an operation of the controller may wait behind a write to a full
+        # disk.
         self._exit_stack.push_async_callback(quorum.resign)
         controller_channel = NodeToControllerChannel(node_id, controller, quorum, peers, metadata, clock)
         incarnation_id = self._incarnation_id = random_uuid(platform.random)
@@ -273,7 +278,7 @@ class Node:
         bootstrap = bootstrap_servers(broker_settings)
         return RaftClient(
             broker_settings.node_id,
-            # Without a disk there is no directory, so the node cannot be added to the voters.
+            # A node without a disk has no directory id, so it cannot be added to the voters.
             None if in_memory else meta.directory_id,
             metadata_log,
             MemoryQuorumStateStore()
@@ -317,26 +322,26 @@ class Node:
         log.info("stopped")
 
     def abort(self) -> None:
-        """Closes all sockets at once and nothing else, like the end of a process; for tests that kill nodes."""
+        """Closes all sockets and nothing else, as if the process had ended. Tests use this to kill nodes."""
         for listener in self._listeners:
             listener.abort()
 
     async def _begin_shutdown(self) -> None:
         """Moves leadership to other nodes."""
         if self.failure is not None:
-            # Other nodes take over as soon as this process has ended.
+            # Skip the handover, because other nodes take over as soon as this process has ended.
             return
         if self._broker_settings.controlled_shutdown_enable and len(self._metadata.image.brokers) > 1:
             await self._lifecycle.shut_down()
         if len(self._quorum.voters) > 1:
-            # While the listeners are still open, so that there is a controller throughout.
+            # Resign while the listeners are still open, so that the next controller takes over without a gap.
             await self._quorum.resign()
 
     async def _close_store(self) -> None:
         await self._store.close(-1 if self.failure is not None else self._clean_shutdown_epoch())
 
     def _clean_shutdown_epoch(self) -> int:
-        """Returns the broker epoch under which the logs are closed.
+        """Returns the broker epoch that is saved when the logs are closed.
 
         A node that was not registered has changed no log, so the epoch of its previous incarnation is still valid.
         """
@@ -351,7 +356,7 @@ class Node:
         await asyncio.gather(*(listener.close(CLOSE_GRACE_S) for listener in self._listeners))
 
     def _make_limits(self) -> "_Limits":
-        # Half for requests in progress, half for large requests that are being received.
+        # One half of the memory is for requests in progress, the other half for large requests that are being received.
         half = self._broker_settings.queued_max_request_bytes // 2
         return _Limits(
             MemoryPool(half), PartialFrameLimiter(half), ConnectionQuotas(lambda: self._settings.broker)
@@ -413,7 +418,7 @@ class _Limits(NamedTuple):
 
 
 def _make_store(platform: Platform, settings: BrokerSettings) -> LogStore:
-    # Imported on demand, so that a broker in a test starts sooner.
+    # The stores are imported on demand, so that a broker in a test starts sooner.
     if settings.store == "memory":
         from moldau.logs.memory import MemoryLogStore
 

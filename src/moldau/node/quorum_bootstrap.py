@@ -9,13 +9,16 @@ from moldau.settings.broker import BrokerSettings
 from moldau.settings.listeners import ListenerEndpoint, parse_listeners
 
 BOOTSTRAP_ID_MAX = -2
-"""Bootstrap servers, whose node ids are unknown, get ids from here downwards."""
+"""The first id for bootstrap servers, whose real node ids are unknown. Further servers get the ids below it."""
 
 
 def initial_voters(
     settings: BrokerSettings, meta: MetaProperties, addresses: Sequence[ListenerEndpoint]
 ) -> tuple[VoterNode, ...]:
-    """Returns the configured voters; by default this node, or none if there are bootstrap servers."""
+    """Returns the voters from the settings.
+
+    If the settings have no voters, returns this node, or no voters if there are bootstrap servers.
+    """
     listener = settings.inter_broker_listener
     if settings.voters:
         return tuple(
@@ -46,5 +49,6 @@ def check_quorum_settings(settings: BrokerSettings) -> None:
             "example"
         )
     if is_shared and settings.store == "memory" and len(settings.voters) > 1:
-        # A voter that loses its votes and its log could elect two leaders, or lose committed records.
+        # Reject this, because a voter that loses its vote and its log could cause two leaders in one epoch or the loss
+        # of committed records.
         raise InvalidConfigError("store: one of several voters must keep its metadata on disk; use `files`")
