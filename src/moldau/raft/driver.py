@@ -66,7 +66,8 @@ T = TypeVar("T", bound=RaftResponse)
 async def open_metadata_log(store: LogStore) -> Log:
     """Opens the metadata log.
 
-    The log has no retention, because records are deleted after a snapshot contains them. It is always flushed.
+    The log has no retention, because snapshots replace old records. Write caching is off, so that all records are
+    flushed.
     """
     settings = TopicSettings(
         cleanup_policy=("delete",),
@@ -280,7 +281,7 @@ class RaftClient:
         if isinstance(response, FetchSnapshotResponse):
             return response
         if self._leader_of(request.epoch) is None:
-            # A new epoch may have started since the request was handled.
+            # The request was handled, but a new epoch may have started since then.
             return FetchSnapshotResponse(self.epoch, self.leader_id, is_leader=False)
         assert self._snapshots is not None, "a leader without snapshots offers none"
         chunk = self._snapshots.read_chunk(request.snapshot, request.position, request.bytes_max)
@@ -316,8 +317,8 @@ class RaftClient:
     ) -> None:
         """Stores a snapshot of committed records, and deletes the log up to the end of the oldest retained snapshot.
 
-        The log after that offset is kept, so that a replica that is slightly behind needs no snapshot. It also makes
-        the loss of the latest snapshot harmless.
+        The log after that offset is kept, so that a replica that is slightly behind needs no snapshot. The kept log
+        also makes the loss of the latest snapshot harmless.
         """
         snapshots = self._snapshots
         if snapshots is None or snapshot.end_offset > self.high_watermark:

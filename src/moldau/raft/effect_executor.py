@@ -120,7 +120,7 @@ class EffectExecutor:
         self._last_append_error = ""
         """The last logged error of an append of fetched records; a repeated error is not logged again."""
         self._own_append_error: StorageError | None = None
-        """The error of the leader's last failed append of a batch that it created itself. The log is still intact."""
+        """The last error of an append of a batch that this node created as leader. The log is still intact."""
         self.endpoints: dict[int, tuple[VoterEndpoint, ...]] = {}
         self.failure: BaseException | None = None
         self.is_closing = False

@@ -177,7 +177,7 @@ class AppendLeaderChange:
 
 @dataclass(frozen=True, slots=True)
 class AppendVoters:
-    """Appends a record with a new set of voters. Leader only."""
+    """Appends a record with a new set of voters. Only a leader emits this effect."""
 
     voters: tuple[VoterNode, ...]
 

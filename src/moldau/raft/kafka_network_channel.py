@@ -49,7 +49,8 @@ With this field, the leader ends a waiting fetch as soon as its own high waterma
 
 LANE = "quorum"
 FETCH_LANE = "quorum-fetch"
-"""Fetches have their own connection (lane). Responses arrive in order, and votes must not wait behind long polls."""
+"""Fetches have their own connection (lane), because responses arrive in order and votes must not wait behind long
+polls."""
 
 _LEADERSHIP_CODES = (
     ErrorCode.none,

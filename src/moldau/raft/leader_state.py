@@ -128,7 +128,7 @@ class LeaderState:
         self.next_announcement_ms = step.deadline_in(self.config.fetch_timeout_ms / 3)
 
     def preferred_candidates(self) -> tuple[ReplicaKey, ...]:
-        """Returns the other voters, the one with the longest log first."""
+        """Returns the other voters, sorted by the length of their logs, longest first."""
         others = sorted(self._other_voters(), key=self._voter_end_offset, reverse=True)
         return tuple(voter.key for voter in others)
 
@@ -260,8 +260,8 @@ class LeaderState:
     def learned_voters(self) -> tuple[VoterNode, ...]:
         """Returns the voters with the directories learned from their fetches, and this node's current endpoints.
 
-        The initial voters come from settings, which name no directories. Once a voter's directory is in the log, a
-        node that restarts with an empty disk is not mistaken for that voter.
+        The initial voters come from the settings, which contain no directory ids. Once a voter's directory is in the
+        log, a node that restarts with an empty disk is not mistaken for that voter.
         """
         return tuple(
             replace(

@@ -63,7 +63,7 @@ class SnapshotId(NamedTuple):
 class VoteRequest:
     candidate: ReplicaKey
     epoch: int
-    """The epoch in which the candidate wants to lead. In a pre-vote it is the current epoch."""
+    """The epoch in which the candidate wants to lead. In a pre-vote, it is the candidate's current epoch."""
     log_end: EpochEndOffset
     is_pre_vote: bool
     voter: ReplicaKey
@@ -180,7 +180,7 @@ class ReplicaProgress(NamedTuple):
     key: ReplicaKey
     end_offset: int
     last_fetch_ms: int
-    """Wall-clock time; -1 if the replica never fetched."""
+    """The wall-clock time of the last fetch; -1 if the replica never fetched."""
     last_caught_up_ms: int
 
 

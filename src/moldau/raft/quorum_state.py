@@ -101,11 +101,11 @@ class QuorumState:
 
     @property
     def leader_state(self) -> LeaderState | None:
-        """None if this node is not the leader."""
+        """The state of this node as leader; None if it is not the leader."""
         return self.epoch_state if isinstance(self.epoch_state, LeaderState) else None
 
     def require_leader(self) -> LeaderState:
-        """Raises NotControllerError if this node is not the leader."""
+        """Returns the state of this node as leader. Raises NotControllerError if it is not the leader."""
         if self.leader_state is None:
             raise NotControllerError("this node is not the leader of the metadata quorum")
         return self.leader_state
@@ -154,7 +154,7 @@ class QuorumState:
         return step.deadline_in(self.config.election_timeout_ms * (1 + step.random_fraction))
 
     def schedule_election(self, at_ms: int) -> None:
-        """Schedules an election, unless one is due sooner."""
+        """Schedules an election, unless an earlier one is already scheduled."""
         if not self.is_shutting_down and (
             self.election_deadline_ms is None or at_ms < self.election_deadline_ms
         ):

@@ -102,7 +102,7 @@ def _parse(data: bytes) -> tuple[str, ElectionState]:
     fields = json.loads(data)
     version = _integer(fields, "data_version")
     if version == 0:
-        # Field names of Kafka, and of early versions of Moldau.
+        # These are Kafka's field names, which early versions of Moldau used too.
         names = ("clusterId", "leaderEpoch", "leaderId", "votedId", "votedDirectoryId")
     elif version == DATA_VERSION:
         names = ("cluster_id", "leader_epoch", "leader_id", "voted_id", "voted_directory_id")

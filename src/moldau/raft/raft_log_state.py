@@ -21,7 +21,10 @@ class BatchSummary(NamedTuple):
 
 @dataclass(slots=True)
 class RaftLogState:
-    """Invariant: start_offset <= high_watermark <= end_offset, durable_offset <= end_offset."""
+    """The state of the log.
+
+    Invariant: start_offset <= high_watermark <= end_offset, durable_offset <= end_offset.
+    """
 
     voters: VoterSetHistory
     start_offset: int = 0
@@ -34,7 +37,7 @@ class RaftLogState:
     snapshot: SnapshotId | None = None
     """The latest snapshot. None is possible only if the log starts at offset 0."""
     high_watermark: int = 0
-    """Never decreases."""
+    """The end of the committed records. It never decreases."""
 
     @property
     def log_end(self) -> EpochEndOffset:
@@ -93,7 +96,7 @@ class RaftLogState:
         self.voters.reset_to_snapshot(snapshot.end_offset, voters)
 
     def advance_high_watermark(self, offset: int) -> bool:
-        """Returns whether the high watermark moved."""
+        """Advances the high watermark and returns whether it has changed."""
         if offset <= self.high_watermark:
             return False
         self.high_watermark = offset

@@ -16,7 +16,7 @@ class VoterSet(NamedTuple):
     offset: int
     """The offset of the voters record; NOT_IN_LOG for the initial voters."""
     voters: tuple[VoterNode, ...]
-    """Sorted by node id."""
+    """The voters, sorted by node id."""
 
 
 class VoterSetHistory:
