@@ -31,7 +31,7 @@ class MetadataLoader:
         """Deltas that are not published yet. The last delta leads to the committed image."""
         self._pending_bytes = 0
         self.published_bytes = 0
-        """The size of all published records."""
+        """The size of all published records in bytes."""
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._is_closing = False

@@ -61,7 +61,7 @@ def image_from_records(
 def delta_between(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
     """Returns the delta between two images.
 
-    It compares whole images, for images that were not built from each other in one call of `apply_changes`.
+    It is needed if the second image was not built from the first in a single call of `apply_changes`.
     """
     created, changed = [], []
     deleted = [
