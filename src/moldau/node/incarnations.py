@@ -14,7 +14,7 @@ FILE_NAME = "incarnations"
 INCARNATIONS_MAX = 100
 """The maximum number of saved incarnations.
 
-A registration removes all earlier incarnations, so the list grows only with starts that fail before it.
+A registration removes all earlier incarnations. So the list grows only if the node fails before it is registered.
 """
 
 log = get_logger(__name__)

@@ -27,8 +27,10 @@ def new_meta_properties(source: random.Random, cluster_id: str, node_id: int) ->
 async def load_or_create(
     disk: Disk, directory: str, source: random.Random, cluster_id: str, node_id: int
 ) -> MetaProperties:
-    """Loads the file, or creates it at the first start. Raises StorageError if it belongs to another node or
-    cluster."""
+    """Loads the file, or creates it at the first start.
+
+    Raises StorageError if the file belongs to another node or cluster.
+    """
     path = f"{directory}/{FILE_NAME}"
     if not disk.exists(path):
         properties = new_meta_properties(source, cluster_id, node_id)

@@ -79,8 +79,7 @@ class Node:
         self._store = store or _make_store(platform, settings)
         self._on_fatal = on_fatal
         self._limits = self._make_limits()
-        # If other nodes have their own listener, it has its own limits. So load from clients does not affect other
-        # nodes.
+        # A separate listener for other nodes has its own limits, so that load from clients does not affect other nodes.
         self._inter_broker_limits = self._make_limits() if len(settings.listeners) > 1 else self._limits
         self._listeners: list[SocketServer] = []
         self._exit_stack = AsyncExitStack()
@@ -143,7 +142,7 @@ class Node:
         )
 
     async def _register(self) -> None:
-        """Registers the broker, together with the earlier incarnations that are saved on its disk."""
+        """Registers the broker and reports the earlier incarnations that are saved on its disk."""
         if self._broker_settings.store == "memory":
             await self._lifecycle.start()
             return

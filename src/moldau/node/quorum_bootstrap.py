@@ -49,6 +49,6 @@ def check_quorum_settings(settings: BrokerSettings) -> None:
             "example"
         )
     if is_shared and settings.store == "memory" and len(settings.voters) > 1:
-        # Reject this, because a voter that loses its vote and its log could cause two leaders in one epoch or the loss
-        # of committed records.
+        # Reject store=memory, because a voter that loses its vote and its log could cause two leaders in one epoch or
+        # the loss of committed records.
         raise InvalidConfigError("store: one of several voters must keep its metadata on disk; use `files`")
