@@ -45,5 +45,5 @@ class Backoff:
         return round(middle_ms * self._random.uniform(1 - _JITTER, 1 + _JITTER))
 
     def reset(self) -> None:
-        """Forgets the failures after a success."""
+        """Resets the number of failures after a success."""
         self._failures = 0

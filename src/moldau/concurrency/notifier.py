@@ -1,4 +1,4 @@
-"""A notifier that wakes all coroutines that wait when it is notified."""
+"""A notifier, which wakes all waiting coroutines."""
 
 import asyncio
 
@@ -33,6 +33,6 @@ class Notifier:
 
 
 def resolve(waiter: "asyncio.Future[None]") -> None:
-    """Completes the future, unless it is complete or cancelled already."""
+    """Completes the future, unless it is already complete or cancelled."""
     if not waiter.done():
         waiter.set_result(None)
