@@ -30,7 +30,7 @@ class GroupCommit:
         return self._running_waiters is None
 
     async def _wait_for_run(self) -> None:
-        """Waits until a run has ended that started after every change made before this call. Raises the OSError of that
+        """Waits for a run (a sync) that started after every change made before this call. Raises the OSError of that
         run."""
         # Each caller has its own future, because cancelling one caller must not cancel the others.
         waiter = asyncio.get_running_loop().create_future()
