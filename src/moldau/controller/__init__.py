@@ -1,4 +1,6 @@
-"""The controller: decides on topics, configs, brokers and partition leaders, as records of the metadata log.
+"""The controller decides on topics, configs, brokers and partition leaders, and writes its decisions to the metadata
+log.
 
-Decisions are pure functions on `ControllerState`; `driver.py` (QuorumController) runs them on the metadata log.
+A decision is a list of metadata records plus a response to the caller. Decisions are made by pure functions on
+`ControllerState`. The QuorumController (`driver.py`) appends the records to the metadata log.
 """

@@ -1,4 +1,4 @@
-"""ISR changes that partition leaders request (AlterPartition), each valid only for one partition epoch."""
+"""ISR changes that partition leaders request (AlterPartition). Each change is valid for one partition epoch only."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -36,8 +36,8 @@ def alter_partition(
     broker_epoch: int,
     changes: Sequence[IsrChange],
 ) -> CoordinatorResult[Record, list[IsrChangeResult]]:
-    """Changes the ISR of each partition, and completes a reassignment whose target replicas are all in the new ISR. If
-    that moves the leadership, the result is NEW_LEADER_ELECTED."""
+    """Changes the ISR of each partition. Completes a reassignment if all its target replicas are in the new ISR. If the
+    completion changes the leader, the result is NEW_LEADER_ELECTED."""
     check_broker_epoch(state.image, broker_id, broker_epoch)
     decided = speculative_settings(state, settings)
     active = active_brokers(state)
@@ -63,7 +63,7 @@ def alter_partition(
         )
         change.isr = tuple(member for member, _ in requested.isr)
         change.is_recovering = requested.is_recovering
-        # An unchanged ISR is written too: the new partition epoch invalidates delayed copies of other requests.
+        # Write an unchanged ISR too, because the new partition epoch invalidates delayed copies of other requests.
         record = change.build() or PartitionChangeRecord(
             partition_id=partition.index, topic_id=topic.topic_id, isr=partition.isr
         )
@@ -119,7 +119,7 @@ def _check_leader(broker_id: int, partition: PartitionRegistration, requested: I
         requested.leader_epoch > partition.leader_epoch
         or requested.partition_epoch > partition.partition_epoch
     ):
-        # The caller's metadata was committed by a later controller.
+        # The sender's metadata was committed by a later controller.
         raise NotControllerError("The leader knows of a newer controller than this one.")
     if requested.leader_epoch < partition.leader_epoch:
         raise FencedLeaderEpochError(f"The leader epoch is {partition.leader_epoch}.")
@@ -137,8 +137,8 @@ def _check_partition_epoch(partition: PartitionRegistration, requested: IsrChang
 
 
 def _check_members(image: MetadataImage, partition: PartitionRegistration, requested: IsrChange) -> None:
-    """Rejects members that are not active, or that registered again after they caught up: their log may have become
-    shorter."""
+    """Raises IneligibleReplicaError for a member that is not active or has registered again after it caught up. The log
+    of a member that registered again may be shorter."""
     for member, epoch in requested.isr:
         broker = image.brokers.get(member)
         if broker is None:
@@ -163,7 +163,8 @@ def _check_not_offline(
         if member in partition.isr and state.is_transiently_offline(
             member, requested.topic_id, requested.partition
         ):
-            # It stays until another member can take its place, which this change may add.
+            # A transiently offline member stays in the ISR until another member can replace it. This change may add
+            # that other member.
             continue
         if state.is_offline(member, requested.topic_id, requested.partition):
             raise IneligibleReplicaError(f"Broker {member} has reported its replica offline.")

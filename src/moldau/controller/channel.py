@@ -1,8 +1,10 @@
 """The channel to the active controller, on this or another node (Kafka's NodeToControllerChannelManager).
 
-A broker's own requests (registration, heartbeat, AlterPartition, producer ids) are sent once: their callers decide
-about retries. All other requests, this node's and those forwarded for clients, take one path: it finds the active
-controller, retries while the controller moves, and never repeats a request that may have been executed.
+The requests that a broker makes itself (registration, heartbeat, AlterPartition, producer ids) are sent once. Their
+callers decide about retries.
+
+All other requests, from this node or forwarded for clients, use `forward`. `forward` finds the active controller and
+retries while the controller moves. It never repeats a request that may have been executed.
 """
 
 import asyncio
@@ -40,22 +42,24 @@ from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexib
 from moldau.wire.frames import encode_request_header, skip_tagged_fields
 
 LocalHandler = Callable[[memoryview, bytes], Awaitable[bytearray]]
-"""Executes a whole request for a client host on this node; raises NotControllerError if nothing was done."""
+"""Executes a whole request for a client host on this node. Raises NotControllerError if nothing was done."""
 
 HEARTBEAT_LANE = "controller"
 CHANGES_LANE = "changes"
 FORWARDING_LANES_MAX = 16
 
 REQUEST_TIMEOUT_MS_DEFAULT = 30_000
-"""For requests without a timeout of their own."""
+"""The timeout of requests that do not contain a timeout."""
 CREATE_TOPICS_TIMEOUT_MS = 10_000
 READY_TIMEOUT_MS = 1_000
-"""How long the creation of a topic waits for its replicas: some brokers may be down, and the caller does not need
-all of them."""
+"""How long the creation of a topic waits until the replicas are ready. The wait is short, because some brokers may be
+down, and the caller does not need all replicas."""
 RESPONSE_GRACE_MS = 2_000
-"""A controller that uses up the timeout of a request responds just after it, with the reason."""
+"""How long to wait for a response after the timeout of the request. A controller that uses the whole timeout responds
+just after it, with the reason."""
 METADATA_WAIT_MS_MAX = 5_000
-"""How long a response waits until this node sees the change, which is made in any case."""
+"""How long a response waits until this node has published the change. The change is made even if this wait times
+out."""
 RETRY_MS_MIN, RETRY_MS_MAX = 20, 500
 
 
@@ -77,17 +81,17 @@ class NodeToControllerChannel:
         self._clock = clock
         self._lane_pool = _LanePool()
         self.local_handler: LocalHandler | None = None
-        """Set before the node serves requests."""
+        """Must be set before the node serves requests."""
 
     @property
     def controller_id(self) -> int:
-        """The node of the active controller, -1 if unknown."""
+        """The node id of the active controller, -1 if unknown."""
         return self._quorum.leader_id
 
-    # A broker's own requests, without retries
+    # Requests that a broker makes itself, without retries
 
     async def register_broker(self, broker: BrokerRegistrationRequest) -> int:
-        """Registers the broker and returns its epoch."""
+        """Registers the broker and returns its broker epoch."""
         if self._is_local:
             return await self._controller.register_broker(broker)
         response = await self._call(
@@ -108,7 +112,7 @@ class NodeToControllerChannel:
     async def alter_partition(
         self, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
     ) -> list[IsrChangeResult]:
-        """Requests ISR changes; returns a result for each, in their order."""
+        """Requests ISR changes. Returns one result per change, in the order of `changes`."""
         if self._is_local:
             return await self._controller.alter_partition(broker_id, broker_epoch, changes)
         tree = alter_partition_request(broker_id, broker_epoch, changes)
@@ -148,13 +152,14 @@ class NodeToControllerChannel:
     async def create_topics(
         self, topics: Sequence[NewTopic], *, timeout_ms: int = CREATE_TOPICS_TIMEOUT_MS
     ) -> list[CreateTopicResult]:
-        """Creates topics that this node needs; returns when they exist and, unless that takes long, are ready."""
+        """Creates topics that this node needs. Returns when the topics exist and their replicas are ready. Does not
+        wait longer than READY_TIMEOUT_MS for the replicas."""
         tree = create_topics_request(topics, READY_TIMEOUT_MS)
         response = await self.send(ApiKey.CREATE_TOPICS, 7, tree, timeout_ms)
         return [self._ignore_ready_timeout(each) for each in create_topics_results(response, topics)]
 
     def _ignore_ready_timeout(self, result: CreateTopicResult) -> CreateTopicResult:
-        """A topic whose replicas were not ready in time exists nevertheless."""
+        """Returns a success if the topic exists and only its replicas were not ready in time."""
         topic = self._metadata.image.topics.get(result.name)
         if topic is None or not isinstance(result.error, RequestTimedOutError):
             return result
@@ -168,7 +173,8 @@ class NodeToControllerChannel:
         tree: Mapping[str, Any],
         timeout_ms: int = REQUEST_TIMEOUT_MS_DEFAULT,
     ) -> Message:
-        """Sends a request of this node's own to the active controller, like a client's; raises as `forward`."""
+        """Sends a request from this node itself to the active controller, in the same way as a forwarded client
+        request. Raises the same errors as `forward`."""
         request = encode_request_header(api, version, 0, f"node-{self._node_id}")
         encoder(api, version, "request")(request, tree)
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
@@ -182,8 +188,8 @@ class NodeToControllerChannel:
     async def forward(self, frame: memoryview, client_host: bytes, deadline_ms: int) -> memoryview:
         """Sends a whole request, with its header, to the active controller and returns the whole response.
 
-        Retries while the controller moves and nothing was done. Raises RequestTimedOutError at the deadline, and if the
-        outcome is unknown: a retry could execute the request twice.
+        Retries while the controller moves and nothing was done. Raises RequestTimedOutError at the deadline. Also
+        raises RequestTimedOutError if the outcome is unknown, because a retry could execute the request twice.
         """
         delay_ms = RETRY_MS_MIN
         while True:
@@ -229,21 +235,21 @@ class NodeToControllerChannel:
         return memoryview(response.response_data)
 
     async def _wait_for_metadata(self, offset: int) -> None:
-        """Waits until this node has published the metadata that the controller had at its response."""
+        """Waits until this node has published the metadata that the controller had when it responded."""
         if self._metadata.image.offset >= offset:
             return
         published = asyncio.get_running_loop().create_task(self._metadata.wait_for_offset(offset))
         try:
             await asyncio.wait([published], timeout=METADATA_WAIT_MS_MAX / 1000)
         finally:
-            # The change is made even if this node publishes it late or fails to.
+            # Stop the wait without an error, because the controller has made the change in any case.
             published.cancel()
             await asyncio.gather(published, return_exceptions=True)
 
 
 class _LanePool:
-    """Assigns connections to forwarded requests: a slow request must not delay others, so each gets a lane of its own
-    until all are in use."""
+    """Assigns lanes (connections) to forwarded requests. Each request gets a separate lane until all lanes are in use,
+    so that a slow request does not delay others."""
 
     def __init__(self) -> None:
         self._free = list(range(FORWARDING_LANES_MAX))

@@ -1,7 +1,8 @@
 """Decisions on brokers (Kafka's ClusterControlManager), producer ids and features.
 
-The change of a broker and of its partitions is one decision. If that is too large, the decision's reply says so and
-the caller decides again; the cluster is consistent after each part.
+The change of a broker and the changes of its partitions are one decision (records plus a response). If the decision
+would have too many records, it contains only the first of them. The response says so, and the caller submits the
+decision again. The cluster is consistent after each part.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,7 +41,8 @@ from moldau.settings.effective import EffectiveSettings
 METADATA_VERSION = "metadata.version"
 
 SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = MappingProxyType({METADATA_VERSION: (30, 30)})
-"""Lowest and highest level by feature. metadata.version 30 is Kafka's 4.3-IV0 and fixes the record versions."""
+"""The lowest and highest supported level of each feature. metadata.version 30 is Kafka's 4.3-IV0 and determines the
+record versions."""
 
 PRODUCER_ID_BLOCK_SIZE = 1000
 PRODUCER_ID_LIMIT = 2**63
@@ -49,21 +51,22 @@ FENCED, UNFENCED = 1, -1
 
 PORT_MAX = 65535
 PARTITIONS_NAMED_MAX = 3
-"""How many partitions an error message names."""
+"""The maximum number of partitions that an error message names."""
 
 
 class HeartbeatOutcome(NamedTuple):
-    """What the decision on a heartbeat returns to the controller."""
+    """The response of the decision on a heartbeat."""
 
     reply: BrokerHeartbeatReply
     is_complete: bool = True
     """Whether all partition changes fit into the decision."""
     controlled_shutdown_offset: int | None = None
-    """The new value for the broker's heartbeat state, if it wants to shut down."""
+    """The new `controlled_shutdown_offset` of the broker's session, if the broker wants to shut down."""
 
 
 def check_broker_epoch(image: MetadataImage, broker_id: int, broker_epoch: int) -> BrokerRegistration:
-    """Returns the broker; raises if it is not registered or this is not its current epoch."""
+    """Returns the broker's registration. Raises BrokerIdNotRegisteredError if there is none, and StaleBrokerEpochError
+    if it has another epoch."""
     broker = image.brokers.get(broker_id)
     if broker is None:
         raise BrokerIdNotRegisteredError(f"Broker {broker_id} is not registered.")
@@ -75,19 +78,20 @@ def check_broker_epoch(image: MetadataImage, broker_id: int, broker_epoch: int) 
 
 
 def is_clean_restart(known: BrokerRegistration, broker: BrokerRegistrationRequest) -> bool:
-    """Whether the registered incarnation closed its logs at shutdown. Otherwise unsynced records may be lost."""
+    """Returns whether the registered incarnation closed its logs at shutdown. Otherwise unsynced records may be
+    lost."""
     return broker.previous_epoch == known.epoch
 
 
 def is_same_disk(known: BrokerRegistration, broker: BrokerRegistrationRequest) -> bool:
-    """Whether the registered incarnation ran on the broker's current disk. Otherwise the disk is empty or holds an
-    older state, and committed records may be missing."""
+    """Returns whether the registered incarnation ran on the broker's current disk. Otherwise the disk is empty or has
+    an older state, and committed records may be missing."""
     return known.incarnation_id in broker.previous_incarnations
 
 
 def retained_data(known: BrokerRegistration | None, broker: BrokerRegistrationRequest) -> RetainedData:
-    """Returns which committed records a registering broker still has. For an unregistered broker the last incarnation
-    is unknown, so it counts as having none."""
+    """Returns which committed records a registering broker still has. Returns NONE for an unregistered broker, because
+    its last incarnation is unknown."""
     if known is None:
         return RetainedData.NONE
     if is_clean_restart(known, broker):
@@ -105,10 +109,11 @@ def register_broker(
     heartbeat_manager: BrokerHeartbeatManager,
     now_ms: int,
 ) -> CoordinatorResult[Record, int | None]:
-    """Registers a broker as fenced. The reply is its epoch, which is the offset of its registration record; None if
-    the decision was too large and has to be made again.
+    """Registers a broker as fenced. The response is the broker epoch, which is the offset of the registration record.
+    If the decision has too many records, the response is None, and the caller submits the decision again.
 
-    An incarnation that registers again (its first response was lost, or its endpoints changed) keeps its epoch.
+    An incarnation that registers again keeps its epoch. This happens if the first response was lost or the endpoints
+    changed.
     """
     _check_registration(state.image, broker)
     known = state.image.brokers.get(broker.broker_id)
@@ -118,10 +123,10 @@ def register_broker(
         _check_no_live_session(known, broker, heartbeat_manager, now_ms)
     records = remove_broker_from_isrs(state, settings, broker.broker_id, retained_data(known, broker))
     if len(records) >= RECORDS_PER_DECISION_MAX:
-        # Fenced, so that the previous incarnation is not elected before the registration is decided.
+        # Fence the previous incarnation, so that it is not elected before the new incarnation is registered.
         fence = [] if known is None or known.fenced else [_registration_change(known, fenced=FENCED)]
         return CoordinatorResult(_limit_batch([*fence, *records]), None)
-    # The registration record comes first: its offset is the epoch.
+    # The registration record comes first, because its offset is the broker epoch.
     return CoordinatorResult(
         [_registration_record(broker, state.next_offset, None), *records], state.next_offset
     )
@@ -167,8 +172,11 @@ def _check_no_live_session(
     heartbeat_manager: BrokerHeartbeatManager,
     now_ms: int,
 ) -> None:
-    """Rejects a second live process with the same id. A process at the same endpoints as an incarnation that never
-    sent a heartbeat to this controller (after a restart of the whole cluster) has replaced that incarnation."""
+    """Rejects a second live process with the same broker id.
+
+    If the registered incarnation has sent no heartbeat to this controller (after a restart of the whole cluster), a
+    process at the same endpoints has replaced that incarnation and is accepted.
+    """
     session = heartbeat_manager.session_of(known.broker_id, known.epoch)
     if session is None or now_ms >= session.deadline_ms or known.in_controlled_shutdown:
         return
@@ -207,10 +215,11 @@ def _registration_record(
 def unregister_broker(
     state: ControllerState, settings: EffectiveSettings, broker_id: int
 ) -> CoordinatorResult[Record, bool]:
-    """Unregisters a broker. The reply is False if the decision was too large and has to be made again.
+    """Unregisters a broker. If the decision has too many records, the response is False, and the caller submits the
+    decision again.
 
-    A broker that is still alive registers again and counts as having lost all records, so it must not be the last one
-    with all committed records of a partition.
+    Raises InvalidRequestError if only this broker has all committed records of a partition. If the broker is still
+    alive, it registers again, and the controller then assumes that all its records are lost.
     """
     broker = state.image.brokers.get(broker_id)
     if broker is None:
@@ -229,7 +238,8 @@ def _check_not_last_in_isr(state: ControllerState, broker_id: int) -> None:
     last: list[str] = []
     for name in state.index.partitions_on(broker_id):
         partition = state.image.topics[name.topic].partitions[name.partition]
-        # Unregistered brokers do not count: when they register again they count as having lost all records.
+        # Ignore unregistered brokers, because the controller assumes that their records are lost when they register
+        # again.
         others = [each for each in partition.elr if each in state.image.brokers]
         if partition.isr == (broker_id,) and not others:
             last.append(f"{name.topic}-{name.partition}")
@@ -251,10 +261,10 @@ def process_broker_heartbeat(
     beat: BrokerHeartbeat,
     heartbeat_manager: BrokerHeartbeatManager,
 ) -> CoordinatorResult[Record, HeartbeatOutcome]:
-    """Fences, unfences or shuts down a broker by its heartbeat.
+    """Fences, unfences or shuts down a broker according to its heartbeat.
 
-    A fenced broker is unfenced when it has applied the decision that fenced it: then it knows which partitions it no
-    longer leads.
+    A fenced broker is unfenced when it has applied the decision that fenced it, because it then knows which partitions
+    it no longer leads.
     """
     broker = check_broker_epoch(state.image, beat.broker_id, beat.broker_epoch)
     is_caught_up = beat.metadata_offset >= state.last_fenced_offset(broker.broker_id)
@@ -277,7 +287,8 @@ def process_broker_heartbeat(
         len(records) < RECORDS_PER_DECISION_MAX,
         shutdown_offset,
     )
-    # The reply depends on this broker's registration alone and does not wait for other decisions: the lease needs it.
+    # The response waits only until the last change of this broker's registration is committed, not for other decisions.
+    # The broker needs the response soon to extend its lease.
     offset = state.last_change_offset(broker.broker_id)
     return CoordinatorResult(_limit_batch(records), outcome, min_committed_offset=offset)
 
@@ -288,10 +299,11 @@ def _controlled_shutdown(
     broker: BrokerRegistration,
     heartbeat_manager: BrokerHeartbeatManager,
 ) -> tuple[list[Record], bool, int | None]:
-    """Takes the next step of a controlled shutdown; returns the records, whether the broker may stop, and the
+    """Takes the next step of a controlled shutdown. Returns the records, whether the broker may stop, and the
     controlled shutdown offset.
 
-    Other replicas take over its partitions; when the other brokers have applied that, it is fenced and may stop.
+    First, other replicas become the leaders of the broker's partitions. When all other active brokers have applied
+    these changes, the broker is fenced and may stop.
     """
     if broker.fenced:
         return [], True, None
@@ -302,7 +314,8 @@ def _controlled_shutdown(
     session = heartbeat_manager.session_of(broker.broker_id, broker.epoch)
     if records or session is None:
         return records, False, None
-    # None if the reply to the heartbeat that moved the last partitions was lost.
+    # The offset is None at the first heartbeat after the last partitions moved. The current offset includes those
+    # moves.
     offset = session.controlled_shutdown_offset
     offset = state.image.offset if offset is None else offset
     others = [each.broker_id for each in state.image.brokers.values() if each.is_active]
@@ -315,8 +328,8 @@ def _controlled_shutdown(
 def fence_broker(
     state: ControllerState, settings: EffectiveSettings, broker_id: int, broker_epoch: int
 ) -> CoordinatorResult[Record, bool]:
-    """Fences the broker and removes it from all ISRs; does nothing if it was unregistered or registered again. The
-    reply is True when nothing is left to do."""
+    """Fences the broker and removes it from all ISRs. Does nothing if the broker is no longer registered with this
+    epoch. The response is True if all changes fit into the decision."""
     broker = state.image.brokers.get(broker_id)
     if broker is None or broker.epoch != broker_epoch:
         return CoordinatorResult([], True)
@@ -328,8 +341,9 @@ def fence_broker(
 def reconcile_broker(
     state: ControllerState, settings: EffectiveSettings, broker_id: int
 ) -> CoordinatorResult[Record, bool]:
-    """Makes the partition changes that follow from the broker's state, if a previous controller or a decision that was
-    too large left some to do. The reply is True when nothing is left to do."""
+    """Makes the partition changes that follow from the broker's state. Such changes are missing if a previous
+    controller stopped early or a decision had too many records. The response is True if all changes fit into the
+    decision."""
     broker = state.image.brokers.get(broker_id)
     if broker is None:
         return CoordinatorResult([], True)
@@ -352,8 +366,8 @@ def _registration_change(
 
 
 def _limit_batch(records: list[Record]) -> list[Record]:
-    """Truncates the records to one decision. The change of the broker is the first, so `reconcile_broker` finds the
-    omitted partition changes."""
+    """Limits the records to one decision. The record that changes the broker comes first, so that `reconcile_broker`
+    can find the omitted partition changes later."""
     return records[:RECORDS_PER_DECISION_MAX]
 
 

@@ -26,7 +26,8 @@ def alter_configs(
     incremental: bool,
     validate_only: bool,
 ) -> CoordinatorResult[Record, list[ConfigResult]]:
-    """Alters configs: `incremental` applies single changes, otherwise the changes replace the whole config."""
+    """Alters configs. If `incremental` is set, only the named configs change. Otherwise the changes replace the whole
+    config of the resource."""
     records: list[Record] = []
     results: list[ConfigResult] = []
     with_new_min_isr: dict[ConfigResource, Mapping[str, str]] = {}
@@ -56,7 +57,7 @@ def alter_configs(
 def _elr_changes_for_min_isr(
     state: ControllerState, settings: EffectiveSettings, configs: Mapping[ConfigResource, Mapping[str, str]]
 ) -> list[Record]:
-    """Returns the ELR changes that follow from new `configs` with another min.insync.replicas."""
+    """Returns the ELR changes that are needed because `configs` have a new min.insync.replicas."""
     if not configs:
         return []
     image = dataclasses.replace(state.image, configs={**state.image.configs, **configs})
@@ -73,7 +74,7 @@ def _check_resource(image: MetadataImage, resource: ConfigResource) -> None:
         if resource.name not in image.topics:
             raise UnknownTopicOrPartitionError(f"The topic '{resource.name}' does not exist.")
     elif resource.type == BROKER_RESOURCE:
-        # The empty name is the default of all brokers.
+        # The empty name means the default of all brokers.
         if resource.name and _broker_id(resource.name) not in image.brokers:
             raise InvalidRequestError(f"No broker with id {resource.name} is registered.")
     else:
@@ -127,7 +128,8 @@ def _incremental_config(
 def _config_records(
     resource: ConfigResource, current: Mapping[str, str], config: Mapping[str, str]
 ) -> list[ConfigRecord]:
-    """Returns records for changed and new configs in the order of the request, then for removed ones."""
+    """Returns records for new and changed configs in the order of the request, followed by records for removed
+    configs."""
     changed: dict[str, str | None] = {
         name: value for name, value in config.items() if current.get(name) != value
     }

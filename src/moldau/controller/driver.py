@@ -1,8 +1,10 @@
-"""The quorum controller: runs decisions on the metadata log while this node leads the metadata quorum.
+"""The quorum controller: makes decisions and appends them to the metadata log while this node leads the metadata
+quorum.
 
-Its calls return when the change is committed. Calls on behalf of clients return when this node has also published the
-change; calls of brokers do not wait for that, because a node that opens many logs publishes late. All calls raise
-NotControllerError if this controller is not active; `channel.py` finds the active one.
+Calls return when their change is committed. Calls for clients also wait until this node has published the change. Calls
+of brokers do not wait for that, because a node that opens many logs publishes late.
+
+All calls raise NotControllerError if this controller is not active. `channel.py` finds the active controller.
 """
 
 import asyncio
@@ -74,12 +76,13 @@ class MetadataQuorum(Protocol):
 
     @property
     def majority_confirmed_ms(self) -> int:
-        """When a majority of the voters last confirmed this leader. No other leader can be elected until the fetch
-        timeout has passed since then."""
+        """The time when a majority of the voters last confirmed this leader. No other leader can be elected until the
+        fetch timeout has passed since that time."""
 
     @property
     def leader_silence_ms(self) -> int:
-        """For how long, at least, the majority that elected this leader had not heard from the previous one."""
+        """The minimum time for which the majority that elected this leader had received nothing from the previous
+        leader."""
 
     async def start(self) -> None: ...
 
@@ -87,7 +90,7 @@ class MetadataQuorum(Protocol):
 
 
 class _MetadataLog:
-    """The metadata log as a coordinator log."""
+    """The metadata log behind the log interface of `CoordinatorRuntime`."""
 
     def __init__(self, quorum: MetadataQuorum) -> None:
         self._quorum = quorum
@@ -109,8 +112,8 @@ class QuorumController:
         probe: ProbeBroker | None = None,
         fetch_log_end: FetchLogEnd | None = None,
     ) -> None:
-        """`probe` connects to a broker to see whether its process is running. `fetch_log_end` fetches the log end of a
-        partition from a broker; without it there are no unclean elections."""
+        """`probe` connects to a broker to check whether its process is running. `fetch_log_end` fetches the log end of
+        a replica from a broker; if None, there are no unclean elections."""
         self._node_id = node_id
         self._quorum = quorum
         self._loader = loader
@@ -124,10 +127,11 @@ class QuorumController:
         )
         self._tasks: BackgroundTasks | None = None
         self._stopped_tasks: list[BackgroundTasks] = []
-        """Of previous terms, which may still be stopping."""
+        """The background tasks of previous terms, which may still be stopping."""
         self._previous_controller = NO_LEADER
         self._is_closed = False
-        """A closed controller is not activated again: the image may lack decisions that it has appended."""
+        """A closed controller is not activated again, because the image may lack decisions that this controller has
+        appended."""
         self._readiness_changed = Notifier()
         loader.add_commit_listener(self._on_commit)
         loader.add_image_listener(lambda _: self._readiness_changed.notify_all())
@@ -140,7 +144,7 @@ class QuorumController:
 
     @property
     def controller_id(self) -> int:
-        """The node of the active controller, -1 if unknown."""
+        """The node id of the active controller, -1 if unknown."""
         return self._loader.image.controller_id
 
     @property
@@ -188,8 +192,8 @@ class QuorumController:
     async def wait_replicas_ready(
         self, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
     ) -> dict[str, list[str]]:
-        """Waits until the replicas of these topics are ready, from `first_partition` on. Returns by topic why replicas
-        are not ready at the deadline."""
+        """Waits until the replicas of these topics are ready, or until the deadline. Returns, by topic, why replicas
+        are still not ready. `first_partition` is the first partition of each topic to check."""
         tasks = self._require_active()
         offset = self._loader.image.offset
         first = {name: (first_partition or {}).get(name, 0) for name in topics}
@@ -218,7 +222,7 @@ class QuorumController:
     # Brokers
 
     async def register_broker(self, broker: BrokerRegistrationRequest, *, is_remote: bool = False) -> int:
-        """Registers a broker and returns its epoch. If the broker is not remote it runs in this process, so its
+        """Registers a broker and returns its broker epoch. A broker that is not remote runs in this process, so its
         previous incarnation has stopped."""
         tasks = self._require_active()
         heartbeat_manager = tasks.heartbeat_manager
@@ -256,7 +260,8 @@ class QuorumController:
             lambda state: unregister_broker(state, self._settings, broker_id)
         ):
             pass
-        # Before any wait: a broker that is still alive registers again, and that session must stay.
+        # Remove the session before the next await. A broker that is still alive registers again, and its new session
+        # must stay.
         tasks.heartbeat_manager.remove_broker(broker_id)
         await self._wait_until_published()
 
@@ -270,11 +275,11 @@ class QuorumController:
                 lambda state: process_broker_heartbeat(state, self._settings, beat, tasks.heartbeat_manager)
             )
         except asyncio.CancelledError:
-            # The decision may have been made, and may have been too large.
+            # The decision may have been made, and may have had too many records.
             tasks.start_reconciliation(beat.broker_id)
             raise
         if not outcome.is_complete:
-            # Not awaited: the broker's lease depends on the response.
+            # Do not await the task, because the broker's lease depends on the response.
             tasks.start_reconciliation(beat.broker_id)
         reply = outcome.reply
         session = tasks.heartbeat_manager.session_of(beat.broker_id, beat.broker_epoch)
@@ -289,11 +294,11 @@ class QuorumController:
         )
 
     def _take_heartbeat(self, tasks: BackgroundTasks, beat: BrokerHeartbeat, now_ms: int) -> None:
-        """Updates what is not in the log: the broker's session and its offline replicas."""
+        """Updates the state that is not in the log: the broker's session and its offline replicas."""
         broker = tasks.state.image.brokers.get(beat.broker_id)
         is_current = broker is not None and broker.epoch == beat.broker_epoch
         if is_current and tasks.heartbeat_manager.session_of(beat.broker_id, beat.broker_epoch) is None:
-            # Its registration was cancelled after the decision. It must not be unfenced without a session.
+            # The registration call was cancelled after its decision. A broker without a session must not be unfenced.
             tasks.heartbeat_manager.start_session(beat.broker_id, beat.broker_epoch, now_ms)
             tasks.reschedule_timer()
         if tasks.heartbeat_manager.touch(beat, now_ms):
@@ -302,10 +307,11 @@ class QuorumController:
             tasks.on_offline_replicas(beat)
 
     def _quorum_contact_age_ms(self, now_ms: int) -> int:
-        """Returns how long ago a majority last confirmed this controller.
+        """Returns how long ago a majority last confirmed this controller. Raises NotControllerError if another
+        controller may have been elected since then.
 
-        A partitioned controller does not know of its successor and must not extend leases that the successor considers
-        expired. So leases count from this time, and heartbeats fail before there can be a successor.
+        A partitioned controller does not know of its successor. It must not extend leases that the successor considers
+        expired, so leases count from the last confirmation.
         """
         age_ms = now_ms - self._quorum.majority_confirmed_ms
         if not self._quorum.is_leader or age_ms > self._settings.static.quorum_fetch_timeout_ms:
@@ -333,8 +339,11 @@ class QuorumController:
     async def elect_leaders(
         self, election: ElectionType, partitions: Sequence[tuple[str, int]] | None
     ) -> list[PartitionResult]:
-        """Elects preferred or unclean leaders. An unclean election first queries the log ends of the live replicas; if
-        one does not respond, no leader is elected, because its log may be the longest."""
+        """Elects preferred or unclean leaders.
+
+        Before an unclean election, queries the log ends of the live replicas. If one replica does not respond, the
+        partition gets no leader, because the log of that replica may be the longest.
+        """
         tasks = self._require_active()
         if election is not ElectionType.UNCLEAN:
             return await self._submit_and_publish(
@@ -372,7 +381,7 @@ class QuorumController:
     # Activation
 
     def leader_changed(self, leader_id: int, epoch: int) -> None:
-        """Deactivates the controller if the quorum elected another leader or none."""
+        """Deactivates the controller if the quorum has elected another leader or has no leader."""
         term = self._loader.committed_image.controller_epoch
         if self.is_active and (leader_id != self._node_id or epoch != term):
             self._deactivate(_not_controller_error())
@@ -380,7 +389,7 @@ class QuorumController:
     async def _submit_and_publish(
         self, decide: Callable[[ControllerState], CoordinatorResult[Record, T]]
     ) -> T:
-        """Submits a decision for a client and waits until this node has published it."""
+        """Submits a decision for a client and waits until this node has published the records."""
         reply = await self._runtime.submit(decide)
         await self._wait_until_published()
         return reply
@@ -392,9 +401,12 @@ class QuorumController:
             raise _metadata_failed(error) from error
 
     def _on_commit(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Activates the controller when the leader change record of its epoch is committed: then the image holds all
-        earlier records. Does not wait until the image is published: on a restarted node, leases would expire while it
-        opens its logs."""
+        """Activates the controller when the leader change record of its epoch is committed, because the image then
+        contains all earlier records.
+
+        Does not wait until the image is published. A restarted node first opens its logs, and leases would expire
+        during that time.
+        """
         elected = image.controller_id == self._node_id and image.controller_epoch == self._quorum.epoch
         if self.is_active and not elected:
             self._deactivate(_not_controller_error())
@@ -442,8 +454,11 @@ class QuorumController:
 
 
 def _outcome_unknown() -> RequestTimedOutError:
-    """For appended decisions that the next controller may commit. NOT_CONTROLLER would mean that nothing was done, and
-    forwarding nodes would retry."""
+    """Returns the error for decisions that are appended but not committed. The next controller may still commit them.
+
+    The error is not NOT_CONTROLLER, because NOT_CONTROLLER means that nothing was done, and forwarding nodes would
+    retry.
+    """
     return RequestTimedOutError(
         "The controller moved before the outcome was known: check whether the change was made before retrying."
     )

@@ -1,7 +1,7 @@
-"""Broker sessions and what brokers report in their heartbeats (Kafka's BrokerHeartbeatManager).
+"""Broker sessions and the state that brokers report in heartbeats (Kafka's BrokerHeartbeatManager).
 
-None of this is in the metadata log. It is lost when the controller stops being active, and the next controller starts
-a full session for every broker: no broker is fenced for the time without a controller.
+This state is not in the metadata log and is lost when the controller becomes inactive. The next controller starts a
+full session for every broker, so that no broker is fenced for the time without a controller.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,18 +17,19 @@ class BrokerHeartbeatState:
     broker_id: int
     broker_epoch: int
     deadline_ms: int
-    """When the session expires and the broker is fenced. The broker's own lease has expired by then: it counts from
-    when a heartbeat was sent, the session from when it was received."""
+    """When the session expires and the broker is fenced. The broker's lease expires earlier, because the lease counts
+    from when a heartbeat was sent, and the session from when it was received."""
     heartbeat_count: int = 0
-    """Lets a probe detect that a heartbeat arrived while it was running."""
+    """The number of heartbeats in this session. A probe uses this number to detect heartbeats that arrive while the
+    probe is running."""
     metadata_offset: int = -1
     not_ready: Mapping[tuple[UUID, int], str] = field(default_factory=dict)
     """Replicas that the broker could not open, with the reason."""
     controlled_shutdown_offset: int | None = None
-    """In a controlled shutdown: the offset at which other brokers lead all its partitions. It may stop when the other
-    brokers have applied the metadata up to here."""
+    """In a controlled shutdown: the metadata offset at which other brokers lead all partitions of this broker. This
+    broker may stop when the other brokers have applied the metadata up to this offset."""
     is_expiry_pending: bool = True
-    """Whether the expiry of the session has not been reported yet."""
+    """Whether `take_expired` still has to return this session when the session expires."""
 
 
 class BrokerHeartbeatManager:
@@ -45,9 +46,10 @@ class BrokerHeartbeatManager:
         previous_controller: int | None = None,
         previous_session_ms: int | None = None,
     ) -> None:
-        """Starts sessions for a controller that becomes active on metadata committed up to `offset`.
+        """Starts sessions for a controller that becomes active, with metadata committed up to `offset`.
 
-        The previous controller's node may have been silent for some time: its session gets `previous_session_ms`.
+        The node of the previous controller may have been silent for some time, so its session has only
+        `previous_session_ms`.
         """
         self._sessions.clear()
         for broker_id in sorted(brokers):
@@ -67,7 +69,7 @@ class BrokerHeartbeatManager:
         return session
 
     def expire_session(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
-        """Ends the session of a broker whose process has stopped or is about to."""
+        """Ends the session of a broker whose process has stopped or is about to stop."""
         session = self.session_of(broker_id, broker_epoch)
         if session is not None:
             session.deadline_ms = min(session.deadline_ms, now_ms)
@@ -77,14 +79,15 @@ class BrokerHeartbeatManager:
         self._sessions.pop(broker_id, None)
 
     def session_of(self, broker_id: int, broker_epoch: int) -> BrokerHeartbeatState | None:
-        """Returns the session of this incarnation of the broker."""
+        """Returns the session of this incarnation of the broker, or None if there is none."""
         session = self._sessions.get(broker_id)
         return session if session is not None and session.broker_epoch == broker_epoch else None
 
     def touch(self, beat: BrokerHeartbeat, now_ms: int) -> bool:
         """Records a heartbeat and returns whether it changes which replicas are ready.
 
-        Called on arrival, before any decision: a slow controller must not fence a broker that sends heartbeats.
+        Must be called when the heartbeat arrives, before any decision, so that a slow controller does not fence a
+        broker that sends heartbeats.
         """
         session = self.session_of(beat.broker_id, beat.broker_epoch)
         if session is None:
@@ -93,7 +96,7 @@ class BrokerHeartbeatManager:
         session.is_expiry_pending = True
         session.deadline_ms = max(session.deadline_ms, now_ms + self._session_ms)
         if beat.metadata_offset < session.metadata_offset:
-            # It was sent before another heartbeat that has already arrived.
+            # This heartbeat was sent before another heartbeat that has already arrived.
             return False
         not_ready = {
             (each.topic_id, each.partition): each.reason for each in beat.not_ready if not each.is_transient
@@ -108,7 +111,8 @@ class BrokerHeartbeatManager:
         return session is not None and now_ms < session.deadline_ms
 
     def take_expired(self, now_ms: int) -> list[BrokerHeartbeatState]:
-        """Returns the expired sessions. Each is returned once, until another heartbeat arrives."""
+        """Returns the expired sessions. An expired session is not returned again unless it is extended and expires
+        again."""
         expired = [each for each in self._pending_expiry() if each.deadline_ms <= now_ms]
         for session in expired:
             session.is_expiry_pending = False
@@ -119,13 +123,14 @@ class BrokerHeartbeatManager:
         return min((each.deadline_ms for each in self._pending_expiry()), default=None)
 
     def extend_sessions(self, late_ms: int) -> None:
-        """Extends all sessions by the time the controller itself was stalled: heartbeats may still be unread."""
+        """Extends all sessions by the time for which the controller was stalled, because heartbeats may still be
+        unread."""
         for session in self._sessions.values():
             session.deadline_ms += late_ms
             session.is_expiry_pending = True
 
     def lowest_metadata_offset(self, brokers: Iterable[int]) -> int | None:
-        """Returns the metadata offset of the broker that is furthest behind; None without brokers."""
+        """Returns the metadata offset of the broker that is furthest behind, or None if `brokers` is empty."""
         return min((self.metadata_offset_of(broker_id) for broker_id in brokers), default=None)
 
     def metadata_offset_of(self, broker_id: int) -> int:
@@ -133,7 +138,7 @@ class BrokerHeartbeatManager:
         return -1 if session is None else session.metadata_offset
 
     def not_ready_reason(self, broker_id: int, topic_id: UUID, partition: int) -> str | None:
-        """Returns why the broker could not open its replica, None if it could."""
+        """Returns why the broker could not open its replica, or None if it reported no failure."""
         session = self._sessions.get(broker_id)
         return None if session is None else session.not_ready.get((topic_id, partition))
 
@@ -142,11 +147,13 @@ class BrokerHeartbeatManager:
 
 
 def remaining_session_ms(session_ms: int, silent_ms: int) -> int:
-    """Returns the session that a new controller gives to the previous controller's node.
+    """Returns the length of the session that a new controller gives to the previous controller's node.
 
-    Every voter that elected the new controller had not heard from the previous one for `silent_ms`. Leases granted by
-    the previous controller, its own included, count from when a majority last heard from it, so a session shorter by
-    `silent_ms` is as safe as a full one. At least half a session is left for a live node to find the new controller.
+    Every voter that elected the new controller had received nothing from the previous controller for `silent_ms`.
+    Leases that the previous controller granted, including its own, count from when a majority last heard from that
+    controller. So a session that is shorter by `silent_ms` is as safe as a full session.
+
+    The session is at least half as long as a full one, so that a live node can find the new controller.
     """
     return max(session_ms - silent_ms, session_ms // 2)
 
@@ -154,7 +161,7 @@ def remaining_session_ms(session_ms: int, silent_ms: int) -> int:
 def find_unready_replicas(
     image: MetadataImage, heartbeat_manager: BrokerHeartbeatManager, topics: Mapping[str, int], offset: int
 ) -> dict[str, list[str]]:
-    """Returns by topic why replicas are not ready; a replica is ready when its broker has opened its log.
+    """Returns, by topic, why replicas are not ready. A replica is ready when its broker has opened the replica's log.
 
     `topics` maps a topic to its first partition to check. Brokers must have applied the metadata up to `offset`.
     Deleted topics are skipped.

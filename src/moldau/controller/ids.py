@@ -6,7 +6,7 @@ from uuid import UUID
 
 
 class Randomness(Protocol):
-    """The part of `random.Random` that decisions use."""
+    """The methods of `random.Random` that decisions use."""
 
     def getrandbits(self, k: int, /) -> int: ...
 
@@ -14,7 +14,8 @@ class Randomness(Protocol):
 
 
 def random_uuid(random: Randomness, taken: Container[UUID] = ()) -> UUID:
-    """Returns a version 4 UUID whose base64 form does not start with '-', which Kafka's tools take for an option."""
+    """Returns a version 4 UUID whose base64 form does not start with '-', because Kafka's tools would parse '-' as an
+    option."""
     while True:
         uuid = UUID(int=random.getrandbits(128), version=4)
         if uuid not in taken and uuid.bytes[0] >> 2 != 62:

@@ -55,7 +55,7 @@ ERRORS: Mapping[int, type[MoldauError]] = MappingProxyType(
 
 
 def error_from_code(code: int, message: str | None = None) -> MoldauError | None:
-    """Returns the error of a response, None for no error."""
+    """Returns the error for an error code, or None if the code is `none`."""
     if code == ErrorCode.none:
         return None
     kind = ERRORS.get(code, MoldauError)
@@ -166,7 +166,7 @@ def alter_partition_request(
 
 
 def alter_partition_results(response: Message, changes: Sequence[IsrChange]) -> list[IsrChangeResult]:
-    """Returns a result for each change, in their order."""
+    """Returns one result per change, in the order of `changes`."""
     results = {
         (topic.topic_id, each.partition_index): IsrChangeResult(
             topic.topic_id,

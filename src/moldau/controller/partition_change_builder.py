@@ -1,9 +1,10 @@
 """Builds the PartitionChangeRecord of one partition: ISR, ELR and leader (Kafka's PartitionChangeBuilder).
 
-A decision sets what it wants to change and calls `build`, which applies the rules of KIP-966 with one exception: the
-last ISR member stays in the ISR, without a leader, until it or another replica with all committed records is back.
+A decision sets the wanted changes and calls `build`, which applies the rules of KIP-966 with one exception. The last
+ISR member stays in the ISR, without a leader, until a replica with all committed records is back.
+
 The ISR becomes empty only if the last member comes back without its records and no other replica has them. Only an
-unclean election helps then.
+unclean election can then elect a leader.
 """
 
 import dataclasses
@@ -28,19 +29,19 @@ Replicas = tuple[int, ...]
 
 
 class RetainedData(Enum):
-    """Which of its committed records a broker still has when it registers."""
+    """The committed records that a broker still has when it registers."""
 
     ALL = "all"
-    """It is running, or closed its logs when it stopped."""
+    """The broker is running, or closed its logs when it stopped."""
     SYNCED = "synced"
-    """It stopped in any other way: records that were acknowledged before their fsync may be lost."""
+    """The broker stopped in any other way. Records that were acknowledged before their fsync may be lost."""
     NONE = "none"
-    """It registered with another disk, or with an older state of its disk."""
+    """The broker registered with another disk, or with an older state of its disk."""
 
 
 def speculative_settings(state: ControllerState, settings: EffectiveSettings) -> EffectiveSettings:
-    """Returns the settings with config changes that are decided but not committed: a leader applies them before it
-    applies the current decision."""
+    """Returns the settings including config changes that are decided but not yet committed (speculative). These changes
+    are earlier in the metadata log, so a partition leader applies them before the current decision."""
     return EffectiveSettings(settings.static, state.image)
 
 
@@ -51,7 +52,8 @@ def active_brokers(state: ControllerState) -> set[int]:
 def change_builder(
     state: ControllerState, settings: EffectiveSettings, name: PartitionName, active: Container[int]
 ) -> "PartitionChangeBuilder":
-    """Returns a builder that elects no offline replica. `settings` are speculative, `active` may lead."""
+    """Returns a builder that elects no offline replica. `settings` come from `speculative_settings`. `active` are the
+    brokers that may lead."""
     topic = state.image.topics[name.topic]
     return PartitionChangeBuilder(
         topic.topic_id,
@@ -65,7 +67,7 @@ class PartitionChangeBuilder:
     def __init__(
         self, topic_id: UUID, partition: PartitionRegistration, *, min_isr: int, active: Container[int]
     ) -> None:
-        """`min_isr` is the configured value; `active` are the brokers that may lead."""
+        """`min_isr` is the configured min.insync.replicas. `active` are the brokers that may lead."""
         self._topic_id = topic_id
         self._old = partition
         self._min_in_sync = min_isr
@@ -76,17 +78,20 @@ class PartitionChangeBuilder:
         self.removing_replicas = partition.removing_replicas
         self.is_recovering = partition.is_recovering
         self.unclean_shutdown_replica: int | None = None
-        """A replica that may have lost records: it leaves ISR and ELR if another replica has all records."""
+        """A replica that may have lost records. It leaves the ISR and the ELR if another replica has all committed
+        records."""
         self.has_lost_all_records = False
-        """That replica leaves ISR and ELR even if no other replica has all records."""
+        """Whether `unclean_shutdown_replica` leaves the ISR and the ELR even if no other replica has all committed
+        records."""
 
     def build(
         self, *, elect_preferred: bool = False, log_ends: Mapping[int, EpochEndOffset] | None = None
     ) -> PartitionChangeRecord | None:
-        """Returns the record, None if nothing changes.
+        """Returns the record, or None if nothing changes.
 
-        `elect_preferred` moves leadership to the preferred replica if it can lead. `log_ends` of live replicas allow
-        an unclean election: if no other replica can lead, the one with the longest log does.
+        `elect_preferred` makes the preferred replica the leader if that replica can lead. `log_ends` are the log ends
+        of live replicas and allow an unclean election. If no replica with all committed records can lead, the replica
+        with the longest log becomes the leader.
         """
         old = self._old
         complete = self._replicas_with_committed_records()
@@ -118,14 +123,14 @@ class PartitionChangeBuilder:
             partition_id=old.index,
             topic_id=self._topic_id,
             isr=None if isr == old.isr else isr,
-            # Set again if a replica is removed: the new leader epoch keeps that replica from following on.
+            # Also set if a replica is removed, so that the new leader epoch stops the removed replica from following.
             leader=leader if elected else NO_LEADER_CHANGE,
             replicas=None if self.replicas == old.replicas else self.replicas,
             removing_replicas=None
             if self.removing_replicas == old.removing_replicas
             else self.removing_replicas,
             adding_replicas=None if self.adding_replicas == old.adding_replicas else self.adding_replicas,
-            # Set again if the partition is already recovering, so that the metadata shows every unclean election.
+            # Also set if the partition is already recovering, so that the metadata shows every unclean election.
             leader_recovery_state=RECOVERING
             if elected_uncleanly
             else _recovery_state(old.is_recovering, is_recovering),
@@ -135,7 +140,7 @@ class PartitionChangeBuilder:
         )
 
     def image_after(self, record: PartitionChangeRecord | None) -> PartitionRegistration:
-        """Returns the partition with the record applied, except for its replica set, for an AlterPartition response."""
+        """Returns the partition after the record, for an AlterPartition response. The replica set is left unchanged."""
         old = self._old
         if record is None:
             return old
@@ -170,7 +175,7 @@ class PartitionChangeBuilder:
 
     def _longest_log(self, log_ends: Mapping[int, EpochEndOffset]) -> int:
         candidates = [replica for replica in self.replicas if replica in log_ends and replica in self._active]
-        # Of equal logs max returns the first, which is preferred.
+        # If several logs are equal, `max` returns the first candidate, which is the most preferred one.
         return max(candidates, key=lambda replica: log_ends[replica], default=NO_LEADER)
 
     def _resulting_isr(self, leader: int, complete: Replicas) -> Replicas:
@@ -186,14 +191,18 @@ class PartitionChangeBuilder:
         return self._old.isr
 
     def _resulting_elr(self, isr: Replicas, complete: Replicas) -> Replicas:
-        """Below min.insync.replicas nothing is committed, so replicas that leave the ISR have all committed records."""
+        """Returns the ELR, which is empty if the ISR has at least min.insync.replicas members.
+
+        With a smaller ISR nothing is committed, so replicas that leave the ISR still have all committed records.
+        """
         replica_count = len(self.replicas) - len(self.adding_replicas)
         if len(isr) >= max(1, min(self._min_in_sync, replica_count)):
             return ()
         return tuple(replica for replica in complete if replica in self.replicas and replica not in isr)
 
     def _complete_reassignment(self, leader: int, isr: Replicas) -> tuple[int, Replicas]:
-        """Ends the reassignment if all target replicas are in the ISR; earlier there would be too few copies."""
+        """Completes the reassignment if all target replicas are active ISR members. An earlier completion would leave
+        too few replicas in sync. Returns the leader and the ISR."""
         staying = _remove(self.replicas, self.removing_replicas)
         if not all(replica in isr and replica in self._active for replica in staying):
             return leader, isr
@@ -202,8 +211,8 @@ class PartitionChangeBuilder:
         return (leader if leader in staying else staying[0]), isr
 
     def _resulting_last_known_elr(self, leader: int) -> Replicas:
-        """Returns the replicas that left ISR or ELR after an unclean shutdown while the partition had no leader: they
-        may still have the lost records."""
+        """Returns the replicas that left the ISR or ELR after an unclean shutdown while the partition had no leader.
+        Such a replica may still have committed records that no other replica has."""
         old, unclean = self._old, self.unclean_shutdown_replica
         if leader != NO_LEADER:
             return ()

@@ -17,7 +17,7 @@ _Names = dict[PartitionName, None]
 
 
 class PartitionIndex:
-    """Updated together with the image. All results are sorted by name."""
+    """Must be updated with every change of the image. All results are sorted by partition name."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._replicas_by_broker: dict[int, _Names] = {}

@@ -1,7 +1,8 @@
-"""Partition reassignment: adds replicas on other brokers and, when they are in the ISR, removes the old ones.
+"""Partition reassignment: adds replicas on other brokers, and removes the old replicas when the new ones are in the
+ISR.
 
-During a reassignment the replicas are the target replicas in their order, followed by those to be removed. It is
-complete when the ISR contains all target replicas (`partition_change_builder.py`).
+During a reassignment, the replica list has the target replicas in their order, followed by the replicas to remove. The
+reassignment is complete when the ISR contains all target replicas (see `partition_change_builder.py`).
 """
 
 from collections import Counter
@@ -38,7 +39,7 @@ def alter_partition_reassignments(
     *,
     allow_rf_change: bool,
 ) -> CoordinatorResult[Record, list[PartitionResult]]:
-    """Starts, changes or cancels reassignments. One that adds no replica completes at once."""
+    """Starts, changes or cancels reassignments. A reassignment that adds no replica completes at once."""
     active = active_brokers(state)
     decided = speculative_settings(state, settings)
     times_named = Counter((each.topic, each.partition) for each in reassignments)
@@ -79,8 +80,11 @@ def _check_replication_factor(partition: PartitionRegistration, requested: int) 
 def _start_reassignment(
     change: PartitionChangeBuilder, partition: PartitionRegistration, target: tuple[int, ...]
 ) -> None:
-    """Starts from the replicas before any reassignment, so that this one can be cancelled too. Replicas that a previous
-    reassignment was adding, and that are not in `target`, are removed at once."""
+    """Starts a reassignment to `target`. Compares `target` with the replicas before any ongoing reassignment, so that a
+    cancellation restores those replicas.
+
+    If an ongoing reassignment was adding a replica that is not in `target`, that replica is removed at once.
+    """
     original = _original_replicas(partition)
     change.adding_replicas = tuple(replica for replica in target if replica not in original)
     change.removing_replicas = tuple(replica for replica in original if replica not in target)
@@ -116,7 +120,7 @@ def _restrict_isr(change: PartitionChangeBuilder, partition: PartitionRegistrati
 def list_partition_reassignments(
     image: MetadataImage, partitions: Sequence[tuple[str, int]] | None
 ) -> list[OngoingReassignment]:
-    """Returns the ongoing reassignments of these partitions, or of all."""
+    """Returns the ongoing reassignments of these partitions, or of all partitions if `partitions` is None."""
     if partitions is None:
         names = [
             PartitionName(topic.name, partition.index)
@@ -144,9 +148,12 @@ def plan_drain(
 ) -> list[Reassignment]:
     """Returns the reassignments that move all replicas off a broker.
 
-    Each replica goes to the broker with the fewest replicas, preferably in a rack without a replica of the partition.
-    If the broker was the preferred leader, the replica that is preferred least often becomes it. `replicas` has the
-    replicas of all partitions, the preferred one first; `racks` has the brokers that may take replicas.
+    Each replica moves to a rack without a replica of the partition if possible, and to the broker with the fewest
+    replicas. If the drained broker was the preferred leader, the replica that is preferred leader least often replaces
+    it.
+
+    `replicas` contains the replicas of all partitions, the preferred one first. `racks` contains the rack of each
+    broker that may take replicas.
     """
     held = Counter(replica for members in replicas.values() for replica in members)
     preferred = Counter(members[0] for members in replicas.values())

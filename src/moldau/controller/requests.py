@@ -1,5 +1,5 @@
 """Requests to the controller and their results, as plain values independent of the wire protocol. Each item of a
-request succeeds or fails on its own."""
+request succeeds or fails independently of the others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +14,12 @@ from moldau.metadata.image import ConfigResource, Endpoint
 class NewTopic:
     name: str
     partitions: int = -1
-    """-1 for num.partitions."""
+    """The number of partitions; -1 means the setting num.partitions."""
     replication_factor: int = -1
-    """-1 for default.replication.factor."""
+    """The number of replicas per partition; -1 means the setting default.replication.factor."""
     assignment: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Replicas by partition for manual placement; partitions and replication_factor must be -1 then."""
+    """The replicas of each partition, for manual placement. If set, `partitions` and `replication_factor` must be
+    -1."""
     configs: Mapping[str, str | None] = field(default_factory=dict)
 
 
@@ -35,13 +36,13 @@ class CreateTopicResult:
 class PartitionIncrease:
     topic: str
     count: int
-    """The new total."""
+    """The total number of partitions after the increase."""
     assignments: Sequence[Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRef:
-    """By name or by id; the other is None."""
+    """A reference to a topic, either by name or by id. The other field is None."""
 
     name: str | None = None
     topic_id: UUID | None = None
@@ -49,7 +50,7 @@ class TopicRef:
 
 @dataclass(frozen=True, slots=True)
 class TopicResult:
-    """For deletions and partition additions."""
+    """The result of a deletion or of a partition increase."""
 
     name: str | None
     topic_id: UUID | None = None
@@ -57,7 +58,7 @@ class TopicResult:
 
 
 class ConfigOperation(IntEnum):
-    """As IncrementalAlterConfigs numbers them."""
+    """The operations of IncrementalAlterConfigs, with their protocol values."""
 
     SET = 0
     DELETE = 1
@@ -85,18 +86,19 @@ class ConfigResult:
 class BrokerRegistrationRequest:
     broker_id: int
     incarnation_id: UUID
-    """Random for each start of the process."""
+    """A random id that is new at each start of the process."""
     endpoints: Sequence[Endpoint]
     rack: str | None = None
     cluster_id: str = ""
-    """Not checked if empty."""
+    """The cluster that the broker belongs to; not checked if empty."""
     previous_epoch: int = -1
-    """The broker epoch of the previous incarnation if it shut down cleanly; -1 if unsynced records may be lost."""
+    """The broker epoch of the previous incarnation if that incarnation shut down cleanly. -1 means that unsynced
+    records may be lost."""
     previous_incarnations: Sequence[UUID] = ()
-    """The last incarnations that ran on the broker's disk. If the registered one is missing, the disk is another one or
-    holds an older state."""
+    """The latest incarnations that ran on the broker's disk. If the incarnation in the metadata is not among them, the
+    broker has another disk, or an older state of its disk."""
     features: Mapping[str, tuple[int, int]] | None = None
-    """Lowest and highest level by name; None for those of this version."""
+    """The lowest and highest supported level of each feature; None means `SUPPORTED_FEATURES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,8 @@ class BrokerHeartbeat:
     broker_id: int
     broker_epoch: int
     metadata_offset: int
-    """The last published metadata record: the broker has opened the logs of all replicas up to here, except those in
-    `not_ready`."""
+    """The offset of the last metadata record that the broker has published. The broker has opened the logs of all
+    replicas up to this offset, except those in `not_ready`."""
     want_fence: bool = False
     want_shut_down: bool = False
     not_ready: Sequence["OfflineReplica"] = ()
@@ -118,7 +120,7 @@ class OfflineReplica:
     broker_id: int
     reason: str
     is_transient: bool = False
-    """Whether it can be read but not written for now, for example on a full disk."""
+    """Whether the replica can be read but currently not written, for example because its disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,8 @@ class BrokerHeartbeatReply:
     is_fenced: bool
     should_shut_down: bool
     confirmed_age_ms: int = 0
-    """How long before the heartbeat a majority of the quorum last confirmed the controller. The lease counts from
-    then: another controller may have been elected since."""
+    """How long before the heartbeat a majority of the quorum last confirmed the controller. The broker subtracts this
+    time from its lease, because another controller may have been elected in this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +141,11 @@ class IsrChange:
     partition: int
     leader_epoch: int
     partition_epoch: int
-    """Of the leader's metadata; the change is rejected if the partition has changed since."""
+    """The partition epoch in the leader's metadata. The change is rejected if the partition has changed since this
+    epoch."""
     isr: tuple[tuple[int, int], ...]
-    """Broker ids with broker epochs; a member that registered again since is rejected."""
+    """The broker id and broker epoch of each ISR member. A member that has registered again with a newer epoch is
+    rejected."""
     is_recovering: bool = False
 
 
@@ -160,7 +164,7 @@ class IsrChangeResult:
 
 
 class ElectionType(IntEnum):
-    """Values of ElectLeaders."""
+    """The election types of ElectLeaders, with their protocol values."""
 
     PREFERRED = 0
     UNCLEAN = 1
@@ -168,7 +172,7 @@ class ElectionType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """Result of an election or a reassignment."""
+    """The result of an election or a reassignment for one partition."""
 
     topic: str
     partition: int

@@ -1,4 +1,4 @@
-"""The controller's state: the metadata image with all decisions so far, committed or not."""
+"""The controller's state: the metadata image after all decisions so far, including uncommitted decisions."""
 
 from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
@@ -22,25 +22,32 @@ _NO_REPLICAS: Mapping[tuple[UUID, int], bool] = MappingProxyType({})
 _BROKER_RECORDS = (RegisterBrokerRecord, BrokerRegistrationChangeRecord, UnregisterBrokerRecord)
 
 RECORDS_PER_DECISION_MAX = 20_000
-"""A decision is one batch of the metadata log, which must stay small enough to replicate and apply at once."""
+"""The maximum number of records in one decision. A decision is one batch of the metadata log, and a batch must be small
+enough to replicate and apply at once."""
 CONFIG_BYTES_PER_DECISION_MAX = 8 * 1024 * 1024
-"""Of config values; all other records are small."""
+"""The maximum total size of the config values in one decision. All other records are small."""
 
 
 class ControllerState:
-    """Read by decisions and changed by `apply`. Offline replicas are not in the log: heartbeats report them."""
+    """The state that decisions read. `apply` adds the records of a decision to the state.
+
+    Offline replicas are part of the state, but not of the metadata log, because brokers report them in heartbeats.
+    """
 
     def __init__(self, image: MetadataImage) -> None:
-        """`image` holds the whole log, all of it committed."""
+        """`image` must contain all records of the metadata log, and all of them must be committed."""
         self.image = image
         self.index = PartitionIndex(image)
         self.offline_replicas: dict[int, tuple[int, Mapping[tuple[UUID, int], bool]]] = {}
-        """By broker: its epoch and its offline replicas, each with whether the failure is transient."""
+        """Offline replicas by broker id: the broker epoch of the report, and for each replica whether the failure is
+        transient."""
         self._loaded_offset = image.offset
         self._last_fenced_offsets: dict[int, int] = {}
-        """Of brokers that registered or were fenced after `_loaded_offset`."""
+        """For each broker that registered or was fenced after `_loaded_offset`: the last offset of the latest such
+        decision."""
         self._last_change_offsets: dict[int, int] = {}
-        """Of brokers whose registration changed after `_loaded_offset`: the end of the last such decision."""
+        """For each broker whose registration changed after `_loaded_offset`: the end offset of the latest such
+        decision."""
         self._topics_by_collision_key: dict[str, str] = {}
         for name in image.topics:
             self._index_name(name)
@@ -69,8 +76,8 @@ class ControllerState:
             self._index_name(name)
 
     def update_offline_replicas(self, beat: BrokerHeartbeat) -> bool:
-        """Takes the offline replicas of a heartbeat, which decisions then do not elect; returns whether they differ
-        from those of the heartbeat before. Ignores earlier incarnations of the broker."""
+        """Stores the offline replicas that a heartbeat reports, so that decisions do not elect them. Returns whether
+        they differ from those of the previous heartbeat. Ignores heartbeats of earlier incarnations of the broker."""
         broker = self.image.brokers.get(beat.broker_id)
         if broker is None or broker.epoch != beat.broker_epoch:
             return False
@@ -82,14 +89,17 @@ class ControllerState:
         return True
 
     def is_offline(self, broker_id: int, topic_id: UUID, partition: int) -> bool:
-        """Whether the broker's current incarnation has reported its replica offline."""
+        """Returns whether the broker's current incarnation has reported its replica as offline."""
         epoch, offline = self.offline_replicas.get(broker_id, (-1, _NO_REPLICAS))
         broker = self.image.brokers.get(broker_id)
         return (topic_id, partition) in offline and broker is not None and broker.epoch == epoch
 
     def exclude_offline(self, brokers: Container[int], topic_id: UUID, partition: int) -> Container[int]:
-        """Returns the brokers whose replica of the partition may lead. If no ISR member is among them, transiently
-        offline replicas count too: they have all committed records and can be read."""
+        """Returns the `brokers` without those whose replica of the partition is offline.
+
+        If no online ISR member remains, the result includes brokers whose replica is transiently offline (readable, but
+        currently not writable). Such an ISR member has all committed records and can still serve reads.
+        """
         offline = [each for each in self.offline_replicas if self.is_offline(each, topic_id, partition)]
         if not offline:
             return brokers
@@ -103,7 +113,7 @@ class ControllerState:
         }
 
     def is_transiently_offline(self, broker_id: int, topic_id: UUID, partition: int) -> bool:
-        """Whether the broker's replica can be read but not written for now."""
+        """Returns whether the broker's replica can be read but currently not written."""
         _, offline = self.offline_replicas.get(broker_id, (-1, _NO_REPLICAS))
         return offline.get((topic_id, partition), False)
 
@@ -112,12 +122,12 @@ class ControllerState:
         return () if topic is None else topic.partitions[partition].isr
 
     def last_fenced_offset(self, broker_id: int) -> int:
-        """Returns the last offset of the decision that last fenced the broker; a registration fences too. A broker
-        that has applied the metadata up to there knows which partitions it no longer leads."""
+        """Returns the last offset of the latest decision that fenced the broker; a registration also fences. A broker
+        that has applied the metadata up to this offset knows which partitions it no longer leads."""
         return self._last_fenced_offsets.get(broker_id, self._loaded_offset)
 
     def last_change_offset(self, broker_id: int) -> int:
-        """Returns the end offset of the last decision on the broker's registration."""
+        """Returns the end offset of the latest decision that changed the broker's registration."""
         return self._last_change_offsets.get(broker_id, self._loaded_offset)
 
     def colliding_topic(self, key: str) -> str | None:
