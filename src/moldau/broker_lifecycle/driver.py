@@ -1,4 +1,4 @@
-"""The broker lifecycle manager: sends registrations and heartbeats to the active controller and keeps the lease."""
+"""The broker lifecycle manager: sends registrations and heartbeats to the active controller and maintains the lease."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -49,7 +49,7 @@ EXPIRED_MS = -1
 
 
 class HeartbeatChannel(Protocol):
-    """Sends to the active controller, without retries."""
+    """Sends requests to the active controller, without retries."""
 
     async def register_broker(self, broker: BrokerRegistrationRequest) -> int: ...
 
@@ -59,7 +59,8 @@ class HeartbeatChannel(Protocol):
 
 
 class BrokerLease:
-    """The time until which this broker may act as leader of its partitions. It ends before other leaders are elected.
+    """The time until which this broker may act as leader of its partitions. The lease ends before other leaders are
+    elected.
 
     Without a valid lease the broker appends nothing and acknowledges nothing.
     """
@@ -93,8 +94,9 @@ class BrokerLifecycleManager:
         on_lease_expired: Callable[[], None] | None = None,
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`incarnation_id` is random for each start of the process. `previous_epoch` is the broker epoch of the last
-        clean shutdown, -1 if it was not clean. `on_fatal` is called if a registration after `start` is rejected."""
+        """`incarnation_id` is a new random id at each start of the process. `previous_epoch` is the broker epoch of the
+        last shutdown, or -1 if that shutdown was not clean. `on_fatal` is called if a registration after `start` is
+        rejected."""
         self._registration = BrokerRegistrationRequest(
             broker_id=node_id,
             incarnation_id=incarnation_id,
@@ -115,12 +117,12 @@ class BrokerLifecycleManager:
             session_ms=settings.broker_session_timeout_ms,
         )
         self._requests: list[asyncio.Task[None]] = []
-        """The last one is in flight; the others are cancelled and may still be ending."""
+        """The last task is the request in flight. The other tasks are cancelled and may still be ending."""
         self._timer: asyncio.TimerHandle | None = None
         self._stepped = Notifier()
         self._fatal_error: MoldauError | None = None
         self._last_logged_failure = ""
-        """The failure that was logged since the last successful heartbeat."""
+        """The last failure that was logged; empty after a successful heartbeat."""
         self._has_started = False
         self._is_closed = False
 
@@ -139,8 +141,8 @@ class BrokerLifecycleManager:
         return self._state.phase
 
     async def start(self, previous_incarnations: Sequence[UUID] = ()) -> None:
-        """Registers the broker; retries until there is a controller. Raises if the registration is rejected.
-        `previous_incarnations` are the last incarnations that ran on this disk."""
+        """Registers the broker. Retries until a controller is available. Raises if the registration is rejected.
+        `previous_incarnations` are the latest incarnations that ran on this disk."""
         self._registration = replace(self._registration, previous_incarnations=tuple(previous_incarnations))
         self._step(StartRequested())
         await self._wait_until(lambda: self.broker_epoch != NO_BROKER_EPOCH)
@@ -151,18 +153,18 @@ class BrokerLifecycleManager:
 
     def report(self, metadata_offset: int, not_ready: Sequence[OfflineReplica] = ()) -> None:
         """Reports that this node has published the metadata up to `metadata_offset`, and which replicas it could not
-        open. Sent at once: a client may be waiting for a new topic."""
+        open. Sends the report at once, because a client may be waiting for a new topic."""
         self._step(MetadataPublished(metadata_offset, tuple(not_ready)))
 
     def on_controller_change(self) -> None:
-        """Sends a heartbeat to the new controller at once and cancels the request to the previous one."""
+        """Cancels the request to the previous controller and sends the next request to the new controller at once."""
         if not self._is_closed:
             self._cancel_requests()
             self._step(ControllerChanged())
 
     async def shut_down(self) -> None:
-        """Runs a controlled shutdown: returns when other replicas lead this broker's partitions, or when no controller
-        can be reached. The lease has ended then."""
+        """Runs a controlled shutdown. Returns when other replicas lead this broker's partitions, or when no controller
+        can be reached. The lease has ended when this method returns."""
         self._step(ShutdownRequested())
         while not self._has_stopped:
             await self._stepped.wait()
@@ -226,7 +228,8 @@ class BrokerLifecycleManager:
                     self._on_fatal(effect.error)
 
     def _check_lease(self) -> None:
-        """Calls `on_lease_expired` when the lease has expired; until then checks again at its end."""
+        """Calls `on_lease_expired` if the lease has expired. Otherwise schedules another check for the end of the
+        lease."""
         if self._lease_timer is not None:
             self._lease_timer.cancel()
             self._lease_timer = None
@@ -308,7 +311,7 @@ class BrokerLifecycleManager:
         self._step(event)
 
     def _log_failure(self, error: MoldauError) -> None:
-        """Logs errors of an unavailable controller at debug level, and each rejection once."""
+        """Logs errors of an unavailable controller at debug level. Logs a rejection only once."""
         reason = str(error) or type(error).__name__
         if isinstance(error, NotControllerError | PeerUnreachableError | RequestTimedOutError):
             log.debug("heartbeat failed", reason=reason)

@@ -1,7 +1,7 @@
 """Decides what a broker sends to the controller and when, and how it handles the responses.
 
-One request is in flight at a time. What is reported meanwhile goes into the next request, which is sent right after the
-response.
+One request is in flight at a time. A report that is made during a request is part of the next request, which is sent
+right after the response.
 """
 
 from collections.abc import Sequence
@@ -23,20 +23,20 @@ from moldau.errors import (
 NO_BROKER_EPOCH = -1
 RETRY_MS_MIN = 50
 SHUTDOWN_SESSIONS_MAX = 10
-"""How long a controlled shutdown waits for other brokers to take over, in sessions."""
+"""How long a controlled shutdown waits until other brokers lead the partitions, in session timeouts."""
 DUPLICATE_SESSIONS_MAX = 3
-"""For how many sessions a duplicate registration is retried: by then the session of a dead process has expired, even
-if the controller changed meanwhile."""
+"""How long a duplicate registration is retried, in session timeouts. After this time the session of a dead process has
+expired, even if the controller changed meanwhile."""
 
 
 class BrokerState(Enum):
     STARTING = "starting"
-    """Not registered."""
+    """The broker is not registered."""
     FENCED = "fenced"
-    """Registered, but leads nothing and is in no ISR."""
+    """The broker is registered, but leads no partition and is in no ISR."""
     ACTIVE = "active"
     CONTROLLED_SHUTDOWN = "controlled shutdown"
-    """Other replicas take over its partitions."""
+    """Other replicas take over the leadership of the broker's partitions."""
     STOPPED = "stopped"
 
 
@@ -71,7 +71,8 @@ class HeartbeatFailed:
 
 @dataclass(frozen=True, slots=True)
 class MetadataPublished:
-    """The node has published the metadata up to here; `not_ready` are replicas that could not be opened."""
+    """The node has published the metadata up to `metadata_offset`. `not_ready` are replicas that could not be
+    opened."""
 
     metadata_offset: int
     not_ready: tuple[OfflineReplica, ...] = ()
@@ -176,7 +177,7 @@ class BrokerLifecycleState:
         self._interval_ms = heartbeat_interval_ms
         self._session_ms = session_ms
         self._lease_ms = session_ms - session_ms // 6
-        """Shorter than the session, so that clock drift does not matter."""
+        """The length of the lease. It is shorter than the session, so that clock drift does not matter."""
         self.phase = BrokerState.STARTING
         self.broker_epoch = NO_BROKER_EPOCH
         self._has_started = False
@@ -184,12 +185,12 @@ class BrokerLifecycleState:
         self._not_ready: tuple[OfflineReplica, ...] = ()
         self._is_request_pending = False
         self._has_unsent_report = False
-        """Whether something was reported since the last heartbeat was sent."""
+        """Whether a report was made since the last heartbeat was sent."""
         self._next_request_ms: int | None = None
         self._failures = 0
         self._duplicate_since_ms: int | None = None
         self._last_response_ms = 0
-        """When the controller last responded, or when the shutdown was requested if that is later."""
+        """The time of the controller's last response or of the shutdown request, whichever is later."""
         self._shutdown_requested_ms = 0
 
     @property
@@ -288,7 +289,8 @@ class BrokerLifecycleState:
         if isinstance(error, _FATAL_ERRORS):
             return self._reject(error)
         if not isinstance(error, DuplicateBrokerRegistrationError):
-            # The next response may come from another controller, which starts with a full session for each broker.
+            # Forget earlier rejections, because the next response may come from another controller. A new controller
+            # starts with a full session for each broker.
             self._duplicate_since_ms = None
         elif self._duplicate_since_ms is None:
             self._duplicate_since_ms = now_ms
@@ -312,7 +314,7 @@ class BrokerLifecycleState:
                 return self._stop(leadership_moved=True)
             if now_ms - self._shutdown_requested_ms >= SHUTDOWN_SESSIONS_MAX * self._session_ms:
                 return self._stop(leadership_moved=False)
-            # The other brokers soon apply the change of leaders.
+            # Send the next heartbeat soon, because the other brokers soon apply the change of leaders.
             self._next_request_ms = now_ms + max(self._interval_ms // 10, 1)
         else:
             self._next_request_ms = max(event.sent_ms + self._interval_ms, now_ms)
@@ -328,8 +330,14 @@ class BrokerLifecycleState:
         return effects
 
     def _lease_effect(self, event: HeartbeatSucceeded) -> Effect:
-        """Counts the lease from when the heartbeat was sent; the session counts from its arrival, which is later. The
-        controller may have been replaced since a majority last confirmed it, so that time is subtracted."""
+        """Returns how the response changes the lease.
+
+        The lease counts from when the heartbeat was sent. The controller's session counts from when the heartbeat
+        arrived, which is later.
+
+        The time since a majority last confirmed the controller is subtracted, because another controller may have been
+        elected in that time.
+        """
         if event.reply.is_fenced:
             return EndLease()
         return ExtendLease(event.sent_ms - event.reply.confirmed_age_ms + self._lease_ms)
@@ -347,7 +355,7 @@ class BrokerLifecycleState:
             self.phase is BrokerState.CONTROLLED_SHUTDOWN
             and now_ms - self._last_response_ms >= self._session_ms
         ):
-            # The session has expired, so the broker is fenced, or there is no controller.
+            # Stop now, because either the session has expired and the broker is fenced, or there is no controller.
             return self._stop(leadership_moved=False)
         self._next_request_ms = now_ms + self._next_backoff_ms()
         return []
@@ -370,7 +378,7 @@ class BrokerLifecycleState:
 
 
 def explain_rejection(error: MoldauError, node_id: int) -> MoldauError:
-    """Returns the error with what to do about it; on the wire it is only a code."""
+    """Returns the error with advice for the operator, because the response contains only an error code."""
     match error:
         case InconsistentClusterIdError():
             return InconsistentClusterIdError(

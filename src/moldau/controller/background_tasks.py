@@ -1,8 +1,8 @@
-"""Background tasks of the active controller: it fences expired and dead brokers, finishes incomplete changes, runs
-unclean elections and restores preferred leaders.
+"""Background tasks of the active controller. They fence expired and dead brokers, finish incomplete changes, run
+unclean elections and restore preferred leaders.
 
-They run while the controller is active. Each change is a decision like any other, so nothing reaches a log that this
-node no longer leads.
+The tasks run while the controller is active. Each change is a decision (records plus a response), like the changes of
+requests. So no task can write to a metadata log that this node no longer leads.
 """
 
 import asyncio
@@ -47,18 +47,19 @@ ProbeBroker = Callable[[int], Awaitable[ProbeResult]]
 FetchLogEnd = Callable[[int, str, int], Awaitable[EpochEndOffset]]
 
 PROBE_DELAYS_S = (0.0, 0.05, 0.25, 1.0)
-"""When to probe a broker after its connection closed: a process that dies closes its sockets one by one, and may still
-accept connections for a moment."""
+"""The delay before each probe of a broker whose connection closed. Several probes are needed, because a dying process
+closes its sockets one by one and may still accept connections for a moment."""
 PROBE_CONFIRM_DELAY_S = 0.05
 PROBE_WAIT_MS_MAX = 150
-"""How long the creation of partitions waits for the probes of suspected brokers."""
+"""How long the creation of partitions waits until suspected brokers are probed."""
 STALL_THRESHOLD_MS = 200
-"""A timer that is later than this shows that the event loop was stalled."""
+"""If a timer fires more than this late, the event loop was stalled."""
 LOG_END_ATTEMPTS_MAX = 3
-"""How often a live replica is queried for its log end before an unclean election goes on without it."""
+"""How many times a live replica is queried for its log end. After that, an automatic unclean election ignores the
+replica."""
 LOG_END_RETRY_S = 1.0
 SUBMIT_RETRY_S = 0.5
-"""The delay before a decision is retried that the metadata log could not append, for example on a full disk."""
+"""The delay before a retry if the metadata log could not append a decision, for example because the disk is full."""
 
 
 class BackgroundTasks:
@@ -75,8 +76,11 @@ class BackgroundTasks:
         probe: ProbeBroker | None,
         fetch_log_end: FetchLogEnd | None,
     ) -> None:
-        """Starts the tasks on a runtime that was just loaded with `state`. `leader_silence_ms`: for how long the voters
-        of this controller had not heard from the previous one."""
+        """Starts the tasks on a runtime that was just loaded with `state`.
+
+        `leader_silence_ms` is the minimum time for which the voters of this controller had received nothing from the
+        previous one.
+        """
         image = state.image
         self.state = state
         self._node_id = node_id
@@ -90,7 +94,7 @@ class BackgroundTasks:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._rerun_requested: dict[str, None] = {}
         self._suspected_brokers: dict[int, None] = {}
-        """Brokers being probed that have not accepted a connection yet."""
+        """Brokers that are being probed and have not accepted a connection yet."""
         self._suspicions_cleared = Notifier()
         self._offline_reports: dict[int, BrokerHeartbeat] = {}
         """The latest heartbeat of each broker that reported offline replicas."""
@@ -106,7 +110,7 @@ class BackgroundTasks:
             previous_session_ms=remaining_session_ms(static.broker_session_timeout_ms, leader_silence_ms),
         )
         self._next_balance_ms = now_ms + static.leader_imbalance_check_interval_seconds * 1000
-        # Submitted before any request, so that registrations are checked against these levels.
+        # Submit the feature levels before any request, so that registrations are checked against them.
         self._feature_update = (
             None if METADATA_VERSION in image.features else runtime.schedule(_update_features)
         )
@@ -116,7 +120,7 @@ class BackgroundTasks:
         self.reschedule_timer()
 
     def stop(self) -> None:
-        """Cancels all tasks when the controller is no longer active."""
+        """Cancels all tasks, because the controller is no longer active."""
         self._has_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -136,18 +140,19 @@ class BackgroundTasks:
     # Triggers
 
     def on_connection_closed(self, broker_id: int, broker_epoch: int) -> None:
-        """Probes a broker whose heartbeat connection closed: its process may have died."""
+        """Probes a broker whose heartbeat connection closed, because the broker's process may have died."""
         name = f"probe {broker_id} of epoch {broker_epoch}"
         if self._probe is not None:
             self._suspected_brokers[broker_id] = None
         self._start_task(name, partial(self._check_broker, broker_id, broker_epoch))
 
     def start_reconciliation(self, broker_id: int) -> None:
-        """Finishes the changes of a broker whose decision was too large."""
+        """Starts a task that makes the remaining partition changes of a broker, because its last decision had too many
+        records."""
         self._start_task(f"reconcile {broker_id}", partial(self._reconcile_broker, broker_id))
 
     def on_offline_replicas(self, beat: BrokerHeartbeat) -> None:
-        """Handles a heartbeat that reports offline replicas, or none after the previous one did."""
+        """Handles a heartbeat that reports offline replicas, or the first heartbeat that reports none again."""
         self._offline_reports[beat.broker_id] = beat
         name = f"offline replicas of {beat.broker_id}"
         self._start_task(name, partial(self._remove_offline_replicas, beat.broker_id))
@@ -157,15 +162,15 @@ class BackgroundTasks:
             self._start_unclean_elections()
 
     async def wait_until_probed(self) -> None:
-        """Waits until no broker is suspected to be dead, but not for long: new partitions should get no replicas on a
-        broker whose process has just died."""
+        """Waits until no broker is suspected to be dead, but not longer than PROBE_WAIT_MS_MAX. New partitions should
+        get no replicas on a broker whose process has just died."""
         if self._suspected_brokers:
             await self._suspicions_cleared.wait(PROBE_WAIT_MS_MAX)
 
     # Timer
 
     def reschedule_timer(self) -> None:
-        """Sets one timer on the next deadline. A timer that fires too early is set again."""
+        """Sets the timer to the next deadline. Keeps a timer that fires earlier, because `_on_timer` sets it again."""
         if self._has_stopped:
             return
         due = min(self._next_balance_ms, self.heartbeat_manager.next_deadline_ms or self._next_balance_ms)
@@ -182,7 +187,7 @@ class BackgroundTasks:
         now_ms = self._clock.monotonic_ms()
         late_ms = now_ms - self._timer_ms
         if late_ms > STALL_THRESHOLD_MS:
-            # Heartbeats that arrived meanwhile are still unread: no broker is fenced for that.
+            # Extend all sessions, because heartbeats that arrived meanwhile are still unread.
             log.warning("the controller's event loop was stalled", late_ms=late_ms)
             self.heartbeat_manager.extend_sessions(late_ms)
         for session in self.heartbeat_manager.take_expired(now_ms):
@@ -199,7 +204,7 @@ class BackgroundTasks:
     # Brokers
 
     async def _initialize_term(self, image: MetadataImage) -> None:
-        """Probes all brokers and finishes what the previous controller left incomplete between two decisions."""
+        """Probes all brokers and completes changes that the previous controller made only in part."""
         if self._feature_update is not None:
             try:
                 await self._feature_update
@@ -251,13 +256,13 @@ class BackgroundTasks:
                     cancel_if=lambda: session.heartbeat_count != seen_count,
                 )
                 if session.heartbeat_count == seen_count:
-                    # The next incarnation need not wait until this session expires.
+                    # Expire the session, so that the next incarnation of the broker can register at once.
                     self.heartbeat_manager.expire_session(broker_id, broker_epoch, self._clock.monotonic_ms())
                 return
             self._clear_suspicion(broker_id)
 
     async def _is_still_refused(self, broker_id: int) -> bool:
-        """Probes again: a single refusal may come from a listener that is just opening, or from a proxy."""
+        """Probes again, because a single refusal may come from a listener that is just opening, or from a proxy."""
         await asyncio.sleep(PROBE_CONFIRM_DELAY_S)
         return await self._is_refused(broker_id)
 
@@ -281,7 +286,8 @@ class BackgroundTasks:
     async def _fence_broker(
         self, broker_id: int, broker_epoch: int, reason: str, *, cancel_if: Callable[[], bool]
     ) -> None:
-        """Fences the broker unless `cancel_if`, evaluated at the decision: a heartbeat may have arrived."""
+        """Fences the broker unless `cancel_if` returns True. `cancel_if` is called when the decision is made, because a
+        heartbeat may have arrived meanwhile."""
 
         def decide(state: ControllerState) -> CoordinatorResult[Record, tuple[bool, bool]]:
             if cancel_if():
@@ -306,13 +312,15 @@ class BackgroundTasks:
             lambda state: remove_offline_replicas(state, self._settings, self._offline_reports[broker_id])
         ):
             pass
-        # A replica that is online again may be the only candidate, and no record triggers the election.
+        # A replica that is online again may be the only candidate. Start the elections here, because no metadata record
+        # triggers them.
         self._start_unclean_elections()
 
     async def _submit_with_retry(
         self, decide: Callable[[ControllerState], CoordinatorResult[Record, Any]]
     ) -> Any:
-        """Submits a decision until it is appended; raises NotControllerError when the controller is not active."""
+        """Submits a decision until it is appended. Raises NotControllerError or RequestTimedOutError if the controller
+        is no longer active."""
         while True:
             try:
                 return await self._runtime.submit(decide)
@@ -333,7 +341,7 @@ class BackgroundTasks:
             self._start_task("elect", self._run_unclean_elections)
 
     async def _run_unclean_elections(self) -> None:
-        """Runs unclean elections until no partition has a live candidate."""
+        """Runs unclean elections until no leaderless partition has a live candidate."""
         attempts = 0
         while not (query := await self._submit_with_retry(self._query_candidates)).is_empty:
             await self._query_once(query)
@@ -349,7 +357,7 @@ class BackgroundTasks:
         return CoordinatorResult([], LogEndQuery(state, unclean_election_candidates(state, self._settings)))
 
     async def query_log_ends(self, query: LogEndQuery) -> None:
-        """Queries log ends until all replicas have responded or the attempts are used up."""
+        """Queries log ends up to LOG_END_ATTEMPTS_MAX times, until all replicas have responded."""
         for _ in range(LOG_END_ATTEMPTS_MAX - 1):
             await self._query_once(query)
             if query.is_complete:
@@ -380,7 +388,7 @@ class BackgroundTasks:
     # Tasks
 
     def _start_task(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Starts a task unless one of this name is running; then that one runs once more after its end."""
+        """Starts a task. If a task with this name is already running, its work is repeated once when it ends."""
         if self._has_stopped:
             return
         if name in self._tasks:
@@ -395,7 +403,7 @@ class BackgroundTasks:
                     try:
                         await work()
                     except (NotControllerError, RequestTimedOutError):
-                        # The next controller takes over.
+                        # This controller is no longer active, and the next controller takes over.
                         return
                     except Exception:
                         log.exception("a background task of the controller failed, will retry", task=name)

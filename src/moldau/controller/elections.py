@@ -1,7 +1,10 @@
 """Leader elections: when brokers are fenced or unfenced, on request, and to restore preferred leaders.
 
-The new leader is the first replica on an active broker that is in the ISR, else in the ELR. An unclean election takes
-the longest log among the live replicas; the controller queries the log ends beforehand.
+The new leader is the first ISR member on an active broker. If there is none, the new leader is the first ELR member on
+an active broker.
+
+An unclean election elects the live replica with the longest log. The controller queries the log ends before the
+election.
 """
 
 from collections import Counter
@@ -31,12 +34,13 @@ from moldau.raft.messages import EpochEndOffset
 from moldau.settings.effective import EffectiveSettings
 
 LogEnds = Mapping[PartitionName, Mapping[int, EpochEndOffset]]
-"""By partition, the log ends of its live replicas."""
+"""The log ends of the live replicas of each partition, by broker id."""
 
 _NO_LOG_ENDS: LogEnds = MappingProxyType({})
 
 BALANCE_ELECTIONS_MAX = 1000
-"""Per decision: the clients of all moved partitions refresh their metadata at the same time."""
+"""The maximum number of preferred elections in one decision. It is limited because the clients of all moved partitions
+refresh their metadata at the same time."""
 
 
 def remove_broker_from_isrs(
@@ -45,10 +49,13 @@ def remove_broker_from_isrs(
     broker_id: int,
     retained: RetainedData = RetainedData.ALL,
 ) -> list[Record]:
-    """Removes a broker that is fenced, shuts down or registers from all ISRs; other replicas lead its partitions.
+    """Removes a broker that is fenced, shuts down or registers from all ISRs. Other replicas become the leaders of its
+    partitions.
 
-    `retained` is NONE or SYNCED for a broker that may have lost committed records: it leaves the ELRs too. What was
-    synced is all that is committed, except on topics with write.caching, where it stays only as the last replica.
+    `retained` says which committed records the broker still has. If it is not ALL, the broker may also leave the ELRs.
+    With NONE, the broker leaves all ELRs. With SYNCED, the broker leaves the ELRs of topics with write.caching, because
+    only these topics commit records before their fsync. There, the broker stays if no other replica has all committed
+    records.
     """
     active = active_brokers(state) - {broker_id}
     decided = speculative_settings(state, settings)
@@ -74,7 +81,7 @@ def remove_broker_from_isrs(
 def elect_leaderless_partitions(
     state: ControllerState, settings: EffectiveSettings, broker_id: int
 ) -> list[Record]:
-    """Elects the broker for leaderless partitions of which it has all committed records."""
+    """Elects the broker as leader of leaderless partitions, if it has all their committed records."""
     active = active_brokers(state)
     if not state.image.brokers[broker_id].in_controlled_shutdown:
         active.add(broker_id)
@@ -97,10 +104,11 @@ def elect_leaders(
     *,
     elections_max: int | None = None,
 ) -> CoordinatorResult[Record, list[PartitionResult]]:
-    """Runs the elections of an ElectLeaders request, with a result per partition.
+    """Runs the elections of an ElectLeaders request and returns one result per partition.
 
-    For all partitions (None) those that need no election have no result. An unclean election needs the `log_ends` of
-    what `unclean_election_candidates` returned. Stops after `elections_max` elections.
+    If `partitions` is None, all partitions are tried, and those that need no election have no result. An unclean
+    election needs the `log_ends` of the partitions from `unclean_election_candidates`. Stops after `elections_max`
+    elections.
     """
     active = active_brokers(state)
     decided = speculative_settings(state, settings)
@@ -126,7 +134,8 @@ def unclean_election_candidates(
 ) -> dict[PartitionName, tuple[int, ...]]:
     """Returns the leaderless partitions that need an unclean election, with their live replicas.
 
-    `partitions` are those of an ElectLeaders request; if None, only topics with unclean.leader.election.enable count.
+    `partitions` are the partitions of an ElectLeaders request. If None, only topics with unclean.leader.election.enable
+    are considered.
     """
     active = active_brokers(state)
     decided = speculative_settings(state, settings)
@@ -149,8 +158,8 @@ def unclean_election_candidates(
 def elect_unclean_leaders(
     state: ControllerState, settings: EffectiveSettings, log_ends: LogEnds
 ) -> CoordinatorResult[Record, list[PartitionResult]]:
-    """Elects unclean leaders on the controller's own initiative, as many as fit one decision. Skips partitions whose
-    topic was deleted or no longer has unclean.leader.election.enable."""
+    """Runs automatic unclean elections, as many as fit into one decision. Skips partitions whose topic was deleted or
+    no longer has unclean.leader.election.enable."""
     decided = speculative_settings(state, settings)
     allowed = [
         (topic, index)
@@ -165,8 +174,8 @@ def elect_unclean_leaders(
 def balance_partition_leaders(
     state: ControllerState, settings: EffectiveSettings, *, elections_max: int = BALANCE_ELECTIONS_MAX
 ) -> CoordinatorResult[Record, bool]:
-    """Elects preferred leaders of brokers above leader.imbalance.per.broker.percentage. The reply is True if there may
-    be more to move."""
+    """Elects the preferred leaders of brokers whose imbalance exceeds leader.imbalance.per.broker.percentage. The
+    response is True if more elections may be needed."""
     decided = speculative_settings(state, settings)
     active = active_brokers(state)
     imbalanced = state.index.imbalanced_partitions()
@@ -189,8 +198,10 @@ def balance_partition_leaders(
 
 
 def recompute_elrs(state: ControllerState, decided: EffectiveSettings, topics: Iterable[str]) -> list[Record]:
-    """Recomputes the ELRs of topics whose min.insync.replicas changed; `decided` has the new value. A partition with
-    enough ISR members commits again, so its ELR becomes empty."""
+    """Recomputes the ELRs of topics whose min.insync.replicas changed. `decided` contains the new value.
+
+    If the ISR now has enough members, the partition commits again, and its ELR becomes empty.
+    """
     active = active_brokers(state)
     records: list[Record] = []
     for topic in topics:
@@ -203,8 +214,8 @@ def recompute_elrs(state: ControllerState, decided: EffectiveSettings, topics: I
 
 
 def reconcile_elrs(state: ControllerState, settings: EffectiveSettings) -> CoordinatorResult[Record, bool]:
-    """Recomputes all ELRs on a new controller, whose own min.insync.replicas may differ from the previous one's. The
-    reply is True when nothing is left to do."""
+    """Recomputes all ELRs on a new controller, because its configured min.insync.replicas may differ from that of the
+    previous controller. The response is True if all changes fit into the decision."""
     records = recompute_elrs(state, speculative_settings(state, settings), list(state.image.topics))
     return CoordinatorResult(records[:RECORDS_PER_DECISION_MAX], len(records) <= RECORDS_PER_DECISION_MAX)
 
@@ -266,7 +277,7 @@ def _elect_preferred_leader(
 def _build_preferred_election(
     state: ControllerState, decided: EffectiveSettings, name: PartitionName, active: Container[int]
 ) -> PartitionChangeRecord | None:
-    """Returns None if the preferred replica leads already or cannot lead."""
+    """Returns the record that elects the preferred replica, or None if that replica already leads or cannot lead."""
     partition = state.image.topics[name.topic].partitions[name.partition]
     record = change_builder(state, decided, name, active).build(elect_preferred=True)
     return record if record is not None and record.leader == partition.replicas[0] else None

@@ -1,7 +1,7 @@
 """The log ends of live replicas, queried before an unclean election.
 
-A response is valid for the broker epoch and the leader epoch at the time of the query: a broker that registered since
-may have another disk, and a partition that had a leader since may have more records.
+A response is valid only for the broker epoch and the leader epoch at the time of the query. A broker that has
+registered since then may have another disk. A partition that has had a leader since then may have more records.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from moldau.raft.messages import EpochEndOffset
 
 class LogEndQuery:
     def __init__(self, state: ControllerState, candidates: Mapping[PartitionName, Sequence[int]]) -> None:
-        """`candidates` are partitions with the brokers to query."""
+        """`candidates` maps each partition to the brokers to query."""
         self._candidates = candidates
         self._responses: dict[PartitionName, dict[int, EpochEndOffset]] = {name: {} for name in candidates}
         self._brokers = state.image.brokers
@@ -29,7 +29,7 @@ class LogEndQuery:
         return not self.pending()
 
     def pending(self) -> dict[int, list[PartitionName]]:
-        """Returns by broker the partitions without a response."""
+        """Returns the partitions without a response, by broker id."""
         pending: dict[int, list[PartitionName]] = {}
         for name, replicas in self._candidates.items():
             for broker_id in replicas:
@@ -41,8 +41,11 @@ class LogEndQuery:
         self._responses[name][broker_id] = end
 
     def log_ends(self, state: ControllerState, *, complete_only: bool = False) -> LogEnds:
-        """Returns the log ends of the partitions whose responses are all valid; a broker that registered since may
-        still have the longest log. `complete_only` omits partitions with missing responses."""
+        """Returns the log ends of the partitions whose responses are all still valid.
+
+        A partition is omitted if one of the brokers has registered again, because that broker may still have the
+        longest log. `complete_only` also omits partitions with missing responses.
+        """
         return {
             name: ends
             for name, ends in self._responses.items()

@@ -1,8 +1,9 @@
-"""Offline replicas: their log failed, or their full disk cannot be written, on a broker that is otherwise alive.
+"""Offline replicas: replicas on a live broker whose log failed, or whose full disk cannot be written.
 
-Brokers report them in heartbeats (`ControllerState.update_offline_replicas`). An offline replica leaves the ISR and
-leads nothing until the broker reports it online again. A transiently offline one stays readable, so it leaves only if
-another ISR member is online.
+Brokers report offline replicas in heartbeats (`ControllerState.update_offline_replicas`). An offline replica leaves the
+ISR and cannot lead until the broker reports the replica as online.
+
+A transiently offline replica can still be read. It leaves the ISR only if another ISR member is online.
 """
 
 from moldau.controller.elections import elect_leaderless_partitions
@@ -18,10 +19,13 @@ from moldau.settings.effective import EffectiveSettings
 def remove_offline_replicas(
     state: ControllerState, settings: EffectiveSettings, beat: BrokerHeartbeat
 ) -> CoordinatorResult[Record, bool]:
-    """Removes the broker's offline replicas from the ISRs, then elects it where it can lead a leaderless partition.
+    """Removes the broker's offline replicas from the ISRs. Then elects the broker for leaderless partitions that it can
+    lead.
 
-    A replica that is not transiently offline counts as one that lost records. The only ISR member stays in the ISR,
-    without a leader or, if transiently offline, as leader. The reply is True if there may be more to do.
+    An offline replica that is not transiently offline is treated as if it had lost records. The only ISR member stays
+    in the ISR. If that member is transiently offline, it stays the leader; otherwise the partition has no leader.
+
+    The response is True if the caller has to submit the decision again.
     """
     broker = state.image.brokers.get(beat.broker_id)
     if broker is None or broker.epoch != beat.broker_epoch or not broker.is_active:

@@ -9,11 +9,12 @@ from moldau.errors import InvalidReplicaAssignmentError, InvalidReplicationFacto
 from moldau.metadata.image import BrokerRegistration, PartitionRegistration
 
 Replicas = tuple[int, ...]
-"""The first is the preferred leader."""
+"""The broker ids of a partition's replicas. The first broker is the preferred leader."""
 
 
 class ReplicaLoad:
-    """Leader and follower counts by broker, which new replicas balance. `place_replicas` adds what it places."""
+    """The number of leaders and followers on each broker. `place_replicas` balances these numbers and adds the new
+    replicas."""
 
     def __init__(self) -> None:
         self.leaders: Counter[int] = Counter()
@@ -21,7 +22,7 @@ class ReplicaLoad:
 
     @classmethod
     def from_topic(cls, partitions: Iterable[PartitionRegistration]) -> "ReplicaLoad":
-        """Returns the load of one topic: round robin continues after its existing partitions."""
+        """Returns the load of one topic, so that the round robin continues after the topic's existing partitions."""
         load = cls()
         for partition in partitions:
             load.add(partition.replicas)
@@ -56,9 +57,10 @@ def place_replicas(
 ) -> list[Replicas]:
     """Returns replicas for new partitions.
 
-    Leaders go to the least loaded brokers, in a round robin from a random one. The followers of a partition go to as
-    many other racks as possible. Brokers that are not active lead nothing and get replicas only if the others are too
-    few.
+    Leaders go to the least loaded brokers, in a round robin that starts at a random broker. The followers of a
+    partition go to as many other racks as possible.
+
+    Brokers that are not active lead nothing. They get replicas only if there are too few active brokers.
     """
     active = [broker for broker in brokers.values() if broker.is_active]
     if not active:
@@ -96,11 +98,11 @@ def _interleave_racks(brokers: Iterable[BrokerRegistration]) -> list[BrokerRegis
 def _choose_replicas(
     ring: Sequence[BrokerRegistration], rest: Sequence[BrokerRegistration], count: int, load: ReplicaLoad
 ) -> Replicas:
-    """Chooses the leader from `ring`, and followers from `rest` only if the ring is too small. Ties go to the next
-    broker in the ring."""
+    """Chooses the leader from `ring`. Chooses followers from `rest` only if `ring` has too few brokers. If brokers have
+    the same load, the first of them in `ring` is chosen."""
     leads = min(range(len(ring)), key=lambda at: load.leader_load(ring[at].broker_id))
     leader = ring[leads]
-    # The followers shift by one with each round, so that a broker shares partitions with all others.
+    # Shift the followers by one in each round, so that a broker shares partitions with all other brokers.
     others = [*ring[leads + 1 :], *ring[:leads]]
     turn = load.leaders[leader.broker_id] % len(others) if others else 0
     others = others[turn:] + others[:turn]
@@ -117,7 +119,7 @@ def _choose_replicas(
 def validate_manual_assignment(
     replicas: Sequence[int], brokers: Mapping[int, BrokerRegistration], replication_factor: int | None
 ) -> None:
-    """Raises InvalidReplicaAssignmentError for invalid replicas of one partition."""
+    """Raises InvalidReplicaAssignmentError if the replicas of one partition are invalid."""
     prefix = "The manual partition assignment includes"
     if not replicas:
         raise InvalidReplicaAssignmentError(f"{prefix} an empty replica list.")
@@ -140,7 +142,8 @@ def validate_manual_assignment(
 def initial_isr(
     replicas: Sequence[int], brokers: Mapping[int, BrokerRegistration], partition: int
 ) -> Replicas:
-    """Returns the ISR of a new partition: its replicas on active brokers. The first leads."""
+    """Returns the ISR of a new partition, which are the replicas on active brokers. The first ISR member becomes the
+    leader."""
     active = tuple(broker_id for broker_id in replicas if brokers[broker_id].is_active)
     if not active:
         raise InvalidReplicaAssignmentError(

@@ -3,7 +3,8 @@
 from moldau.errors import InvalidTopicError
 
 NAME_LENGTH_MAX = 249
-"""Leaves room in 255 bytes for what a partition's directory name adds: a dash, the index and a suffix."""
+"""The maximum length of a topic name. The directory name of a partition is limited to 255 bytes and also contains a
+dash, the partition index and a suffix."""
 
 METADATA_TOPIC = "__cluster_metadata"
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
@@ -35,6 +36,6 @@ def _invalid_reason(name: str) -> str | None:
 
 
 def collision_key(name: str) -> str | None:
-    """Returns a key that is equal for names whose metrics would collide ('.' and '_' look alike there); None if the
-    name cannot collide."""
+    """Returns a key that is equal for names whose metrics would collide, or None if the name cannot collide. Metric
+    names do not distinguish '.' and '_'."""
     return name.replace(".", "_") if "." in name or "_" in name else None

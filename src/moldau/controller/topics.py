@@ -1,4 +1,5 @@
-"""Decisions on topics: create, delete, add partitions. Each topic of a request succeeds or fails on its own."""
+"""Decisions on topics: create, delete, add partitions. Each topic of a request succeeds or fails independently of the
+others."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ def create_topics(
     *,
     validate_only: bool,
 ) -> CoordinatorResult[Record, list[CreateTopicResult]]:
-    """Creates topics; returns one result per name."""
+    """Creates topics. The response has one result per topic name."""
     settings = speculative_settings(state, settings)
     if sum(_requested_partition_count(topic, settings) for topic in topics) > PARTITIONS_PER_REQUEST_MAX:
         raise PolicyViolationError("Excessively large number of partitions per request.")
@@ -90,7 +91,8 @@ def _requested_partition_count(topic: NewTopic, settings: EffectiveSettings) -> 
 
 
 def _check_name(state: ControllerState, name: str, created_keys: Mapping[str, str]) -> None:
-    """`created_keys` are names created earlier in the same request, by collision key."""
+    """Raises an error if no topic with this name can be created. `created_keys` maps collision keys to names that were
+    created earlier in the same request."""
     if name == METADATA_TOPIC:
         raise InvalidRequestError(f"Creation of internal topic {METADATA_TOPIC} is prohibited.")
     if name in state.image.topics:
@@ -255,7 +257,7 @@ def create_partitions(
 
 
 def _added_partition_count(image: MetadataImage, change: PartitionIncrease) -> int:
-    """Returns how many partitions a valid request would place."""
+    """Returns how many partitions the change would add; 0 for a change that is rejected."""
     topic = image.topics.get(change.topic)
     if topic is None or change.count > PARTITIONS_PER_TOPIC_MAX:
         return 0

@@ -1,7 +1,10 @@
 """A client for requests to other nodes, with one connection per node and lane.
 
-Responses on a connection are in the order of its requests, so requests that may wait long have a lane of their own.
-Nothing is retried here. A request that times out closes its connection, because later responses are behind it.
+A lane is a connection for one kind of request. A connection returns responses in the order of the requests, so requests
+that may wait long use a separate lane.
+
+The client does not retry. A request that times out closes its connection, because later responses wait behind the
+missing one.
 """
 
 import asyncio
@@ -23,7 +26,7 @@ from moldau.wire.codec import Message
 __all__ = ["PeerClient", "ProbeResult"]
 
 PROBE_TIMEOUT_MS = 1_000
-"""For probing all addresses of a name that has several."""
+"""The timeout for probing all addresses of a host name that has several."""
 
 
 class Connect(Protocol):
@@ -58,16 +61,18 @@ class PeerClient:
         self._connect = Connection.open if connect is None else connect
         self._client_id = f"node-{node_id}"
         self._addresses: dict[int, Address] = {}
-        """The latest of both sources, brokers and quorum."""
+        """The latest address of each node, from its broker registration or from the quorum."""
         self._quorum_addresses: dict[int, Address] = {}
-        """The latest from the quorum."""
+        """The latest address of each voter, from the quorum."""
         self._pool: ConnectionPool[_ConnectionKey] = ConnectionPool()
 
     # Addresses
 
     def update_endpoint(self, node_id: int, host: str, port: int) -> None:
-        """Sets a voter's address from the quorum. An unchanged one is ignored: the node may have registered another
-        address since. Requests in flight to the old address continue."""
+        """Sets a voter's address from the quorum. Requests in flight to the old address continue.
+
+        Ignores an address that the quorum has not changed, because the node may have registered another address since.
+        """
         address = Address(host, port)
         if self._quorum_addresses.get(node_id) != address:
             self._quorum_addresses[node_id] = address
@@ -81,7 +86,8 @@ class PeerClient:
             self._drain_connections(node_id)
 
     def remove_broker(self, node_id: int) -> None:
-        """Forgets an unregistered broker's address. It may still be a voter."""
+        """Removes the address of an unregistered broker. If the node is a voter, its address from the quorum is used
+        again."""
         voter = self._quorum_addresses.get(node_id)
         if voter is not None:
             self.update_broker_endpoint(node_id, *voter)
@@ -104,8 +110,11 @@ class PeerClient:
         version_max: int | None = None,
         version: int | None = None,
     ) -> Message:
-        """Sends a request and returns the response, whatever its error codes. Raises PeerUnreachableError without a
-        response; if its `was_sent` is set, the other node may have executed the request."""
+        """Sends a request and returns the response, whatever error codes the response contains.
+
+        Raises PeerUnreachableError if there is no response. If `was_sent` of the error is set, the other node may have
+        executed the request.
+        """
         if timeout_ms is None:
             timeout_ms = self._request_timeout_ms
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
@@ -130,7 +139,7 @@ class PeerClient:
         version_max: int | None = None,
         version: int | None = None,
     ) -> Message:
-        """Sends a request to a node of unknown id, on a connection of its own."""
+        """Sends a request to a node of unknown id, on a new connection that is closed afterwards."""
         if timeout_ms is None:
             timeout_ms = self._request_timeout_ms
         if self._pool.is_closed:
@@ -149,14 +158,15 @@ class PeerClient:
             connection.close()
 
     async def probe(self, node_id: int, timeout_ms: int) -> ProbeResult:
-        """Probes the node with a new connection; UNKNOWN if its address is unknown."""
+        """Probes the node with a new connection. Returns UNKNOWN if the node's address is unknown."""
         address = self._addresses.get(node_id)
         if address is None:
             return ProbeResult.UNKNOWN
         return await asyncio.get_running_loop().create_task(probe_address(*address, timeout_ms))
 
     def disconnect(self, node_id: int, lane: str) -> None:
-        """Closes a connection, or cancels its opening; its requests in flight raise PeerUnreachableError."""
+        """Closes a connection, or cancels the attempt to open it. Requests in flight on the connection raise
+        PeerUnreachableError."""
         self._pool.disconnect((node_id, lane))
 
     async def close(self) -> None:
@@ -181,9 +191,10 @@ class PeerClient:
             await self._wait_until_open(key, address, left_ms)
 
     async def _wait_until_open(self, key: _ConnectionKey, address: Address, timeout_ms: int) -> None:
-        """Waits for the attempt to open this connection, which concurrent requests share; raises as `call` does."""
-        # Limited to the request's timeout: after a network partition a new attempt succeeds at once, an old one only
-        # with TCP's next retransmission.
+        """Waits for the attempt to open this connection, which concurrent requests share. Raises PeerUnreachableError
+        if the attempt fails or times out."""
+        # Limit the attempt to the request timeout. After a network partition, a new attempt succeeds at once, but an
+        # old attempt only at TCP's next retransmission.
         limit_ms = min(timeout_ms, self._request_timeout_ms)
         attempt = self._pool.attempt(
             key,
@@ -222,7 +233,7 @@ class PeerClient:
 async def _wait_for_attempt(opening: "asyncio.Task[Connection]", timeout_ms: int) -> None:
     """Waits for a shared attempt without cancelling it.
 
-    Does not use `asyncio.timeout`, because forwarded requests get here before they have a task of their own.
+    Does not use `asyncio.timeout`, because that needs a task, and a forwarded request may not have its own task yet.
     """
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
@@ -238,7 +249,7 @@ async def _wait_for_attempt(opening: "asyncio.Task[Connection]", timeout_ms: int
         raise PeerUnreachableError("the attempt to connect was cancelled")
     error = opening.exception()
     if isinstance(error, PeerUnreachableError):
-        # A copy: one exception raised in several tasks would mix their tracebacks.
+        # Raise a copy, because one exception that is raised in several tasks would mix their tracebacks.
         raise PeerUnreachableError(str(error), is_connection_refused=error.is_connection_refused)
     opening.result()
 
@@ -247,7 +258,7 @@ async def _is_connection_refused(address: Address, error: KafkaError) -> bool:
     if not isinstance(error, ConnectionLostError):
         return False
     if error.errno is None:
-        # A name with several addresses gives no single errno.
+        # There is no single errno for a host name with several addresses.
         return await probe_address(*address, PROBE_TIMEOUT_MS) is ProbeResult.REFUSED
     return error.errno == errno.ECONNREFUSED
 

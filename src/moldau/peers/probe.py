@@ -1,6 +1,6 @@
-"""Probes whether a process listens at an address. Only a refused connection proves that none does.
+"""Probes whether a process listens at an address. Only a refused connection proves that no process listens.
 
-A timeout proves nothing: the process may be paused, the network partitioned, or packets lost.
+A timeout proves nothing, because the process may be paused, the network partitioned, or packets lost.
 """
 
 import asyncio
@@ -10,18 +10,19 @@ from enum import Enum
 
 class ProbeResult(Enum):
     REACHABLE = "reachable"
-    """The process, or its operating system on its behalf, accepts connections."""
+    """The process accepts connections, or its operating system does so for the process."""
     REFUSED = "refused"
     """No process listens at the address."""
     UNKNOWN = "unknown"
 
 
 _LOCAL_ADDRESS_ERRORS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-"""This machine lacks the address family, for example IPv6 in many containers: that proves nothing about the peer."""
+"""Errors that prove nothing about the peer. This machine lacks the address family, for example IPv6 in many
+containers."""
 
 
 async def probe_address(host: str, port: int, timeout_ms: int) -> ProbeResult:
-    """Connects and closes the connection at once."""
+    """Connects to the address and closes the connection at once. Returns UNKNOWN if that takes too long."""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             return await _probe(host, port)
@@ -37,7 +38,7 @@ async def _probe(host: str, port: int) -> ProbeResult:
         return ProbeResult.REFUSED
     if code is not None:
         return ProbeResult.UNKNOWN
-    # A name with several addresses raises one error for all of them.
+    # There is no single errno for a host name with several addresses, so try each address.
     codes = []
     for address in await _resolve(host, port):
         code = await _try_connect(address, port)
@@ -58,7 +59,7 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 
 async def _try_connect(host: str, port: int) -> int | None:
-    """Returns the errno of the attempt, 0 for success, None if there is no single errno."""
+    """Returns the errno of the attempt to connect: 0 for success, None if there is no single errno."""
     try:
         transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, host, port)
     except OSError as error:
@@ -66,5 +67,6 @@ async def _try_connect(host: str, port: int) -> int | None:
     local = transport.get_extra_info("sockname")
     is_self_connect = local is not None and local == transport.get_extra_info("peername")
     transport.abort()
-    # The kernel may choose the unused destination port as the local port: TCP then connects the socket to itself.
+    # Treat a self-connection as refused. If the kernel chooses the unused destination port as the local port, TCP
+    # connects the socket to itself.
     return errno.ECONNREFUSED if is_self_connect else 0

@@ -31,7 +31,7 @@ class ProducerIdManager:
     async def generate_producer_id(self) -> int:
         """Returns a producer id that is unused in the cluster.
 
-        Raises CoordinatorLoadInProgressError, which clients retry, while the controller cannot be reached.
+        Raises CoordinatorLoadInProgressError if the controller cannot be reached. Clients retry after this error.
         """
         async with self._lock:
             for producer_id in self._block:
