@@ -1,7 +1,8 @@
-"""Requests ISR changes of the partitions that this node leads from the controller (Kafka's AlterPartitionManager).
+"""Sends the ISR changes of the partitions that this node leads to the controller (Kafka's AlterPartitionManager).
 
-One AlterPartition request is in flight at a time, with all pending changes. A change without a response may have been
-made, so it is sent again unchanged until there is a response or the metadata shows a later state.
+One AlterPartition request is in flight at a time, with all pending changes. If there is no response, the controller may
+have made the changes. So a change is sent again unchanged until there is a response or the metadata shows a later
+state.
 """
 
 import asyncio
@@ -36,14 +37,15 @@ from moldau.settings.effective import EffectiveSettings
 log = get_logger(__name__)
 
 CHANGES_MAX = 2_000
-"""Per request."""
+"""The maximum number of changes in one request."""
 LOGGED_MAX = 5
-"""Per log line."""
+"""The maximum number of partitions in one log line."""
 RETRY_MS_MIN, RETRY_MS_MAX = 50, 1_000
 TRANSIENT_FAILURES_MAX = 10
-"""Consecutive failures that are expected while the controller moves."""
+"""After this many consecutive failures, a warning is logged. Fewer failures are expected while the controller moves."""
 INELIGIBLE_BACKOFF_MS = 200
-"""The delay after INELIGIBLE_REPLICA: the controller's metadata is newer."""
+"""The delay before a partition is checked again after INELIGIBLE_REPLICA. The controller's metadata is newer than this
+node's, and this node first has to receive it."""
 
 _FINAL_ERRORS = (
     FencedLeaderEpochError,
@@ -83,7 +85,7 @@ class _PendingChange:
 
     @property
     def is_current(self) -> bool:
-        """Whether the partition still has this pending change: the metadata has shown no later state."""
+        """Whether this change is still pending, because the metadata has shown no later state of the partition."""
         now = self.partition.pending_isr_change
         return now is not None and (now.leader_epoch, now.partition_epoch) == (
             self.change.leader_epoch,
@@ -110,11 +112,11 @@ class AlterPartitionManager:
         self._clock = clock
         self._random = random
         self._pending: dict[PartitionKey, _PendingChange] = {}
-        """Changes without a response."""
+        """The changes without a response."""
         self._to_check: dict[PartitionKey, LeaderPartition] = {}
         """Partitions whose followers have progressed since the last check."""
         self._held_until_ms: dict[PartitionKey, int] = {}
-        """When a partition may be checked again."""
+        """The time before which a partition is not checked again."""
         self._next_full_check_ms = 0
         self._failures = 0
         self._has_warned = False
@@ -132,7 +134,7 @@ class AlterPartitionManager:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def check_isr(self, partition: LeaderPartition) -> None:
-        """Checks a partition whose follower has progressed and may join the ISR."""
+        """Requests a check of a partition whose follower has progressed and may join the ISR."""
         self._to_check[PartitionKey(partition.topic_id, partition.name.partition)] = partition
         self._wakeup.set()
 
@@ -141,7 +143,7 @@ class AlterPartitionManager:
             try:
                 await self._send_pending()
             except Exception:
-                # A bug must not stop ISR changes: without them writes would stop sooner or later.
+                # Continue after a bug, because without ISR changes writes would stop sooner or later.
                 log.exception("the ISR check failed, will retry")
                 await self._wait(RETRY_MS_MAX)
 
@@ -194,7 +196,7 @@ class AlterPartitionManager:
         for partition in partitions:
             key = PartitionKey(partition.topic_id, partition.name.partition)
             if self._held_until_ms.get(key, now_ms) > now_ms:
-                # Checked when the delay is over: the high watermark may depend on it.
+                # Check the partition when the delay is over, because its high watermark may depend on the check.
                 self._to_check[key] = partition
                 continue
             change = partition.propose_isr_change(lag_ms)
@@ -217,7 +219,8 @@ class AlterPartitionManager:
         else:
             log.debug("the ISR change was rejected", partition=str(partition.name), reason=str(result.error))
         if result.error is None or pending.is_current:
-            # An error does not name its change: it must not be taken for that of a later one.
+            # Forward an error only if its change is still pending. The error does not name the change, and the
+            # partition could mistake it for the error of a later change.
             partition.on_alter_partition_response(result)
 
     async def _handle_failure(self, error: MoldauError) -> None:

@@ -1,4 +1,4 @@
-"""Replication on one node: a fetcher per leader, and the ISR changes of the partitions it leads."""
+"""Replication on one node: a fetcher per leader, and the ISR changes of the partitions that this node leads."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ from moldau.settings.effective import EffectiveSettings
 
 
 class ReplicatedPartition(Protocol):
-    """A partition in any role."""
+    """The part of a partition, as leader or follower, that replication uses."""
 
     @property
     def name(self) -> LogName: ...
@@ -83,7 +83,7 @@ class ReplicaFetcherManager:
         )
         self._fetchers: dict[int, ReplicaFetcher] = {}
         self._leader_by_partition: dict[PartitionKey, int] = {}
-        """Of all followed partitions."""
+        """The leader of each partition that this node follows."""
         self.alter_partition_manager = AlterPartitionManager(
             node_id,
             lambda: [each.leader for each in table.leader_partitions()],
@@ -96,20 +96,20 @@ class ReplicaFetcherManager:
         self._is_closed = False
 
     def start(self) -> None:
-        """Starts to fetch. The broker must be registered: leaders reject other replicas."""
+        """Starts to fetch. The broker must be registered, because leaders reject fetches of unregistered replicas."""
         self._table.on_roles_changed.append(self._roles_changed)
         self.alter_partition_manager.start()
         self._roles_changed(list(self._table))
 
     async def close(self) -> None:
-        """Stops all fetchers after the appends in progress."""
+        """Stops all fetchers after the appends in progress have ended."""
         self._is_closed = True
         await asyncio.gather(
             self.alter_partition_manager.close(), *(each.close() for each in self._fetchers.values())
         )
 
     def _roles_changed(self, partitions: Sequence[ReplicatedPartition]) -> None:
-        """Moves the changed partitions to the fetchers of their leaders."""
+        """Moves the changed partitions to the fetchers of their new leaders."""
         if self._is_closed:
             return
         added: dict[int, list[FollowerPartition]] = {}

@@ -1,4 +1,7 @@
-"""The follower's side of a fetch session (KIP-227): after a full fetch, requests name only changed partitions. Pure."""
+"""The follower's side of a fetch session (KIP-227). After a full fetch, requests contain only changed partitions.
+
+This module does no I/O.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,21 +20,21 @@ class PartitionKey(NamedTuple):
 
 class FollowerFetchPosition(NamedTuple):
     offset: int
-    """All records below are durable on the follower; the leader relies on that."""
+    """The fetch offset. All records below this offset are durable on the follower, and the leader relies on this."""
     last_epoch: int
-    """The leader epoch of the record before `offset`, with which the leader detects diverging logs."""
+    """The leader epoch of the record before `offset`. The leader uses this epoch to detect diverging logs."""
     leader_epoch: int
     start_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class FetchRequestData:
-    """One request of the session."""
+    """The session fields and partitions of one Fetch request."""
 
     session_id: int
     session_epoch: int
     to_send: Mapping[PartitionKey, FollowerFetchPosition]
-    """All partitions in a full fetch, else those that are new or have another position."""
+    """All partitions in a full fetch; otherwise only partitions that are new or have another position."""
     to_forget: tuple[PartitionKey, ...]
 
     @property
@@ -40,31 +43,33 @@ class FetchRequestData:
 
 
 class FetchSessionHandler:
-    """Builds one request at a time. After any failure the next fetch is a full one in a new session.
+    """Builds one request at a time. After any failure, the next fetch is a full fetch in a new session.
 
-    Only a full fetch iterates over all partitions: there may be thousands, of which few have changed.
+    Only a full fetch iterates over all partitions, because there may be thousands, and few of them change.
     """
 
     def __init__(self) -> None:
         self._id = INVALID_SESSION_ID
         self._epoch = INITIAL_EPOCH
         self._positions: dict[PartitionKey, FollowerFetchPosition] = {}
-        """The most recently changed ones are last, so that none starves if the leader has no session."""
+        """The positions to fetch from. The most recently changed partitions are last, so that no partition starves if
+        the leader has no session."""
         self._sent: dict[PartitionKey, FollowerFetchPosition] = {}
-        """The positions that the leader has from the requests of this session."""
+        """The positions that the leader knows from the requests of this session."""
         self._changed: dict[PartitionKey, None] = {}
-        """Partitions whose position may differ from the sent one."""
+        """Partitions whose position may differ from the position in `_sent`."""
 
     def __len__(self) -> int:
         return len(self._positions)
 
     @property
     def is_established(self) -> bool:
-        """Whether the last fetch was part of an existing session."""
+        """Whether the leader has a session, so that fetches are incremental."""
         return self._epoch != INITIAL_EPOCH
 
     def requested_position(self, key: PartitionKey) -> FollowerFetchPosition | None:
-        """Returns the position that the last fetch requested, None if it did not include the partition."""
+        """Returns the position that the last fetch requested, or None if the last fetch did not include the
+        partition."""
         return self._sent.get(key)
 
     def set_position(self, key: PartitionKey, position: FollowerFetchPosition) -> None:
@@ -82,7 +87,7 @@ class FetchSessionHandler:
         changed, self._changed = self._changed, {}
         if self._epoch == INITIAL_EPOCH:
             self._sent = dict(self._positions)
-            # The id lets the leader drop the session that this one replaces.
+            # Send the previous session id, so that the leader drops the session that the new session replaces.
             return FetchRequestData(self._id, INITIAL_EPOCH, self._sent, ())
         to_send, forgotten = {}, []
         for key in changed:
@@ -96,7 +101,7 @@ class FetchSessionHandler:
     def handle_response(self, session_id: int) -> None:
         """Handles a response without a session error."""
         if session_id == INVALID_SESSION_ID:
-            # The leader's session cache is full, or it closed this session.
+            # The leader's session cache is full, or the leader closed this session.
             self._id, self._epoch = INVALID_SESSION_ID, INITIAL_EPOCH
         elif self._epoch == INITIAL_EPOCH:
             self._id, self._epoch = session_id, 1
@@ -106,7 +111,7 @@ class FetchSessionHandler:
             self.reset()
 
     def reset(self) -> None:
-        """Makes the next fetch a full one, because the leader's session may differ."""
+        """Makes the next fetch a full fetch, because the leader's session may differ from this one."""
         self._epoch = INITIAL_EPOCH
 
 

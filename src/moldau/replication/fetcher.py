@@ -1,8 +1,8 @@
-"""A replica fetcher: fetches all partitions that follow one leader, with one task, one connection and one fetch at a
+"""A replica fetcher: fetches all partitions that have the same leader, with one task, one connection and one fetch at a
 time (Kafka's ReplicaFetcherThread).
 
-Fetched records are appended and synced, all partitions concurrently, before the next fetch: its offsets tell the leader
-what is durable on this follower. A partition that fails does not stop the others.
+The fetched records of all partitions are appended and synced concurrently, before the next fetch. The offsets in the
+next fetch tell the leader which records are durable on this follower. A partition that fails does not stop the others.
 """
 
 import asyncio
@@ -50,15 +50,17 @@ log = get_logger(__name__)
 LANE = "replication"
 FETCH_VERSION = 17
 RESPONSE_GRACE_MS = 5_000
-"""How long a response may take beyond the fetch's max_wait."""
+"""How long a response may take in addition to the max_wait of the fetch."""
 RESPONSE_BYTES_MIN = 65_536
-"""The smallest max_bytes of a fetch after responses timed out."""
+"""The lower limit of max_bytes, which is reduced after responses have timed out."""
 INTERRUPT_DELAY_MS = 10
-"""How long to wait for a response before a long-polling fetch is interrupted for a new partition."""
+"""How long to wait for a response before a long-polling fetch is interrupted for a new partition. An interrupt closes
+the connection."""
 INTERRUPT_INTERVAL_MS = 50
-"""The least time between interrupts, plus a millisecond per partition: each is followed by a full fetch."""
+"""The minimum time between two interrupts. One millisecond per partition is added, because a full fetch follows each
+interrupt."""
 YIELD_AFTER_BYTES, YIELD_AFTER_PARTITIONS = 1_048_576, 100
-"""How many bytes or partitions are appended before the task yields to the event loop."""
+"""How many bytes or partitions are processed before the task yields to the event loop."""
 
 _SESSION_ERRORS = (
     ErrorCode.fetch_session_id_not_found,
@@ -69,7 +71,8 @@ _STALE_ROLE_ERRORS = (NotLeaderOrFollowerError, FencedLeaderEpochError, UnknownL
 
 
 class FollowerPartition(Protocol):
-    """The part of a partition that a fetcher uses. Calls fail if the leader epoch of the fetch is stale."""
+    """The part of a partition that a fetcher uses. Methods with a `leader_epoch` raise an error if that epoch is
+    stale."""
 
     @property
     def name(self) -> LogName: ...
@@ -84,8 +87,8 @@ class FollowerPartition(Protocol):
     def is_in_sync(self) -> bool: ...
 
     def fetch_position(self) -> tuple[int, int, int, int] | None:
-        """Returns (offset, last epoch, leader epoch, start offset), all records below the offset being durable; None
-        while an fsync of later records is in progress."""
+        """Returns (offset, last epoch, leader epoch, start offset). All records below the offset are durable. Returns
+        None if there is no leader, or while the end of the log is not flushed."""
 
     async def append_as_follower(
         self, data: memoryview, leader_epoch: int, high_watermark: int, leader_start_offset: int
@@ -98,7 +101,7 @@ class FollowerPartition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetcherContext:
-    """What all fetchers of a node share."""
+    """The objects that all fetchers of a node share."""
 
     node_id: int
     cluster_id: str
@@ -118,7 +121,7 @@ class ReplicaFetcher:
         self._fetch_states = PartitionFetchStates()
         self._fetch_session = FetchSessionHandler()
         self._wakeup = asyncio.Event()
-        """Ends the current wait."""
+        """Set to end the current wait."""
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
         self._is_appending = False
@@ -128,10 +131,10 @@ class ReplicaFetcher:
         self._interrupted_ms: int | None = None
         self._is_unreachable = False
         self._response_bytes_max: int | None = None
-        """Below replica.fetch.response.max.bytes after responses timed out, else None."""
+        """A reduced max_bytes after responses have timed out; None means replica.fetch.response.max.bytes."""
 
     def follow(self, partitions: Iterable[FollowerPartition], removed: Iterable[PartitionKey] = ()) -> None:
-        """Adds partitions, or new leader epochs of them, and drops the `removed` ones."""
+        """Adds partitions, or new leader epochs of known partitions, and drops the `removed` partitions."""
         for key in removed:
             if self._partitions.pop(key, None) is not None:
                 self._fetch_states.remove(key)
@@ -153,7 +156,7 @@ class ReplicaFetcher:
             self._schedule_interrupt()
 
     async def close(self) -> None:
-        """Stops the fetcher after the append in progress."""
+        """Stops the fetcher after the append in progress has ended."""
         self._is_closing = True
         self._cancel_interrupt()
         if self._task is not None:
@@ -196,7 +199,7 @@ class ReplicaFetcher:
 
     async def _fetch(self, wait_max_ms: int | None) -> Any:
         settings = self._context.settings.broker
-        # A replica that fetches too rarely leaves the ISR even if there is nothing to fetch.
+        # Limit the wait, because a replica that fetches too rarely leaves the ISR even if there is nothing to fetch.
         wait_ms = min(settings.replica_fetch_wait_max_ms, settings.replica_lag_time_max_ms // 4)
         if wait_max_ms is not None:
             wait_ms = min(wait_ms, wait_max_ms)
@@ -227,7 +230,8 @@ class ReplicaFetcher:
             self._cancel_interrupt()
 
     async def _handle_fetch_error(self, code: ErrorCode) -> None:
-        """Handles an error of the whole fetch: which partitions the leader has in its session is unknown."""
+        """Handles an error of the whole fetch. Resets the session, because it is unknown which partitions the leader's
+        session contains."""
         was_established = self._fetch_session.is_established
         self._fetch_session.reset()
         if code in _SESSION_ERRORS and was_established:
@@ -243,7 +247,7 @@ class ReplicaFetcher:
             return
         self._warn_once(str(error))
         if not error.is_connection_refused:
-            # The responses may be too large for the timeout.
+            # Request fewer bytes, because the responses may be too large for the timeout.
             bytes_max = (
                 self._response_bytes_max or self._context.settings.broker.replica_fetch_response_max_bytes
             )
@@ -251,7 +255,7 @@ class ReplicaFetcher:
         await self._wait(self._backoff_ms())
 
     def _warn_once(self, reason: str) -> None:
-        """Warns about an unreachable leader once, until a fetch succeeds."""
+        """Logs a warning about an unreachable leader. Warns only once until a fetch succeeds."""
         if not self._is_unreachable:
             self._is_unreachable = True
             log.warning("fetches from the leader fail", leader=self.leader_id, reason=reason)
@@ -267,7 +271,7 @@ class ReplicaFetcher:
                 self._response_bytes_max = None
 
     def _release_leader(self) -> None:
-        """Drops the session when nothing is fetched, and the connection when nothing is followed."""
+        """Resets the session, because no partition is fetched. Closes the connection if no partition is followed."""
         self._fetch_session.reset()
         if not len(self._fetch_states):
             self._context.peers.disconnect(self.leader_id, LANE)
@@ -290,7 +294,8 @@ class ReplicaFetcher:
                 partition = self._partitions.get(key)
                 if requested is None or partition is None:
                     continue
-                # Most do not suspend: a task for each would cost more than the append.
+                # Do not create a task for each partition. Most coroutines do not suspend, and a task costs more than
+                # the append.
                 task = start_eagerly(self._process_partition(key, partition, requested, each), on_done)
                 if task is not None:
                     tasks.append(task)
@@ -349,7 +354,7 @@ class ReplicaFetcher:
             )
             return
         if must_advance and partition.fetch_position() == requested:
-            # The same request would get the same response.
+            # Delay the partition, because the same request would get the same response.
             self._delay_with_warning(
                 key,
                 partition,
@@ -376,7 +381,8 @@ class ReplicaFetcher:
         if partition.failure is not None:
             self._mark_failed(key, partition, error)
         else:
-            # Storage errors and bugs tend to last, and each retry transfers the same records again.
+            # Retry slowly, because storage errors and bugs tend to last, and each retry transfers the same records
+            # again.
             is_local = isinstance(error, StorageError) or not isinstance(error, MoldauError)
             self._delay_with_warning(
                 key, partition, str(error), BackoffPolicy.SLOW if is_local else BackoffPolicy.CONSTANT
@@ -426,7 +432,8 @@ class ReplicaFetcher:
             return
         position = partition.fetch_position()
         if position is None:
-            # Records from a previous leader, or written as leader, are not durable yet.
+            # Retry soon. The log has records that are not durable yet, from a previous leader or from this replica's
+            # own time as leader.
             self._delay_partition(key, BackoffPolicy.FAST)
         else:
             self._fetch_session.set_position(key, FollowerFetchPosition(*position))
@@ -455,8 +462,11 @@ class ReplicaFetcher:
                 timer.cancel()
 
     def _schedule_interrupt(self) -> None:
-        """Schedules the end of a long-polling fetch, so that new partitions need not wait for it. It is closed with its
-        connection if no response arrives before; not too often, because partitions may be added one by one."""
+        """Schedules an interrupt of a long-polling fetch, so that new partitions need not wait for the response.
+
+        If no response arrives before the interrupt, the interrupt closes the connection of the fetch. Interrupts are
+        limited in frequency, because partitions may be added one by one.
+        """
         if not self._is_fetch_pending or self._interrupt_timer is not None:
             return
         now_ms, delay_ms = self._now_ms(), INTERRUPT_DELAY_MS

@@ -1,7 +1,7 @@
-"""Replication quotas (KIP-73): limit the bytes per second of replicas that are not in the ISR. Pure.
+"""Replication quotas (KIP-73) limit the bytes per second of replicas that are not in the ISR.
 
-Topic configs name the throttled replicas as partition:broker pairs, broker configs the rates. Leaders count sent bytes,
-followers fetched bytes, in separate token buckets.
+Topic configs list the throttled replicas as partition:broker pairs. Broker configs set the rates. Leaders count sent
+bytes and followers count fetched bytes, in separate token buckets. This module does no I/O.
 """
 
 from collections.abc import Sequence
@@ -11,23 +11,24 @@ from moldau.settings.effective import EffectiveSettings
 from moldau.settings.registry import LONG_MAX
 
 WINDOW_MS = 1_000
-"""Unused bytes are kept for this long."""
+"""How long unused bytes are kept. A full bucket contains the bytes of this time."""
 
 
 class TokenBucket:
-    """A token bucket of bytes. Tokens are consumed after the transfer, so one response may overdraw it."""
+    """A token bucket of bytes. Tokens are consumed after the transfer, so a response may use more tokens than there
+    are."""
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
         self._tokens = self._capacity()
-        """In thousandths of bytes, so that a refill per millisecond is an integer."""
+        """The number of tokens in thousandths of a byte, so that the refill per millisecond is an integer."""
         self._refilled_ms: int | None = None
 
     def _capacity(self) -> int:
         return self._rate * WINDOW_MS
 
     def set_rate(self, rate: int, now_ms: int) -> None:
-        """Sets the rate in bytes per second; LONG_MAX is unlimited, 0 blocks everything."""
+        """Sets the rate in bytes per second. LONG_MAX means unlimited, and 0 blocks all transfers."""
         if rate != self._rate:
             self._refill(now_ms)
             self._rate = rate
@@ -45,7 +46,7 @@ class TokenBucket:
             self._tokens -= size * 1000
 
     def wait_ms(self, now_ms: int) -> int:
-        """Returns for how long the quota stays exceeded; LONG_MAX if the rate is 0."""
+        """Returns for how many milliseconds the quota stays exceeded; LONG_MAX if the rate is 0."""
         if not self.is_exceeded(now_ms):
             return 0
         return LONG_MAX if self._rate == 0 else -self._tokens // self._rate + 1
@@ -57,12 +58,12 @@ class TokenBucket:
 
 
 def is_throttled_replica(replicas: Sequence[str], partition: int, broker_id: int) -> bool:
-    """Whether a topic's throttled replicas include this one."""
+    """Returns whether a topic's throttled replicas include this replica."""
     return tuple(replicas) == ("*",) or f"{partition}:{broker_id}" in replicas
 
 
 class ReplicationQuotaManager:
-    """The quotas of one broker as leader and as follower. Settings are read at each call, because they may change."""
+    """The quotas of one broker as leader and as follower. Settings are read in each call, because they may change."""
 
     def __init__(self, node_id: int, settings: EffectiveSettings) -> None:
         self._node_id = node_id
@@ -73,7 +74,7 @@ class ReplicationQuotaManager:
     # Leader, for replicas that are not in the ISR
 
     def leader_may_send(self, partition: LogName, replica_id: int, now_ms: int) -> bool:
-        """Whether the follower may get records of this partition now."""
+        """Returns whether the leader may send records of this partition to the follower now."""
         if not self._is_throttled_leader(partition):
             return True
         self._leader_bucket.set_rate(self._settings.broker.leader_replication_throttled_rate, now_ms)
@@ -98,7 +99,8 @@ class ReplicationQuotaManager:
             self._follower_bucket.consume(size, now_ms)
 
     def throttle_time_ms(self, now_ms: int) -> int:
-        """Returns when to check a throttled partition again: after a window at the latest, because rates may change."""
+        """Returns the delay until a throttled partition is checked again. The delay is limited to WINDOW_MS, because
+        rates may change."""
         return min(self._follower_bucket.wait_ms(now_ms), WINDOW_MS)
 
     def _is_throttled_leader(self, partition: LogName) -> bool:

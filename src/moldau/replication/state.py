@@ -1,4 +1,7 @@
-"""Fetch states of followed partitions: which are fetched, delayed or failed, and how to handle a response. Pure."""
+"""Fetch states of followed partitions: which are fetched, delayed or failed, and how to handle a response.
+
+This module does no I/O.
+"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,28 +11,28 @@ from moldau.concurrency.backoff import exponential_backoff_ms
 from moldau.replication.fetch_session import PartitionKey
 
 METADATA_BACKOFF_MS_MIN = 10
-"""The first delay when either node lacks metadata, which is usually on its way."""
+"""The first delay if the leader or the follower lacks metadata, which usually arrives soon."""
 STORAGE_BACKOFF_MS_MAX = 5_000
-"""The longest delay of a partition that cannot be written for now."""
+"""The maximum delay of a partition that currently cannot be written."""
 
 
 class FetchPhase(Enum):
     FETCHING = "fetching"
     DELAYED = "resting"
-    """Not fetched until a deadline, or until its leader epoch changes."""
+    """The partition is not fetched until a deadline, or until its leader epoch changes."""
     FAILED = "failed"
-    """Its log failed; fetched again only after its leader epoch changes."""
+    """The partition's log failed. The partition is fetched again only after its leader epoch changes."""
 
 
 class BackoffPolicy(Enum):
     """The delays of a partition that fails repeatedly."""
 
     FAST = "fast"
-    """Starts short and doubles up to replica.fetch.backoff.ms."""
+    """The delay starts short and doubles up to replica.fetch.backoff.ms."""
     CONSTANT = "constant"
-    """replica.fetch.backoff.ms each time."""
+    """The delay is always replica.fetch.backoff.ms."""
     SLOW = "slow"
-    """Starts with replica.fetch.backoff.ms and doubles up to a limit."""
+    """The delay starts with replica.fetch.backoff.ms and doubles up to STORAGE_BACKOFF_MS_MAX."""
 
 
 class FetchAction(Enum):
@@ -37,13 +40,13 @@ class FetchAction(Enum):
 
     APPEND = "append"
     TRUNCATE = "truncate"
-    """The logs diverge."""
+    """The logs of leader and follower diverge."""
     RESET_LOG = "reset log"
-    """The leader does not have the fetch offset."""
+    """The leader's log does not contain the fetch offset."""
     AWAIT_METADATA = "await metadata"
-    """Leader and follower have different metadata for now."""
+    """Leader and follower currently have different metadata."""
     BACK_OFF = "back off"
-    """The leader returned an error."""
+    """The leader returned another error."""
 
 
 _STALE_METADATA_ERRORS = frozenset(
@@ -70,10 +73,10 @@ def action_for_error(code: int, *, has_diverged: bool) -> FetchAction:
 
 
 def should_reset_log(offset: int, last_epoch: int, leader_start: int) -> bool:
-    """Whether a follower whose fetch offset is out of range resets its log to the leader's log start offset.
+    """Returns whether a follower whose fetch offset is out of range resets its log to the leader's log start offset.
 
-    Only a log that shares no record with the leader's is reset: it ends before the leader's starts, or is empty. A log
-    that is longer than the leader's is truncated by epoch only.
+    A log is reset only if it has no record in common with the leader's log: it is empty, or it ends before the leader's
+    log starts. A log that is longer than the leader's log is never reset. It is truncated only at a diverging epoch.
     """
     return leader_start >= 0 and (offset < leader_start or last_epoch < 0)
 
@@ -83,12 +86,12 @@ class PartitionFetchState:
     leader_epoch: int
     phase: FetchPhase = FetchPhase.FETCHING
     delayed_until_ms: int = 0
-    """For a delayed partition."""
+    """When a delayed partition is fetched again."""
     failures: int = 0
-    """Consecutive failures."""
+    """The number of consecutive failures."""
     is_in_sync: bool = False
-    """Whether it had reached the high watermark at the last response; before that, whether the metadata has it in the
-    ISR."""
+    """Whether the follower had reached the high watermark at the last response. Before the first response: whether the
+    metadata has the follower in the ISR."""
 
 
 class PartitionFetchStates:
@@ -111,13 +114,13 @@ class PartitionFetchStates:
         return state is not None and state.is_in_sync
 
     def is_retrying(self, key: PartitionKey) -> bool:
-        """Whether the last attempt failed."""
+        """Returns whether the last attempt failed."""
         state = self._partitions.get(key)
         return state is not None and state.failures > 0
 
     def add(self, key: PartitionKey, leader_epoch: int, *, is_in_sync: bool) -> bool:
-        """Adds a partition, or a new leader epoch of it; returns False if it is known in this epoch. `is_in_sync` is
-        whether the metadata has it in the ISR."""
+        """Adds a partition, or a new leader epoch of a known partition. Returns False if the partition is already known
+        in this epoch. `is_in_sync` says whether the metadata has the follower in the ISR."""
         state = self._partitions.get(key)
         if state is not None and state.leader_epoch == leader_epoch:
             return False
@@ -130,7 +133,7 @@ class PartitionFetchStates:
         self._delayed.pop(key, None)
 
     def resume_due(self, now_ms: int) -> list[PartitionKey]:
-        """Resumes the partitions whose delay is over and returns them."""
+        """Resumes and returns the partitions whose delay is over."""
         due = [key for key, state in self._delayed.items() if state.delayed_until_ms <= now_ms]
         for key in due:
             self._delayed.pop(key).phase = FetchPhase.FETCHING
@@ -160,7 +163,7 @@ class PartitionFetchStates:
         random_fraction: float,
         policy: BackoffPolicy = BackoffPolicy.CONSTANT,
     ) -> None:
-        """Delays a partition after another failure. `random_fraction` in [0, 1) gives the jitter."""
+        """Delays a partition after another failure. `random_fraction` in [0, 1) determines the jitter."""
         state = self._partitions.get(key)
         if state is not None:
             state.failures += 1
