@@ -163,8 +163,8 @@ class BrokerLifecycleManager:
             self._step(ControllerChanged())
 
     async def shut_down(self) -> None:
-        """Runs a controlled shutdown. Returns when other replicas lead this broker's partitions, or when no controller
-        can be reached. The lease has ended when this method returns."""
+        """Runs a controlled shutdown. Returns when other replicas lead this broker's partitions, when no controller can
+        be reached, or after a timeout. The lease has ended when this method returns."""
         self._step(ShutdownRequested())
         while not self._has_stopped:
             await self._stepped.wait()

@@ -145,7 +145,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownCompleted:
-    """The broker may stop. `leadership_moved` is False if the controller could not be reached."""
+    """The broker may stop. `leadership_moved` is False if other replicas may not have taken over its partitions yet."""
 
     leadership_moved: bool
 
@@ -289,7 +289,7 @@ class BrokerLifecycleState:
         if isinstance(error, _FATAL_ERRORS):
             return self._reject(error)
         if not isinstance(error, DuplicateBrokerRegistrationError):
-            # Forget earlier rejections, because the next response may come from another controller. A new controller
+            # Restart the retry period, because the next response may come from another controller. A new controller
             # starts with a full session for each broker.
             self._duplicate_since_ms = None
         elif self._duplicate_since_ms is None:
@@ -314,7 +314,7 @@ class BrokerLifecycleState:
                 return self._stop(leadership_moved=True)
             if now_ms - self._shutdown_requested_ms >= SHUTDOWN_SESSIONS_MAX * self._session_ms:
                 return self._stop(leadership_moved=False)
-            # Send the next heartbeat soon, because the other brokers soon apply the change of leaders.
+            # Send the next heartbeat soon, because the other brokers need little time to apply the change of leaders.
             self._next_request_ms = now_ms + max(self._interval_ms // 10, 1)
         else:
             self._next_request_ms = max(event.sent_ms + self._interval_ms, now_ms)

@@ -78,8 +78,8 @@ class BackgroundTasks:
     ) -> None:
         """Starts the tasks on a runtime that was just loaded with `state`.
 
-        `leader_silence_ms` is the minimum time for which the voters of this controller had received nothing from the
-        previous one.
+        `leader_silence_ms` is the minimum time for which the voters that elected this controller had received nothing
+        from the previous one.
         """
         image = state.image
         self.state = state
@@ -388,7 +388,7 @@ class BackgroundTasks:
     # Tasks
 
     def _start_task(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Starts a task. If a task with this name is already running, its work is repeated once when it ends."""
+        """Starts a task. If a task with this name is already running, that task repeats its work once."""
         if self._has_stopped:
             return
         if name in self._tasks:

@@ -42,7 +42,8 @@ from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexib
 from moldau.wire.frames import encode_request_header, skip_tagged_fields
 
 LocalHandler = Callable[[memoryview, bytes], Awaitable[bytearray]]
-"""Executes a whole request for a client host on this node. Raises NotControllerError if nothing was done."""
+"""Executes a request on this node. The arguments are the whole request and the client's host address. Raises
+NotControllerError if nothing was done."""
 
 HEARTBEAT_LANE = "controller"
 CHANGES_LANE = "changes"

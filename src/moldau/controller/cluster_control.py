@@ -218,8 +218,8 @@ def unregister_broker(
     """Unregisters a broker. If the decision has too many records, the response is False, and the caller submits the
     decision again.
 
-    Raises InvalidRequestError if only this broker has all committed records of a partition. If the broker is still
-    alive, it registers again, and the controller then assumes that all its records are lost.
+    Raises InvalidRequestError if only this broker has all committed records of a partition. A live broker registers
+    again, but the controller then assumes that the broker has lost all records.
     """
     broker = state.image.brokers.get(broker_id)
     if broker is None:
@@ -238,8 +238,7 @@ def _check_not_last_in_isr(state: ControllerState, broker_id: int) -> None:
     last: list[str] = []
     for name in state.index.partitions_on(broker_id):
         partition = state.image.topics[name.topic].partitions[name.partition]
-        # Ignore unregistered brokers, because the controller assumes that their records are lost when they register
-        # again.
+        # Ignore unregistered brokers. When they register again, the controller assumes that they have lost all records.
         others = [each for each in partition.elr if each in state.image.brokers]
         if partition.isr == (broker_id,) and not others:
             last.append(f"{name.topic}-{name.partition}")
@@ -287,8 +286,8 @@ def process_broker_heartbeat(
         len(records) < RECORDS_PER_DECISION_MAX,
         shutdown_offset,
     )
-    # The response waits only until the last change of this broker's registration is committed, not for other decisions.
-    # The broker needs the response soon to extend its lease.
+    # If there are no records, the response does not wait for the commit of other decisions. It waits only for the last
+    # change of this broker's registration, because the broker needs the response soon to extend its lease.
     offset = state.last_change_offset(broker.broker_id)
     return CoordinatorResult(_limit_batch(records), outcome, min_committed_offset=offset)
 

@@ -90,7 +90,7 @@ class MetadataQuorum(Protocol):
 
 
 class _MetadataLog:
-    """The metadata log behind the log interface of `CoordinatorRuntime`."""
+    """Adapts the metadata log to the log interface of `CoordinatorRuntime`."""
 
     def __init__(self, quorum: MetadataQuorum) -> None:
         self._quorum = quorum
@@ -275,7 +275,7 @@ class QuorumController:
                 lambda state: process_broker_heartbeat(state, self._settings, beat, tasks.heartbeat_manager)
             )
         except asyncio.CancelledError:
-            # The decision may have been made, and may have had too many records.
+            # Start the task in any case, because the decision may have been made and may have had too many records.
             tasks.start_reconciliation(beat.broker_id)
             raise
         if not outcome.is_complete:
@@ -298,7 +298,8 @@ class QuorumController:
         broker = tasks.state.image.brokers.get(beat.broker_id)
         is_current = broker is not None and broker.epoch == beat.broker_epoch
         if is_current and tasks.heartbeat_manager.session_of(beat.broker_id, beat.broker_epoch) is None:
-            # The registration call was cancelled after its decision. A broker without a session must not be unfenced.
+            # Start the missing session. The registration call was cancelled after its decision, and a broker without a
+            # session must not be unfenced.
             tasks.heartbeat_manager.start_session(beat.broker_id, beat.broker_epoch, now_ms)
             tasks.reschedule_timer()
         if tasks.heartbeat_manager.touch(beat, now_ms):

@@ -52,10 +52,9 @@ def remove_broker_from_isrs(
     """Removes a broker that is fenced, shuts down or registers from all ISRs. Other replicas become the leaders of its
     partitions.
 
-    `retained` says which committed records the broker still has. If it is not ALL, the broker may also leave the ELRs.
-    With NONE, the broker leaves all ELRs. With SYNCED, the broker leaves the ELRs of topics with write.caching, because
-    only these topics commit records before their fsync. There, the broker stays if no other replica has all committed
-    records.
+    `retained` says which committed records the broker still has. With NONE, the broker also leaves all ELRs. With
+    SYNCED, the broker also leaves the ELRs of topics with write.caching, because only these topics commit records
+    before their fsync. On these topics, the broker stays in the ISR if no other replica has all committed records.
     """
     active = active_brokers(state) - {broker_id}
     decided = speculative_settings(state, settings)

@@ -48,7 +48,7 @@ class BrokerHeartbeatManager:
     ) -> None:
         """Starts sessions for a controller that becomes active, with metadata committed up to `offset`.
 
-        The node of the previous controller may have been silent for some time, so its session has only
+        The node of the previous controller may have been silent for some time, so its session lasts only
         `previous_session_ms`.
         """
         self._sessions.clear()

@@ -1,4 +1,4 @@
-"""Conversion between the controller's requests and results and Kafka's messages, and from error codes to errors."""
+"""Conversion of the controller's requests and results to and from Kafka's messages, and of error codes to errors."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

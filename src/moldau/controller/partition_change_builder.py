@@ -78,11 +78,10 @@ class PartitionChangeBuilder:
         self.removing_replicas = partition.removing_replicas
         self.is_recovering = partition.is_recovering
         self.unclean_shutdown_replica: int | None = None
-        """A replica that may have lost records. It leaves the ISR and the ELR if another replica has all committed
-        records."""
+        """A replica that may have lost records. It leaves the ELR. It also leaves the ISR if another replica has all
+        committed records."""
         self.has_lost_all_records = False
-        """Whether `unclean_shutdown_replica` leaves the ISR and the ELR even if no other replica has all committed
-        records."""
+        """Whether `unclean_shutdown_replica` leaves the ISR even if no other replica has all committed records."""
 
     def build(
         self, *, elect_preferred: bool = False, log_ends: Mapping[int, EpochEndOffset] | None = None

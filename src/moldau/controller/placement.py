@@ -99,7 +99,7 @@ def _choose_replicas(
     ring: Sequence[BrokerRegistration], rest: Sequence[BrokerRegistration], count: int, load: ReplicaLoad
 ) -> Replicas:
     """Chooses the leader from `ring`. Chooses followers from `rest` only if `ring` has too few brokers. If brokers have
-    the same load, the first of them in `ring` is chosen."""
+    the same load, their order in `ring` decides."""
     leads = min(range(len(ring)), key=lambda at: load.leader_load(ring[at].broker_id))
     leader = ring[leads]
     # Shift the followers by one in each round, so that a broker shares partitions with all other brokers.
@@ -142,8 +142,8 @@ def validate_manual_assignment(
 def initial_isr(
     replicas: Sequence[int], brokers: Mapping[int, BrokerRegistration], partition: int
 ) -> Replicas:
-    """Returns the ISR of a new partition, which are the replicas on active brokers. The first ISR member becomes the
-    leader."""
+    """Returns the ISR of a new partition, which consists of the replicas on active brokers. The first ISR member
+    becomes the leader."""
     active = tuple(broker_id for broker_id in replicas if brokers[broker_id].is_active)
     if not active:
         raise InvalidReplicaAssignmentError(

@@ -95,8 +95,8 @@ class BrokerRegistrationRequest:
     """The broker epoch of the previous incarnation if that incarnation shut down cleanly. -1 means that unsynced
     records may be lost."""
     previous_incarnations: Sequence[UUID] = ()
-    """The latest incarnations that ran on the broker's disk. If the incarnation in the metadata is not among them, the
-    broker has another disk, or an older state of its disk."""
+    """The latest incarnations that ran on the broker's disk. If the incarnation that is registered in the metadata is
+    not among them, the broker has another disk, or an older state of its disk."""
     features: Mapping[str, tuple[int, int]] | None = None
     """The lowest and highest supported level of each feature; None means `SUPPORTED_FEATURES`."""
 

@@ -71,7 +71,8 @@ class PeerClient:
     def update_endpoint(self, node_id: int, host: str, port: int) -> None:
         """Sets a voter's address from the quorum. Requests in flight to the old address continue.
 
-        Ignores an address that the quorum has not changed, because the node may have registered another address since.
+        Ignores an address that the quorum has not changed, because the node may have registered another address since
+        then.
         """
         address = Address(host, port)
         if self._quorum_addresses.get(node_id) != address:
