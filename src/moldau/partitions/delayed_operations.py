@@ -1,7 +1,7 @@
-"""Operations that wait for a partition, as Kafka's purgatories hold them: produces for the high watermark, fetches for
-new records, deletions for the low watermark.
+"""The delayed operations of a partition, which Kafka keeps in purgatories.
 
-Nothing here polls. The deadline of a delayed operation is a timer of its own request.
+Produce requests wait for the high watermark, fetches wait for new records, and DeleteRecords requests wait for the low
+watermark. Nothing here polls. Each request has its own timer for its deadline.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class CallbackList:
         self._callbacks.pop(key, None)
 
     def close(self) -> None:
-        """Calls all callbacks a last time; one that is added later is called at once."""
+        """Calls all callbacks. Callbacks that are added later are called immediately."""
         self._is_closed = True
         self.notify()
 
@@ -70,19 +70,21 @@ class CallbackList:
 
 
 class DelayedOperations:
-    """Everything that waits for one partition."""
+    """The delayed operations and listeners of one partition."""
 
     def __init__(self) -> None:
         self.high_watermark_listeners = CallbackList()
-        """Called when consumers may read more, and on errors."""
+        """Called when consumers may read more records, and on errors and role changes."""
         self.append_listeners = CallbackList()
-        """Called when the log has grown, for followers, which read up to its end; and on errors."""
+        """Called when the log has grown or its start offset has advanced, and on errors and role changes. Delayed
+        fetches of followers listen here, because followers read up to the end of the log."""
         self.lease_listeners = CallbackList()
         """Called when this broker has lost its lease."""
         self.commits = OffsetWaiters()
-        """Records that wait for the high watermark."""
+        """Appends that wait for the high watermark."""
         self.acks_all = OffsetWaiters()
-        """The same for acks=all: these fail when the ISR shrinks below min.insync.replicas."""
+        """Appends with acks=all that wait for the high watermark. They fail when the ISR shrinks below
+        min.insync.replicas."""
         self.deletions = OffsetWaiters()
         """DeleteRecords requests that wait for the low watermark."""
 

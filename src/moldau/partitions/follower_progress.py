@@ -1,4 +1,4 @@
-"""How far a follower has replicated, as its leader knows it from the follower's fetches. Pure."""
+"""The replication progress of a follower, which the leader learns from the follower's fetches. Pure."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,8 @@ UNKNOWN = -1
 class FollowerProgress:
     """The progress of one follower in one leader epoch.
 
-    A fetch offset acknowledges everything below it. What a fetch returns counts only when the next fetch is past it.
+    A fetch offset acknowledges all records below it. Records that a fetch returns are acknowledged only by a later
+    fetch.
     """
 
     durable_offset: int = UNKNOWN
@@ -19,19 +20,21 @@ class FollowerProgress:
     """The broker epoch of the latest fetch."""
     fetched_ms: int = NEVER_MS
     caught_up_ms: int = NEVER_MS
-    """The last time at which the follower is known to have had everything that the leader had then."""
+    """The latest time for which the follower is known to have all records that the leader's log had at that time."""
     leader_end_offset: int = 0
     """The leader's end offset at the latest fetch."""
     catch_up_offset: int = 0
     catch_up_ms: int = NEVER_MS
-    """The leader's end offset at an earlier fetch, and its time: what the follower has to reach next. Not that of the
-    latest fetch, which a follower that is several fetches behind, but as fast as the leader, would never reach."""
+    """The leader's end offset at an earlier fetch, and the time of that fetch. When the follower reaches this offset,
+    it has caught up to this time. The latest fetch is not used here, because a follower that is as fast as the leader,
+    but several fetches behind, would never reach the end offset of its latest fetch."""
     is_keeping_up: bool = False
 
     def on_fetch(
         self, offset: int, start_offset: int, broker_epoch: int, leader_end_offset: int, now_ms: int
     ) -> None:
-        # Under constant load a follower never has everything, but it has what there was at its previous fetch.
+        # Under constant load a follower never has all records. It keeps up if it has all records that existed at its
+        # previous fetch.
         has_previous_end = self.fetched_ms != NEVER_MS and offset >= self.leader_end_offset
         self.is_keeping_up = has_previous_end or offset >= leader_end_offset
         if offset >= leader_end_offset:
@@ -47,12 +50,15 @@ class FollowerProgress:
         self.fetched_ms = now_ms
 
     def on_append(self, previous_end_offset: int, now_ms: int) -> None:
-        """Counts a follower at the end of the leader's log as caught up until the log grows."""
+        """Marks the follower as caught up now if it has all records before this append."""
         if self.durable_offset >= previous_end_offset:
             self.caught_up_ms = max(self.caught_up_ms, now_ms)
 
     def is_caught_up(self, leader_end_offset: int, now_ms: int, lag_ms: int) -> bool:
-        """A follower at the end of the leader's log also has to keep fetching: nothing else shows that it is alive."""
+        """Returns whether the follower has caught up within the last `lag_ms`.
+
+        A follower at the end of the leader's log also has to keep fetching, because only fetches show that it is alive.
+        """
         has_all = self.durable_offset >= leader_end_offset and now_ms - self.fetched_ms <= lag_ms
         return has_all or now_ms - self.caught_up_ms <= lag_ms
 

@@ -66,16 +66,19 @@ class FollowerReplica:
         return 0 if self.state is None else max(0, self.state.leader_high_watermark - self.log.end_offset)
 
     def replicated_offset(self) -> int:
-        """Returns the offset below which this follower has everything: the meaning of its fetch offset."""
+        """Returns the offset below which this follower's log is flushed. A fetch from this offset acknowledges all
+        records below it."""
         return self._flusher.flushed_offset()
 
     def fetch_position(self) -> FollowerFetchState | None:
-        """Returns where to fetch next; None without a leader, or while the end of the log is not flushed."""
+        """Returns where to fetch next; None if there is no leader, the log has failed, or the end of the log is not
+        flushed."""
         state, log_ = self.state, self.log
         if state is None or not state.has_leader or self._guarded_log.failure is not None:
             return None
         if self.replicated_offset() < log_.end_offset:
-            # A previous leader must not acknowledge its own last records before they are flushed.
+            # Do not fetch yet, because a fetch would acknowledge records that are not flushed. A previous leader can
+            # have such records.
             return None
         return FollowerFetchState(log_.end_offset, log_.epochs.latest, state.leader_epoch, log_.start_offset)
 
@@ -84,8 +87,9 @@ class FollowerReplica:
     ) -> None:
         """Appends the batches of a fetch response unchanged and returns when they are flushed.
 
-        Raises FencedLeaderEpochError or NotLeaderOrFollowerError for a response of another leader epoch,
-        CorruptRecordError for damaged batches or ones that do not continue this log, StorageError.
+        Raises FencedLeaderEpochError if the response is from another leader epoch, NotLeaderOrFollowerError if this
+        broker does not follow the partition, CorruptRecordError if batches are damaged or do not continue this log, and
+        StorageError if the disk fails.
         """
         async with self._guarded_log.lock:
             state = self._require_state(leader_epoch)
@@ -99,7 +103,7 @@ class FollowerReplica:
                 if start_offset > self.log.start_offset:
                     await self._guarded_log.guard(self.log.advance_start_offset(start_offset))
             finally:
-                # Also after an error: nothing is fetched before the log is flushed to its end.
+                # Start a flush even after an error, because nothing is fetched until the whole log is flushed.
                 self._flusher.start()
             end_offset = self.log.end_offset
         if self.replicated_offset() < end_offset:
@@ -113,16 +117,18 @@ class FollowerReplica:
                 raise CorruptRecordError(
                     f"the leader sent offset {first.base_offset} of {self.name}, which ends at {log_.end_offset}"
                 )
-            # The empty log starts inside this batch: append it whole, and keep what precedes the start hidden.
+            # The empty log starts inside this batch. Append the whole batch, and restore the start offset afterwards,
+            # so that earlier records stay hidden.
             await self._guarded_log.guard(log_.truncate_fully_and_start_at(first.base_offset))
         await self._guarded_log.append(batches)
         if start_offset > log_.start_offset:
             await self._guarded_log.guard(log_.advance_start_offset(start_offset))
 
     async def truncate_to_divergence(self, diverging: EpochEndOffset, leader_epoch: int) -> None:
-        """Truncates the log to where it diverges from the leader's.
+        """Truncates the log to the offset where it diverges from the leader's log.
 
-        `diverging` is the latest epoch that both may share, and where it ends in the leader's log.
+        `diverging` is the latest epoch that both logs may have in common, with the end offset of this epoch in the
+        leader's log.
         """
         async with self._guarded_log.lock:
             state = self._require_state(leader_epoch)
@@ -132,7 +138,8 @@ class FollowerReplica:
             self._check_leader_has_committed(state, diverging)
             committed = state.high_watermark
             await self._truncate(state, offset, log_.truncate_to(offset))
-            # An epoch without records at the end of the log is removed too, or the next fetch would name it again.
+            # Also remove an epoch that starts at the end of the log and has no records. Otherwise the next fetch
+            # would send this epoch again.
             log_.epochs.truncate_from_end(log_.end_offset)
             state.on_truncated(log_.end_offset)
             if log_.end_offset < committed:
@@ -155,9 +162,10 @@ class FollowerReplica:
         )
 
     def _check_leader_has_committed(self, state: PartitionFollowerState, diverging: EpochEndOffset) -> None:
-        """Takes the replica offline instead of truncating committed records that its leader has lost.
+        """Takes the replica offline and raises StorageError if truncation would delete committed records that the
+        leader has lost.
 
-        A leader elected from the ISR has all committed records, compacted or not. If it has not, its disk has lost
+        A leader elected from the ISR must have all committed records. If some are missing, the leader's disk has lost
         them, and this replica may have the last copy.
         """
         committed, log_ = state.high_watermark, self.log
@@ -178,7 +186,7 @@ class FollowerReplica:
     async def reset_to(self, offset: int, leader_epoch: int) -> None:
         """Resets the log to `offset`, the start of the leader's log.
 
-        Does nothing if this log has records at or after that offset.
+        Does nothing if this log has records and ends at or after `offset`.
         """
         async with self._guarded_log.lock:
             state, log_ = self._require_state(leader_epoch), self.log
@@ -191,14 +199,17 @@ class FollowerReplica:
     async def _truncate(
         self, state: PartitionFollowerState, offset: int, truncation: Awaitable[None]
     ) -> None:
-        """Lowers the high watermark first, because it may be checkpointed while the log is truncated."""
+        """Lowers the high watermark to `offset`, then awaits the truncation.
+
+        The high watermark is lowered first, because it may be checkpointed during the truncation.
+        """
         high_watermark = state.high_watermark
         state.on_truncated(offset)
         try:
             await self._guarded_log.guard(truncation)
         except StorageError:
             if self.log.failure is None:
-                # The log is unchanged.
+                # The log was not truncated, so restore the high watermark.
                 state.high_watermark = high_watermark
             raise
 

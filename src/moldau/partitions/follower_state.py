@@ -1,4 +1,5 @@
-"""What a follower decides: the high watermark, where to truncate, which batches to accept. Pure."""
+"""The state of a partition follower: its high watermark, where to truncate its log, and which batches to accept.
+Pure."""
 
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from moldau.records.batch import Batch, split, trim_partial_batch
 class PartitionFollowerState:
     image: PartitionRegistration
     high_watermark: int = 0
-    """The leader's high watermark, as far as this log has the records. Falls only when the log is truncated."""
+    """The leader's high watermark, or the end of this log if that is lower. Falls only when the log is truncated."""
     leader_high_watermark: int = 0
 
     @property
@@ -35,7 +36,7 @@ class PartitionFollowerState:
         check_epoch(current_leader_epoch, self.image.leader_epoch)
 
     def on_leader_high_watermark(self, high_watermark: int, end_offset: int) -> bool:
-        """Takes the leader's high watermark; True if consumers can read more here."""
+        """Stores the leader's high watermark. Returns whether consumers can read more records from this follower."""
         self.leader_high_watermark = high_watermark
         committed_here = min(high_watermark, end_offset)
         if committed_here <= self.high_watermark:
@@ -44,7 +45,7 @@ class PartitionFollowerState:
         return True
 
     def on_truncated(self, end_offset: int) -> bool:
-        """Lowers the high watermark to the new end of the log; True if committed records were truncated."""
+        """Lowers the high watermark to the new end of the log. Returns whether committed records were truncated."""
         if end_offset >= self.high_watermark:
             return False
         self.high_watermark = end_offset
@@ -52,11 +53,11 @@ class PartitionFollowerState:
 
 
 def truncation_offset(epochs: LeaderEpochCache, end_offset: int, diverging: EpochEndOffset) -> int:
-    """Returns where to truncate a log that ends at `end_offset`.
+    """Returns the offset to which a follower truncates its log, which ends at `end_offset`.
 
-    `diverging` is the latest epoch that the leader's log can share with it, and where that ends there. If this log
-    lacks that epoch it is truncated to the end of the one before, and the next fetch checks again. The high watermark
-    does not matter: it lags behind what is committed.
+    `diverging` is the latest epoch that both logs can have in common, with its end offset in the leader's log. If the
+    follower's log does not have this epoch, it is truncated to the end of its previous epoch, and the next fetch checks
+    again. The follower's high watermark is not used as a limit, because more records may be committed.
     """
     epoch, epoch_end = epochs.end_offset_for(diverging.epoch, end_offset)
     if epoch == NO_EPOCH:
@@ -67,7 +68,7 @@ def truncation_offset(epochs: LeaderEpochCache, end_offset: int, diverging: Epoc
 
 
 def parse_batches(data: Buffer, name: LogName, leader_epoch: int) -> list[Batch]:
-    """Returns the whole batches of a fetch response, without a last partial one.
+    """Returns the complete batches of a fetch response. Ignores a partial batch at the end.
 
     Raises CorruptRecordError for a wrong checksum, offset or epoch.
     """

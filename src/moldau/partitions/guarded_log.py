@@ -1,4 +1,4 @@
-"""The log of a partition behind a lock, with its flusher and the state of its disk."""
+"""A partition's log with its lock, its flusher and its disk errors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class GuardedLog:
-    """Takes the partition offline, with everything that waits for it, when its disk fails."""
+    """A log that takes its partition offline, and fails all delayed operations, when the disk fails."""
 
     on_error_changed: Callable[[], None] | None = None
     """Called when `failure` or `transient_error` has changed."""
@@ -28,9 +28,10 @@ class GuardedLog:
         """Held by appends, truncations and changes of the start offset."""
         self.flusher = LogFlusher(log_, on_flushed=on_flushed, on_error=self._on_flush_error)
         self.failure: StorageError | None = None
-        """Why the partition is offline until a restart."""
+        """Why the partition is offline until a restart; None if it is online."""
         self.transient_error: StorageError | None = None
-        """Why the last append failed, if later ones may succeed (the disk is full, say). Reads are not affected."""
+        """The error of the last append if later appends may succeed (for example, the disk was full); otherwise None.
+        Reads are not affected."""
         self.is_closed = False
         self._delayed = delayed
 
@@ -51,7 +52,7 @@ class GuardedLog:
             self._set_transient_error(None)
 
     async def guard(self, work: Awaitable[T]) -> T:
-        """Awaits work on the log and takes the partition offline if that has failed for good."""
+        """Awaits work on the log. Takes the partition offline if the log has failed permanently."""
         try:
             return await work
         except StorageError as error:
@@ -60,13 +61,13 @@ class GuardedLog:
             raise
 
     def clear_transient_error(self) -> None:
-        """Declares the partition writable again because the disk has room."""
+        """Marks the partition as writable again, because the disk has free space."""
         if self.transient_error is not None:
             self._set_transient_error(None)
 
     def _set_transient_error(self, error: StorageError | None) -> None:
         if (self.transient_error is None) == (error is None):
-            # The text differs from attempt to attempt; only the first one is reported.
+            # Report only the first transient error, because the error text differs between attempts.
             return
         self.transient_error = error
         if error is not None:
@@ -77,7 +78,7 @@ class GuardedLog:
             self.on_error_changed()
 
     def mark_offline(self, error: StorageError) -> None:
-        """Fails everything that waits; all later requests fail with the same error."""
+        """Takes the partition offline and fails all delayed operations. All later requests fail with the same error."""
         if self.failure is None and not self.is_closed:
             log.error("partition is offline", partition=str(self.log.name), reason=str(error))
             self.failure = copy_error(error)
@@ -93,8 +94,8 @@ class GuardedLog:
     def _on_flush_error(self, error: StorageError, is_permanent: bool) -> None:
         if is_permanent:
             self.mark_offline(error)
-            # Also when the partition was offline or closed before: no other flush will complete these.
+            # Fail the waiters even if `mark_offline` did nothing, because no later flush will complete them.
             self.flusher.fail_waiters(error)
         else:
-            # The flush is retried, but requests that wait now cannot be promised anything.
+            # Fail the requests that wait now, because the retry of the flush may fail too.
             self.fail_waiters(error)

@@ -1,4 +1,4 @@
-"""The leader side of a partition: applies what `PartitionLeaderState` decides to the operations that wait for it."""
+"""The leader side of a partition: updates `PartitionLeaderState`, then completes or fails delayed operations."""
 
 from collections.abc import Mapping
 from uuid import UUID
@@ -34,7 +34,7 @@ class LeaderReplica:
             self._delayed.complete_commits(self.state.high_watermark)
 
     def on_brokers(self, brokers: Mapping[int, BrokerRegistration]) -> None:
-        """Takes a new state of the brokers while the partition itself is unchanged."""
+        """Applies changed broker registrations while the partition itself is unchanged."""
         if self.state is not None:
             if self.state.on_brokers(brokers):
                 self._delayed.complete_commits(self.state.high_watermark)
@@ -43,7 +43,7 @@ class LeaderReplica:
     def on_image(
         self, image: PartitionRegistration, brokers: Mapping[int, BrokerRegistration], min_isr: int
     ) -> None:
-        """Takes a new state of the partition in the current leader epoch."""
+        """Applies a new state of the partition in the current leader epoch."""
         if self.state is not None:
             self._on_isr_changed(self.state, self.state.on_image(image, brokers, min_isr))
 
@@ -59,7 +59,10 @@ class LeaderReplica:
             self._complete_deletions(state)
 
     def on_repeated_fetch(self, replica_id: int, broker_epoch: int) -> bool:
-        """Counts a fetch of an in-sync follower from an unchanged offset; False if the fetch needs full handling."""
+        """Records a fetch of an in-sync follower from the same offset as before.
+
+        Returns False if the fetch needs `on_follower_fetch` instead.
+        """
         if self.state is None or self._guarded_log.failure is not None:
             return False
         return self.state.on_repeated_fetch(replica_id, broker_epoch, self._clock.monotonic_ms())
@@ -70,13 +73,13 @@ class LeaderReplica:
     # The ISR
 
     def can_join_isr(self, replica_id: int) -> bool:
-        """Whether this follower has caught up with its last fetch."""
+        """Returns whether this follower is outside the ISR and its last fetch shows that it has caught up."""
         return self.state is not None and self.state.can_join_isr(replica_id)
 
     def propose_isr_change(self, lag_ms: int) -> IsrChange | None:
-        """Returns the ISR change to request from the controller, if the ISR should change.
+        """Returns the ISR change to request from the controller; None if the ISR should not change.
 
-        It stays `pending_isr_change` until `on_alter_partition_response`, or until the metadata is newer.
+        The change stays `pending_isr_change` until `on_alter_partition_response` or newer metadata shows its outcome.
         """
         state = self.state
         if state is None or self._guarded_log.failure is not None:

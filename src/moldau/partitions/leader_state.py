@@ -1,6 +1,6 @@
-"""What the leader of a partition decides: the high watermark, the ISR, and which callers are fenced. Pure.
+"""The state of a partition leader: the high watermark, the ISR, and checks of callers. Pure.
 
-On a single broker the ISR is that broker, and the high watermark its own durable offset: there is no special case.
+On a single broker the ISR is this broker, and the high watermark is the durable offset of its log.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,11 @@ NO_EPOCH = -1
 
 
 def check_epoch(current_leader_epoch: int, leader_epoch: int) -> None:
-    """Raises FencedLeaderEpochError or UnknownLeaderEpochError unless both are equal; NO_EPOCH skips the check."""
+    """Raises FencedLeaderEpochError if `current_leader_epoch` is older than `leader_epoch`, UnknownLeaderEpochError if
+    it is newer.
+
+    `current_leader_epoch` is the epoch that the caller knows. NO_EPOCH skips the check.
+    """
     if current_leader_epoch < 0 or current_leader_epoch == leader_epoch:
         return
     if current_leader_epoch < leader_epoch:
@@ -38,19 +42,21 @@ class FollowerFetch(NamedTuple):
     replica_id: int
     broker_epoch: int
     offset: int
-    """Everything below it is durable on the follower."""
+    """All records below this offset are durable on the follower."""
     last_fetched_epoch: int
-    """The leader epoch of the follower's last record; NO_EPOCH if it has none."""
+    """The leader epoch of the follower's last record; NO_EPOCH if there is none."""
     current_leader_epoch: int
     start_offset: int
 
 
 class IsrProposal(NamedTuple):
-    """An ISR requested from the controller. It may be in force until its outcome is known."""
+    """An ISR that the leader has requested from the controller. The controller may have committed it, even if no
+    response has arrived."""
 
     isr: tuple[int, ...]
     broker_epochs: tuple[int, ...]
-    """The incarnation of each member that the leader knows to be in sync; a restarted broker is another member."""
+    """The broker epoch of each member, in the order of `isr`. A broker that has restarted has another epoch and may not
+    be in sync."""
     partition_epoch: int
     """The partition epoch on which the proposal is based."""
 
@@ -64,7 +70,8 @@ class PartitionLeaderState:
     min_isr: int = 1
     """Records are committed only while the ISR has at least this many members."""
     high_watermark: int = 0
-    """Never falls within an epoch; everything below it is durable on every member of the maximal ISR."""
+    """All records below this offset are durable on every member of the maximal ISR. It never falls within a leader
+    epoch."""
     epoch_start: int = 0
     """The end offset of the leader's log when its epoch began."""
     end_offset: int = 0
@@ -72,11 +79,12 @@ class PartitionLeaderState:
     """The durable offset of the leader's own log."""
     proposal: IsrProposal | None = None
     rejected_proposal: IsrProposal | None = None
-    """A proposal rejected because of the state of a member. A duplicate of that request may still arrive and succeed
-    later, as long as the partition epoch is unchanged."""
+    """A proposal that the controller rejected because a member is not eligible. A duplicate of the request may still
+    succeed later, as long as the partition epoch is unchanged."""
     departing_replicas: tuple[int, ...] = ()
-    """Replicas that a response of the controller has removed from the ISR. The response does not say whether they are
-    in the ELR now, so the high watermark waits for them until the metadata shows it."""
+    """Replicas that the controller has removed from the ISR, according to its response. The response does not say
+    whether these replicas are in the ELR. The high watermark waits for these replicas until newer metadata shows the
+    ELR."""
     followers: dict[int, FollowerProgress] = field(default_factory=dict)
     """Followers that have fetched in this epoch, or were in the ISR at its start."""
 
@@ -92,7 +100,7 @@ class PartitionLeaderState:
         end_offset: int,
         now_ms: int,
     ) -> "PartitionLeaderState":
-        """Starts an epoch. Members of the ISR get a full lag time for their first fetch."""
+        """Starts a leader epoch. Each ISR member has the full replica.lag.time.max.ms for its first fetch."""
         followers = {each: FollowerProgress(caught_up_ms=now_ms) for each in image.isr if each != replica_id}
         return cls(
             replica_id,
@@ -120,9 +128,10 @@ class PartitionLeaderState:
     # The high watermark
 
     def maximal_isr(self) -> tuple[int, ...]:
-        """Returns all replicas that are in the ISR or may be if a proposal was committed.
+        """Returns all replicas that are in the ISR, or that may be in the ISR because a proposal may have been
+        committed.
 
-        Each of them can become the next leader, so each of them must have all committed records.
+        Each of these replicas can become the next leader, so each must have all committed records.
         """
         members = dict.fromkeys((*self.image.isr, *self.departing_replicas))
         for proposal in (self.proposal, self.rejected_proposal):
@@ -136,12 +145,13 @@ class PartitionLeaderState:
         self.end_offset = end_offset
 
     def on_durable(self, offset: int) -> bool:
-        """Takes the durable offset of the leader's own log; True if the high watermark advanced."""
+        """Sets the durable offset of the leader's log. Returns whether the high watermark advanced."""
         self.durable_offset = offset
         return self.advance_high_watermark()
 
     def on_fetch(self, fetch: FollowerFetch, now_ms: int) -> bool:
-        """Takes a follower's fetch, which acknowledges all below its offset; True if the high watermark advanced."""
+        """Records a follower's fetch, which acknowledges all records below its offset. Returns whether the high
+        watermark advanced."""
         follower = self.followers.get(fetch.replica_id)
         if follower is None:
             follower = self.followers[fetch.replica_id] = FollowerProgress()
@@ -149,7 +159,7 @@ class PartitionLeaderState:
         return self.advance_high_watermark()
 
     def on_repeated_fetch(self, replica: int, broker_epoch: int, now_ms: int) -> bool:
-        """Takes a fetch from an unchanged offset; False if it needs the full handling of `on_fetch`."""
+        """Records a fetch from the same offset as before. Returns False if the fetch needs `on_fetch` instead."""
         follower = self.followers.get(replica)
         if follower is None or follower.broker_epoch != broker_epoch or replica not in self.image.isr:
             return False
@@ -159,7 +169,8 @@ class PartitionLeaderState:
     def on_image(
         self, image: PartitionRegistration, brokers: Mapping[int, BrokerRegistration], min_isr: int
     ) -> bool:
-        """Takes a newer state of the partition in the same leader epoch; True if the high watermark advanced."""
+        """Applies a newer state of the partition in the same leader epoch. Returns whether the high watermark
+        advanced."""
         self._discard_older_proposals(image.partition_epoch)
         for each in [each for each in self.followers if each not in image.replicas]:
             del self.followers[each]
@@ -181,7 +192,7 @@ class PartitionLeaderState:
         return self.advance_high_watermark()
 
     def advance_high_watermark(self) -> bool:
-        """Returns True if the high watermark advanced."""
+        """Advances the high watermark if possible. Returns whether it advanced."""
         if not self.has_min_isr:
             return False
         reached = min(self._durable_offset_of(each) for each in self._high_watermark_replicas())
@@ -194,16 +205,21 @@ class PartitionLeaderState:
     def has_min_isr(self) -> bool:
         """Whether records can be committed.
 
-        Below min.insync.replicas the last replicas to leave the ISR form the ELR (KIP-966). They have all committed
-        records because no more are committed. The controller decides on the ELR with the min.insync.replicas that it
-        knows, which can differ from the value here for a while. If its value is higher, the ELR is not empty while this
-        ISR looks large enough, and nothing is committed; if it is lower, this ISR is too small, with the same effect.
+        When the ISR is smaller than min.insync.replicas, the last replicas that left it form the ELR (KIP-966). They
+        have all committed records, because no more records are committed.
+
+        The controller maintains the ELR with the min.insync.replicas that it knows, which can differ from `min_isr` for
+        a while. If the controller's value is higher, the ELR may have members although this ISR is large enough, so any
+        member of the ELR prevents commits. If the controller's value is lower, `min_isr` prevents commits.
         """
         return len(self.image.isr) >= self.min_isr and not self.image.elr
 
     def _high_watermark_replicas(self) -> list[int]:
-        """Returns the replicas that the high watermark waits for: the maximal ISR, and followers about to join it,
-        which could never catch up with a high watermark that does not wait for them."""
+        """Returns the replicas that the high watermark waits for: the maximal ISR, and followers that are about to join
+        the ISR.
+
+        If the high watermark did not wait for these followers, they could never catch up with it.
+        """
         replicas = dict.fromkeys((self.replica_id, *self.maximal_isr()))
         for each, follower in self.followers.items():
             if each not in replicas and follower.is_keeping_up and self._is_isr_eligible(each):
@@ -217,8 +233,11 @@ class PartitionLeaderState:
         return 0 if follower is None else follower.durable_offset
 
     def low_watermark(self, start_offset: int) -> int:
-        """Returns the lowest start offset of all live replicas, given that of the leader; UNKNOWN if one has not
-        fetched in this epoch."""
+        """Returns the lowest start offset of all live replicas, or UNKNOWN if one of them has not fetched in this
+        epoch.
+
+        `start_offset` is the start offset of the leader's log.
+        """
         starts = [start_offset]
         for each in self.image.replicas:
             broker = self.brokers.get(each)
@@ -230,9 +249,9 @@ class PartitionLeaderState:
     # The ISR
 
     def wanted_isr(self, now_ms: int, lag_ms: int) -> tuple[int, ...] | None:
-        """Returns the ISR to propose; None if it should not change, or while a proposal is pending.
+        """Returns the ISR to propose; None if the ISR should not change, or while a proposal is pending.
 
-        Has to be called regularly, because it also notices followers that no longer fetch.
+        Must be called regularly, because this call also detects followers that no longer fetch.
         """
         for follower in self.followers.values():
             if now_ms - follower.fetched_ms > lag_ms:
@@ -242,12 +261,14 @@ class PartitionLeaderState:
         wanted = tuple(each for each in self.image.replicas if self._belongs_in_isr(each, now_ms, lag_ms))
         is_changed = sorted(wanted) != sorted(self.image.isr)
         if is_changed or self.image.is_recovering or self.rejected_proposal is not None:
-            # Any committed change, even to the same ISR, invalidates duplicates of a rejected proposal.
+            # After a rejected proposal, propose even an unchanged ISR. Any committed change invalidates duplicates of
+            # the rejected request.
             return wanted
         return None
 
     def propose(self, isr: tuple[int, ...]) -> IsrProposal:
-        """Makes the high watermark wait for these replicas too, until the outcome of the proposal is known."""
+        """Creates a proposal. Until its outcome is known, the high watermark also waits for the members of the proposed
+        ISR."""
         assert self.proposal is None, "one proposal at a time"
         epochs = tuple(self._broker_epoch(each) for each in isr)
         self.proposal = IsrProposal(isr, epochs, self.image.partition_epoch)
@@ -261,17 +282,17 @@ class PartitionLeaderState:
         return UNKNOWN if follower is None else follower.broker_epoch
 
     def on_alter_partition_response(self, result: IsrChangeResult) -> bool:
-        """Returns True if the high watermark advanced.
+        """Applies the response. Returns whether the high watermark advanced.
 
-        After most errors the proposal stays pending: it may have been committed, or another change was, and only the
-        metadata shows which.
+        After most errors the proposal stays pending, because it may have been committed. Only newer metadata shows the
+        outcome.
         """
         if result.error is not None:
             if isinstance(result.error, IneligibleReplicaError) and self.proposal is not None:
                 self.rejected_proposal, self.proposal = self._merge_rejected(self.proposal), None
             return False
         if result.leader_epoch != self.leader_epoch or result.partition_epoch <= self.image.partition_epoch:
-            # The metadata was faster than this response.
+            # Newer metadata has arrived before this response.
             return False
         self._discard_older_proposals(result.partition_epoch)
         removed = (each for each in (*self.image.isr, *self.departing_replicas) if each not in result.isr)
@@ -285,7 +306,8 @@ class PartitionLeaderState:
         return self.advance_high_watermark()
 
     def _discard_older_proposals(self, partition_epoch: int) -> None:
-        """Forgets proposals based on an older partition epoch: they were committed by now, or never will be."""
+        """Discards proposals based on an older partition epoch, because newer metadata already contains their
+        outcome."""
         if self.proposal is not None and self.proposal.partition_epoch < partition_epoch:
             self.proposal = None
         if self.rejected_proposal is not None and self.rejected_proposal.partition_epoch < partition_epoch:
@@ -309,20 +331,23 @@ class PartitionLeaderState:
         return now_ms - follower.fetched_ms <= lag_ms and self._has_committed_records(replica)
 
     def can_join_isr(self, replica: int) -> bool:
-        """Whether the replica has caught up with its last fetch."""
+        """Returns whether the replica is outside the ISR and its last fetch shows that it has caught up."""
         follower = self.followers.get(replica)
         if follower is None or self.proposal is not None or replica in self.image.isr:
             return False
         return follower.is_keeping_up and self._has_committed_records(replica)
 
     def _has_committed_records(self, replica: int) -> bool:
-        """Whether the replica has everything below the high watermark and the start of this epoch: the high watermark
-        of a new leader may be too low."""
+        """Returns whether the replica is eligible for the ISR and has all records that may be committed.
+
+        Records below the start of this epoch may be committed too, because the high watermark of a new leader may be
+        too low.
+        """
         enough = max(self.high_watermark, self.epoch_start)
         return self._is_isr_eligible(replica) and self.followers[replica].durable_offset >= enough
 
     def _is_isr_eligible(self, replica: int) -> bool:
-        """Whether the replica's broker is active, and its fetches come from that incarnation."""
+        """Returns whether the replica's broker is active and its fetches come from the registered incarnation."""
         broker = self.brokers.get(replica)
         follower = self.followers[replica]
         return broker is not None and broker.is_active and broker.epoch == follower.broker_epoch

@@ -12,15 +12,18 @@ from moldau.partitions.delayed_operations import OffsetWaiters
 log = get_logger(__name__)
 
 FLUSH_RETRY_S_MIN, FLUSH_RETRY_S_MAX = 0.1, 5.0
-"""The delay after a transient error; it doubles with each error in a row."""
+"""The shortest and the longest delay before a retry after a transient error. The delay doubles with each consecutive
+error."""
 
 
 class LogFlusher:
     def __init__(
         self, log_: Log, *, on_flushed: Callable[[], None], on_error: Callable[[StorageError, bool], None]
     ) -> None:
-        """`on_flushed` is called when the flushed offset has moved, `on_error` with an error and whether it is
-        permanent."""
+        """`on_flushed` is called when the flushed offset has advanced.
+
+        `on_error` is called with an error and with whether the error is permanent.
+        """
         self._log = log_
         self._on_flushed = on_flushed
         self._on_error = on_error
@@ -33,7 +36,8 @@ class LogFlusher:
         self._retry_delay_s = FLUSH_RETRY_S_MIN
 
     def flushed_offset(self) -> int:
-        """Returns the offset below which records count as flushed. With write.caching that is the end of the log."""
+        """Returns the offset below which records are treated as flushed. With write.caching this is the end of the
+        log."""
         return self._log.end_offset if self._log.settings.write_caching else self._log.durable_offset
 
     @property
@@ -41,7 +45,8 @@ class LogFlusher:
         return self._is_running
 
     def start(self) -> None:
-        """Starts a flush unless one is running; what is appended while it runs is covered by the next."""
+        """Starts a flush unless one is running. The next flush includes records that are appended during a running
+        flush."""
         log_ = self._log
         if self._is_running or log_.durable_offset >= log_.end_offset or log_.settings.write_caching:
             return
@@ -50,7 +55,7 @@ class LogFlusher:
         self._flush_task = start_eagerly(self._flush(), self._on_flush_done)
 
     async def wait_until_flushed(self, offset: int) -> None:
-        """Returns when the log is flushed below `offset`; raises StorageError when it cannot be."""
+        """Waits until all records below `offset` are flushed. Raises StorageError if the flush fails."""
         self.start()
         if self.flushed_offset() < offset:
             if self._log.failure is not None:
@@ -58,14 +63,14 @@ class LogFlusher:
             await self._waiters.add(offset)
 
     def complete_waiters(self) -> None:
-        """Completes what waited for offsets that are flushed by now, by a flush or because write.caching was set."""
+        """Completes the waiters whose offsets are flushed, either by a flush or because write.caching was enabled."""
         self._waiters.complete_up_to(self.flushed_offset())
 
     def fail_waiters(self, error: MoldauError) -> None:
         self._waiters.fail_all(error)
 
     async def stop(self) -> None:
-        """Waits for the running flush and starts no other."""
+        """Waits for the running flush. No flush starts afterwards."""
         self._is_stopped = True
         self._cancel_retry()
         running = [task for task in (self._flush_task, self._finalizer) if task is not None]
@@ -85,7 +90,7 @@ class LogFlusher:
         if error is None:
             self.start()
         elif isinstance(error, Exception):
-            # An unexpected error counts as permanent, so that no request waits for a flush that never comes.
+            # Treat an unexpected error as permanent. Otherwise requests would wait for a flush that never happens.
             known = error if isinstance(error, StorageError) else StorageError(f"flushing failed: {error!r}")
             is_transient = known is error and self._log.failure is None
             self._on_error(known, not is_transient)
@@ -93,7 +98,8 @@ class LogFlusher:
                 self._retry_later(known)
 
     def _retry_later(self, error: StorageError) -> None:
-        """Schedules a flush: followers and consumers wait for these records even if nothing more is appended."""
+        """Schedules a flush, because followers and consumers wait for the records even if no more records are
+        appended."""
         if self._is_stopped or self._is_running:
             return
         delay_s, self._retry_delay_s = self._retry_delay_s, min(2 * self._retry_delay_s, FLUSH_RETRY_S_MAX)
@@ -108,7 +114,7 @@ class LogFlusher:
             self._retry_timer = None
 
     def _start_finalizer(self) -> None:
-        """Finalizes closed segments in a task of its own, so that no produce waits for indexes to be written."""
+        """Finalizes closed segments in a separate task, so that no produce request waits for index writes."""
         if self._finalizer is None and self._log.has_unfinalized_segments and not self._is_stopped:
             self._finalizer = asyncio.get_running_loop().create_task(self._finalize_segments())
 

@@ -81,7 +81,8 @@ class LogMaintenance:
             return
         self._was_full = True
         if not was_full:
-            # Only once: without appends little more expires before the next regular round.
+            # Apply retention only once while the disk is full. Without appends, few more records expire before the
+            # next regular round.
             await self._apply_retention()
 
     async def _run_on_partition(self, partition: Partition, work: Awaitable[object]) -> None:

@@ -1,4 +1,4 @@
-"""A partition that this broker has a replica of: its log, its role, and the operations that wait for it."""
+"""One partition replica of this broker: its log, its role and its delayed operations."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -35,13 +35,15 @@ NO_BROKERS: Mapping[int, BrokerRegistration] = MappingProxyType({})
 
 
 class Lease(Protocol):
-    """The controller's promise that no other broker leads in this one's place."""
+    """The controller's guarantee that no other broker becomes leader of this broker's partitions while the lease is
+    valid."""
 
     def is_valid(self) -> bool: ...
 
 
 class DivergingEpochError(MoldauError):
-    """The caller's last fetched epoch ends earlier in this log: the caller has records that are not in it."""
+    """The caller's last fetched epoch ends at a lower offset in this log, so the caller has records that this log does
+    not have."""
 
     def __init__(self, epoch: int, end_offset: int) -> None:
         super().__init__(f"epoch {epoch} ended at {end_offset}")
@@ -50,7 +52,8 @@ class DivergingEpochError(MoldauError):
 
 
 class OutOfLogRangeError(OffsetOutOfRangeError):
-    """The offset is not in the log, which starts at `start_offset`; a follower below that resets its log to it."""
+    """The offset is outside the log, which starts at `start_offset`. A follower with a lower offset resets its log to
+    `start_offset`."""
 
     def __init__(self, message: str, start_offset: int) -> None:
         super().__init__(message)
@@ -60,7 +63,7 @@ class OutOfLogRangeError(OffsetOutOfRangeError):
 class LogAppendInfo(NamedTuple):
     base_offset: int
     next_offset: int
-    """The records are committed when the high watermark reaches it."""
+    """The records are committed when the high watermark reaches this offset."""
     append_time_ms: int
     """NO_TIMESTAMP unless the topic uses LogAppendTime."""
     leader_epoch: int
@@ -73,13 +76,13 @@ class LogReadInfo(NamedTuple):
     last_stable_offset: int
     start_offset: int
     preferred_read_replica: int = -1
-    """The replica that the consumer should fetch from instead; then there are no records."""
+    """The replica that the consumer should fetch from instead, or -1. If it is set, `records` is empty."""
 
 
 class Partition:
-    """Has at most one role: `leader.state` or `follower.state` is set.
+    """A replica with at most one role: either `leader.state` or `follower.state` is set.
 
-    Outside of the lock the offsets of the log may be slightly old, because a log store may await.
+    Without the lock the offsets of the log may be slightly stale, because a log store may suspend during a change.
     """
 
     def __init__(
@@ -91,7 +94,7 @@ class Partition:
         clock: Clock,
         lease: Lease | None = None,
     ) -> None:
-        """Without a lease the broker leads whatever the metadata says."""
+        """If `lease` is None, the broker leads as the metadata says and never checks a lease."""
         self.name = name
         self.topic_id = topic_id
         self.log = log_
@@ -112,7 +115,7 @@ class Partition:
     ) -> None:
         """Becomes leader or follower as the metadata says. Ignores an image older than the current one.
 
-        Takes the lock, so that a running append ends in the epoch in which it began.
+        Acquires the lock, so that a running append completes in the leader epoch in which it started.
         """
         async with self._lock:
             if self.guarded_log.is_closed or self._is_stale(image):
@@ -122,7 +125,8 @@ class Partition:
             elif image.leader_epoch >= self.log.epochs.latest:
                 self._become_leader(image, brokers)
             else:
-                # The metadata that a replica is opened with knows every epoch in its log.
+                # The replica was opened with current metadata, so its log cannot have a later epoch than the
+                # metadata.
                 self.guarded_log.mark_offline(
                     StorageError(
                         f"{self.name} is led in epoch {image.leader_epoch}, but its log has records of epoch "
@@ -194,17 +198,17 @@ class Partition:
 
     @property
     def is_follower(self) -> bool:
-        """Whether there is a leader to follow."""
+        """Whether this broker is a follower and the partition has a leader."""
         return self.follower.state is not None and self.follower.state.has_leader
 
     @property
     def failure(self) -> StorageError | None:
-        """Why the partition is offline."""
+        """Why the partition is offline; None if it is online."""
         return self.guarded_log.failure
 
     @property
     def high_watermark(self) -> int:
-        """The offset below which everything is committed and in this log; more may be committed."""
+        """The offset below which all records are committed and in this log. Later records may be committed too."""
         role = self.leader.state or self.follower.state
         if role is not None:
             return role.high_watermark
@@ -212,7 +216,8 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """What read_committed consumers see. There are no transactions yet, so it is the high watermark."""
+        """The offset up to which read_committed consumers read. It equals the high watermark, because there are no
+        transactions yet."""
         return self.high_watermark
 
     def configure(self, settings: TopicSettings) -> None:
@@ -237,7 +242,7 @@ class Partition:
     # Leadership checks
 
     def require_leader(self, current_leader_epoch: int = NO_EPOCH) -> PartitionLeaderState:
-        """Returns the leader's state for a caller in `current_leader_epoch`.
+        """Returns the leader's state for a caller that knows the leader epoch `current_leader_epoch`.
 
         Raises NotLeaderOrFollowerError, FencedLeaderEpochError, UnknownLeaderEpochError or StorageError.
         """
@@ -262,14 +267,15 @@ class Partition:
         return self._lease is None or self._lease.is_valid()
 
     def check_lease(self) -> None:
-        """Raises NotLeaderOrFollowerError once another broker may have become leader."""
+        """Raises NotLeaderOrFollowerError if the lease has expired, because another broker may be the leader."""
         if not self.has_lease:
             raise NotLeaderOrFollowerError(
                 f"this broker has lost contact with the controller and may no longer lead {self.name}"
             )
 
     def on_lease_lost(self) -> None:
-        """Fails all pending acks: without a lease this broker can no longer commit them. Reads are not affected."""
+        """Fails all pending acks, because this broker can no longer commit records without a lease. Reads are not
+        affected."""
         delayed = self.delayed
         waiting = [each for each in (delayed.commits, delayed.acks_all, delayed.deletions) if each]
         if waiting:
@@ -290,11 +296,11 @@ class Partition:
         acks_all: bool = False,
         current_leader_epoch: int = NO_EPOCH,
     ) -> LogAppendInfo:
-        """Assigns offsets to the batches and appends them. `commit_future` waits until they are committed.
+        """Assigns offsets to the batches and appends them. Use `commit_future` to wait until they are committed.
 
-        A repeated batch of an idempotent producer is not appended again: the result has the offset of the first. With
-        `acks_all` the ISR must have min.insync.replicas. A caller that decided on these records in a certain leader
-        epoch gives it as `current_leader_epoch`.
+        A duplicate batch of an idempotent producer is not appended again. The result then has the offsets of the first
+        append. With `acks_all` the ISR must have at least min.insync.replicas members. A caller whose records are valid
+        only in one leader epoch passes that epoch as `current_leader_epoch`.
         """
         async with self._lock:
             leader = self.require_leader(current_leader_epoch)
@@ -335,14 +341,16 @@ class Partition:
     def commit_future(
         self, next_offset: int, leader_epoch: int, *, acks_all: bool = False
     ) -> "asyncio.Future[None] | None":
-        """Returns a future that completes when the high watermark reaches `next_offset`; None if it has.
+        """Returns a future that completes when the high watermark reaches `next_offset`; None if it has reached the
+        offset already.
 
-        The future fails when the leader epoch of the records ends. With `acks_all` it also fails when the ISR shrinks
-        below min.insync.replicas.
+        The future fails when the leader epoch of the records ends. With `acks_all` the future also fails when the ISR
+        shrinks below min.insync.replicas.
         """
         leader = self.require_leader()
         if leader.leader_epoch != leader_epoch:
-            # Leaders in between may have truncated the records and written others at their offsets.
+            # Other leaders since the append may have truncated the records and written other records at the same
+            # offsets.
             raise NotLeaderOrFollowerError(
                 f"{self.name} had another leader after the records were appended: they may be lost",
                 self.leader_id,
@@ -374,9 +382,10 @@ class Partition:
         min_one_batch: bool = True,
         from_follower: bool = False,
     ) -> LogReadInfo:
-        """Returns what a consumer may see from `offset` on; `from_follower` allows a follower to serve it.
+        """Returns the records from `offset` on that a consumer may read. `from_follower` allows the read if this broker
+        is a follower.
 
-        Raises OffsetOutOfRangeError, DivergingEpochError, OffsetNotAvailableError, or as `require_leader` does.
+        Raises OffsetOutOfRangeError, DivergingEpochError, OffsetNotAvailableError, or an error of `require_leader`.
         """
         role = (
             self._require_role(current_leader_epoch)
@@ -389,7 +398,8 @@ class Partition:
             self._check_fetch_offset(offset, last_fetched_epoch)
         except (DivergingEpochError, OffsetOutOfRangeError):
             if isinstance(role, PartitionLeaderState):
-                # Without a lease there may be a newer leader, whose log may have this offset.
+                # If the lease has expired, raise NotLeaderOrFollowerError instead, because the log of a newer leader
+                # may have this offset.
                 self.check_lease()
             raise
         log_ = self.log
@@ -405,8 +415,11 @@ class Partition:
     def _check_follower_has(
         self, follower: PartitionFollowerState, offset: int, last_fetched_epoch: int
     ) -> None:
-        """Raises OffsetNotAvailableError for records that this follower may only lack yet: an OFFSET_OUT_OF_RANGE would
-        make the consumer reset its position, a diverging epoch would make it report lost records."""
+        """Raises OffsetNotAvailableError if this follower may not have replicated the records yet.
+
+        Otherwise OFFSET_OUT_OF_RANGE would make the consumer reset its position, and a diverging epoch would make the
+        consumer report lost records.
+        """
         is_newer = last_fetched_epoch > self.log.epochs.latest and offset > follower.high_watermark
         if offset > self.log.end_offset or is_newer:
             raise OffsetNotAvailableError(f"this follower of {self.name} does not have offset {offset} yet")
@@ -418,15 +431,18 @@ class Partition:
     async def read_for_follower(
         self, fetch: FollowerFetch, bytes_max: int, *, min_one_batch: bool = True, is_new_request: bool = True
     ) -> LogReadInfo:
-        """Returns everything from the follower's offset on, and counts what is below as replicated.
+        """Returns the records from the follower's fetch offset on. Records below this offset are now known to be
+        replicated.
 
-        `is_new_request` is False when a delayed fetch is tried again. Raises as `read` does, and StaleBrokerEpochError.
+        `is_new_request` is False when a delayed fetch is retried. Raises the same errors as `read`, and
+        StaleBrokerEpochError.
         """
         leader = self.require_leader()
         leader.check_follower_fetch(fetch)
         log_ = self.log
         if fetch.last_fetched_epoch > leader.leader_epoch:
-            # There is no such epoch yet: the follower's disk has damaged it (no checksum covers the epoch).
+            # This epoch does not exist yet. The follower's disk has damaged the epoch field, which no checksum
+            # covers.
             raise DivergingEpochError(log_.epochs.latest, log_.end_offset)
         self._check_fetch_offset(fetch.offset, fetch.last_fetched_epoch)
         if is_new_request:
@@ -456,9 +472,10 @@ class Partition:
     # Offsets
 
     def end_offset_for_epoch(self, epoch: int, current_leader_epoch: int = NO_EPOCH) -> EpochEndOffset:
-        """Returns the latest epoch up to `epoch` that has records (-1: none), and its end offset.
+        """Returns the latest epoch up to `epoch` in this log (-1 if there is none), and the end offset of this epoch.
 
-        Raises as `require_leader` does, and without a lease if a newer leader could return another result.
+        Raises the same errors as `require_leader`. Also raises NotLeaderOrFollowerError if the lease has expired and a
+        newer leader could return another result.
         """
         leader = self.require_leader(current_leader_epoch)
         found = EpochEndOffset(*self.log.epochs.end_offset_for(epoch, self.log.end_offset))
@@ -467,14 +484,14 @@ class Partition:
         return found
 
     def latest_epoch_and_end_offset(self) -> EpochEndOffset:
-        """Returns the end of this replica's log, in any role."""
+        """Returns the latest epoch and the end offset of this replica's log, in any role."""
         self.guarded_log.check_online()
         return EpochEndOffset(self.log.epochs.latest, self.log.end_offset)
 
     def latest_offset(self, current_leader_epoch: int = NO_EPOCH) -> int:
-        """Returns the high watermark as the end of the log.
+        """Returns the high watermark, which is the latest offset for consumers.
 
-        Raises OffsetNotAvailableError while a new leader does not know yet what its predecessor committed.
+        Raises OffsetNotAvailableError while a new leader does not know yet which records the previous leader committed.
         """
         leader = self.require_leader(current_leader_epoch)
         if leader.high_watermark < leader.epoch_start:
@@ -492,7 +509,8 @@ class Partition:
     # Deletion and compaction
 
     async def delete_records(self, before_offset: int) -> int:
-        """Advances the start offset to `before_offset` (-1: the high watermark) and returns it."""
+        """Advances the start offset to `before_offset`, or to the high watermark if `before_offset` is -1. Returns the
+        target offset."""
         await self.wait_for_flush()
         async with self._lock:
             high_watermark = self.require_leader().high_watermark
@@ -508,7 +526,8 @@ class Partition:
             return target
 
     def low_watermark_future(self, offset: int) -> "asyncio.Future[None] | None":
-        """Returns a future that completes when the low watermark reaches `offset`; None if it has."""
+        """Returns a future that completes when the low watermark reaches `offset`; None if it has reached `offset`
+        already."""
         if self.low_watermark >= offset:
             return None
         return self.delayed.deletions.add(offset)
@@ -519,7 +538,8 @@ class Partition:
         return self.require_leader().low_watermark(self.log.start_offset)
 
     async def apply_retention(self, now_ms: int) -> None:
-        """Deletes old records if this broker leads; the start offset of a follower follows the leader's."""
+        """Deletes old records if this broker is the leader. A follower deletes only records below its start offset,
+        which the leader determines."""
         async with self._lock:
             below = self.high_watermark if self.is_leader else self.log.start_offset
             start_offset = self.log.start_offset
@@ -528,5 +548,8 @@ class Partition:
                 self.delayed.append_listeners.notify()
 
     async def compact(self, now_ms: int) -> bool:
-        """Runs one round of compaction without the lock: it works on closed segments, and takes long."""
+        """Runs one round of compaction. Returns whether anything was cleaned.
+
+        Does not hold the lock, because compaction takes long and changes only closed segments.
+        """
         return await self.guarded_log.guard(self.log.compact(now_ms, self.high_watermark))

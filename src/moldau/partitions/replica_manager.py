@@ -25,10 +25,11 @@ from moldau.settings.effective import EffectiveSettings
 log = get_logger(__name__)
 
 CONCURRENT_LOGS_MAX = 64
-"""How many logs are opened or deleted at a time: each needs several fsyncs, and those of many logs can be shared."""
+"""How many logs are opened or deleted at the same time. Each log needs several fsyncs, and concurrent logs can share an
+fsync."""
 FREE_BYTES_MIN, FREE_FRACTION_MIN = 64 * 1024 * 1024, 100
-"""How much of a full disk has to become free before it counts as writable: bytes, or the hundredth part of a small
-disk."""
+"""A full disk is writable again when FREE_BYTES_MIN bytes or 1/FREE_FRACTION_MIN of the disk are free, whichever is
+less."""
 
 
 class ReplicaManager:
@@ -42,21 +43,23 @@ class ReplicaManager:
         internal_logs: Container[LogName],
         lease: Lease | None = None,
     ) -> None:
-        """`internal_logs` are logs in the store that belong to no topic. Without a lease this broker leads whatever the
-        metadata says."""
+        """`internal_logs` are logs in the store that belong to no topic.
+
+        If `lease` is None, this broker leads as the metadata says and never checks a lease.
+        """
         self.store = store
         self.on_roles_changed: list[Callable[[Sequence[Partition]], None]] = []
         """Called with the partitions that were opened, changed or closed."""
         self.on_offline_replicas_changed: list[Callable[[], None]] = []
         """Called when `offline_replicas` has changed outside of `publish`."""
         self._defers_notification = False
-        """Set while several partitions change, so that there is one notification for all."""
+        """True while several partitions change, so that listeners are notified once for all of them."""
         self.lease = lease
         self.incarnation_id: UUID | None = None
-        """The incarnation that this broker registers with. No log is opened before the metadata shows it. None opens
-        logs at once, for tests whose first image is the latest."""
+        """The incarnation id with which this broker registers. No log is opened before the metadata contains this
+        registration. With None, logs are opened immediately, for tests whose first image is the latest."""
         self._is_current = False
-        """Whether the metadata has shown this incarnation."""
+        """Whether the metadata has contained the registration of this incarnation."""
         self._internal_logs = internal_logs
         self._node_id = node_id
         self._settings = settings
@@ -75,7 +78,8 @@ class ReplicaManager:
         """Held by `publish` and by retries of logs that could not be opened."""
 
     def get(self, topic: str, index: int) -> Partition | None:
-        """Returns None if this broker has no such replica; raises StorageError if its log cannot be opened."""
+        """Returns the partition; None if this broker has no replica of it. Raises StorageError if the log cannot be
+        opened."""
         partition = self._partitions.get((topic, index))
         if partition is None and self._unopened and (topic, index) in self._unopened:
             raise copy_error(self._unopened[topic, index])
@@ -116,14 +120,14 @@ class ReplicaManager:
         return [partition for partition in self if partition.is_leader]
 
     def on_lease_lost(self) -> None:
-        """Fails what waits for a commit on all partitions that this broker leads."""
+        """Fails all pending acks of the partitions that this broker leads."""
         for partition in self.leader_partitions():
             partition.on_lease_lost()
 
     # Metadata
 
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Applies the image; when this returns, new partitions serve clients."""
+        """Applies the image. New partitions serve clients when this method returns."""
         async with self._change_lock:
             await self._publish(delta, image)
 
@@ -157,10 +161,10 @@ class ReplicaManager:
                 callback(changed_partitions)
 
     def _shows_current_incarnation(self, image: MetadataImage) -> bool:
-        """Whether the image has this incarnation's registration.
+        """Returns whether the image contains the registration of this incarnation.
 
-        A starting broker replays old metadata first: previous roles, topics since recreated, replicas since moved. The
-        logs on its disk are newer than all of that.
+        A starting broker first replays old metadata: previous roles, topics that were recreated later, replicas that
+        were moved later. Old metadata must not change the logs on the disk, because they are newer.
         """
         if self.incarnation_id is None:
             return True
@@ -170,7 +174,8 @@ class ReplicaManager:
     async def move_stray_logs(self) -> None:
         """Renames the logs that belong to no replica in the image.
 
-        Their topics were deleted, or their replicas moved, while this broker was down; or they are of another cluster.
+        The topic was deleted or the replica was moved while this broker was down, or the log comes from another
+        cluster.
         """
         for name, topic_id in self.store.list_logs():
             topic = self._image.topics.get(name.topic)
@@ -184,7 +189,7 @@ class ReplicaManager:
                 await self.store.move_to_stray(name)
 
     async def _apply_partition(self, topic: TopicImage, image: PartitionRegistration) -> Partition | None:
-        """Returns the partition that was opened, changed or closed."""
+        """Opens, changes or deletes a replica as the image says. Returns its partition, if there is one."""
         key = (topic.name, image.index)
         if self._node_id not in image.replicas:
             return await self._delete_replica(key)
@@ -217,7 +222,7 @@ class ReplicaManager:
                 callback()
 
     async def _delete_replica(self, key: tuple[str, int]) -> Partition | None:
-        """Deletes a replica that was reassigned to other brokers, which have all of its records."""
+        """Deletes a replica that was reassigned to other brokers. The other replicas have all its records."""
         partition = self._discard(key)
         if partition is not None:
             log.info("deleting a replica that was reassigned", partition=str(partition.name))
@@ -237,7 +242,7 @@ class ReplicaManager:
         try:
             opened = await self.store.open(name, topic_id, self._settings.topic(name.topic))
         except StorageError as error:
-            # A damaged log must not keep the other partitions from being served.
+            # Do not raise the error, because the other partitions must be served even if one log is damaged.
             if str(self._unopened.get(key)) != str(error):
                 log.error(
                     "partition is offline: its log cannot be opened", partition=str(name), reason=str(error)
@@ -257,7 +262,7 @@ class ReplicaManager:
                 if on_disk.get(LogName(*key)) == topic.topic_id:
                     yield self._delete_partition(key)
                 elif key not in self._partitions:
-                    # A log of this name belongs to another topic.
+                    # If a log of this name exists, it belongs to another topic.
                     self._unopened.pop(key, None)
 
     async def _delete_partition(self, key: tuple[str, int]) -> Partition | None:
@@ -271,15 +276,16 @@ class ReplicaManager:
         try:
             await self.store.remove(name)
         except StorageError as error:
-            # No client can reach it any more; at the next start it becomes a stray log.
+            # No client can access this log any more. The next start renames it to a stray log.
             log.error(
                 "the log of a deleted partition was not deleted", partition=str(name), reason=str(error)
             )
 
     async def retry_offline_logs(self, *, transient_only: bool = False) -> None:
-        """Tries again to open the logs that could not be opened because of a disk error.
+        """Retries to open the logs that could not be opened because of a disk error.
 
-        With `transient_only` only those that lacked disk space or file descriptors, which is cheap to find out.
+        `transient_only` limits the retry to logs that failed for lack of disk space or file descriptors. Such a retry
+        is cheap.
         """
         changed_partitions: list[Partition] = []
         for (topic, index), error in list(self._unopened.items()):
@@ -296,8 +302,10 @@ class ReplicaManager:
             self._notify_offline_replicas()
 
     def probe_disk_space(self) -> bool:
-        """Returns whether the disk has free space. If so, clears the transient errors of all partitions, because one
-        without appends would never notice."""
+        """Returns whether the disk has free space. If so, clears the transient errors of all partitions.
+
+        Without this check, a partition without appends would never detect that it is writable again.
+        """
         total, usable = self.store.space()
         if usable < min(FREE_BYTES_MIN, total // FREE_FRACTION_MIN):
             return False
@@ -337,7 +345,7 @@ class ReplicaManager:
 
 
 async def _run_concurrently(work: Iterable[Coroutine[object, object, Partition | None]]) -> list[Partition]:
-    """Runs the coroutines, a bounded number at a time, and returns the partitions that they changed."""
+    """Runs the coroutines, up to CONCURRENT_LOGS_MAX at a time. Returns the partitions that they changed."""
     changed = []
     pending = iter(work)
     while batch := list(itertools.islice(pending, CONCURRENT_LOGS_MAX)):
