@@ -57,7 +57,7 @@ class FollowerReplica:
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether the metadata has this follower in the ISR."""
+        """Whether this follower is in the ISR according to the metadata."""
         return self.state is not None and self._replica_id in self.state.image.isr
 
     @property
@@ -66,12 +66,11 @@ class FollowerReplica:
         return 0 if self.state is None else max(0, self.state.leader_high_watermark - self.log.end_offset)
 
     def replicated_offset(self) -> int:
-        """Returns the offset below which this follower's log is flushed. A fetch from this offset acknowledges all
-        records below it."""
+        """Returns the offset below which this follower's log is flushed. A fetch acknowledges the records below it."""
         return self._flusher.flushed_offset()
 
     def fetch_position(self) -> FollowerFetchState | None:
-        """Returns where to fetch next; None if there is no leader, the log has failed, or the end of the log is not
+        """Returns where to fetch next; None without a leader, after a failure, or while the end of the log is not
         flushed."""
         state, log_ = self.state, self.log
         if state is None or not state.has_leader or self._guarded_log.failure is not None:

@@ -1,5 +1,4 @@
-"""The state of a partition follower: its high watermark, where to truncate its log, and which batches to accept.
-Pure."""
+"""The state of a partition follower: its high watermark, where to truncate, and which batches to accept. Pure."""
 
 from dataclasses import dataclass
 

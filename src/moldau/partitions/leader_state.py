@@ -50,13 +50,12 @@ class FollowerFetch(NamedTuple):
 
 
 class IsrProposal(NamedTuple):
-    """An ISR that the leader has requested from the controller. The controller may have committed it, even if no
-    response has arrived."""
+    """An ISR that the leader has requested. Before the response arrives, the controller may have committed it."""
 
     isr: tuple[int, ...]
     broker_epochs: tuple[int, ...]
-    """The broker epoch of each member, in the order of `isr`. A broker that has restarted has another epoch and may not
-    be in sync."""
+    """The broker epoch of each member, in the order of `isr`. A restarted broker has a new epoch and may not be in
+    sync."""
     partition_epoch: int
     """The partition epoch on which the proposal is based."""
 
@@ -70,10 +69,9 @@ class PartitionLeaderState:
     min_isr: int = 1
     """Records are committed only while the ISR has at least this many members."""
     high_watermark: int = 0
-    """All records below this offset are durable on every member of the maximal ISR. It never falls within a leader
-    epoch."""
+    """All records below it are durable on every member of the maximal ISR. It never falls within a leader epoch."""
     epoch_start: int = 0
-    """The end offset of the leader's log when its epoch began."""
+    """The end offset of the leader's log when this leader epoch started."""
     end_offset: int = 0
     durable_offset: int = 0
     """The durable offset of the leader's own log."""
@@ -86,7 +84,7 @@ class PartitionLeaderState:
     whether these replicas are in the ELR. The high watermark waits for these replicas until newer metadata shows the
     ELR."""
     followers: dict[int, FollowerProgress] = field(default_factory=dict)
-    """Followers that have fetched in this epoch, or were in the ISR at its start."""
+    """Followers that have fetched in this epoch, or were in the ISR at the start of the epoch."""
 
     @classmethod
     def start_epoch(
@@ -150,8 +148,8 @@ class PartitionLeaderState:
         return self.advance_high_watermark()
 
     def on_fetch(self, fetch: FollowerFetch, now_ms: int) -> bool:
-        """Records a follower's fetch, which acknowledges all records below its offset. Returns whether the high
-        watermark advanced."""
+        """Records a fetch, which acknowledges all records below its offset. Returns whether the high watermark
+        advanced."""
         follower = self.followers.get(fetch.replica_id)
         if follower is None:
             follower = self.followers[fetch.replica_id] = FollowerProgress()
@@ -169,8 +167,7 @@ class PartitionLeaderState:
     def on_image(
         self, image: PartitionRegistration, brokers: Mapping[int, BrokerRegistration], min_isr: int
     ) -> bool:
-        """Applies a newer state of the partition in the same leader epoch. Returns whether the high watermark
-        advanced."""
+        """Applies a newer partition state in the same leader epoch. Returns whether the high watermark advanced."""
         self._discard_older_proposals(image.partition_epoch)
         for each in [each for each in self.followers if each not in image.replicas]:
             del self.followers[each]
@@ -267,15 +264,14 @@ class PartitionLeaderState:
         return None
 
     def propose(self, isr: tuple[int, ...]) -> IsrProposal:
-        """Creates a proposal. Until its outcome is known, the high watermark also waits for the members of the proposed
-        ISR."""
+        """Creates a proposal. The high watermark also waits for its members until the outcome is known."""
         assert self.proposal is None, "one proposal at a time"
         epochs = tuple(self._broker_epoch(each) for each in isr)
         self.proposal = IsrProposal(isr, epochs, self.image.partition_epoch)
         return self.proposal
 
     def _broker_epoch(self, replica: int) -> int:
-        """Returns the broker epoch of the replica's fetches; UNKNOWN if it has not fetched in this epoch."""
+        """Returns the broker epoch of the replica's fetches; UNKNOWN if the replica has not fetched in this epoch."""
         if replica == self.replica_id:
             return self.brokers[replica].epoch if replica in self.brokers else UNKNOWN
         follower = self.followers.get(replica)
@@ -306,8 +302,7 @@ class PartitionLeaderState:
         return self.advance_high_watermark()
 
     def _discard_older_proposals(self, partition_epoch: int) -> None:
-        """Discards proposals based on an older partition epoch, because newer metadata already contains their
-        outcome."""
+        """Discards proposals based on an older partition epoch, because newer metadata contains their outcome."""
         if self.proposal is not None and self.proposal.partition_epoch < partition_epoch:
             self.proposal = None
         if self.rejected_proposal is not None and self.rejected_proposal.partition_epoch < partition_epoch:

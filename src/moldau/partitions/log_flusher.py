@@ -12,8 +12,7 @@ from moldau.partitions.delayed_operations import OffsetWaiters
 log = get_logger(__name__)
 
 FLUSH_RETRY_S_MIN, FLUSH_RETRY_S_MAX = 0.1, 5.0
-"""The shortest and the longest delay before a retry after a transient error. The delay doubles with each consecutive
-error."""
+"""The first and the longest delay before a retry after a transient error. Each consecutive error doubles the delay."""
 
 
 class LogFlusher:
@@ -36,8 +35,7 @@ class LogFlusher:
         self._retry_delay_s = FLUSH_RETRY_S_MIN
 
     def flushed_offset(self) -> int:
-        """Returns the offset below which records are treated as flushed. With write.caching this is the end of the
-        log."""
+        """Returns the offset below which records are treated as flushed. With write.caching this is the log end."""
         return self._log.end_offset if self._log.settings.write_caching else self._log.durable_offset
 
     @property
@@ -45,8 +43,7 @@ class LogFlusher:
         return self._is_running
 
     def start(self) -> None:
-        """Starts a flush unless one is running. The next flush includes records that are appended during a running
-        flush."""
+        """Starts a flush unless one is running. Records appended during a running flush are flushed by the next one."""
         log_ = self._log
         if self._is_running or log_.durable_offset >= log_.end_offset or log_.settings.write_caching:
             return
@@ -98,8 +95,7 @@ class LogFlusher:
                 self._retry_later(known)
 
     def _retry_later(self, error: StorageError) -> None:
-        """Schedules a flush, because followers and consumers wait for the records even if no more records are
-        appended."""
+        """Schedules a flush, because followers and consumers wait for these records even without further appends."""
         if self._is_stopped or self._is_running:
             return
         delay_s, self._retry_delay_s = self._retry_delay_s, min(2 * self._retry_delay_s, FLUSH_RETRY_S_MAX)

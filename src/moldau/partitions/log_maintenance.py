@@ -86,7 +86,7 @@ class LogMaintenance:
             await self._apply_retention()
 
     async def _run_on_partition(self, partition: Partition, work: Awaitable[object]) -> None:
-        """Awaits the work and logs its error, so that the round goes on with the other partitions."""
+        """Awaits the work. Logs an error instead of raising it, so that the other partitions are handled too."""
         try:
             await work
         except MoldauError as error:

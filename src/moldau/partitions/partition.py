@@ -35,15 +35,14 @@ NO_BROKERS: Mapping[int, BrokerRegistration] = MappingProxyType({})
 
 
 class Lease(Protocol):
-    """The controller's guarantee that no other broker becomes leader of this broker's partitions while the lease is
-    valid."""
+    """The controller's guarantee that, while valid, no other broker becomes leader of this broker's partitions."""
 
     def is_valid(self) -> bool: ...
 
 
 class DivergingEpochError(MoldauError):
-    """The caller's last fetched epoch ends at a lower offset in this log, so the caller has records that this log does
-    not have."""
+    """The caller's last fetched epoch ends at a lower offset in this log, so the caller has records that are missing
+    here."""
 
     def __init__(self, epoch: int, end_offset: int) -> None:
         super().__init__(f"epoch {epoch} ended at {end_offset}")
@@ -216,8 +215,8 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """The offset up to which read_committed consumers read. It equals the high watermark, because there are no
-        transactions yet."""
+        """The offset up to which read_committed consumers read: the high watermark, because there are no transactions
+        yet."""
         return self.high_watermark
 
     def configure(self, settings: TopicSettings) -> None:
@@ -274,8 +273,7 @@ class Partition:
             )
 
     def on_lease_lost(self) -> None:
-        """Fails all pending acks, because this broker can no longer commit records without a lease. Reads are not
-        affected."""
+        """Fails all pending acks, because this broker cannot commit records without a lease. Reads are not affected."""
         delayed = self.delayed
         waiting = [each for each in (delayed.commits, delayed.acks_all, delayed.deletions) if each]
         if waiting:
@@ -341,8 +339,8 @@ class Partition:
     def commit_future(
         self, next_offset: int, leader_epoch: int, *, acks_all: bool = False
     ) -> "asyncio.Future[None] | None":
-        """Returns a future that completes when the high watermark reaches `next_offset`; None if it has reached the
-        offset already.
+        """Returns a future that completes when the high watermark reaches `next_offset`; None if that has already
+        happened.
 
         The future fails when the leader epoch of the records ends. With `acks_all` the future also fails when the ISR
         shrinks below min.insync.replicas.
@@ -509,8 +507,8 @@ class Partition:
     # Deletion and compaction
 
     async def delete_records(self, before_offset: int) -> int:
-        """Advances the start offset to `before_offset`, or to the high watermark if `before_offset` is -1. Returns the
-        target offset."""
+        """Advances the start offset to `before_offset`, where -1 means the high watermark. Returns the target
+        offset."""
         await self.wait_for_flush()
         async with self._lock:
             high_watermark = self.require_leader().high_watermark
@@ -526,8 +524,8 @@ class Partition:
             return target
 
     def low_watermark_future(self, offset: int) -> "asyncio.Future[None] | None":
-        """Returns a future that completes when the low watermark reaches `offset`; None if it has reached `offset`
-        already."""
+        """Returns a future that completes when the low watermark reaches `offset`; None if that has already
+        happened."""
         if self.low_watermark >= offset:
             return None
         return self.delayed.deletions.add(offset)

@@ -25,11 +25,9 @@ from moldau.settings.effective import EffectiveSettings
 log = get_logger(__name__)
 
 CONCURRENT_LOGS_MAX = 64
-"""How many logs are opened or deleted at the same time. Each log needs several fsyncs, and concurrent logs can share an
-fsync."""
+"""How many logs are opened or deleted at the same time. Concurrent operations can share their fsyncs."""
 FREE_BYTES_MIN, FREE_FRACTION_MIN = 64 * 1024 * 1024, 100
-"""A full disk is writable again when FREE_BYTES_MIN bytes or 1/FREE_FRACTION_MIN of the disk are free, whichever is
-less."""
+"""A full disk is writable again when FREE_BYTES_MIN bytes or 1/FREE_FRACTION_MIN of it are free, whichever is less."""
 
 
 class ReplicaManager:
@@ -66,7 +64,7 @@ class ReplicaManager:
         self._clock = clock
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._sorted_partitions: list[Partition] | None = None
-        """A cache; None after a partition was added or removed."""
+        """A cache of all partitions in sorted order; None after a partition was added or removed."""
         self._image = EMPTY_IMAGE
         self._unopened: dict[tuple[str, int], StorageError] = {}
         """Partitions whose logs cannot be opened."""
@@ -78,7 +76,7 @@ class ReplicaManager:
         """Held by `publish` and by retries of logs that could not be opened."""
 
     def get(self, topic: str, index: int) -> Partition | None:
-        """Returns the partition; None if this broker has no replica of it. Raises StorageError if the log cannot be
+        """Returns the partition; None if this broker has no replica. Raises StorageError if the log cannot be
         opened."""
         partition = self._partitions.get((topic, index))
         if partition is None and self._unopened and (topic, index) in self._unopened:
