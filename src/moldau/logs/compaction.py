@@ -1,26 +1,26 @@
 """Log compaction: when a log is due, which of its records are retained, and what remains of a batch. Pure.
 
-A cleaner works in two passes. The first fills an `OffsetMap` from the dirty batches, until the map is full or the
-batches that may be compacted end:
+A cleaner works in two passes. The first pass fills an `OffsetMap` from the dirty batches, until the map is full or all
+batches that may be compacted are read:
 
     offsets = OffsetMap(bytes_max, clean_end)    # where the previous round stopped, at first 0
     for batch in dirty_batches:                  # ascending, from the one that contains clean_end on
         if not offsets.add(batch):
             break                                # full: the rest is for the next round
 
-The second goes over all batches from the start of the log up to `offsets.end_offset` and writes what remains:
+The second pass reads all batches from the start of the log up to `offsets.end_offset` and writes the remaining records:
 
     for batch in all_batches:
         remaining = clean_batch(batch, offsets, now_ms=..., delete_retention_ms=..., retain_empty=...)
         if remaining is not None:                # the same object when nothing changed
             write(remaining)
 
-Afterwards the log is clean below `offsets.end_offset`, where the next round starts. That may be inside a batch if the
-map became full there; records from it on are all retained. `retain_empty` is for batches with the last sequence of a
-live producer: such a batch stays without records, so that the producer state can be rebuilt.
+Afterwards the log is clean below `offsets.end_offset`, where the next round starts. This may be inside a batch if
+the map became full there. All records from this offset on are retained. `retain_empty` is set for batches with the last
+sequence of a live producer. Such a batch is kept even without records, so that the producer state can be rebuilt.
 
-Offsets never change: records keep theirs, batches keep their first and last one. Control batches, batches beyond the
-map and batches whose records cannot be decoded are retained unchanged.
+Offsets never change. Records keep their offsets, and batches keep their first and last offset. Control batches, batches
+beyond the map and batches whose records cannot be decoded are retained unchanged.
 """
 
 from hashlib import blake2b
@@ -41,7 +41,7 @@ ENTRY_BYTES = 160
 """Memory of a key and its offset in the map: the two objects and their share of the dict's table."""
 
 HORIZON_MS_MAX = 2**62
-"""The latest delete horizon, practically never. A larger delete.retention.ms would not fit the field."""
+"""The largest delete horizon, which is practically never reached. A larger value might not fit into the field."""
 
 _DIGEST_BYTES = 16
 
@@ -71,7 +71,8 @@ def is_past_min_lag(settings: TopicSettings, max_timestamp_ms: int, now_ms: int)
 
 
 def is_last_of_producer(batch: Batch, producers: ProducerStateManager) -> bool:
-    """Whether the batch is the last one of a live producer, whose sequence could not be recovered without it."""
+    """Returns whether the batch is the last batch of a live producer. It is needed to recover the producer's
+    sequence."""
     if batch.producer_id < 0:
         return False
     state = producers.get(batch.producer_id)
@@ -81,14 +82,14 @@ def is_last_of_producer(batch: Batch, producers: ProducerStateManager) -> bool:
 class OffsetMap:
     """The last offset of each key, in bounded memory.
 
-    Keys of 16 bytes and more are stored as 16-byte digests. Two keys with the same digest would lose a record, but with
-    128 bits that does not happen by chance.
+    Keys of 16 bytes and more are stored as 16-byte digests. If two keys had the same digest, a record would be lost,
+    but with 128 bits this does not happen by chance.
     """
 
     __slots__ = ("_entries_max", "_offsets", "end_offset")
 
     def __init__(self, bytes_max: int, start_offset: int = 0) -> None:
-        """Maps the records from `start_offset` on; those before it are clean."""
+        """Creates an empty map for the records from `start_offset` on. Earlier records are already clean."""
         self._entries_max = max(1, bytes_max // ENTRY_BYTES)
         self._offsets: dict[bytes, int] = {}
         self.end_offset = start_offset
@@ -98,13 +99,14 @@ class OffsetMap:
         return len(self._offsets)
 
     def add(self, batch: Batch) -> bool:
-        """Adds the keys of the next batch from `end_offset` on; False if the map became full."""
+        """Adds the keys of the next batch from `end_offset` on. Returns False if the map became full."""
         if not batch.is_control:
             try:
                 if not self._add_keys(list(keys(batch))):
                     return False
             except UNDECODABLE_ERRORS:
-                # clean_batch retains it unchanged. Without its keys their older records are retained too.
+                # `clean_batch` retains this batch unchanged. Its keys are not in the map, so older records with these
+                # keys are retained too.
                 pass
         self.end_offset = max(self.end_offset, batch.next_offset)
         return True
@@ -124,7 +126,7 @@ class OffsetMap:
         return True
 
     def last_offset(self, key: bytes) -> int:
-        """Returns -1 for a key that is not in the map."""
+        """Returns the last offset of the key; -1 if the key is not in the map."""
         if len(key) >= _DIGEST_BYTES:
             key = blake2b(key, digest_size=_DIGEST_BYTES).digest()
         return self._offsets.get(key, -1)
@@ -133,10 +135,10 @@ class OffsetMap:
 def clean_batch(
     batch: Batch, offsets: OffsetMap, *, now_ms: int, delete_retention_ms: int, retain_empty: bool = False
 ) -> Batch | None:
-    """Returns what remains of a batch: itself if nothing changes, a smaller batch, or None.
+    """Returns the same batch if nothing changes, a smaller batch, or None if nothing remains.
 
-    The first cleaning that finds a tombstone writes the delete horizon into its batch: `delete_retention_ms` from
-    now. A cleaning at or after that time removes the tombstone. So a consumer that reads the whole log within
+    The first cleaning that finds a tombstone writes the delete horizon, `now_ms + delete_retention_ms`, into the batch.
+    A cleaning at or after the delete horizon removes the tombstone. So a consumer that reads the whole log within
     delete.retention.ms sees every tombstone.
     """
     if batch.is_control or batch.base_offset >= offsets.end_offset:
@@ -183,7 +185,8 @@ def _max_timestamp(batch: Batch, kept: list[Span]) -> int:
 
 
 def _with_delete_horizon(batch: Batch, data: bytes, kept: list[Span], horizon_ms: int) -> Batch:
-    """Makes the horizon the base timestamp of the batch and encodes the timestamp delta of every record again."""
+    """Returns a batch of the kept records whose base timestamp is the delete horizon. All timestamp deltas are encoded
+    again."""
     shift = batch.base_timestamp - horizon_ms
     records: list[bytes] = []
     for start, end, timestamp_delta, *_ in kept:

@@ -1,4 +1,4 @@
-"""The leader epochs of a log and their start offsets, by which replicas and consumers find where logs diverge. Pure."""
+"""Leader epochs of a log with their start offsets, which show replicas and consumers where logs diverge. Pure."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -35,7 +35,10 @@ class LeaderEpochCache:
     __hash__ = None  # type: ignore[assignment]
 
     def assign(self, epoch: int, offset: int) -> None:
-        """Starts `epoch` at `offset`, and removes entries that contradict that."""
+        """Adds `epoch` with the start offset `offset`. Removes entries with the same or a higher epoch or start offset.
+
+        Does nothing if `epoch` is the latest epoch and has started at or before `offset`.
+        """
         if epoch < 0:
             return
         if epoch == self.latest and offset >= self._starts[-1]:
@@ -49,7 +52,8 @@ class LeaderEpochCache:
     def end_offset_for(self, epoch: int, log_end: int) -> tuple[int, int]:
         """Returns the largest epoch up to `epoch` and its end offset, as OffsetForLeaderEpoch does.
 
-        (NO_EPOCH, NO_OFFSET) for an epoch after the latest. An epoch before the first known one ends where that starts.
+        Returns (NO_EPOCH, NO_OFFSET) if `epoch` is later than the latest epoch. An epoch before the first known epoch
+        ends at the start of the first known epoch.
         """
         if epoch == NO_EPOCH or epoch > self.latest:
             return NO_EPOCH, NO_OFFSET
@@ -87,14 +91,14 @@ class LeaderEpochCache:
         return "\n".join(lines) + "\n"
 
     def text_below(self, offset: int) -> str:
-        """Returns the checkpoint file of this cache truncated to `offset`."""
+        """Returns the content of the checkpoint file for a copy of this cache that is truncated to `offset`."""
         truncated = LeaderEpochCache.from_text(self.to_text())
         truncated.truncate_from_end(offset)
         return truncated.to_text()
 
     @classmethod
     def from_text(cls, text: str) -> "LeaderEpochCache":
-        """Parses the leader-epoch-checkpoint file; raises CorruptRecordError."""
+        """Parses the leader-epoch-checkpoint file. Raises CorruptRecordError."""
         cache = cls()
         lines = text.split("\n")
         try:

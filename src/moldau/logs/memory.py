@@ -27,7 +27,7 @@ _BATCHES_PER_YIELD = 16
 
 
 class MemoryLog(Log):
-    """A list of batches, searched by last offset. Each batch counts as a segment."""
+    """A list of batches, searched by last offset. Retention and compaction treat each batch as a segment."""
 
     def __init__(
         self, name: LogName, topic_id: UUID, settings: TopicSettings, producer_expiration_ms: int
@@ -46,9 +46,9 @@ class MemoryLog(Log):
         self._max_timestamps: list[int] = []
         self._size = 0
         self._cleaned_offset = 0
-        """The offset below which everything is compacted."""
+        """The offset below which all records are compacted."""
         self._truncations = 0
-        """How often batches were removed; a compaction gives up if this changes."""
+        """How often batches were removed. A compaction discards its result if this number has changed."""
 
     @property
     def size(self) -> int:
@@ -56,7 +56,7 @@ class MemoryLog(Log):
 
     async def append(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
-            # A copy, because the batch may be in a receive buffer that will be reused.
+            # Copy the batch, because it may be in a receive buffer that will be reused.
             self._batches.append(batch.to_bytes())
             self._last_offsets.append(batch.last_offset)
             self._max_timestamps.append(batch.max_timestamp)
@@ -266,5 +266,5 @@ class MemoryLogStore(LogStore):
             await log.close()
 
     def space(self) -> tuple[int, int]:
-        """Returns what Kafka uses for unknown sizes."""
+        """Returns -1 for both sizes, which means "unknown" in Kafka."""
         return -1, -1

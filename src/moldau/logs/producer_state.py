@@ -1,7 +1,7 @@
-"""The producer state of a log, by which a batch that an idempotent producer sends twice is appended once. Pure.
+"""The producer state of a log, which detects duplicate batches of idempotent producers. Pure.
 
 Sequences increase by one from record to record, restart at 0 with a new producer epoch, and wrap at 2^31. The last five
-batches of a producer are retained, because it has at most five in flight.
+batches of a producer are retained, because a producer has at most five batches in flight.
 """
 
 import struct
@@ -24,12 +24,13 @@ from moldau.records.batch import CONTROL_MASK, NO_SEQUENCE, NO_TIMESTAMP, SEQUEN
 PRODUCER_EXPIRATION_MS_DEFAULT = 86_400_000
 RETAINED_BATCHES_MAX = 5
 EVICTED_SEQUENCES_MAX = SEQUENCE_LIMIT // 2
-"""Sequences wrap, so one that is further behind than this could as well be ahead."""
+"""The maximum of `ProducerState.evicted_sequences`. Sequences wrap, so a sequence that is further behind could also be
+ahead."""
 REJECTED_BATCHES_MAX = 10_000
-"""Producers with a rejected batch; beyond this number the oldest are forgotten."""
+"""The maximum number of producers whose rejected batch is remembered. Beyond this number the oldest is forgotten."""
 SUCCESSORS_REJECTED_MAX = 1_000
-"""How many batches after a rejected one fail with its error. After that the producer, which evidently does not resend
-the rejected batch, gets OUT_OF_ORDER_SEQUENCE_NUMBER."""
+"""How many batches after a rejected batch fail with the same error. Later batches fail with
+OUT_OF_ORDER_SEQUENCE_NUMBER, because the producer evidently does not resend the rejected batch."""
 NO_COORDINATOR_EPOCH = -1
 
 _SNAPSHOT_VERSION = 1
@@ -53,7 +54,7 @@ class SequencedBatch(Protocol):
 
 
 class BatchMetadata(NamedTuple):
-    """A retained batch, by which a duplicate is recognized."""
+    """A retained batch, which is used to detect duplicates."""
 
     first_sequence: int
     last_sequence: int
@@ -64,12 +65,12 @@ class BatchMetadata(NamedTuple):
 
 @dataclass(slots=True)
 class _RejectedBatch:
-    """The next batch of a producer, rejected with a retriable error."""
+    """The next batch of a producer, which was rejected with a retriable error."""
 
     epoch: int
     sequence: int
     error_type: type[MoldauError]
-    """Not the error itself, which would keep its request in memory."""
+    """The type of the error. The error itself is not stored, because it would keep its request in memory."""
     message: str
     successors_rejected: int = 0
     """How many later batches were rejected with the same error."""
@@ -101,7 +102,7 @@ class ProducerState:
         self.coordinator_epoch = NO_COORDINATOR_EPOCH
         self.transaction_first_offset: int | None = None
         self.idle_since_ms: int | None = None
-        """When `expire` first found it idle; None if it has appended since."""
+        """When `expire` first found the producer idle; None if the producer has appended since the last call."""
 
     @property
     def last_sequence(self) -> int:
@@ -109,7 +110,7 @@ class ProducerState:
 
     @property
     def last_offset(self) -> int:
-        """-1 without a retained batch."""
+        """The last offset of the latest batch; -1 without a retained batch."""
         return self.batches[-1].last_offset if self.batches else -1
 
     def add_batch(self, batch: BatchMetadata) -> None:
@@ -139,7 +140,8 @@ class ProducerStateManager:
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
         self._rejected_batches: dict[int, _RejectedBatch] = {}
-        """By producer id. Not recovered after a restart: producers then resend the rejected batch first."""
+        """Rejected batches by producer id. They are not recovered after a restart, because producers then resend the
+        rejected batch first."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -151,17 +153,18 @@ class ProducerStateManager:
         return self._states.get(producer_id)
 
     def check(self, batch: SequencedBatch) -> BatchMetadata | None:
-        """Returns the batch that this one duplicates, or None if it may be appended.
+        """Returns the appended batch that this batch duplicates; None if this batch may be appended.
 
-        Raises InvalidProducerEpochError, OutOfOrderSequenceError, or DuplicateSequenceError for a duplicate of a batch
-        that is no longer retained.
+        Raises InvalidProducerEpochError for an old producer epoch, OutOfOrderSequenceError for an unexpected sequence,
+        and DuplicateSequenceError for a duplicate of a batch that is no longer retained.
 
-        An unknown producer may start with any sequence, as in Kafka: its state has expired, or the topic was deleted
-        and created again.
+        As in Kafka, an unknown producer may start with any sequence, because its state may have expired, or the topic
+        may have been recreated.
 
-        When a batch is rejected with a retriable error (`note_rejected`), later batches are in flight already. They are
-        rejected with the same error, and the producer resends them in order. With OUT_OF_ORDER_SEQUENCE_NUMBER
-        librdkafka would start a new epoch, and resend what other partitions may have appended before.
+        When a batch is rejected with a retriable error (`note_rejected`), later batches are already in flight. They are
+        rejected with the same error, so that the producer resends all of them in order. After
+        OUT_OF_ORDER_SEQUENCE_NUMBER librdkafka would start a new epoch and resend batches that other partitions may
+        have appended already.
         """
         state = self._states.get(batch.producer_id)
         first = batch.base_sequence
@@ -202,7 +205,7 @@ class ProducerStateManager:
         )
 
     def _check_not_after_rejected(self, batch: SequencedBatch, expected: int) -> None:
-        """Raises the error of the rejected batch if that is the one expected before this one."""
+        """Raises the error of the rejected batch if `expected` is the sequence of the rejected batch."""
         rejected = self._rejected_batches.get(batch.producer_id)
         if rejected is None or (rejected.epoch, rejected.sequence) != (batch.producer_epoch, expected):
             return
@@ -224,7 +227,7 @@ class ProducerStateManager:
             if self.check(batch) is not None:
                 return
         except MoldauError:
-            # It is not the next batch.
+            # This is not the next batch of the producer.
             return
         known = self._rejected_batches.get(producer_id)
         if known is None or (known.epoch, known.sequence) != (epoch, sequence):
@@ -233,7 +236,7 @@ class ProducerStateManager:
             self._rejected_batches[producer_id] = _RejectedBatch(epoch, sequence, type(error), str(error))
 
     def update(self, batch: SequencedBatch) -> None:
-        """Adds a batch that was appended, or is read from the log in recovery."""
+        """Adds a batch that was appended, or that recovery reads from the log."""
         producer_id = batch.producer_id
         if producer_id < 0:
             return
@@ -271,8 +274,8 @@ class ProducerStateManager:
     def expire(self, now_ms: int, ttl_ms: int) -> None:
         """Forgets producers that have appended nothing for `ttl_ms`. Called periodically.
 
-        Idle time is measured between calls, not by record timestamps: a producer that copies old records must not
-        expire while it is active.
+        Idle time is measured between calls. Record timestamps are not used, because a producer that copies old records
+        must not expire while it is active.
         """
         expired = []
         for state in self._states.values():
@@ -286,8 +289,9 @@ class ProducerStateManager:
     def snapshot(self) -> bytes:
         """Returns all states in Kafka's producer snapshot format, version 1.
 
-        Kafka stores only the last batch of a producer. The four before it follow Kafka's entries. Kafka's reader goes
-        by the number of entries and ignores the rest; the checksum covers both.
+        Kafka stores only the last batch of each producer. Here up to four earlier batches per producer follow after
+        Kafka's entries. Kafka reads the number of entries in the snapshot and ignores all following bytes. The checksum
+        covers all bytes.
         """
         entries = [_COUNT.pack(len(self._states))]
         extensions = []
@@ -321,7 +325,7 @@ class ProducerStateManager:
         return _SNAPSHOT_START.pack(_SNAPSHOT_VERSION, crc32c.crc32c(body)) + body
 
     def restore(self, data: bytes) -> None:
-        """Loads a snapshot written by `snapshot` or by Kafka; raises CorruptRecordError."""
+        """Loads a snapshot written by `snapshot` or by Kafka. Raises CorruptRecordError."""
         if len(data) < _SNAPSHOT_START.size + _COUNT.size:
             raise CorruptRecordError(f"a producer snapshot of {len(data)} bytes is too short")
         version, checksum = _SNAPSHOT_START.unpack_from(data)

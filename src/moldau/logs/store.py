@@ -1,7 +1,7 @@
 """The interface of log stores: `LogStore` for all logs of a broker, `Log` for one partition.
 
-A store knows batches, offsets, timestamps, leader epochs and producers. Callers must not assume that a call returns
-without suspending.
+A store knows batches, offsets, timestamps, leader epochs and producers. Callers must expect that every async call
+suspends.
 """
 
 import errno
@@ -24,13 +24,15 @@ TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 
 
 def is_transient(error: StorageError) -> bool:
-    """Whether the failed operation may succeed later, for example because the disk was full."""
+    """Returns whether the failed operation may succeed later, for example after the disk was full."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in TRANSIENT_ERRNOS
 
 
 def copy_error(error: StorageError) -> StorageError:
-    """Returns a copy without traceback. A stored error would keep every frame of its traceback alive, with files and
-    requests."""
+    """Returns a copy of the error without a traceback.
+
+    A stored traceback would keep its frames in memory, with their files and requests.
+    """
     copy, cause = StorageError(str(error)), error.__cause__
     copy.__cause__ = copy_os_error(cause) if isinstance(cause, OSError) else None
     return copy
@@ -92,39 +94,40 @@ class Log(ABC):
     end_offset: int
     """The offset of the next record."""
     durable_offset: int
-    """Everything below it survives a power failure. Moved by `flush`, never above end_offset."""
+    """All records below this offset survive a power failure. `flush` advances it up to end_offset."""
 
     checkpointed_high_watermark: int = 0
     """A lower bound of the high watermark, made durable by `LogStore.checkpoint_high_watermarks`. After a crash the log
-    may end before it."""
+    may end before this offset."""
 
     producers: ProducerStateManager
     epochs: LeaderEpochCache
-    """Built from the leader epochs of the appended batches."""
+    """The leader epochs of the appended batches."""
 
     @property
     def failure(self) -> str | None:
-        """Why the log is offline, or None. A transient error (a full disk) leaves it None."""
+        """Why the log is offline; None if it is online. A transient error, such as a full disk, does not take the log
+        offline."""
         return None
 
     @abstractmethod
     async def append(self, batches: Sequence[Batch]) -> None:
         """Appends batches whose base offset and leader epoch are set, in ascending order from end_offset on.
 
-        Raises StorageError if the disk fails; then none of the batches is visible. After a transient error later
-        appends may succeed, otherwise the log is offline.
+        Raises StorageError if the disk fails. In this case none of the batches is visible. After a transient error
+        later appends may succeed. After any other error the log is offline.
         """
 
     @abstractmethod
     async def flush(self) -> None:
-        """Makes everything appended before this call durable. Concurrent callers share an fsync."""
+        """Makes all batches that were appended before this call durable. Concurrent callers share an fsync."""
 
     @property
     def has_unfinalized_segments(self) -> bool:
         return False
 
     async def finalize_segments(self) -> None:  # noqa: B027 - a store without segments has nothing to do
-        """Writes the indexes and snapshots of closed segments that are flushed; then recovery may skip them."""
+        """Writes the indexes and snapshots of closed and flushed segments, so that recovery may skip these segments."""
 
     @abstractmethod
     async def read(
@@ -132,8 +135,8 @@ class Log(ABC):
     ) -> RecordSlices:
         """Returns the batches from the one that contains `offset` (or the first after it) up to the offset `below`.
 
-        At most bytes_max bytes, but with min_one_batch at least the whole first batch. The caller checks that offset is
-        at or after start_offset.
+        The result has at most bytes_max bytes. With min_one_batch it has at least the whole first batch, even if that
+        is larger. The caller checks that offset is at or after start_offset.
         """
 
     @abstractmethod
@@ -146,26 +149,27 @@ class Log(ABC):
 
     @abstractmethod
     async def truncate_to(self, offset: int) -> None:
-        """Deletes everything at and after `offset`, durably; producers and epochs are truncated too."""
+        """Deletes all records at and after `offset`, durably. Producers and epochs are truncated too."""
 
     @abstractmethod
     async def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Resets the log to `offset`, durably and atomically: no records, producers or epochs are left."""
+        """Resets the log to `offset`, durably and atomically. Removes all records, producers and epochs."""
 
     @abstractmethod
     async def advance_start_offset(self, offset: int) -> None:
-        """Moves start_offset to `offset`, durably, and deletes what is wholly below it."""
+        """Advances start_offset to `offset`, durably, and deletes storage that contains only records below `offset`."""
 
     @abstractmethod
     async def apply_retention(self, now_ms: int, below: int) -> None:
-        """Deletes records by retention.ms and retention.bytes if cleanup.policy has delete; none at or after `below`.
+        """Deletes records below `below` by retention.ms and retention.bytes if cleanup.policy has delete.
 
         Rolls the active segment by segment.ms, so that idle topics shrink too.
         """
 
     @abstractmethod
     async def compact(self, now_ms: int, below: int) -> bool:
-        """Runs a round of compaction if cleanup.policy has compact and enough is dirty; True if it cleaned anything."""
+        """Compacts records below `below` if cleanup.policy has compact and enough is dirty. Returns whether anything
+        was cleaned."""
 
     @abstractmethod
     def configure(self, settings: TopicSettings) -> None:
@@ -174,7 +178,7 @@ class Log(ABC):
     @property
     @abstractmethod
     def size(self) -> int:
-        """The bytes of all batches."""
+        """The size of all batches in bytes."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -185,13 +189,13 @@ class LogStore(ABC):
     """All logs of a broker."""
 
     had_clean_shutdown: bool = True
-    """Set by start(): False after a crash, when unflushed records may be lost."""
+    """Whether the last shutdown was clean; set by start(). After a crash unflushed records may be lost."""
     previous_broker_epoch: int = -1
-    """Set by start(): the broker epoch of the last clean shutdown, -1 after a crash."""
+    """The broker epoch of the last clean shutdown, -1 after a crash; set by start()."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Finds the existing logs and completes interrupted deletions. Called once, before everything else."""
+        """Finds the existing logs and completes interrupted deletions. Called once, before all other methods."""
 
     @abstractmethod
     def list_logs(self) -> Sequence[tuple[LogName, UUID]]:
@@ -199,20 +203,22 @@ class LogStore(ABC):
 
     @abstractmethod
     async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> Log:
-        """Opens a log, after a crash with recovery, or creates it durably.
+        """Opens a log, or creates it durably. After a crash, recovers the log first.
 
-        A log of the same name and another topic id becomes a stray log first. Raises StorageError if the log is
-        damaged.
+        An existing log with the same name and another topic id is renamed to a stray log first. Raises StorageError if
+        the log is damaged.
         """
 
     @abstractmethod
     async def remove(self, name: LogName) -> None:
-        """Closes and deletes a log; returns when the deletion is durable."""
+        """Closes and deletes a log. Returns when the deletion is durable."""
 
     @abstractmethod
     async def move_to_stray(self, name: LogName) -> None:
-        """Closes a log that belongs to no topic and renames it, so that it is kept but never opened: an operator has to
-        decide about it."""
+        """Closes a log that belongs to no topic, and renames it to a stray log.
+
+        A stray log is never opened or deleted, because an operator has to decide about it.
+        """
 
     @abstractmethod
     async def checkpoint_high_watermarks(self) -> None:

@@ -29,8 +29,10 @@ class OffsetCheckpoint:
         self._lock = asyncio.Lock()
 
     def load(self) -> None:
-        """Reads the file. A damaged file counts as empty: recovery then reads more, and a start offset falls back to
-        the start of the first segment."""
+        """Reads the file. A damaged file is treated as empty.
+
+        Without the offsets, recovery reads more, and a start offset falls back to the start of the first segment.
+        """
         data = read_small_file(self._disk, self._path)
         if data is None:
             return
@@ -56,7 +58,7 @@ class OffsetCheckpoint:
 
     @property
     def is_due(self) -> bool:
-        """Whether the file is old enough to write changes that are not urgent."""
+        """Whether the last write is at least _AGE_MS_MAX ago. Changes that are not urgent are written only then."""
         return self._clock.monotonic_ms() - self._written_ms >= _AGE_MS_MAX
 
     async def flush(self) -> None:
@@ -84,7 +86,8 @@ class Checkpoints(NamedTuple):
     high_watermarks: OffsetCheckpoint
 
     async def truncate(self, name: LogName, end: int) -> None:
-        """Lowers all offsets of a log to its new end `end`: they must not apply to records appended later."""
+        """Lowers all offsets of a log to `end`, the new end of the log, because they must not apply to records appended
+        later."""
         for checkpoint in self:
             known = checkpoint.get(name)
             if known > end:
@@ -92,7 +95,7 @@ class Checkpoints(NamedTuple):
                 try:
                     await checkpoint.flush()
                 except OSError:
-                    # So that the next attempt writes it.
+                    # Restore the previous offset, so that the next attempt writes the file.
                     checkpoint.set(name, known)
                     raise
 

@@ -1,7 +1,7 @@
 """The cleaner: compacts groups of closed segments into new segment files.
 
-Closed segments never change and the cleaner writes files of its own, so it runs concurrently with everything else. The
-log swaps the new files in.
+Closed segments never change, and the cleaner writes only new files. So the cleaner runs concurrently with all other
+operations. Afterwards the log replaces the old files with the new files.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 
 _BYTES_PER_YIELD = 256 * 1024
-"""How much is read before the cleaner yields to the event loop, and written in one call."""
+"""How many bytes the cleaner reads before it writes the result and yields to the event loop."""
 
 
 class Cleaner:
@@ -53,11 +53,11 @@ class Cleaner:
 
     @property
     def end_offset(self) -> int:
-        """The offset below which the log is clean once all groups are swapped in."""
+        """The offset below which the log is clean after all groups are replaced by cleaned segments."""
         return self._offsets.end_offset
 
     async def plan(self, closed: list[LogSegment], below: int) -> bool:
-        """Selects the segments to clean and maps the keys of the dirty ones; False if too little is dirty."""
+        """Selects the segments to clean and maps the dirty keys. Returns False if too little of the log is dirty."""
         for segment in closed:
             if segment.next_offset > below:
                 break
@@ -90,7 +90,7 @@ class Cleaner:
         return True
 
     def groups(self) -> Iterator[list[LogSegment]]:
-        """Yields adjacent segments that fit into one, so that compaction does not leave many small segments."""
+        """Yields groups of adjacent segments that fit into one segment, so that few small segments remain."""
         group: list[LogSegment] = []
         size = 0
         for segment in self._segments:
@@ -108,9 +108,9 @@ class Cleaner:
             yield group
 
     async def clean(self, group: list[LogSegment]) -> LogSegment | None:
-        """Writes what remains of the group into a new segment with the suffix .cleaned and flushes it.
+        """Writes the remaining batches of the group into a new segment with the suffix .cleaned, and flushes the file.
 
-        Returns None if a group of one segment remains unchanged.
+        Returns None if the group is a single segment that does not change.
         """
         cleaned = LogSegment(
             self._disk,
@@ -140,8 +140,9 @@ class Cleaner:
         bytes_read = 0
         for segment in group:
             for position, batch in scan_batches(segment.file, 0, segment.size):
-                # The last batch stays, if necessary without records: recovery takes all old segments in the offset
-                # range of the new one for replaced, and there are no gaps between segments.
+                # Keep the last batch, if necessary without records, so that the new segment covers the offsets of all
+                # old segments. Recovery deletes the old segments in the offset range of the new segment, and there
+                # are no gaps between segments.
                 is_last = segment is group[-1] and position + batch.size == segment.size
                 remaining = clean_batch(
                     batch,

@@ -1,4 +1,4 @@
-"""The names of files and directories, which are Kafka's, and the partition.metadata file."""
+"""The names of files and directories, which are the same as in Kafka, and the format of partition.metadata."""
 
 import base64
 import re
@@ -44,7 +44,7 @@ def parse_offset(name: str, suffix: str) -> int | None:
 
 
 def parse_log_name(directory: str) -> LogName | None:
-    """Returns the log of a directory with this name, or None."""
+    """Returns the name of the log that a directory contains; None if the directory is not a log."""
     match = _LOG_DIR.fullmatch(directory)
     return LogName(match[1], int(match[2])) if match else None
 
@@ -69,7 +69,8 @@ def is_delete_dir(directory: str) -> bool:
 
 
 def format_partition_metadata(topic_id: UUID) -> str:
-    """Returns the content of partition.metadata: the topic id of the log, because topic names can be reused."""
+    """Returns the content of partition.metadata. It contains the topic id of the log, because topic names can be
+    reused."""
     return f"version: 0\ntopic_id: {base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip('=')}"
 
 

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from moldau.errors import CorruptRecordError
 
 OFFSET_RANGE = 2**31 - 1
-"""The largest relative offset, because an index stores 32 bits."""
+"""The largest relative offset. An index stores relative offsets as signed 32-bit integers."""
 OFFSET_ENTRY_SIZE = 8
 TIME_ENTRY_SIZE = 12
 
@@ -32,11 +32,11 @@ class OffsetIndex:
         self.positions.append(position)
 
     def lookup(self, offset: int) -> int:
-        """Returns the number of the last entry whose batch does not end after `offset`; -1 for none."""
+        """Returns the number of the last entry whose batch ends at or before `offset`; -1 if there is none."""
         return bisect_right(self.offsets, offset) - 1
 
     def batch_start_before(self, position: int) -> int:
-        """Returns the last known start of a batch at or before `position`."""
+        """Returns the position of the last indexed batch that starts at or before `position`; 0 if there is none."""
         following = bisect_right(self.positions, position)
         return self.positions[following - 1] if following else 0
 
@@ -55,7 +55,7 @@ class OffsetIndex:
 
     @classmethod
     def from_bytes(cls, data: bytes, segment_size: int) -> "OffsetIndex":
-        """Parses the index of a segment of this size; raises CorruptRecordError."""
+        """Parses the index of a segment of this size. Raises CorruptRecordError."""
         if len(data) % OFFSET_ENTRY_SIZE:
             raise CorruptRecordError(f"an offset index of {len(data)} bytes has a partial entry")
         entries = array("i", data)
@@ -83,7 +83,7 @@ class TimeIndex:
         return len(self.timestamps)
 
     def maybe_append(self, timestamp: int, offset: int) -> None:
-        """Adds an entry if its timestamp is larger than the last one."""
+        """Adds an entry if `timestamp` is larger than the timestamp of the last entry."""
         if timestamp > (self.timestamps[-1] if self.timestamps else -1):
             self.timestamps.append(timestamp)
             self.offsets.append(offset)

@@ -37,7 +37,7 @@ log = get_logger(__name__)
 
 
 async def run_uncancelled(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits the work to its end even if the caller is cancelled: a truncation must not stop halfway."""
+    """Awaits the work until it ends, even if the caller is cancelled, because a truncation must not stop halfway."""
     task = asyncio.get_running_loop().create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -53,13 +53,13 @@ async def run_uncancelled(work: Coroutine[Any, Any, None]) -> None:
 
 
 class LogHealth:
-    """Whether a log is online: every disk error but a transient one takes it offline."""
+    """The health of a log. Every disk error that is not transient takes the log offline."""
 
     def __init__(self, name: LogName, directory: str) -> None:
         self._name = name
         self._directory = directory
         self.failure: str | None = None
-        """Why the log is offline, or closed."""
+        """Why the log is offline or closed; None if it is online."""
 
     def check(self) -> None:
         if self.failure is not None:
@@ -71,7 +71,7 @@ class LogHealth:
             log.error("log is offline", log=str(self._name), reason=message)
 
     def on_disk_error(self, operation: str, error: OSError) -> StorageError:
-        """Returns the error to raise."""
+        """Takes the log offline unless the error is transient. Returns the error to raise."""
         message = f"{operation} {self._name} failed: {error}"
         if error.errno not in TRANSIENT_ERRNOS:
             self.mark_offline(message)
@@ -81,7 +81,7 @@ class LogHealth:
         return StorageError(damage_message(self._directory, str(error)))
 
     def on_read_error(self, error: CorruptRecordError | OSError) -> StorageError:
-        """Returns the error to raise."""
+        """Returns the error to raise after a failed read. Takes the log offline after a permanent disk error."""
         if isinstance(error, OSError):
             return self.on_disk_error("reading from", error)
         return self.damage_error(error)
@@ -109,7 +109,7 @@ class FileLog(Log):
         self.epochs = loaded.epochs
         self.is_closed = False
         self.is_cleanly_closed = False
-        """Closed so that opening it again needs no recovery."""
+        """Whether the log was closed in a way that the next open needs no recovery."""
         self._disk = disk
         self._directory = directory
         self._checkpoints = checkpoints
@@ -117,19 +117,20 @@ class FileLog(Log):
         self._segments = LogSegments(loaded.segments)
         self._health = LogHealth(name, directory)
         self._directory_changes = self._directory_changes_synced = 0
-        """How often a segment file was created, and how many of these changes are durable."""
+        """How many changes were made to the directory, and how many of these changes are durable."""
         self._truncation_change = 0
-        """The directory change with which the last truncation removed segments."""
+        """The value of `_directory_changes` after the last truncation."""
         self._truncations = 0
-        """How many truncations have passed the point of no return."""
+        """How many truncations have reached the point after which they cannot be undone."""
         self._is_epoch_checkpoint_stale = False
-        """Whether the checkpoint may be that of a failed truncation. Recovery finds the missing epochs in the records,
-        as long as the recovery point is not moved beyond that truncation."""
+        """Whether a failed truncation may have written the leader epoch checkpoint, without the truncated epochs.
+        Recovery restores these epochs from the records, as long as the recovery point is not advanced beyond the
+        truncation offset."""
         self._maintenance_lock = asyncio.Lock()
-        """Held by whatever adds, removes or replaces files other than the active segment; see `_maintenance`."""
+        """Held while files other than the active segment are added, removed or replaced; see `_maintenance`."""
         self.configure(settings)
         self._saved_state = self._state_key() if is_cleanly_closed else None
-        """`_state_key` when indexes, snapshots and checkpoints were last written for the whole log."""
+        """The `_state_key` when indexes, snapshots and checkpoints were last written for the whole log, or None."""
 
     def configure(self, settings: TopicSettings) -> None:
         self.settings = settings
@@ -154,7 +155,10 @@ class FileLog(Log):
 
     @asynccontextmanager
     async def _maintenance(self) -> AsyncIterator[None]:
-        """Allows one maintenance at a time, and none once the log is closed: another log may have its name then."""
+        """Allows one maintenance operation at a time.
+
+        Raises StorageError if the log is offline or closed. After a close another log may use the same directory.
+        """
         async with self._maintenance_lock:
             self._health.check()
             yield
@@ -167,7 +171,8 @@ class FileLog(Log):
         if not batches:
             return
         if self._directory_changes_synced < self._truncation_change:
-            # A power failure could bring truncated segments back after the batches that are appended now.
+            # Sync the directory first. Otherwise a power failure could bring truncated segments back, after the
+            # batches that are appended now.
             await self._sync()
         last = batches[-1]
         parts: Sequence[Buffer]
@@ -198,12 +203,15 @@ class FileLog(Log):
         try:
             segment.file.truncate(segment.size)
         except OSError as second:
-            # Nothing may be appended after a torn batch.
+            # Take the log offline, because nothing may be appended after a torn batch.
             self._health.mark_offline(f"cannot truncate the torn end of {self.name}: {second}")
         return self._health.on_disk_error("appending to", error)
 
     def _roll(self, next_base: int, last_offset: int) -> LogSegment:
-        """Closes the active segment. The new one starts at the end of the log, so that there is no gap between them."""
+        """Closes the active segment and returns a new one.
+
+        The new segment starts at the end of the log, so that there is no gap between the segments.
+        """
         base_offset = self.end_offset
         if last_offset - base_offset > OFFSET_RANGE:
             base_offset = next_base
@@ -230,7 +238,7 @@ class FileLog(Log):
             await self._sync()
 
     async def _sync(self) -> None:
-        """Syncs all segments with unflushed batches, oldest first, then moves durable_offset."""
+        """Syncs all segments with unflushed batches, oldest first, then advances durable_offset."""
         end, truncations, changes = self.end_offset, self._truncations, self._directory_changes
         active = self._segments.active
         try:
@@ -238,7 +246,8 @@ class FileLog(Log):
                 await segment.file.sync()
             await active.file.sync()
         except OSError as error:
-            # The page cache may have dropped the data, and the next fsync would not report it.
+            # Take the log offline. The page cache may have dropped the data, and the next fsync would not report the
+            # loss.
             self._health.mark_offline(f"syncing {self.name} failed: {error}")
         self._health.check()
         if self._directory_changes_synced < changes:
@@ -270,7 +279,7 @@ class FileLog(Log):
             except OSError as error:
                 failure = self._health.on_disk_error("writing an index of", error)
                 self._health.check()
-                # The records are durable and the indexes can be rebuilt, so nothing fails.
+                # Do not raise the error, because the records are durable and the indexes can be rebuilt.
                 log.warning("index was not written", log=str(self.name), reason=str(failure))
 
     async def _flush_and_finalize(self) -> None:
@@ -290,7 +299,10 @@ class FileLog(Log):
         await self._disk.replace(f"{self._directory}/{LEADER_EPOCH_CHECKPOINT}", text.encode())
 
     async def _checkpoint_recovery_point(self, *, if_due: bool = False) -> None:
-        """Checkpoints the offset below which records are durable and closed segments finalized."""
+        """Checkpoints the offset below which all records are durable and all closed segments are finalized.
+
+        With `if_due` the checkpoint file is written only if the last write is long ago.
+        """
         if self._is_epoch_checkpoint_stale:
             await self._checkpoint_leader_epochs()
             self._is_epoch_checkpoint_stale = False
@@ -344,11 +356,11 @@ class FileLog(Log):
                 if latest is not None and segment.max_timestamp <= latest.timestamp_ms:
                     continue
                 if segment.base_offset >= self.start_offset and segment.next_offset <= below:
-                    # The whole segment counts, so its time index names the batch.
+                    # All records of the segment are in the range, so the time index identifies the batch.
                     since = segment.max_timestamp_offset
                     latest = _max_timestamp_in(segment, since, self.start_offset, below, latest)
                 if latest is None or latest.timestamp_ms < segment.max_timestamp:
-                    # Compaction may have removed the records of that batch.
+                    # Scan the whole segment, because compaction may have removed the records of that batch.
                     latest = _max_timestamp_in(segment, self.start_offset, self.start_offset, below, latest)
                 await asyncio.sleep(0)
         except (CorruptRecordError, OSError) as error:
@@ -383,7 +395,8 @@ class FileLog(Log):
                 yield
             except (CorruptRecordError, OSError) as error:
                 if self._truncations != truncations:
-                    # The files are half truncated: only recovery can repair them.
+                    # Take the log offline, because the files are only partly truncated. Only recovery can repair
+                    # them.
                     self._health.mark_offline(f"truncating {self.name} failed: {error}")
                     raise StorageError(str(self.failure)) from error
                 if isinstance(error, OSError):
@@ -395,16 +408,17 @@ class FileLog(Log):
         keep = segments.count_up_to(offset)
         segment = segments[keep - 1]
         position = segment.position_of(offset)
-        # The end is that of the last whole batch. An end between batches would be lost in a restart.
+        # The new end offset is the end of the last batch that is kept. A higher end offset, in a gap between batches,
+        # would be lost in a restart.
         end = segment.next_offset_before(position)
         if end < self.start_offset:
-            # The batch with the start offset is truncated, and with it every readable record.
+            # The batch with the start offset is truncated, so no readable record remains. Reset the log.
             await self._reset(await self._reset_keeping_producers(self.start_offset, end))
             return
-        # First, or recovery after a crash would take the truncated records for lost ones.
+        # Lower the checkpoints first. Otherwise recovery after a crash would treat the truncated records as lost.
         await self._checkpoints.truncate(self.name, end)
-        # Before the records: an epoch that outlives its records would make this log look newer than it is. The
-        # opposite is harmless, because recovery finds the epochs of records that are left.
+        # Truncate the epochs before the records. If a crash left an epoch without its records, this log would look
+        # newer than it is. Records without their epoch are harmless, because recovery rebuilds epochs from records.
         self._is_epoch_checkpoint_stale = True
         await self._checkpoint_leader_epochs(self.epochs.text_below(end))
         self._is_epoch_checkpoint_stale = False
@@ -432,19 +446,21 @@ class FileLog(Log):
             await self._sync()
         except StorageError as error:
             self._health.check()
-            # The log is truncated all the same. `append` syncs the directory before it writes.
+            # The truncation itself has succeeded. `append` syncs the directory before it writes.
             log.warning("directory was not synced yet", log=str(self.name), reason=str(error))
 
     async def _reset_keeping_producers(self, offset: int, end: int) -> LogReset:
-        """Returns the reset to `offset` that keeps the state of producers below `end`, which is nowhere else: they may
-        send their last batches again."""
+        """Returns a reset to `offset` that keeps the producer state of the batches below `end`.
+
+        The reset deletes these batches. The producer state is kept, because producers may resend their last batches.
+        """
         producers = ProducerStateManager()
         await rebuild_producer_state(self._disk, self._directory, self._segments, producers, end)
         snapshot = producers.snapshot() if len(producers) else None
         return LogReset(offset, snapshot, self.epochs.text_below(offset))
 
     async def _reset(self, reset: LogReset) -> None:
-        """Deletes all records and starts the log at another offset. Running reads keep the old files."""
+        """Deletes all records and starts the log at another offset. Running reads continue with the old files."""
         try:
             await write_reset_marker(self._disk, self._directory, reset)
         finally:
@@ -472,7 +488,7 @@ class FileLog(Log):
         if offset <= self.start_offset:
             return
         if offset > self.durable_offset:
-            # After a crash the log must not end before its start offset.
+            # Flush first, because after a crash the log must not end before its start offset.
             await self.flush()
         if offset == self.end_offset and self._segments.active.size:
             self._roll(offset, offset)
@@ -497,12 +513,14 @@ class FileLog(Log):
             try:
                 while len(segments) > 1 and segments[1].base_offset <= offset:
                     if segments[0] in segments.unfinalized:
-                        # Its producer snapshot is not written, and nothing else has its producers' last batches.
+                        # Keep this segment, because its producer snapshot is not written yet. The last batches of its
+                        # producers are stored nowhere else.
                         break
                     segment = segments.remove_first()
                     delete_segment_files(self._disk, self._directory, segment.base_offset)
                     delete_old_snapshots(self._disk, self._directory, segments.base_offsets)
-                    # Each time: a crash must not bring back an older segment than one that stays deleted.
+                    # Sync after each segment. Otherwise a crash could bring back an older segment while a newer
+                    # segment stays deleted.
                     await self._disk.sync_directory(self._directory)
             except OSError as error:
                 raise self._health.on_disk_error("deleting from", error) from error
@@ -521,9 +539,9 @@ class FileLog(Log):
                         start = max(self.start_offset, segments.active.base_offset)
                     await self._apply_start_offset(start)
             if len(segments) > 1 and segments[1].base_offset <= self.start_offset:
-                # A crash or a full disk kept these segments from being deleted.
+                # A crash or a full disk prevented the deletion of these segments.
                 await self._apply_start_offset(self.start_offset)
-            # With write.caching nothing else flushes the log.
+            # Flush here, because nothing else flushes the log with write.caching.
             await self._flush_and_finalize()
             async with self._maintenance():
                 for segment in segments.closed:
@@ -539,7 +557,7 @@ class FileLog(Log):
             log.warning("retention is postponed", log=str(self.name), reason=str(error))
 
     def _try_to_roll(self) -> bool:
-        """Returns False if the disk has no room for another segment; retention may free some."""
+        """Rolls the active segment. Returns False if the disk is full; retention may free space."""
         try:
             self._roll(self.end_offset, self.end_offset)
         except StorageError as error:
@@ -567,7 +585,8 @@ class FileLog(Log):
         try:
             if not await cleaner.plan(closed, min(below, self.durable_offset)):
                 return False
-            # Recovery expects no gaps in the segments that it has to read.
+            # Checkpoint the recovery point before compaction creates gaps. Recovery expects no gaps in the segments
+            # that it reads.
             async with self._maintenance():
                 await self._checkpoint_recovery_point()
             for group in cleaner.groups():
@@ -581,7 +600,7 @@ class FileLog(Log):
                 await cleaned_offsets.flush()
         except CorruptRecordError as error:
             if self._truncations != truncations:
-                # The segment was truncated while the cleaner read it.
+                # A truncation during the compaction caused the error, so the log is not damaged.
                 return False
             raise self._health.damage_error(error) from error
         except OSError as error:
@@ -594,8 +613,8 @@ class FileLog(Log):
     async def _swap(self, group: list[LogSegment], cleaned: LogSegment, truncations: int) -> bool:
         """Replaces the group by the cleaned segment, in steps that recovery can complete after a crash.
 
-        Returns False if the group has changed: it was deleted, or a truncation may have reopened one of its segments.
-        Running reads keep the old files.
+        Returns False if the group was deleted, or if a truncation may have reopened one of its segments. Running reads
+        continue with the old files.
         """
         disk, directory = self._disk, self._directory
         async with self._maintenance():
@@ -612,7 +631,8 @@ class FileLog(Log):
                 disk.rename(cleaned.path(LOG_SUFFIX + SWAP_SUFFIX), cleaned.path(LOG_SUFFIX))
                 await disk.sync_directory(directory)
             except OSError as error:
-                # Some old files are deleted and the new one is not in place: recovery completes the swap.
+                # Take the log offline, because some old files are deleted and the new file is not in place. Recovery
+                # completes the swap.
                 self._health.mark_offline(f"compacting {self.name} failed: {error}")
                 raise
             self._segments.replace_group(group, cleaned)
@@ -633,12 +653,12 @@ class FileLog(Log):
             self._mark_closed("is closed")
 
     async def abandon(self) -> None:
-        """Closes a log that is deleted; when this returns nothing accesses its directory any more."""
+        """Closes a log that is being deleted. When this method returns, nothing accesses its directory any more."""
         async with self._maintenance_lock:
             self._mark_closed("is deleted")
 
     def _mark_closed(self, reason: str) -> None:
-        """Fails all later calls. A file closes when its last reader is done."""
+        """Makes all later calls fail. Each file is closed when its last reader has finished."""
         self.is_closed = True
         if self._health.failure is None:
             self._health.failure = f"{self.name} {reason}"
@@ -656,7 +676,7 @@ class FileLog(Log):
         )
 
     async def _save(self) -> None:
-        """Writes everything that opening the log needs without reading batches."""
+        """Writes all indexes, snapshots and checkpoints, so that the next open needs no recovery."""
         await self._sync()
         segments = self._segments
         try:
@@ -677,7 +697,8 @@ class FileLog(Log):
 def _max_timestamp_in(
     segment: LogSegment, since: int, start_offset: int, below: int, latest: TimestampAndOffset | None
 ) -> TimestampAndOffset | None:
-    """Returns the first record from `since` on with the largest timestamp, or `latest` if that is not smaller."""
+    """Returns the first record from `since` on with the largest timestamp; `latest` if no record has a larger
+    timestamp."""
     for header in segment.headers(since):
         if header.last_offset >= below:
             break
@@ -691,7 +712,10 @@ def _max_timestamp_in(
 
 
 async def _rename_to_swap(disk: Disk, directory: str, cleaned: LogSegment, health: LogHealth) -> None:
-    """Commits a swap: from here on recovery completes it. After an error no .swap file may be left."""
+    """Commits a swap by renaming the cleaned file to .swap. Recovery completes a committed swap.
+
+    After an error the swap is not committed, so the .swap file is removed.
+    """
     swap = cleaned.path(LOG_SUFFIX + SWAP_SUFFIX)
     try:
         disk.rename(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX), swap)

@@ -1,7 +1,7 @@
 """Reset of a log: deletes all records and starts an empty log at another offset.
 
-That takes several steps on disk, so a marker file is written first. After a crash the next opening of the log finds the
-marker and repeats all steps; without a marker nothing has happened yet.
+A reset takes several steps on disk, so a marker file is written first. After a crash the next open of the log finds the
+marker and repeats all steps. Without a marker the log is unchanged.
 """
 
 import base64
@@ -24,7 +24,7 @@ from moldau.platform.disk import Disk
 
 MARKER = "incomplete-reset"
 OLD_MARKER = "begin-anew"
-"""Earlier releases wrote the marker under this name. It is still read."""
+"""The name of the marker file in earlier releases. This file is still read."""
 
 _VERSION = 0
 _SEGMENT_FILE = re.compile(r"[0-9]{20}\..+")
@@ -39,17 +39,17 @@ class LogReset(NamedTuple):
 
 
 async def write_reset_marker(disk: Disk, directory: str, reset: LogReset) -> None:
-    """Commits the reset. After an OSError the log is unchanged, unless `has_reset_marker` says otherwise."""
+    """Commits the reset by writing the marker. After an OSError the log is unchanged, unless the marker exists."""
     await disk.replace(f"{directory}/{MARKER}", _to_json(reset))
 
 
 def has_reset_marker(disk: Disk, directory: str) -> bool:
-    """Whether the next opening of the log will reset it."""
+    """Returns whether the next open of the log will complete a reset."""
     return disk.exists(f"{directory}/{MARKER}")
 
 
 async def finish_pending_reset(disk: Disk, directory: str, name: LogName, checkpoints: Checkpoints) -> bool:
-    """Completes a reset that a crash interrupted; False if there is none. Raises CorruptRecordError."""
+    """Completes a reset that a crash interrupted. Returns whether there was one. Raises CorruptRecordError."""
     for marker in (MARKER, OLD_MARKER):
         data = read_small_file(disk, f"{directory}/{marker}")
         if data is not None:
@@ -67,7 +67,7 @@ async def reset_log(
     *,
     marker: str = MARKER,
 ) -> None:
-    """Carries out a committed reset, durably. After an OSError the next opening of the log completes it."""
+    """Carries out a committed reset, durably. After an OSError the next open of the log completes the reset."""
     for found in disk.list(directory):
         if _SEGMENT_FILE.fullmatch(found):
             disk.remove(f"{directory}/{found}")

@@ -1,9 +1,11 @@
 """Loading a log from its directory, with recovery after a crash.
 
-Everything below the recovery point was flushed, and segments wholly below it are not read. The rest is read batch by
-batch and truncated at the first one that is not whole: a crash can tear only what was not acknowledged. Damage below
-the recovery point is different: truncation would lose acknowledged records, so the log stays offline until an
-operator has repaired it.
+All records below the recovery point were flushed, so recovery does not read segments that are completely below it.
+Recovery reads the other segments batch by batch, and truncates the log at the first incomplete batch. This is safe,
+because a crash can tear only records that were not acknowledged.
+
+Damage below the recovery point is different. Truncation would lose acknowledged records, so the log stays offline until
+an operator has repaired it.
 """
 
 import asyncio
@@ -41,7 +43,7 @@ log = get_logger(__name__)
 
 class LoadedLog(NamedTuple):
     segments: list[LogSegment]
-    """Never empty; the last one is active."""
+    """At least one segment. The last segment is the active segment."""
     producers: ProducerStateManager
     epochs: LeaderEpochCache
     start_offset: int
@@ -57,7 +59,7 @@ async def load_log(
     recovery_point: int,
     start_offset: int,
 ) -> LoadedLog:
-    """Loads a log, with recovery unless `clean`; raises StorageError if it is damaged or the disk fails."""
+    """Loads a log, with recovery unless `clean`. Raises StorageError if the log is damaged or the disk fails."""
     loader = _LogLoader(disk, directory, index_interval_bytes, recovery_point, start_offset)
     try:
         return await loader.load(clean)
@@ -97,7 +99,8 @@ def list_snapshots(disk: Disk, directory: str) -> list[int]:
 async def rebuild_producer_state(
     disk: Disk, directory: str, segments: Iterable[LogSegment], producers: ProducerStateManager, end: int
 ) -> None:
-    """Rebuilds the producer state at `end` from the latest snapshot up to there and the batches after it."""
+    """Rebuilds the producer state at `end` from the latest snapshot at or before `end` and the batches after this
+    snapshot."""
     for offset in reversed(list_snapshots(disk, directory)):
         if offset > end:
             continue
@@ -183,8 +186,8 @@ class _LogLoader:
     async def _open_segments(self) -> list[LogSegment]:
         names = self._disk.list(self._directory)
         base_offsets = [offset for name in names if (offset := parse_offset(name, LOG_SUFFIX)) is not None]
-        # Segments wholly below the start offset are left to retention: they may have the only trace of a producer's
-        # last batch, and the start offset comes from a file without a checksum.
+        # Do not delete segments below the start offset here; retention deletes them later. They may have the only
+        # copy of a producer's last batch, and the start offset comes from a file without a checksum.
         if base_offsets:
             self._start_offset = max(self._start_offset, base_offsets[0])
         else:
@@ -207,7 +210,8 @@ class _LogLoader:
     def _first_unflushed(self, segments: list[LogSegment]) -> int:
         """Returns the number of the first segment that does not end before the recovery point.
 
-        A segment that ends right there may have been rolled after the checkpoint, and have no index files.
+        A segment that ends exactly at the recovery point is included. It may have been rolled after the checkpoint, and
+        its index files may be missing.
         """
         for number in range(len(segments) - 1):
             if segments[number + 1].base_offset >= self._recovery_point:
@@ -221,7 +225,7 @@ class _LogLoader:
         producers: ProducerStateManager,
         epochs: LeaderEpochCache,
     ) -> None:
-        """Reads the segments from number `first` on and deletes everything from the first damage on."""
+        """Reads the segments from number `first` on. Deletes all batches from the first damaged batch on."""
         number = first
         torn = False
         states: list[tuple[int, bytes]] = []
@@ -229,8 +233,8 @@ class _LogLoader:
             segment = segments[number]
             states.append((segment.base_offset, producers.snapshot()))
             gap = segment.base_offset - segments[number - 1].next_offset if number > first else 0
-            # After a gap: batches that were never flushed are missing. Only a gap larger than any segment can be is
-            # intended.
+            # Stop at a gap between segments, because batches that were never flushed are missing. Only a gap that is
+            # too large for one segment is intended.
             if gap < 0 or 0 < gap <= OFFSET_RANGE:
                 break
             torn = await self._recover_segment(segment, producers, epochs)
@@ -247,7 +251,8 @@ class _LogLoader:
             del segments[number:]
         delete_snapshots_after(self._disk, self._directory, kept_end)
         for segment in segments[first:]:
-            # Even whole batches, and file names, may only be in the page cache, left there by a killed process.
+            # Sync the files, because batches and file names may be only in the page cache after the process was
+            # killed.
             await segment.file.sync()
         await self._disk.sync_directory(self._directory)
         for segment, (base, state) in zip(segments[first:], states, strict=False):
@@ -255,7 +260,8 @@ class _LogLoader:
                 segment.seal()
                 await segment.write_indexes()
             if segment is not segments[first]:
-                # From now on the segments before it may be deleted or compacted.
+                # Write the producer snapshot at the start of this segment, because the segments before it may soon be
+                # deleted or compacted.
                 await self._disk.replace(
                     f"{self._directory}/{segment_file_name(base, SNAPSHOT_SUFFIX)}", state
                 )
@@ -265,8 +271,11 @@ class _LogLoader:
             )
 
     def _load_snapshot(self, producers: ProducerStateManager, offset: int) -> None:
-        """Loads the snapshot at `offset`, if there is one: it may know more than the batches do. Compaction may have
-        removed a producer's last batch before `offset` in favor of later ones that the crash has lost."""
+        """Loads the producer snapshot at `offset` if it exists, because it may contain more than the batches do.
+
+        Compaction may have removed a producer's last batch before `offset`, because the producer had later batches. The
+        crash may have lost these later batches.
+        """
         data = read_small_file(self._disk, _snapshot_path(self._directory, offset))
         if data is not None:
             try:
@@ -279,7 +288,7 @@ class _LogLoader:
     async def _recover_segment(
         self, segment: LogSegment, producers: ProducerStateManager, epochs: LeaderEpochCache
     ) -> bool:
-        """Checks all batches of the segment; True if it had to be truncated."""
+        """Checks all batches of the segment. Returns whether the segment was truncated."""
         segment.file.drop_cache()
         size = segment.file.size
         segment.start_empty()
@@ -289,17 +298,20 @@ class _LogLoader:
         try:
             for position, batch in scan_batches(segment.file, 0, size):
                 if batch.base_offset < expected or batch.last_offset_delta < 0:
-                    # No checksum covers the offset. If there is a gap before the previous batch, that one may be wrong.
+                    # No checksum covers the offset. If there is a gap before the previous batch, the offset of the
+                    # previous batch may be wrong.
                     expected = min(expected, before_gap)
                     raise CorruptRecordError(
                         f"the batch at position {position} has offset {batch.base_offset} after {expected - 1}"
                     )
                 if batch.leader_epoch < latest:
-                    # No checksum covers the epoch, and a wrong one would enter the leader epoch cache.
+                    # No checksum covers the epoch. Reject a lower epoch, because a wrong epoch would get into the
+                    # leader epoch cache.
                     raise CorruptRecordError(
                         f"the batch at position {position} has epoch {batch.leader_epoch} after {latest}"
                     )
-                # First, because it raises for an impossible offset, and `expected` must not have moved then.
+                # Register the batch before `expected` changes, because `register_batch` raises an error for an
+                # impossible offset.
                 segment.register_batch(batch, position)
                 before_gap = expected if batch.base_offset > expected else batch.next_offset
                 expected, latest = batch.next_offset, batch.leader_epoch
@@ -338,16 +350,17 @@ class _LogLoader:
             for header in headers_between(segments, segments[0].base_offset, end):
                 if header.leader_epoch != epochs.latest:
                     epochs.assign(header.leader_epoch, header.base_offset)
-        # An epoch that starts at the end has no records, but a log that retention has emptied must keep its epoch.
+        # Keep an epoch that starts at `end`, although it has no records. A log that retention has emptied must keep
+        # its latest epoch.
         epochs.truncate_from_end(end + 1)
         return epochs
 
 
 async def complete_swap(disk: Disk, directory: str, base: int) -> None:
-    """Replaces the segments in the offset range of a compacted segment by it.
+    """Replaces the old segments in the offset range of a compacted segment with the compacted segment.
 
-    The new segment keeps its suffix .swap until the old ones are durably deleted, so that after another crash the next
-    start completes the swap.
+    The compacted segment keeps the suffix .swap until the old segments are durably deleted. After another crash the
+    next start completes the swap.
     """
     swap = f"{directory}/{segment_file_name(base, LOG_SUFFIX + SWAP_SUFFIX)}"
     file = disk.open(swap)
@@ -383,7 +396,7 @@ def delete_snapshots_after(disk: Disk, directory: str, end: int) -> None:
 
 
 def delete_old_snapshots(disk: Disk, directory: str, base_offsets: Container[int]) -> None:
-    """Keeps the snapshot at the start of each segment, and the latest."""
+    """Deletes all producer snapshots except the latest snapshot and the snapshots at the start of a segment."""
     for offset in list_snapshots(disk, directory)[:-1]:
         if offset not in base_offsets:
             disk.remove(_snapshot_path(directory, offset))

@@ -1,4 +1,4 @@
-"""Scans of a segment file: of the headers only, or of whole batches with their checksums."""
+"""Scans of a segment file: headers only, or whole batches with a check of their checksums."""
 
 from collections.abc import Iterator
 
@@ -7,16 +7,17 @@ from moldau.platform.disk import File
 from moldau.records.batch import HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
 
 _CHUNK_SIZE = 4096
-"""Read at once in a scan of headers: a chunk has many small batches, and large ones are skipped."""
+"""How many bytes a scan of headers reads at once. A chunk has the headers of many small batches. The records of large
+batches are skipped."""
 
 _BLOCK_SIZE = 1024 * 1024
-"""Read at once in a scan of whole batches."""
+"""How many bytes a scan of whole batches reads at once."""
 
 _MAGIC = 2
 
 
 class BatchHeader:
-    """The header of a batch in a file, and its position."""
+    """The header of a batch in a file, and the position of the batch."""
 
     __slots__ = (
         "attributes",
@@ -58,7 +59,10 @@ class BatchHeader:
 
 
 def scan_headers(file: File, position: int, end: int) -> Iterator[BatchHeader]:
-    """Yields the headers of the batches from `position`, the start of one, to `end`; raises CorruptRecordError."""
+    """Yields the headers of the batches between `position` and `end`. `position` must be the start of a batch.
+
+    Raises CorruptRecordError.
+    """
     last_offset = -1
     while position < end:
         chunk = file.read(position, min(_CHUNK_SIZE, end - position))
@@ -83,7 +87,8 @@ def read_batch(file: File, header: BatchHeader) -> Batch:
 
 
 def scan_batches(file: File, position: int, end: int) -> Iterator[tuple[int, Batch]]:
-    """Yields the position and the batch; raises CorruptRecordError at the first one with a wrong checksum."""
+    """Yields the position and the batch. Raises CorruptRecordError at the first batch that is torn or has a wrong
+    checksum."""
     while position < end:
         block = memoryview(file.read(position, min(_BLOCK_SIZE, end - position)))
         start = 0

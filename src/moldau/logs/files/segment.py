@@ -1,7 +1,7 @@
 """A segment of a log: a file of batches, its two indexes, and its timestamps.
 
-The indexes of the active segment are in memory. Those of a closed segment are in files, loaded on demand, and can be
-rebuilt from the segment.
+The indexes of the active segment are in memory. The indexes of a closed segment are in files and are loaded on demand.
+They can be rebuilt from the segment.
 """
 
 from array import array
@@ -17,13 +17,13 @@ from moldau.platform.disk import Disk, File
 from moldau.records.batch import HEADER_SIZE, NO_TIMESTAMP, Batch
 
 _RECENT_MAX = 4096
-"""How many of the latest batches of the active segment have their positions in memory, for reads at the end."""
+"""How many batch positions at the end of the active segment are kept in memory, to make reads faster."""
 
 log = get_logger(__name__)
 
 
 def read_small_file(disk: Disk, path: str, bytes_max: int | None = None) -> bytes | None:
-    """Returns the content of a small file, or its first `bytes_max`; None if there is no such file."""
+    """Returns the content of a small file, or only its first `bytes_max` bytes; None if the file does not exist."""
     if not disk.exists(path):
         return None
     file = disk.open(path)
@@ -71,15 +71,15 @@ class LogSegment:
         self.file: File = disk.open(self.path(file_suffix))
         self.size = self.file.size
         self.has_unwritten_indexes = False
-        """Whether the indexes were rebuilt and are not in their files yet."""
+        """Whether the indexes were rebuilt and are not written to their files yet."""
         self.producer_snapshot: bytes | None = None
-        """The producer state at the end of a closed segment, until it is in its file."""
+        """The producer snapshot at the end of a closed segment, until it is written to its file; otherwise None."""
         self._reset_state()
 
     def _reset_state(self) -> None:
         self.next_offset = self.base_offset
         self.first_timestamp = NO_TIMESTAMP
-        """That of the first batch, from which segment.ms counts."""
+        """The timestamp of the first batch. segment.ms is measured from this time."""
         self.max_timestamp = NO_TIMESTAMP
         self.max_timestamp_offset = self.base_offset
         """The last offset of the first batch with max_timestamp."""
@@ -102,7 +102,7 @@ class LogSegment:
         self.start_empty()
 
     def start_empty(self) -> None:
-        """Starts without batches; those in the file are still to be registered."""
+        """Resets the segment to contain no batches. The caller then registers the batches in the file again."""
         self.size = 0
         self._start_empty()
 
@@ -112,11 +112,12 @@ class LogSegment:
         self._offset_index, self._time_index = OffsetIndex(), TimeIndex()
 
     def register_batch(self, batch: Batch | BatchHeader, position: int) -> None:
-        """Adds a batch, which is in the file at `position` after all others, to the indexes."""
+        """Adds the next batch in the file, which starts at `position`, to the indexes."""
         last_offset = batch.base_offset + batch.last_offset_delta
         timestamp = batch.max_timestamp
         if not 0 <= last_offset - self.base_offset <= OFFSET_RANGE:
-            # The checksum of a batch does not cover its offset.
+            # The offset may be damaged even if the checksum is correct, because the checksum does not cover the
+            # offset.
             raise CorruptRecordError(f"a batch with offset {last_offset} is in {self.path(LOG_SUFFIX)}")
         if position == 0:
             self.first_timestamp = timestamp
@@ -138,12 +139,12 @@ class LogSegment:
             del recent[: _RECENT_MAX // 2], self._recent_positions[: _RECENT_MAX // 2]
 
     def seal(self) -> None:
-        """Closes the segment: adds the last time index entry, which has the largest timestamp."""
+        """Closes the segment. Adds a last time index entry with the largest timestamp."""
         self.time_index.maybe_append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
         self._recent_offsets, self._recent_positions = array("q"), array("q")
 
     def truncate_to_position(self, position: int) -> None:
-        """Deletes the batches from `position` on; the segment may be appended to again."""
+        """Deletes the batches from `position` on. Afterwards batches can be appended to the segment again."""
         offset_index, time_index = self.offset_index, self.time_index
         dropped = next(scan_headers(self.file, position, self.size), None)
         self.file.truncate(position)
@@ -197,7 +198,7 @@ class LogSegment:
         return self._offset_index, self._time_index
 
     def load_state(self) -> None:
-        """Loads the end and the timestamps from the index files and the few batches after their last entries."""
+        """Loads the end offset and the timestamps from the indexes and the few batches after the last entries."""
         try:
             if self.offset_index:
                 self._check_offset_entry(self.offset_index, len(self.offset_index) - 1)
@@ -219,13 +220,13 @@ class LogSegment:
         covered = offset_index.positions[-1] if offset_index else 0
         for header in scan_headers(self.file, covered, self.size):
             if offset_index and header.position == covered:
-                # This batch has its entry already.
+                # This batch already has an index entry.
                 self._bytes_since_index = 0
             self.register_batch(header, header.position)
         self.first_timestamp = first_timestamp
 
     def load_timestamps(self) -> None:
-        """Loads the timestamps of a closed segment, which are not read when a log is opened."""
+        """Loads the timestamps of a closed segment. They are not read when a log is opened."""
         if not self._has_timestamps:
             next_offset = self.next_offset
             self.load_state()
@@ -234,7 +235,7 @@ class LogSegment:
             self.drop_indexes()
 
     def drop_indexes(self) -> None:
-        """Frees the memory of the indexes if they are in their files."""
+        """Frees the memory of the indexes if they are written to their files."""
         if not self.has_unwritten_indexes:
             self._offset_index = self._time_index = None
 
@@ -257,7 +258,7 @@ class LogSegment:
                 yield header
 
     def position_of(self, offset: int) -> int:
-        """Returns the position of the first batch that ends at or after `offset`; the size if there is none."""
+        """Returns the position of the first batch that ends at or after `offset`; the segment size if there is none."""
         recent = self._recent_offsets
         if recent and (offset > recent[0] or not self._recent_positions[0]):
             found = bisect_left(recent, offset)
@@ -267,7 +268,8 @@ class LogSegment:
         return self.size
 
     def next_offset_before(self, position: int) -> int:
-        """Returns the offset after the last batch before `position`, which is the start of a batch or the end."""
+        """Returns the offset after the last batch before `position`, which must be a batch start or the end of the
+        segment."""
         end = self.base_offset
         for header in scan_headers(
             self.file, self.offset_index.batch_start_before(max(0, position - 1)), position
@@ -276,7 +278,7 @@ class LogSegment:
         return end
 
     def batch_start_before(self, position: int) -> int:
-        """Returns the last start of a batch at or before `position` that is known without reading the file."""
+        """Returns the last known batch start at or before `position`. Does not read the segment file."""
         recent = self._recent_positions
         if recent and recent[0] <= position:
             return recent[bisect_left(recent, position + 1) - 1]
@@ -296,14 +298,14 @@ class LogSegment:
         return offset_index.positions[entry] if entry >= 0 else 0
 
     def _check_offset_entry(self, offset_index: OffsetIndex, entry: int) -> None:
-        """Raises CorruptRecordError if the entry does not point to its batch: then the whole index is damaged."""
+        """Raises CorruptRecordError if the entry does not point to its batch. The whole index is then damaged."""
         position = offset_index.positions[entry]
         header = BatchHeader(self.file.read(position, HEADER_SIZE).ljust(HEADER_SIZE, b"\0"), 0, position)
         if header.last_offset != self.base_offset + offset_index.offsets[entry]:
             raise CorruptRecordError(f"the offset index points to another batch at position {position}")
 
     def _check_last_time_entry(self, time_index: TimeIndex) -> None:
-        """Raises CorruptRecordError if the last entry, by which retention deletes, does not match its batch."""
+        """Raises CorruptRecordError if the last entry does not match its batch. Retention depends on this entry."""
         offset = self.base_offset + time_index.offsets[-1]
         header = next(self.headers(offset), None)
         if header is None or (header.last_offset, header.max_timestamp) != (

@@ -1,4 +1,4 @@
-"""The segments of a log in files, and when the active one is rolled."""
+"""The segments of a log in files, and the policy for rolling the active segment."""
 
 import asyncio
 from bisect import bisect_right
@@ -13,14 +13,14 @@ from moldau.records.batch import LOG_OVERHEAD, Batch
 from moldau.settings.topic import TopicSettings
 
 _INDEX_ENTRY_SIZE = 12
-"""Of the time index, the larger of the two."""
+"""The entry size of the time index, in bytes. Entries of the offset index are smaller."""
 
 _CACHED_INDEXES_MAX = 2
-"""Closed segments whose indexes stay in memory after a read."""
+"""How many closed segments keep their indexes in memory after a read."""
 
 
 class RollPolicy:
-    """When a log starts a new segment: segment.bytes, segment.ms with its jitter, segment.index.bytes."""
+    """Decides when a log rolls, by segment.bytes, segment.ms with its jitter, and segment.index.bytes."""
 
     def __init__(self, name: LogName, settings: TopicSettings) -> None:
         self._segment_bytes = settings.segment_bytes
@@ -30,12 +30,13 @@ class RollPolicy:
             roll_ms = min(roll_ms, settings.max_compaction_lag_ms)
         jitter_ms = min(settings.segment_jitter_ms, roll_ms)
         if jitter_ms:
-            # Derived from the name: it differs between logs, and a simulated run can be repeated.
+            # The jitter is derived from the log name, so that it differs between logs and a simulation can be
+            # repeated.
             roll_ms -= crc32c.crc32c(str(name).encode()) % jitter_ms
         self._roll_ms = roll_ms
 
     def should_roll(self, active: LogSegment, size: int, last: Batch) -> bool:
-        """Whether batches of `size` bytes, the last of which is `last`, need a new segment."""
+        """Returns whether batches of `size` bytes in total need a new segment. `last` is the last batch."""
         if last.last_offset - active.base_offset > OFFSET_RANGE:
             return True
         if not active.size:
@@ -51,14 +52,14 @@ class RollPolicy:
 
 
 class LogSegments:
-    """In ascending order and never empty; the last segment is the active one."""
+    """The segments of a log in ascending order, at least one. The last segment is the active segment."""
 
     def __init__(self, segments: list[LogSegment]) -> None:
         self._segments = segments
         self._base_offsets = [segment.base_offset for segment in segments]
         self.active = segments[-1]
         self.unfinalized: list[LogSegment] = []
-        """Closed segments that are not known to be flushed, or whose indexes are not in their files yet."""
+        """Closed segments that may not be flushed yet, or whose indexes are not written to their files yet."""
         self._with_indexes: list[LogSegment] = []
         """Closed segments with their indexes in memory, the least recently added first."""
 
@@ -126,7 +127,7 @@ class LogSegments:
         self._with_indexes = [each for each in self._with_indexes if each not in group]
 
     def cache_indexes(self, segment: LogSegment) -> None:
-        """Keeps the loaded indexes of this segment in memory, and drops those of a segment read longer ago."""
+        """Keeps the loaded indexes of this segment in memory. Drops the oldest indexes if the cache is full."""
         cached = self._with_indexes
         if segment in cached or not segment.has_loaded_indexes:
             return
@@ -137,7 +138,7 @@ class LogSegments:
                 evicted.drop_indexes()
 
     def _number_of(self, offset: int) -> int:
-        """Returns the number of the segment that holds `offset`; -1 if it is below the first."""
+        """Returns the number of the segment that contains `offset`; -1 if `offset` is below the first segment."""
         return bisect_right(self._base_offsets, offset) - 1
 
     def count_up_to(self, offset: int) -> int:
@@ -166,7 +167,8 @@ class LogSegments:
     async def retention_start_offset(
         self, settings: TopicSettings, start_offset: int, now_ms: int, below: int
     ) -> int:
-        """Returns the end of the last segment, from the oldest on, that retention.ms and retention.bytes delete."""
+        """Returns the end of the last segment that retention.ms or retention.bytes deletes; `start_offset` if none is
+        deleted."""
         size = self.size
         for segment in self._segments[:]:
             if not segment.size or segment.next_offset > below:
@@ -190,7 +192,7 @@ class LogSegments:
 
 
 def _size_within_limit(segment: LogSegment, start: int, bytes_max: int, min_one_batch: bool) -> int:
-    """Returns how many of the bytes from `start` on to return, of which there are more than bytes_max."""
+    """Returns how many bytes a read from `start` returns if more than bytes_max bytes are available."""
     boundary = segment.batch_start_before(start + bytes_max)
     if boundary > start:
         return boundary - start

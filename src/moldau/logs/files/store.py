@@ -38,10 +38,11 @@ from moldau.platform.disk import Disk
 from moldau.settings.topic import TopicSettings
 
 CONCURRENT_CLOSES_MAX = 64
-"""How many logs are closed at a time, because each needs many fsyncs."""
+"""How many logs are closed at the same time. Each close needs many fsyncs."""
 
 _RESERVED_ID_MAX = 1
-"""Kafka's reserved topic ids, such as that of __cluster_metadata, are never given to another topic."""
+"""The largest reserved topic id. Kafka never assigns a reserved id, such as that of __cluster_metadata, to another
+topic."""
 
 log = get_logger(__name__)
 
@@ -72,10 +73,9 @@ class FileLogStore(LogStore):
         self._topic_ids: dict[LogName, UUID] = {}
         self._logs: dict[LogName, FileLog] = {}
         self._unopened: set[LogName] = set()
-        """Logs that start() found and that were not opened since: whether they need recovery depends on the last
-        shutdown."""
+        """Logs that start() found and that are not opened yet. They need recovery after a crash."""
         self._stale_in_checkpoints: set[LogName] = set()
-        """Deleted logs that the checkpoint files may still have."""
+        """Deleted logs that the checkpoint files may still contain."""
 
     async def start(self) -> None:
         disk, directory = self._disk, self._directory
@@ -91,7 +91,7 @@ class FileLogStore(LogStore):
             self.had_clean_shutdown = closed is not None or not self._unopened
             self.previous_broker_epoch = -1 if closed is None else _broker_epoch(closed)
             disk.remove(marker)
-            # From here on a crash must not look like a clean shutdown.
+            # Make the removal of the marker durable, because a later crash must not look like a clean shutdown.
             await disk.sync_directory(directory)
             for checkpoint in self._checkpoints:
                 checkpoint.load()
@@ -121,20 +121,20 @@ class FileLogStore(LogStore):
         try:
             topic_id = self._read_topic_id(path)
         except OSError as error:
-            # Opening this log will fail; the other logs must be served.
+            # Continue, because the other logs must be served. Only opening this log will fail.
             log.warning("topic id cannot be read", log=path, reason=str(error))
             topic_id = None
         if topic_id is not None:
             self._topic_ids[log_name] = topic_id
         names = self._disk.list(path)
         if PARTITION_METADATA not in names and all(parse_offset(file, LOG_SUFFIX) is None for file in names):
-            # A crash interrupted its creation, in which the topic id is written first.
+            # A crash interrupted the creation of this log. The log is empty, because the topic id is written first.
             self._disk.remove(path)
         else:
             self._unopened.add(log_name)
 
     def _read_topic_id(self, path: str) -> UUID | None:
-        """Returns None if the file is missing or damaged."""
+        """Returns the topic id in partition.metadata; None if the file is missing or damaged."""
         data = read_small_file(self._disk, f"{path}/{PARTITION_METADATA}")
         if data is None:
             return None
@@ -145,7 +145,7 @@ class FileLogStore(LogStore):
             return None
 
     def list_logs(self) -> Sequence[tuple[LogName, UUID]]:
-        """Returns all logs but those whose topic id cannot be read."""
+        """Returns all logs except those whose topic id cannot be read."""
         return list(self._topic_ids.items())
 
     async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> FileLog:
@@ -164,7 +164,8 @@ class FileLogStore(LogStore):
             if not self._disk.exists(f"{path}/{PARTITION_METADATA}") or self._read_topic_id(path) is None:
                 self._check_is_empty(path, topic_id)
                 if name in self._stale_in_checkpoints:
-                    # Otherwise the new log would have its predecessor's offsets after a crash.
+                    # Flush the checkpoints first. Otherwise the new log would get the offsets of the deleted log
+                    # after a crash.
                     await self._flush_checkpoints(name)
                 await self._create(path, topic_id)
                 self._topic_ids[name] = topic_id
@@ -187,7 +188,7 @@ class FileLogStore(LogStore):
             start_offset=self._checkpoints.start_offsets.get(name),
         )
         try:
-            # With write.caching a crash may have lost committed records.
+            # Lower the checkpoints, because a crash may have lost committed records with write.caching.
             await self._checkpoints.truncate(name, loaded.end_offset)
         except OSError as error:
             raise StorageError(f"cannot open the log {name}: {error}") from error
@@ -208,10 +209,10 @@ class FileLogStore(LogStore):
         return opened
 
     def _check_is_empty(self, path: str, topic_id: UUID) -> None:
-        """Raises CorruptRecordError for a log with records and without a topic id.
+        """Raises CorruptRecordError if a log has records but no topic id.
 
-        It may belong to an earlier topic of this name, so it cannot be opened as this one. It cannot become a stray log
-        either, because this replica may be the only one with these records.
+        The log may belong to an earlier topic of the same name, so it cannot be opened. It cannot be renamed to a stray
+        log either, because this replica may have the only copy of the records.
         """
         if topic_id.int <= _RESERVED_ID_MAX or not self._disk.exists(path):
             return
@@ -269,7 +270,8 @@ class FileLogStore(LogStore):
         self._unopened.discard(name)
         self._stale_in_checkpoints.add(name)
         for checkpoint in self._checkpoints:
-            # Before anything else, or a new log of this name would get these offsets.
+            # Discard the offsets before the log is deleted. Otherwise a new log of the same name would get these
+            # offsets.
             checkpoint.discard(name)
         return topic_id
 
@@ -277,7 +279,7 @@ class FileLogStore(LogStore):
         try:
             await self._flush_checkpoints(name)
         except OSError as error:
-            # The log is deleted all the same. Creating a log of its name writes the checkpoints first.
+            # The log itself is deleted or renamed. Creating a log of the same name flushes the checkpoints first.
             log.warning("checkpoint was not written", log=str(name), reason=str(error))
 
     async def _flush_checkpoints(self, name: LogName) -> None:
@@ -292,7 +294,7 @@ class FileLogStore(LogStore):
             raise StorageError(f"cannot write the checkpoint of high watermarks: {error}") from error
 
     async def close(self, broker_epoch: int = -1) -> None:
-        """Closes all logs. The shutdown counts as clean only if none of them has failed."""
+        """Closes all logs. The shutdown is clean only if every log was closed cleanly."""
         clean = self.had_clean_shutdown or not self._unopened
         pending = iter(list(self._logs.values()))
         while batch := list(islice(pending, CONCURRENT_CLOSES_MAX)):
@@ -309,7 +311,7 @@ class FileLogStore(LogStore):
 
     @staticmethod
     async def _close(opened: FileLog) -> bool:
-        """Returns whether the next start needs no recovery of this log."""
+        """Closes a log. Returns whether the next start needs no recovery of this log."""
         try:
             await opened.close()
         except StorageError as error:
@@ -321,7 +323,8 @@ class FileLogStore(LogStore):
 
 
 def _broker_epoch(marker: bytes) -> int:
-    """Returns the broker epoch in the clean shutdown file; -1 if the file is empty, as earlier releases wrote it."""
+    """Returns the broker epoch in the clean shutdown file; -1 if there is none. Earlier releases wrote an empty
+    file."""
     try:
         epoch = json.loads(marker).get("brokerEpoch", -1)
     except (ValueError, AttributeError):
