@@ -29,7 +29,7 @@ from moldau.platform.disk import Buffer
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_SIZE = HEADER.size
 LOG_OVERHEAD = 12
-"""The bytes that `batch length` does not count."""
+"""The size of the first two fields, which `batch length` does not include."""
 
 _STAMP = struct.Struct(">qii")
 _STAMP_SIZE = _STAMP.size
@@ -41,7 +41,7 @@ TIMESTAMP_TYPE_MASK = 0x08
 TRANSACTIONAL_MASK = 0x10
 CONTROL_MASK = 0x20
 DELETE_HORIZON_MASK = 0x40
-"""Set by compaction only: the base timestamp is then the time from which tombstones may be removed."""
+"""Set by compaction only. The base timestamp is then the time from which tombstones may be removed."""
 
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
@@ -54,8 +54,8 @@ SEQUENCE_LIMIT = 2**31
 class Batch:
     """The bytes of a batch and the fields of its header.
 
-    `base_offset` and `leader_epoch` may be assigned; `parts()` returns the bytes with both, without copying the
-    records.
+    `base_offset` and `leader_epoch` may be assigned. `parts()` returns the bytes with the assigned values, without
+    copying the records.
     """
 
     base_offset: int
@@ -73,7 +73,7 @@ class Batch:
     size: int
 
     def __init__(self, data: Buffer) -> None:
-        """Parses the header of `data`, which must be exactly one batch; raises CorruptRecordError."""
+        """Parses the header of `data`, which must be exactly one batch. Raises CorruptRecordError."""
         if len(data) < HEADER_SIZE:
             raise CorruptRecordError(f"a batch of {len(data)} bytes is shorter than its header")
         if data[MAGIC_POSITION] != 2:
@@ -135,7 +135,7 @@ class Batch:
         return (self.base_sequence + self.last_offset_delta) % SEQUENCE_LIMIT
 
     def parts(self) -> tuple[Buffer, Buffer]:
-        """Returns the bytes to write: a new start with base offset and leader epoch, then the rest unchanged."""
+        """Returns the bytes to write: new base offset, length and leader epoch, then the other bytes unchanged."""
         stamp = _STAMP.pack(self.base_offset, self.size - LOG_OVERHEAD, self.leader_epoch)
         return stamp, memoryview(self.data)[_STAMP_SIZE:]
 
@@ -155,7 +155,7 @@ class Batch:
 
 
 def split(data: Buffer) -> Iterator[Batch]:
-    """Yields the consecutive batches in `data`; raises CorruptRecordError if the last one is not whole."""
+    """Yields the consecutive batches in `data`. Raises CorruptRecordError if the last one is not whole."""
     view = memoryview(data)
     position, end = 0, len(view)
     while position < end:
@@ -171,7 +171,7 @@ def split(data: Buffer) -> Iterator[Batch]:
 
 
 def trim_partial_batch(data: Buffer) -> memoryview:
-    """Returns `data` without a last batch that a byte limit has truncated; raises CorruptRecordError."""
+    """Returns `data` without a last batch that a byte limit has truncated. Raises CorruptRecordError."""
     view = memoryview(data)
     whole = 0
     while whole + LOG_OVERHEAD <= len(view):

@@ -120,7 +120,7 @@ def encode_batch(
     base_sequence: int,
     count: int,
 ) -> bytes:
-    """Returns a batch with `section`, records that are compressed already, and the matching length and checksum."""
+    """Returns a batch with `section`, the compressed records. Computes the length and the checksum."""
     data = bytearray(HEADER_SIZE + len(section))
     HEADER.pack_into(
         data,
@@ -154,7 +154,7 @@ def replace_records(
     max_timestamp: int | None = None,
     count: int | None = None,
 ) -> Batch:
-    """Returns the batch with another section and other fields; offsets, producer and sequence stay."""
+    """Returns a copy with another section and other header fields. Offsets, producer and sequence do not change."""
     return Batch(
         encode_batch(
             section,
@@ -175,7 +175,7 @@ def replace_records(
 def recompress(
     batch: Batch, compression: int, *, level: int | None = None, limit: int = DECOMPRESSED_BYTES_MAX
 ) -> Batch:
-    """Returns the batch in another codec, without decoding its records."""
+    """Returns the batch compressed with another codec, without decoding its records."""
     return replace_records(
         batch,
         compress(compression, records_section(batch, limit), level),

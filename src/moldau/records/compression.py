@@ -1,7 +1,7 @@
-"""The codecs of record batches. Decompression never uses more than twice its limit of memory.
+"""The codecs of record batches. Decompression uses at most twice its limit of memory.
 
-Snappy is read with the framing of Kafka's Java library (xerial: a header, then chunks with lengths) or without, and
-written with it. LZ4 is written as frames of independent blocks, the only ones that Java consumers read.
+Snappy is written with the framing of Kafka's Java library (xerial: a header, then chunks with lengths). It is read with
+or without this framing. LZ4 is written as frames of independent blocks, because Java consumers read no other frames.
 """
 
 import zlib
@@ -18,7 +18,7 @@ NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 """Codec names by codec number."""
 
 CODECS_BY_NAME = {name: number for number, name in enumerate(NAMES)} | {"uncompressed": NONE}
-"""Codec numbers by name; the topic setting calls `none` `uncompressed`."""
+"""Codec numbers by name. The topic setting `compression.type` uses `uncompressed` instead of `none`."""
 
 DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024
 """The default limit of the decompressed records of one batch."""
@@ -53,7 +53,7 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
 
 
 def decompress(codec: int, data: Buffer, limit: int = DECOMPRESSED_BYTES_MAX) -> bytes:
-    """Returns the decompressed data; raises CorruptRecordError, or RecordTooLargeError for more than `limit`."""
+    """Returns the decompressed data. Raises CorruptRecordError, or RecordTooLargeError for more than `limit`."""
     if codec == NONE:
         if len(data) > limit:
             raise _too_large(codec, limit)
@@ -70,8 +70,8 @@ def decompress(codec: int, data: Buffer, limit: int = DECOMPRESSED_BYTES_MAX) ->
 
 
 def _decompress_gzip(data: Buffer, limit: int) -> bytes:
-    """Decompresses one or more gzip members. The input is passed in chunks, because zlib copies what follows a
-    member."""
+    """Decompresses one or more gzip members. The input is passed in chunks, because zlib copies all input after the end
+    of a member."""
     view = memoryview(data)
     parts: list[bytes] = []
     room = limit
@@ -96,7 +96,7 @@ def _decompress_gzip(data: Buffer, limit: int) -> bytes:
 
 
 def _decompress_into(codec: int, into: Callable[[Buffer, bytearray], int], data: Buffer, limit: int) -> bytes:
-    """Decompresses into a buffer that grows fourfold until all fits, so that small batches stay cheap."""
+    """Decompresses into a buffer that grows fourfold until all data fits, so that small batches stay cheap."""
     size = min(limit, max(_FIRST_GUESS_BYTES, 4 * len(data)))
     while True:
         output = bytearray(size)
@@ -122,7 +122,7 @@ def _compress_snappy(data: Buffer) -> bytes:
 
 
 def _decompress_snappy(data: Buffer, limit: int) -> bytes:
-    """Checks the limit before it decompresses: each chunk has its decompressed length."""
+    """Checks the limit before decompression, because each chunk contains its decompressed length."""
     view = memoryview(data)
     framed = view[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC
     chunks = _xerial_chunks(view) if framed else [view]
@@ -146,7 +146,7 @@ def _xerial_chunks(view: memoryview) -> list[memoryview]:
     position, end = 0, len(view)
     while position < end:
         if view[position : position + len(_XERIAL_MAGIC)] == _XERIAL_MAGIC:
-            # Several streams may follow each other, each with its header.
+            # Several streams may follow each other, each with its own header.
             position += len(_XERIAL_HEADER)
             if position > end:
                 raise CorruptRecordError("the header of the snappy stream ends early")

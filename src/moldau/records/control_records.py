@@ -1,4 +1,4 @@
-"""Control records, which brokers write between the records of producers and consumers skip.
+"""Control records. Brokers write them between the records of producers, and consumers skip them.
 
 The key has a version and a type, two 16-bit numbers. The value is a message of that type.
 """
@@ -27,7 +27,8 @@ from moldau.wire.kio import (
 
 _KEY = struct.Struct(">hh")
 _END_TRANSACTION = struct.Struct(">hi")
-"""The version of the message, then the coordinator epoch. No other control message starts with a version."""
+"""The version of the message, then the coordinator epoch. In other control messages the version is a field of the
+schema."""
 _VERSION = 0
 
 
@@ -47,7 +48,7 @@ class LeaderChangeVoter(NamedTuple):
 
 
 class LeaderChange(NamedTuple):
-    """The start of a quorum leader's epoch, which is the leader epoch of the batch."""
+    """The start of a quorum leader's epoch. The epoch number is the leader epoch of the batch."""
 
     leader_id: int
     voters: tuple[LeaderChangeVoter, ...]
@@ -71,7 +72,7 @@ class SnapshotFooter(NamedTuple):
 
 
 class KRaftVersion(NamedTuple):
-    """The version of the quorum's records from here on; 1 is the first in which voters can change."""
+    """The kraft.version of the quorum from this record on. Version 1 is the first in which voters can change."""
 
     version: int
 
@@ -92,7 +93,7 @@ class RecordedVoter(NamedTuple):
 
 
 class Voters(NamedTuple):
-    """The voters of the quorum from here on."""
+    """The voters of the quorum from this record on."""
 
     voters: tuple[RecordedVoter, ...]
 
@@ -126,7 +127,7 @@ def control_batch(
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = NO_PRODUCER_EPOCH,
 ) -> bytes:
-    """Returns a batch of one control record. Only the end of a transaction has a producer."""
+    """Returns a batch of one control record. Only an EndTransaction has a producer."""
     return build_batch(
         [Record(timestamp=timestamp, key=encode_key(control), value=encode_value(control))],
         base_offset=base_offset,
@@ -147,7 +148,7 @@ def control_type(key: bytes | None) -> int:
 
 
 def decode(record: Record) -> ControlRecord:
-    """Decodes a control record; raises CorruptRecordError."""
+    """Decodes a control record. Raises CorruptRecordError."""
     number = control_type(record.key)
     value = record.value or b""
     try:
@@ -200,7 +201,8 @@ def _type_of(control: ControlRecord) -> int:
 
 
 def _encode_leader_change(change: LeaderChange) -> bytes:
-    """Encodes version 1 if directory ids are known: it is for quorums whose voters can change."""
+    """Encodes version 1 if directory ids are known, otherwise version 0. Version 1 is for quorums whose voters can
+    change."""
     version = 1 if any(voter.directory_id for voter in change.voters) else 0
     schema: Any = leader_change_v1 if version else leader_change_v0
 

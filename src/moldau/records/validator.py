@@ -43,7 +43,7 @@ def validate(
     api_version: int,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> list[Batch]:
-    """Returns the batches of one partition in a Produce request, which must be exactly one.
+    """Returns the batches of one partition in a Produce request. There must be exactly one batch.
 
     `now_ms` is wall-clock time. Raises InvalidRecordError, CorruptRecordError, RecordTooLargeError,
     InvalidTimestampError or UnsupportedCompressionError, with a message for the producer.
@@ -173,7 +173,8 @@ def _check_records(batch: Batch, compacted: bool, oldest_ms: int | None, limit: 
                     f"{oldest_ms} is the oldest now"
                 )
     except CorruptRecordError as error:
-        # Not retriable: the checksum is right, so the producer itself built the batch wrong.
+        # Raise an error that is not retriable. The checksum is correct, so the producer itself has built a wrong
+        # batch.
         raise InvalidRecordError(str(error)) from None
 
 
@@ -195,6 +196,6 @@ def _level(codec: int, settings: TopicSettings) -> int | None:
     if codec == ZSTD:
         return settings.compression_zstd_level
     if codec == LZ4 and settings.compression_lz4_level != _KAFKA_LZ4_LEVEL_DEFAULT:
-        # Kafka's default level selects the fast algorithm, every other level the high-compression one.
+        # Kafka's default level selects the fast algorithm. Every other level selects the high-compression algorithm.
         return settings.compression_lz4_level
     return None

@@ -8,7 +8,7 @@ _ONE_BYTE = tuple(bytes((number,)) for number in range(0x80))
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """Returns the number and the position after it; raises IndexError if the data ends before."""
+    """Returns the number and the position after it. Raises IndexError if the data ends inside the number."""
     value = shift = 0
     for here in range(position, position + _LONG_BYTES_MAX):
         byte = data[here]
