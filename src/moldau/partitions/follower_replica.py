@@ -161,11 +161,12 @@ class FollowerReplica:
         )
 
     def _check_leader_has_committed(self, state: PartitionFollowerState, diverging: EpochEndOffset) -> None:
-        """Takes the replica offline and raises StorageError if truncation would delete committed records that the
-        leader has lost.
+        """Takes the replica offline and raises StorageError if the leader has lost committed records that this replica
+        has.
 
         A leader elected from the ISR must have all committed records. If some are missing, the leader's disk has lost
-        them, and this replica may have the last copy.
+        them, and this replica may have the last copy. The check is skipped with write.caching and after an unclean
+        election, because committed records may be lost in these cases.
         """
         committed, log_ = state.high_watermark, self.log
         if diverging.offset >= committed or log_.settings.write_caching:

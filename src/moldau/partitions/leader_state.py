@@ -22,8 +22,7 @@ NO_EPOCH = -1
 
 
 def check_epoch(current_leader_epoch: int, leader_epoch: int) -> None:
-    """Raises FencedLeaderEpochError if `current_leader_epoch` is older than `leader_epoch`, UnknownLeaderEpochError if
-    it is newer.
+    """Raises FencedLeaderEpochError if the caller's epoch is too old, UnknownLeaderEpochError if it is too new.
 
     `current_leader_epoch` is the epoch that the caller knows. NO_EPOCH skips the check.
     """
@@ -126,8 +125,7 @@ class PartitionLeaderState:
     # The high watermark
 
     def maximal_isr(self) -> tuple[int, ...]:
-        """Returns all replicas that are in the ISR, or that may be in the ISR because a proposal may have been
-        committed.
+        """Returns all replicas that are or may be in the ISR, because a proposal may have been committed.
 
         Each of these replicas can become the next leader, so each must have all committed records.
         """
@@ -212,8 +210,7 @@ class PartitionLeaderState:
         return len(self.image.isr) >= self.min_isr and not self.image.elr
 
     def _high_watermark_replicas(self) -> list[int]:
-        """Returns the replicas that the high watermark waits for: the maximal ISR, and followers that are about to join
-        the ISR.
+        """Returns the replicas that the high watermark waits for: the maximal ISR and followers about to join the ISR.
 
         If the high watermark did not wait for these followers, they could never catch up with it.
         """
@@ -230,8 +227,7 @@ class PartitionLeaderState:
         return 0 if follower is None else follower.durable_offset
 
     def low_watermark(self, start_offset: int) -> int:
-        """Returns the lowest start offset of all live replicas, or UNKNOWN if one of them has not fetched in this
-        epoch.
+        """Returns the lowest start offset of all live replicas; UNKNOWN if one of them has not fetched in this epoch.
 
         `start_offset` is the start offset of the leader's log.
         """
@@ -302,7 +298,7 @@ class PartitionLeaderState:
         return self.advance_high_watermark()
 
     def _discard_older_proposals(self, partition_epoch: int) -> None:
-        """Discards proposals based on an older partition epoch, because newer metadata contains their outcome."""
+        """Discards proposals based on an older partition epoch, because they can no longer be committed."""
         if self.proposal is not None and self.proposal.partition_epoch < partition_epoch:
             self.proposal = None
         if self.rejected_proposal is not None and self.rejected_proposal.partition_epoch < partition_epoch:

@@ -380,10 +380,10 @@ class Partition:
         min_one_batch: bool = True,
         from_follower: bool = False,
     ) -> LogReadInfo:
-        """Returns the records from `offset` on that a consumer may read. `from_follower` allows the read if this broker
-        is a follower.
+        """Returns the records from `offset` on that a consumer may read.
 
-        Raises OffsetOutOfRangeError, DivergingEpochError, OffsetNotAvailableError, or an error of `require_leader`.
+        `from_follower` allows the read if this broker is a follower. Raises OffsetOutOfRangeError, DivergingEpochError,
+        OffsetNotAvailableError, or an error of `require_leader`.
         """
         role = (
             self._require_role(current_leader_epoch)
@@ -429,8 +429,7 @@ class Partition:
     async def read_for_follower(
         self, fetch: FollowerFetch, bytes_max: int, *, min_one_batch: bool = True, is_new_request: bool = True
     ) -> LogReadInfo:
-        """Returns the records from the follower's fetch offset on. Records below this offset are now known to be
-        replicated.
+        """Returns the records from the follower's fetch offset on, and marks earlier records as replicated.
 
         `is_new_request` is False when a delayed fetch is retried. Raises the same errors as `read`, and
         StaleBrokerEpochError.

@@ -57,7 +57,7 @@ class ReplicaManager:
         """The incarnation id with which this broker registers. No log is opened before the metadata contains this
         registration. With None, logs are opened immediately, for tests whose first image is the latest."""
         self._is_current = False
-        """Whether the metadata has contained the registration of this incarnation."""
+        """Whether the metadata has ever contained the registration of this incarnation."""
         self._internal_logs = internal_logs
         self._node_id = node_id
         self._settings = settings
@@ -280,10 +280,10 @@ class ReplicaManager:
             )
 
     async def retry_offline_logs(self, *, transient_only: bool = False) -> None:
-        """Retries to open the logs that could not be opened because of a disk error.
+        """Tries again to open the logs that could not be opened because of a disk error.
 
-        `transient_only` limits the retry to logs that failed for lack of disk space or file descriptors. Such a retry
-        is cheap.
+        `transient_only` limits this to logs that failed for lack of disk space or file descriptors. Such a retry is
+        cheap.
         """
         changed_partitions: list[Partition] = []
         for (topic, index), error in list(self._unopened.items()):
