@@ -1,11 +1,13 @@
 """Decoders and encoders of messages of any API and version, compiled from the schemas on first use.
 
-Decoders return `Message` objects: attributes by field name, lists for arrays, ints for times in milliseconds, UUID or
-None, and memoryviews of the frame for record data, which is not copied. Encoders take trees of dicts and lists; fields
-that a version does not have are ignored, so one tree serves every version.
+Decoders return `Message` objects with one attribute per field. Arrays become lists, times become ints in milliseconds,
+and a zero UUID becomes None. Record data becomes a memoryview of the frame and is not copied.
 
-Both are Python functions generated for each message (`decoder_compiler.py`, `encoder_compiler.py`); `generated_source`
-shows them.
+Encoders take trees of dicts and lists. Keys that are not fields of the version are ignored, so that one tree serves
+every version.
+
+Decoders and encoders are Python functions generated for each message (`decoder_compiler.py`, `encoder_compiler.py`).
+`generated_source` returns their source.
 """
 
 import struct
@@ -49,13 +51,14 @@ __all__ = [
 ]
 
 COPIED_BYTES_MAX = 1 << 20
-"""Messages without records are copied to bytes before they are decoded, up to this size: decoding bytes is faster."""
+"""Messages up to this size that carry no records are copied to `bytes` first, because `bytes` are decoded faster."""
 
 
 @cache
 def decoder(api_key: int, version: int, kind: MessageKind) -> Callable[[memoryview], Message]:
-    """Returns the function that decodes a message body and raises DecodeError."""
-    # Responses come from trusted brokers, and Metadata of a large cluster has very many elements.
+    """Returns a function that decodes a message body. The function raises DecodeError."""
+    # The number of elements in a response is not limited, because brokers are trusted and the Metadata response of a
+    # large cluster has very many elements.
     return entity_decoder(
         message_type(api_key, version, kind), elements_max=ELEMENTS_MAX if kind == "request" else None
     )
@@ -63,7 +66,7 @@ def decoder(api_key: int, version: int, kind: MessageKind) -> Callable[[memoryvi
 
 @cache
 def encoder(api_key: int, version: int, kind: MessageKind) -> Callable[[bytearray, Any], None]:
-    """Returns the function that appends a message body to a buffer."""
+    """Returns a function that appends an encoded message body to a buffer."""
     return entity_encoder(message_type(api_key, version, kind))
 
 
@@ -72,7 +75,7 @@ def entity_decoder(
 ) -> Callable[[memoryview], Message]:
     """Returns a decoder for any dataclass that is declared like kio's.
 
-    Without `elements_max` the number of elements is only limited by the bytes, as each takes at least one.
+    If `elements_max` is None, only the message size limits the number of elements. Each element takes at least a byte.
     """
     read: ReadFunction | None = None
     copied_bytes_max = 0 if _carries_records(entity) else COPIED_BYTES_MAX

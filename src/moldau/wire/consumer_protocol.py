@@ -1,7 +1,8 @@
-"""Subscription and Assignment of Kafka's ConsumerProtocol, which the members of a group exchange.
+"""The Subscription and Assignment messages of Kafka's ConsumerProtocol, which the members of a group exchange.
 
-Brokers store both as opaque bytes and decode them only to describe a group. Both start with a version. A decoder reads
-the fields it knows and ignores the rest of a newer version, so that members of different releases can share a group.
+Brokers store both messages as opaque bytes and decode them only to describe a group. Both messages start with a
+version. A decoder ignores the unknown fields of a newer version, so that members of different releases can be in one
+group.
 """
 
 import struct
@@ -27,11 +28,11 @@ class Subscription:
     topics: tuple[str, ...]
     user_data: bytes | None = None
     owned_partitions: tuple[Partition, ...] = ()
-    """From version 1."""
+    """The partitions that the member owned before the rebalance. Since version 1."""
     generation_id: int = -1
-    """From version 2: the generation in which the member owned the partitions."""
+    """The generation in which the member owned `owned_partitions`; -1 if unknown. Since version 2."""
     rack_id: str | None = None
-    """From version 3."""
+    """The rack of the member, or None. Since version 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Assignment:
 
 
 def encode_subscription(subscription: Subscription, version: int = VERSION_MAX) -> bytes:
-    """Encodes topics and partitions in sorted order, like the Java consumer."""
+    """Encodes a subscription. Topics and partitions are sorted, as in the Java consumer."""
     out = bytearray(_INT16.pack(_check_version(version)))
     out += _INT32.pack(len(subscription.topics))
     for topic in sorted(subscription.topics):
@@ -57,7 +58,7 @@ def encode_subscription(subscription: Subscription, version: int = VERSION_MAX) 
 
 
 def decode_subscription(data: bytes | memoryview) -> Subscription:
-    """Raises DecodeError."""
+    """Decodes a subscription. Raises DecodeError."""
     cursor, version = _read_version(data, "subscription")
     topics = tuple(_read_string(cursor) for _ in range(_read_array_length(cursor, 2)))
     user_data = _read_bytes(cursor)
@@ -80,7 +81,10 @@ def encode_assignment(assignment: Assignment, version: int = VERSION_MAX) -> byt
 
 
 def decode_assignment(data: bytes | memoryview) -> Assignment:
-    """Raises DecodeError. Empty bytes are an empty assignment: the leader left the member out."""
+    """Decodes an assignment. Raises DecodeError.
+
+    Empty bytes are an empty assignment: the group leader assigned nothing to the member.
+    """
     if not data:
         return Assignment(())
     cursor, _ = _read_version(data, "assignment")
@@ -88,14 +92,14 @@ def decode_assignment(data: bytes | memoryview) -> Assignment:
 
 
 def encode_partitions(partitions: Iterable[Partition]) -> bytes:
-    """Encodes partitions as in both messages; assignors put them in their user data too."""
+    """Encodes partitions as in both messages. Assignors use the same encoding in their user data."""
     out = bytearray()
     _write_partitions(out, partitions)
     return bytes(out)
 
 
 def decode_partitions(data: bytes | memoryview) -> tuple[tuple[Partition, ...], memoryview]:
-    """Returns the partitions and the bytes after them; raises DecodeError."""
+    """Decodes partitions. Returns the partitions and the bytes that follow them. Raises DecodeError."""
     cursor = Cursor(memoryview(data))
     return _read_partitions(cursor), cursor.data[cursor.position :]
 

@@ -1,7 +1,7 @@
 """Compiler of message decoders.
 
-A decoder is one function with nested structs inlined. Adjacent fields of fixed size, and the length of the field behind
-them, are unpacked with one call.
+A decoder is one function in which nested structs are inlined. One call unpacks adjacent fields of fixed size together
+with the length of the field that follows.
 """
 
 import struct
@@ -94,7 +94,10 @@ class _FixedSizeReads:
 
 
 def _write_definitions(source: SourceBuilder, entity: type) -> None:
-    """Writes the message class and the functions for tagged fields of an entity and of the entities in it."""
+    """Writes the message class of an entity and the functions that read its tagged fields.
+
+    Does the same for all entities that are nested in the entity.
+    """
     if not source.define_once(f"class {entity.__name__}"):
         return
     fields = schema_fields(entity)
@@ -102,7 +105,7 @@ def _write_definitions(source: SourceBuilder, entity: type) -> None:
         if field.entity is not None:
             _write_definitions(source, field.entity)
     with source.block(f"class {entity.__name__}(Message):"):
-        # Message.__init__ would cost as much as decoding the struct.
+        # Skip Message.__init__, because it would take as long as decoding the struct.
         source.line("__init__ = object.__init__")
         for name, value in _absent_fields(entity).items():
             source.line(f"{name} = {_literal(value)}")
@@ -116,9 +119,9 @@ def _write_definitions(source: SourceBuilder, entity: type) -> None:
 
 
 def _write_tag_function(source: SourceBuilder, entity: type, field: SchemaField) -> str:
-    """Writes the function for a tagged field and returns its name."""
+    """Writes the function that reads a tagged field. Returns the name of the function."""
     if field.entity is not None and not field.is_array:
-        # A tagged struct is null if it is absent, so it has no marker.
+        # A tagged struct has no null marker, because an absent tag means null.
         return _write_struct_function(source, field.entity)
     name = f"read_{entity.__name__}_{field.name}"
     with _function(source, name, "value"):
@@ -178,7 +181,10 @@ def _literal(default: Any) -> str:
 
 
 def _absent_fields(entity: type) -> dict[str, Any]:
-    """Returns the fields that only other served versions of a request struct have, with their values here."""
+    """Returns the fields that a request struct has only in other served versions.
+
+    Each field comes with the value that it gets in this version.
+    """
     package, _, kind = entity.__module__.rpartition(".")
     if kind != "request":
         return {}
@@ -221,7 +227,10 @@ def _unless_null(source: SourceBuilder, is_null: str, target: str, nullable: boo
 def _write_size(
     source: SourceBuilder, run: _FixedSizeReads, name: str, letter: str, read_long: str, flexible: bool
 ) -> None:
-    """Reads a length or count together with the fields before it; null is -1, and compact ones are one more."""
+    """Writes code that reads a length or count, in one call with the fixed-size fields before it.
+
+    A length of -1 means null. In flexible versions the value read is the length plus one, so 0 means null.
+    """
     run.add(name, "B" if flexible else letter)
     run.end()
     if flexible:
@@ -259,7 +268,7 @@ def _write_primitive(
         return
     if kafka_type == "string":
         _write_size(source, run, "size", "h", "compact_string_length", flexible)
-        # Does what `decode_string` does, without a call for short strings.
+        # This is `decode_string`, inlined for short strings to avoid a call.
         value = (
             f'str(data[position:stop], "utf-8", "replace") if stop - position <= {SAFE_STRING_BYTES} '
             "else decode_string(data[position:stop])"
@@ -277,7 +286,7 @@ def _write_primitive(
         source.line("position = stop")
 
 
-# The minimal encoded sizes, by which announced counts are checked
+# Minimum encoded sizes, which limit the element count that a message may claim
 
 
 def _struct_size_min(entity: type) -> int:

@@ -1,7 +1,7 @@
 """Decoded messages, the limits of decoding, and the functions that generated decoders call.
 
-Lengths and counts are checked against the remaining bytes before anything is allocated, and the numbers of elements and
-tagged fields are limited.
+Before anything is allocated, lengths and counts are compared with the number of remaining bytes. The number of elements
+and the number of tagged fields are limited.
 """
 
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 ELEMENTS_MAX = 100_000
-"""Array elements in one request, including nested ones: it limits what a frame can make us allocate."""
+"""The maximum number of array elements in one request, including nested arrays. It limits the allocated memory."""
 TAGS_MAX = 64
 STRING_BYTES_MAX = 32_767
-"""The limit of a 16-bit length; Kafka has it in flexible versions too."""
+"""The largest length that fits in 16 bits. Kafka has the same limit in flexible versions."""
 SAFE_STRING_BYTES = STRING_BYTES_MAX // 3
-"""Strings up to this many bytes never exceed the limit after decoding: an invalid byte becomes three."""
+"""Strings up to this many bytes never exceed the limit after decoding, because an invalid byte becomes three bytes."""
 ZERO_UUID = bytes(16)
 
 
@@ -24,7 +24,7 @@ class DecodeError(Exception):
 
 
 class Message:
-    """One decoded struct, with an attribute for each field; `get` reads fields that some versions lack."""
+    """One decoded struct, with an attribute for each field. Use `get` for fields that some versions do not have."""
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)
@@ -48,7 +48,7 @@ class Message:
 
 
 class Cursor:
-    """A position in bytes that are decoded by hand."""
+    """A read position in bytes that are decoded without a generated decoder."""
 
     __slots__ = ("data", "elements_left", "end", "position")
 
@@ -88,12 +88,12 @@ def too_many_elements_error(count: int, element_size_min: int, bytes_left: int) 
 BytesLike = bytes | memoryview
 
 ReadFunction = Callable[[memoryview, BytesLike, int, int], tuple[Any, int, int]]
-"""Takes the frame, the bytes to decode (the frame or a copy of it), the position, and the number of elements that the
-message may still have. Returns the value and the new position and number of elements."""
+"""Takes the frame, the bytes to decode (the frame or a copy of the frame), the position, and the number of array
+elements that the message may still have. Returns the decoded value, and the new position and number of elements."""
 
 
 def varint(data: BytesLike, position: int) -> tuple[int, int]:
-    """Returns the unsigned varint at a position, and the position after it."""
+    """Returns the unsigned varint at a position, and the position after the varint."""
     result = 0
     for shift in (0, 7, 14, 21, 28):
         if position >= len(data):
@@ -107,7 +107,7 @@ def varint(data: BytesLike, position: int) -> tuple[int, int]:
 
 
 def compact_string_length(data: BytesLike, position: int) -> tuple[int, int]:
-    """Returns the length of a compact string plus one (0 is null), and the position after it."""
+    """Returns the length of a compact string plus one (0 means null), and the position after the length."""
     size, position = varint(data, position)
     if size - 1 > STRING_BYTES_MAX:
         raise DecodeError(f"a string has {size - 1} bytes")
@@ -115,9 +115,9 @@ def compact_string_length(data: BytesLike, position: int) -> tuple[int, int]:
 
 
 def decode_string(raw: BytesLike) -> str:
-    """Decodes a string like Kafka: invalid UTF-8 is replaced, so that it is an unknown name and not a broken request.
+    """Decodes a string like Kafka. Invalid UTF-8 is replaced, so the string is an unknown name and no decode error.
 
-    Raises DecodeError if that makes it too long to be encoded in a response.
+    Raises DecodeError if the replacement makes the string too long for a response.
     """
     decoded = str(raw, "utf-8", "replace")
     if len(raw) > SAFE_STRING_BYTES and (size := len(decoded.encode())) > STRING_BYTES_MAX:
@@ -133,7 +133,10 @@ def read_tags(
     known: dict[int, tuple[str, ReadFunction]],
     values: dict[str, Any],
 ) -> tuple[int, int]:
-    """Decodes known tagged fields into `values` and skips the others."""
+    """Decodes known tagged fields into `values` and skips unknown tagged fields.
+
+    Returns the new position and the number of array elements that the message may still have.
+    """
     count, position = varint(data, position)
     if count > TAGS_MAX:
         raise DecodeError(f"a struct has {count} tagged fields")
@@ -154,5 +157,8 @@ def read_tags(
 
 @lru_cache(maxsize=1024)
 def decode_uuid(raw: bytes) -> UUID | None:
-    """Returns the UUID, or None for zero. Cached, because constructing a UUID is slow and fetches repeat topic ids."""
+    """Returns the UUID, or None for the zero UUID.
+
+    Results are cached, because constructing a UUID is slow and fetches repeat the same topic ids.
+    """
     return None if raw == ZERO_UUID else UUID(bytes=raw)

@@ -1,7 +1,8 @@
 """Compiler of message encoders, and the functions that generated encoders call.
 
-An encoder is one function that appends a tree of dicts to a buffer, with nested structs inlined. Adjacent fields of
-fixed size are packed with one call. Keys without a field are ignored, so that one tree serves every version.
+An encoder is one function that encodes a tree of dicts and appends the result to a buffer. Nested structs are inlined.
+One call packs adjacent fields of fixed size. Keys that are not fields of the version are ignored, so that one tree
+serves every version.
 """
 
 import struct
@@ -41,7 +42,7 @@ def write_tags(out: bytearray, tags: list[tuple[int, WriteFunction, Any]]) -> No
 
 
 def write_records(out: bytearray, value: Any) -> None:
-    """Writes record data given as bytes, or as `StoredRecords` that the response frame splices in."""
+    """Appends record data: None, bytes, or `StoredRecords`, which the response frame includes by reference."""
     if value is None or isinstance(value, _BYTES):
         out += _INT32.pack(-1 if value is None else len(value))
         out += value or b""
@@ -110,7 +111,7 @@ class _FixedSizeWrites:
 
 
 def _write_definitions(source: SourceBuilder, entity: type) -> None:
-    """Writes the functions for the tagged fields of an entity and of the entities in it."""
+    """Writes the functions that encode the tagged fields of an entity and of the entities nested in it."""
     if not source.define_once(f"tags of {entity.__name__}"):
         return
     for field in schema_fields(entity):
@@ -127,9 +128,8 @@ def _tag_function(entity: type, field: SchemaField) -> str:
 
 
 def _write_tag_function(source: SourceBuilder, entity: type, field: SchemaField) -> None:
-    """Writes the function for a tagged field."""
     if field.entity is not None and not field.is_array:
-        # A tagged struct is null if it is absent, so it has no marker.
+        # A tagged struct has no null marker, because an absent tag means null.
         _write_struct_function(source, field.entity)
         return
     with source.block(f"def {_tag_function(entity, field)}(out, value):"):
@@ -163,7 +163,7 @@ def _write_struct(source: SourceBuilder, entity: type, tree: str, depth: int) ->
 
 
 def _value(source: SourceBuilder, entity: type, field: SchemaField, tree: str) -> str:
-    """Returns the expression for a field's value, which raises KeyError if a required one is missing."""
+    """Returns the expression for a field's value. The expression raises KeyError if a required value is missing."""
     if field.default is REQUIRED:
         return f'{tree}["{field.name}"]'
     if field.default is None:

@@ -1,6 +1,7 @@
-"""Tagged fields that Moldau adds to Kafka's messages between its own nodes.
+"""Tagged fields that Moldau adds to Kafka's messages between Moldau nodes.
 
-Decoders skip unknown tags, and an absent field has its default. Kafka numbers its tags from 0; these are far above.
+Decoders skip unknown tags, and an absent field has its default value. Kafka numbers its tags from 0. The tags here
+start at `FIRST_TAG`, so that they do not collide with future tags of Kafka.
 """
 
 from collections.abc import Mapping
@@ -25,45 +26,52 @@ class BrokerRegistrationRequestFields:
     former_incarnation_ids: tuple[UUID | None, ...] = field(
         metadata={"kafka_type": "uuid", "tag": FIRST_TAG}, default=()
     )
-    """The latest incarnations that are recorded on the broker's disk."""
+    """The ids of the latest incarnations of the broker that are recorded on its disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerHeartbeatRequestFields:
     not_ready: tuple[NotReadyReplica, ...] = field(metadata={"tag": FIRST_TAG}, default=())
-    """Replicas whose logs could not be opened, and why; reported to clients that wait for the topic."""
+    """Replicas whose logs could not be opened, with the reason. Clients that wait for the topic get this reason."""
     not_writable: tuple[NotReadyReplica, ...] = field(metadata={"tag": FIRST_TAG + 1}, default=())
-    """Replicas that are intact but reject appends for now, and why."""
+    """Replicas that are intact but temporarily reject appends, with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerHeartbeatResponseFields:
     confirmed_age_ms: int = field(metadata={"kafka_type": "int32", "tag": FIRST_TAG}, default=0)
-    """The time from the quorum's last confirmation of the controller to the arrival of the heartbeat."""
+    """The time in milliseconds between the last confirmation of the controller by the quorum and this heartbeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvelopeResponseFields:
     metadata_offset: int = field(metadata={"kafka_type": "int64", "tag": FIRST_TAG}, default=-1)
-    """The controller's metadata offset: a node that responds after it has applied it shows the client's change."""
+    """The metadata offset of the controller after the change; -1 if unknown.
+
+    The forwarding node applies the metadata up to this offset before it responds. So the client then sees the change on
+    that node.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteResponseFields:
     silent_ms: int = field(metadata={"kafka_type": "int32", "tag": FIRST_TAG}, default=0)
-    """The time since the voter last heard from a leader: leases that a previous leader granted are older."""
+    """The minimum time in milliseconds for which the voter has had no leader.
+
+    Leases from a previous leader were granted before that time.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataFetchRequestFields:
     heard_ms: int = field(metadata={"kafka_type": "int64", "tag": FIRST_TAG}, default=-1)
-    """The `sent_ms` of the latest response that the replica got from the leader."""
+    """The `sent_ms` of the latest response that the replica received from the leader; -1 if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataFetchResponseFields:
     sent_ms: int = field(metadata={"kafka_type": "int64", "tag": FIRST_TAG}, default=-1)
-    """When the leader of the quorum responded, by its own clock."""
+    """The time of the response by the clock of the quorum's leader; -1 if the node is not the leader."""
 
 
 EXTENSION_FIELDS: Mapping[str, type] = MappingProxyType(
@@ -79,4 +87,4 @@ EXTENSION_FIELDS: Mapping[str, type] = MappingProxyType(
         "VoteResponse": VoteResponseFields,
     }
 )
-"""By message name. Only flexible versions have tagged fields."""
+"""The added fields by message name. Only flexible versions have tagged fields."""

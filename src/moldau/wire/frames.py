@@ -1,4 +1,4 @@
-"""Request headers and response frames. A response refers to stored records and does not copy them."""
+"""Request headers and response frames. A response frame contains references to stored records, not copies."""
 
 import struct
 from collections.abc import Sequence
@@ -18,11 +18,14 @@ class RequestHeader(NamedTuple):
     correlation_id: int
     client_id: str | None
     body_start: int
-    """Start of the body, or of the tagged fields in a flexible header (see `skip_tagged_fields`)."""
+    """The position after the client id. In a flexible header the tagged fields start here, otherwise the body.
+
+    `skip_tagged_fields` returns the start of the body in a flexible request.
+    """
 
 
 def read_request_header(frame: memoryview) -> RequestHeader:
-    """Decodes a request header up to its tagged fields; raises DecodeError."""
+    """Decodes a request header up to its tagged fields. Raises DecodeError."""
     if len(frame) < _HEADER.size:
         raise DecodeError(f"a request of {len(frame)} bytes has no complete header")
     api_key, version, correlation_id, length = _HEADER.unpack_from(frame)
@@ -43,7 +46,7 @@ def skip_tagged_fields(frame: memoryview, position: int) -> int:
 
 
 def encode_request_header(api_key: int, version: int, correlation_id: int, client_id: str) -> bytearray:
-    """Returns a request header without the frame size, for the body to be appended."""
+    """Returns a request header without the frame size. The caller appends the body."""
     name = client_id.encode()
     header = bytearray(_HEADER.pack(api_key, version, correlation_id, len(name)))
     header += name
@@ -53,7 +56,7 @@ def encode_request_header(api_key: int, version: int, correlation_id: int, clien
 
 
 class StoredRecords(Protocol):
-    """Records in a log: their size, and the parts they are read from."""
+    """Records in a log: their size in bytes, and the parts (file slices or buffers) that contain them."""
 
     @property
     def parts(self) -> Sequence[Any]: ...
@@ -63,7 +66,7 @@ class StoredRecords(Protocol):
 
 
 class ResponseFrame(bytearray):
-    """A response under construction: the encoder appends to it, and `splice` adds stored records by reference."""
+    """A response under construction. The encoder appends bytes, and `splice` inserts a reference to stored records."""
 
     def __init__(self, correlation_id: int, *, flexible: bool) -> None:
         super().__init__(_SIZE_AND_CORRELATION.pack(0, correlation_id))
@@ -75,7 +78,7 @@ class ResponseFrame(bytearray):
         self._splices.append((len(self), stored))
 
     def parts(self) -> list[Any]:
-        """Returns the whole frame with its size, as buffers and stored parts in order."""
+        """Returns the complete frame, including the frame size, as a list of buffers and stored parts."""
         size = len(self) - 4
         if not self._splices:
             self[:4] = size.to_bytes(4, "big")

@@ -1,7 +1,7 @@
 """All imports from kio, the library with the schemas of Kafka's messages.
 
-If hypothesis is installed, as in many test suites, kio imports it and registers strategies, which takes two seconds.
-They are not needed here, so kio is loaded without them.
+If hypothesis is installed, as in many test environments, kio imports hypothesis and registers strategies, which takes
+two seconds. Moldau does not need these strategies, so this module hides hypothesis while kio is imported.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Schemas of messages, read from kio's dataclasses on first use.
 
-kio's own decoders are not used for requests: they allocate by an announced element count before they check how many
-bytes are left, so that a request of ten bytes could kill the process (docs/decisions/0002-own-codec.md).
+kio's own decoders are not used for requests. They allocate memory for the element count in the request before they
+check how many bytes follow, so a request of ten bytes could kill the process (docs/decisions/0002-own-codec.md).
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class SchemaField:
     nullable: bool
     tag: int | None
     default: Any
-    """The value to encode if the tree has none; `REQUIRED` if it must have one."""
+    """The value to encode if the tree has no value for the field. `REQUIRED` if the tree must have a value."""
 
 
 REQUIRED: Any = object()
@@ -49,7 +49,7 @@ def schema_fields(entity: type) -> tuple[SchemaField, ...]:
 
 
 def _with_response_default(field: SchemaField) -> SchemaField:
-    """Adds the defaults that Kafka's schemas lack for throttle time, error fields and arrays."""
+    """Returns the field with a default if it is a throttle time, error or array field without one in Kafka's schema."""
     if field.default is not REQUIRED:
         return field
     if field.name in ("throttle_time", "error_code"):
@@ -67,7 +67,7 @@ def _field(field: "dataclasses.Field[Any]", hint: Any) -> SchemaField:
     entity = hint if dataclasses.is_dataclass(hint) else None
     kafka_type = "" if entity else field.metadata["kafka_type"]
     tag = field.metadata.get("tag")
-    # A time is not nullable on the wire: kio reads -1 as None.
+    # A time is not nullable on the wire. kio declares it nullable, because kio reads -1 as None.
     nullable = nullable and kafka_type != "datetime_i64"
     return SchemaField(
         name=field.name,
@@ -110,7 +110,7 @@ def _default(
 
 
 def _zero_value(hint: Any, kafka_type: str, is_array: bool, nullable: bool) -> Any:
-    """Returns the value of an absent tagged field without a declared default."""
+    """Returns the value of an absent tagged field that declares no default."""
     if is_array:
         return []
     if nullable:
@@ -127,7 +127,7 @@ def _zero_value(hint: Any, kafka_type: str, is_array: bool, nullable: bool) -> A
 
 
 def _to_plain(value: Any) -> Any:
-    """Converts kio's values to plain ones: durations and instants become milliseconds."""
+    """Converts kio's values to plain Python values. Durations and times become milliseconds."""
     if hasattr(value, "total_seconds"):
         return round(value.total_seconds() * 1000)
     if hasattr(value, "timestamp"):
@@ -140,7 +140,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def message_type(api_key: int, version: int, kind: MessageKind) -> type:
-    """Returns the top entity of a request or response; raises LookupError if kio has no such message."""
+    """Returns the top-level entity of a request or response. Raises LookupError if kio has no such message."""
     try:
         name = api_key_map[api_key]
         schema_name_map[name][version]
