@@ -1,1 +1,1 @@
-"""Client connections: request frames in, responses out in the same order, and limits on both."""
+"""Client connections: they read request frames, send the responses in the same order, and limit the memory of both."""

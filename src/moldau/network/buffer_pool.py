@@ -1,4 +1,7 @@
-"""Reusable buffers for large frames: mapping and zeroing new memory can cost more than receiving the frame."""
+"""Reusable buffers for large frames.
+
+Buffers are reused because mapping and zeroing new memory can cost more than receiving the frame.
+"""
 
 POOLED_BUFFER_BYTES_MIN = 128 * 1024
 POOLED_BUFFER_BYTES_MAX = 4 * 1024 * 1024
@@ -6,7 +9,7 @@ POOL_BYTES_MAX = 32 * 1024 * 1024
 
 
 class BufferPool:
-    """Free buffers by size, a power of two. A buffer is only reused when no view of it exists."""
+    """Free buffers, grouped by size. Sizes are powers of two. A buffer is only reused if no memoryview of it exists."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[bytearray]] = {}
@@ -22,7 +25,7 @@ class BufferPool:
         return buffer
 
     def allocate(self, size: int) -> bytearray:
-        """Returns a new buffer, of a size that can be pooled if possible."""
+        """Returns a new buffer of at least `size` bytes. If possible, `release` can later put it into the pool."""
         return bytearray(
             _size_class(size) if POOLED_BUFFER_BYTES_MIN <= size <= POOLED_BUFFER_BYTES_MAX else size
         )
@@ -36,7 +39,7 @@ class BufferPool:
 
 
 def _has_views(buffer: bytearray) -> bool:
-    """Whether a view of the buffer exists: then it cannot be resized."""
+    """Returns whether a memoryview of the buffer exists. A buffer with a memoryview cannot be resized."""
     try:
         buffer.append(buffer.pop())
     except BufferError:

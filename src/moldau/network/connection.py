@@ -1,8 +1,8 @@
-"""One client connection: starts requests in the order they arrive and sends responses in the same order.
+"""One client connection. It starts requests in the order of arrival and sends the responses in the same order.
 
-    bytes → frames → pending frames → requests in flight (a slot each, in order) → responses → response sender
+    bytes → frames → pending frames → requests in flight (one response slot each) → responses → response sender
 
-Every stage is bounded, and a full stage stops the one before it; at the end the connection stops reading.
+Every stage is bounded. A full stage stops the stage before it, so in the end the connection stops reading.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ from moldau.observe.logging import get_logger
 log = get_logger(__name__)
 
 REQUESTS_IN_FLIGHT_MAX = 512
-"""Requests of one connection that are processed at the same time."""
+"""The maximum number of requests of one connection that are processed at the same time."""
 REQUESTS_PER_ITERATION_MAX = 16
-"""Requests that one connection starts in one iteration of the event loop."""
+"""The maximum number of requests that one connection starts in one iteration of the event loop."""
 UNSENT_BYTES_MAX = 1024 * 1024
-"""Bytes of responses that wait for earlier ones; above it no more requests are started."""
+"""Responses wait for earlier responses. At this many waiting bytes the connection starts no more requests."""
 STALL_TIMEOUT_S = 30.0
-"""A client that stops in the middle of a request for this long is disconnected."""
+"""A client that sends nothing for this long in the middle of a request is disconnected."""
 
 Release = Callable[[], None]
 RequestProcessor = Callable[[memoryview, Release], Coroutine[Any, Any, Sequence[Part] | None]]
-"""Processes a frame and returns the parts of the response's frame, or None if there is no response (acks=0).
-It may call `Release` before it returns, when it no longer needs the frame's bytes."""
+"""Processes a request frame and returns the parts of the response frame, or None if there is no response (acks=0).
+The processor may call `Release` before it returns, as soon as it no longer needs the bytes of the request frame."""
 
 
 class CloseConnectionError(Exception):
-    """The request gets no response and the connection is closed, as Kafka does; the message is the reason."""
+    """The request gets no response and the connection is closed, as in Kafka. The message is the reason."""
 
 
 class _ResponseSlot:
@@ -46,7 +46,7 @@ class _ResponseSlot:
 
     def __init__(self, reserved_bytes: int) -> None:
         self.reserved_bytes = reserved_bytes
-        """Bytes that its frame has reserved in the memory pool."""
+        """Bytes that the frame of the request has reserved in the memory pool."""
         self.is_ready = False
         self.parts: Sequence[Part] | None = None
         self.unsent_bytes = 0
@@ -75,19 +75,19 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._response_sender: ResponseSender | None = None
         self._pending_frames: deque[memoryview] = deque()
-        """Frames whose requests have not started; they came in one read, so they fit the shared buffer."""
+        """Frames whose requests have not started. All came in one read, so together they fit the shared buffer."""
         self._in_flight: deque[_ResponseSlot] = deque()
         self._tasks: dict[_ResponseSlot, asyncio.Task[Any]] = {}
-        """Strong references, because the event loop only keeps weak ones."""
+        """Strong references to the tasks, because the event loop only keeps weak references."""
         self._unsent_bytes = 0
         self._reserved_bytes = 0
         """Bytes that the frames of this connection have reserved in the memory pool."""
         self._last_sent_bytes = 0
-        """Bytes that had been sent at the last check for expiry."""
+        """The number of sent bytes at the last call of `is_expired`."""
         self._paused_at: float = 0.0
-        """Loop time when reading was paused."""
+        """The loop time when reading was last paused."""
         self._close_reason: str | None = None
-        """Set when no more requests are taken: the connection closes after the responses in flight."""
+        """If set, the connection starts no more requests and closes after the responses in flight."""
         self._is_draining = False
         self._is_paused = False
         self._is_advancing = False
@@ -96,7 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self._close_callbacks: list[Callable[[], None]] = []
         self.peer: tuple[str, int] = ("", 0)
         self.last_active_s: float = 0.0
-        """Loop time when bytes were last received or sent."""
+        """The loop time when bytes were last received or sent."""
 
     def add_close_callback(self, callback: Callable[[], None]) -> None:
         self._close_callbacks.append(callback)
@@ -136,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         self._advance()
 
     def eof_received(self) -> bool:
-        # A client that has closed its side still gets its responses.
+        # A client that has closed its sending side still gets its responses.
         self._is_draining = True
         self._advance()
         return not self._is_finished
@@ -146,8 +146,8 @@ class Connection(asyncio.BufferedProtocol):
             self._response_sender.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
-        # Requests in flight are not cancelled: appends to a log must complete. Their responses are dropped, and
-        # their frames are released as they complete.
+        # Requests in flight are not cancelled, because appends to a log must complete. When such a request completes,
+        # its response is dropped and its frame is released.
         self._is_draining = True
         if self._response_sender is not None:
             self._response_sender.close()
@@ -195,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
         buffer = frame.obj if len(frame) >= LARGE_FRAME_BYTES_MIN else None
 
         def release() -> None:
-            # The request may wait for days after this and must not keep the frame.
+            # The request must not keep the frame, because it may wait for days after this call.
             nonlocal buffer
             reserved_bytes, slot.reserved_bytes = slot.reserved_bytes, 0
             self._release_memory(reserved_bytes)
@@ -232,7 +232,8 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._in_flight) == 1:
             self._advance()
         elif self._in_flight and self._in_flight[0].is_ready:
-            # One flush often completes many requests in the same iteration: their responses are sent together.
+            # Wait for the next iteration, because one flush often completes many requests at once. All their
+            # responses are then sent together.
             self._schedule_advance()
 
     def _schedule_advance(self) -> None:
@@ -261,8 +262,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _update_reading(self) -> None:
         is_large = self._frames.large_frame_size > 0
-        # A connection without reservations may still send a small request when the pool is exhausted: the requests
-        # that exhaust it may wait for fetches of other nodes. So each connection adds at most one read.
+        # A connection without reservations may send a small request even if the pool is exhausted. The requests that
+        # exhaust the pool may wait for fetches of other nodes, so the broker must read these fetches.
+        # Each connection exceeds the limit of the pool by at most one read.
         must_wait = self._memory_pool.is_exhausted and (is_large or self._reserved_bytes > 0)
         if must_wait and not self._is_waiting_for_memory:
             self._is_waiting_for_memory = True
@@ -286,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._paused_at = now
                 self._transport.pause_reading()
             else:
-                # The time of the pause does not count as idle time.
+                # The duration of the pause is not idle time of the client.
                 self.last_active_s = min(now, self.last_active_s + now - self._paused_at)
                 self._transport.resume_reading()
 
@@ -308,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _is_finished(self) -> bool:
-        """Whether no more requests are taken and all responses have been sent."""
+        """Whether the connection starts no more requests and has sent all responses."""
         assert self._response_sender is not None
         if not self._response_sender.is_empty:
             return False
@@ -317,16 +319,18 @@ class Connection(asyncio.BufferedProtocol):
         return (self._close_reason is not None or self._is_draining) and not self._pending_frames
 
     def is_expired(self, now: float, idle_s: float) -> bool:
-        """Whether the client was idle for too long: between requests, inside one, or without reading its responses.
+        """Returns whether the client was idle for too long.
 
-        A request in flight does not expire, unless the client has closed its side: a JoinGroup may wait for days.
+        An idle client sends no request, sends only a part of a request, or does not read its responses. A connection
+        with a request in flight does not expire, because a JoinGroup may wait for days. It does expire if the client
+        has closed its sending side.
         """
         if self._response_sender is None:
             return False
         if self._response_sender.sent_bytes != self._last_sent_bytes:
             self._last_sent_bytes = self._response_sender.sent_bytes
             self.last_active_s = now
-        # Pending requests that reserve memory wait for unsent responses, while other connections need that memory.
+        # This connection holds memory that other connections wait for, so its idle time is shorter.
         blocks_others = self._reserved_bytes > 0 and self._memory_pool.is_exhausted
         is_full = bool(self._pending_frames) and self._unsent_bytes >= UNSENT_BYTES_MAX
         if not self._response_sender.is_empty or (is_full and blocks_others):
@@ -340,7 +344,7 @@ class Connection(asyncio.BufferedProtocol):
         return self.last_active_s + idle_s < now
 
     def drain(self) -> None:
-        """Takes no more requests and closes after the responses in flight."""
+        """Starts no more requests and closes the connection after the responses in flight."""
         self._is_draining = True
         self._discard_pending_frames()
         self._advance()

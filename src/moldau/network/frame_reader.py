@@ -1,7 +1,8 @@
 """Splits a byte stream into frames with few copies.
 
-Small reads of all connections go into one shared buffer and are copied into the frame's own memory; the rest of a large
-frame is received directly into it. A frame owns its memory, so its records stay valid while the request is pending.
+All connections of a listener receive into one shared buffer, from which complete frames are copied. If a frame is
+incomplete, the rest of the frame is received directly into the memory of the frame. A frame owns its memory, so the
+records in the frame stay valid while the request is pending.
 """
 
 import struct
@@ -12,19 +13,22 @@ from moldau.network.buffer_pool import BufferPool
 _SIZE = struct.Struct(">i")
 SHARED_BUFFER_SIZE = 256 * 1024
 LARGE_FRAME_BYTES_MIN = 128 * 1024
-"""Frames of this size and more are limited while they are partly received (`limits.py`)."""
+"""`PartialFrameLimiter` limits the received bytes of incomplete frames of at least this size."""
 _INITIAL_BYTES = 64 * 1024
 _GROWTH_FACTOR = 4
-"""The memory of a frame grows with the received bytes, so that announcing a large frame costs nothing. Usually the
-first read brings so much of it that it never grows."""
+"""The memory of a frame grows with the received bytes, so that a client cannot allocate memory by announcing a large
+frame. Usually the first read returns so many bytes that the memory never has to grow."""
 
 
 class FrameTooLargeError(Exception):
-    """A frame beyond the limit or with a negative size: the client does not speak Kafka."""
+    """A frame that is too large or has a negative size. The client probably does not speak Kafka."""
 
 
 class FrameReader:
-    """The framing state of one connection: bytes go into `buffer()`, and `bytes_received()` yields frames."""
+    """The framing state of one connection.
+
+    The transport writes bytes into `buffer()`. Then `bytes_received()` yields the complete frames.
+    """
 
     __slots__ = ("_buffers", "_filled", "_frame", "_frame_size", "_leftover", "_limit", "_shared")
 
@@ -33,7 +37,7 @@ class FrameReader:
         self._buffers = buffers
         self._limit = frame_bytes_max
         self._leftover = b""
-        """The first bytes of an incomplete frame size, at most three."""
+        """The first bytes of a frame size that is not complete yet, at most three."""
         self._frame: bytearray | None = None
         self._frame_size = 0
         self._filled = 0
@@ -44,14 +48,14 @@ class FrameReader:
 
     @property
     def large_frame_size(self) -> int:
-        """The size of the frame that is being received if it is a large one, else 0."""
+        """The size of the frame that is being received, or 0 if no large frame is being received."""
         return (
             self._frame_size if self._frame is not None and self._frame_size >= LARGE_FRAME_BYTES_MIN else 0
         )
 
     def buffer(self) -> memoryview:
         if self._frame is not None:
-            # Not in bytes_received: during that call the event loop still exports the buffer.
+            # The buffer cannot grow in bytes_received, because the event loop still exports it during that call.
             if self._filled == len(self._frame):
                 self._grow(self._frame)
             return memoryview(self._frame)[self._filled : self._frame_size]
@@ -60,7 +64,7 @@ class FrameReader:
         return self._shared[kept:]
 
     def bytes_received(self, count: int) -> Iterator[memoryview]:
-        """Yields the frames (without their sizes) that `count` more bytes complete; raises FrameTooLargeError."""
+        """Yields the frames, without their sizes, that `count` more bytes complete. Raises FrameTooLargeError."""
         if self._frame is not None:
             self._filled += count
             if self._filled == self._frame_size:

@@ -1,4 +1,4 @@
-"""Limits that many connections share: bytes of requests in flight, bytes of partial frames, number of connections."""
+"""Limits that all connections share: bytes of requests in flight, bytes of partial frames, number of connections."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,7 +8,10 @@ from moldau.settings.broker import BrokerSettings
 
 
 class MemoryPool:
-    """Counts the bytes of requests in flight. Reservations always succeed; a full pool stops connections reading."""
+    """Counts the bytes of requests in flight.
+
+    A reservation always succeeds. Connections stop reading while the pool is exhausted.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -23,7 +26,7 @@ class MemoryPool:
         self._bytes += size
 
     def notify_when_available(self, callback: Callable[[], None]) -> None:
-        """Calls back once there is room again, in the order of these calls."""
+        """Calls `callback` once when the pool is no longer exhausted, after all callbacks that were added earlier."""
         self._waiters.append(callback)
 
     def release(self, size: int) -> None:
@@ -34,22 +37,22 @@ class MemoryPool:
 
 class FrameReceiver(Protocol):
     def resume_reading(self) -> None:
-        """Called when a paused frame may be received further."""
+        """Continues to receive the paused frame, if the limits allow it."""
 
 
 class PartialFrameLimiter:
     """Limits the bytes of large frames that are partly received.
 
-    Only received bytes count, so that a client that announces much and sends little blocks no other. At the limit the
-    oldest frame may still be received, so that one can always be completed; a client that stalls in the middle of it is
-    disconnected by its socket server.
+    Only received bytes count, so a client that announces a large frame and sends little does not block other clients.
+    At the limit, only the oldest frame is received further, so that this frame can complete. A client that stalls in
+    the middle of a frame is disconnected by the socket server.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._received: dict[FrameReceiver, int] = {}
-        """By connection, in the order the frames started."""
+        """The received bytes of each partial frame, by connection, in the order in which the frames started."""
 
     def bytes_received(self, receiver: FrameReceiver, count: int) -> None:
         self._bytes += count
@@ -69,7 +72,7 @@ class PartialFrameLimiter:
 
 
 class ConnectionQuotas:
-    """Limits the number of connections, in all and per client address."""
+    """Limits the total number of connections and the number per client address."""
 
     def __init__(self, settings: Callable[[], BrokerSettings]) -> None:
         self._settings = settings

@@ -1,6 +1,7 @@
-"""Sends responses: buffers through the transport, stored batches from file to socket with sendfile.
+"""Sends responses. Buffers go through the transport, and stored batches from file to socket with sendfile.
 
-Responses are sent whole and in order. While the socket is not writable, only references to files are queued.
+Responses are sent completely and in order. While the socket is not writable, stored batches are queued as references to
+files, so they take no memory.
 """
 
 import asyncio
@@ -20,9 +21,9 @@ log = get_logger(__name__)
 Part = Buffer | FileSlice
 
 _SENDFILE_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes that one connection sends in one iteration of the event loop."""
+"""The maximum number of bytes that one connection sends in one iteration of the event loop."""
 _COALESCE_BYTES_MAX = 64 * 1024
-"""Up to this size joining small buffers is cheaper than a system call for each."""
+"""Up to this total size, joining small buffers is cheaper than one system call per buffer."""
 
 
 class ResponseSender:
@@ -31,10 +32,10 @@ class ResponseSender:
     def __init__(self, transport: asyncio.Transport, on_drained: Callable[[], None]) -> None:
         self._transport = transport
         self._on_drained = on_drained
-        # With a limit of zero the transport reports when its buffer is empty: only then may sendfile bypass it.
+        # With a limit of zero the transport reports when its buffer is empty. Only then may sendfile bypass it.
         transport.set_write_buffer_limits(high=0)
         self._parts: deque[Part] = deque()
-        """Parts to send directly, or that wait until the transport's buffer is empty."""
+        """Parts that are not sent yet. They wait until the transport's buffer is empty or the socket is writable."""
         self._socket: socket.socket | None = None
         self._is_awaiting_writable = False
         self._is_closed = False
@@ -43,7 +44,7 @@ class ResponseSender:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes sent so far; it grows as long as the client reads."""
+        """The number of bytes sent so far. The number grows as long as the client reads."""
         return self._accepted_bytes - self._transport.get_write_buffer_size()
 
     @property
@@ -58,7 +59,7 @@ class ResponseSender:
             self._write(cast(Sequence[Buffer], parts))
 
     def _write(self, buffers: Sequence[Buffer]) -> None:
-        # Not `writelines`: in some releases of asyncio it does not report when its buffer is empty.
+        # `writelines` is not used, because it does not call resume_writing in some releases of asyncio.
         size = sum(map(len, buffers))
         self._accepted_bytes += size
         if len(buffers) > 1 and size <= _COALESCE_BYTES_MAX:
@@ -93,7 +94,7 @@ class ResponseSender:
         connected = self._transport.get_extra_info("socket")
         if connected is None or self._transport.get_extra_info("sslcontext") is not None:
             return False
-        # A duplicate, because event loops reject add_writer for a descriptor that a transport owns.
+        # Duplicate the descriptor, because event loops reject add_writer for a descriptor that a transport owns.
         self._socket = socket.socket(fileno=os.dup(connected.fileno()))
         return True
 
@@ -113,7 +114,10 @@ class ResponseSender:
         asyncio.get_running_loop().add_writer(self._socket.fileno(), self._on_socket_writable)
 
     def _send_parts(self, out: socket.socket) -> bool:
-        """Sends parts; returns False if the socket is full or other connections are due before all are sent."""
+        """Sends queued parts and returns whether all of them were sent.
+
+        Stops early if the socket is full, or after `_SENDFILE_BYTES_MAX` bytes so that other connections can send.
+        """
         parts, bytes_left = self._parts, _SENDFILE_BYTES_MAX
         while parts:
             if bytes_left <= 0:
@@ -156,7 +160,7 @@ class ResponseSender:
             self._on_drained()
 
     def close(self) -> None:
-        """Drops all parts and closes the duplicated socket, after the connection was lost."""
+        """Drops all parts and closes the duplicated socket. Called when the connection was lost."""
         self._is_closed = True
         self._parts.clear()
         if self._socket is not None:

@@ -1,4 +1,4 @@
-"""A listening socket and its connections: quotas, idle timeouts and shutdown."""
+"""A listening socket and its connections, with quotas, idle timeouts and shutdown."""
 
 import asyncio
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class SocketServer:
         self._is_closing = False
 
     async def bind(self, host: str, port: int) -> tuple[str, int]:
-        """Binds the address without accepting connections; returns it with the port that was chosen for port 0."""
+        """Binds the address without accepting connections. Returns the bound host and port (chosen if `port` is 0)."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             self._make_connection, host, port, start_serving=False, backlog=1024
@@ -96,14 +96,14 @@ class SocketServer:
         idle_s = self._settings().connections_max_idle_ms / 1000
         for connection in list(self._connections):
             if connection.is_expired(loop.time(), idle_s):
-                # Not `close`, which would wait for the client to read the pending responses.
+                # `close` would wait until the client has read the pending responses, so abort the connection instead.
                 connection.abort()
         self._idle_timer = loop.call_later(
             max(1.0, min(idle_s, STALL_TIMEOUT_S) / 4), self._close_idle_connections
         )
 
     def stop(self) -> None:
-        """Stops accepting connections and reading requests; connections close after their last responses."""
+        """Stops accepting connections and reading requests. Each connection closes after its last response."""
         self._is_closing = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -113,7 +113,7 @@ class SocketServer:
             connection.drain()
 
     async def close(self, grace_s: float) -> None:
-        """Stops and waits until all connections are closed; aborts those that take longer than `grace_s`."""
+        """Calls `stop` and waits until all connections are closed. Aborts remaining connections after `grace_s`."""
         self.stop()
         if self._connections:
             loop = asyncio.get_running_loop()
@@ -123,7 +123,7 @@ class SocketServer:
             timer.cancel()
 
     def abort(self) -> None:
-        """Closes the socket and all connections at once, as a killed process would."""
+        """Closes the socket and all connections immediately, as if the process was killed."""
         self._is_closing = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
