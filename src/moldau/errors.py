@@ -1,4 +1,4 @@
-"""Domain errors. `server/error_codes.py` maps each to its Kafka error code."""
+"""Domain errors. `server/error_codes.py` maps every error class to a Kafka error code."""
 
 
 class MoldauError(Exception):
@@ -17,7 +17,10 @@ class UnsupportedMagicError(MoldauError):
 
 
 class InvalidRecordError(MoldauError):
-    """A well-formed batch that the topic does not accept; `record_index` is the invalid record, if it is one."""
+    """A well-formed batch that the topic does not accept.
+
+    `record_index` is the index of the invalid record, or None if the error concerns the whole batch.
+    """
 
     def __init__(self, message: str, record_index: int | None = None) -> None:
         super().__init__(message)
@@ -40,11 +43,11 @@ class UnsupportedCompressionError(MoldauError):
 
 
 class OutOfOrderSequenceError(MoldauError):
-    """A sequence number with a gap to the producer's last batch."""
+    """A batch whose sequence number does not follow the producer's last batch."""
 
 
 class DuplicateSequenceError(MoldauError):
-    """A duplicate batch that is older than the cached ones, so that its offset is not known any more."""
+    """A duplicate of a batch that is no longer in the cache, so the offset of that batch is unknown."""
 
 
 class InvalidProducerEpochError(MoldauError):
@@ -52,7 +55,7 @@ class InvalidProducerEpochError(MoldauError):
 
 
 class TransactionalIdAuthorizationError(MoldauError):
-    """A transactional producer, which is not authorized because transactions are not supported."""
+    """A request of a transactional producer. It is always rejected, because transactions are not supported."""
 
 
 class InvalidTransactionStateError(MoldauError):
@@ -67,11 +70,11 @@ class OffsetOutOfRangeError(MoldauError):
 
 
 class StorageError(MoldauError):
-    """The disk failed or a log is corrupt: the partition is offline until an operator intervenes."""
+    """The disk failed or a log is corrupt. The partition is offline until an operator intervenes."""
 
 
 class NotLeaderOrFollowerError(MoldauError):
-    """This broker does not lead the partition; `leader_id` is the leader, or -1 if it is not known."""
+    """This broker does not lead the partition. `leader_id` is the leader's broker id, or -1 if it is unknown."""
 
     def __init__(self, message: str = "", leader_id: int = -1, leader_epoch: int = -1) -> None:
         super().__init__(message)
@@ -96,7 +99,7 @@ class UnknownTopicIdError(MoldauError):
 
 
 class InconsistentTopicIdError(MoldauError):
-    """A topic id that does not belong to the topic named."""
+    """A topic id that does not belong to the topic name in the request."""
 
 
 class InvalidRequiredAcksError(MoldauError):
@@ -108,7 +111,7 @@ class NotEnoughReplicasError(MoldauError):
 
 
 class NotEnoughReplicasAfterAppendError(MoldauError):
-    """The ISR became too small after the append: the records may or may not be committed."""
+    """The ISR became too small after the append, so the records may or may not be committed."""
 
 
 class OffsetNotAvailableError(MoldauError):
@@ -194,15 +197,15 @@ class StaleBrokerEpochError(MoldauError):
 
 
 class InvalidUpdateVersionError(MoldauError):
-    """The partition epoch of the request is outdated: the partition has changed."""
+    """The partition epoch of the request is outdated, because the partition has changed."""
 
 
 class IneligibleReplicaError(MoldauError):
-    """A replica that must not join the ISR: its broker is fenced, shutting down or restarted."""
+    """A replica that must not join the ISR, because its broker is fenced, shutting down or restarted."""
 
 
 class NewLeaderElectedError(MoldauError):
-    """The change was made, and it ended the sender's leadership."""
+    """The partition change was made, and the sender is no longer the leader of the partition."""
 
 
 class NoReassignmentInProgressError(MoldauError):
@@ -234,7 +237,7 @@ class VoterNotFoundError(MoldauError):
 
 
 class InvalidVoterKeyError(MoldauError):
-    """A request for another voter: its node id or directory id differs."""
+    """The node id or directory id in the request belongs to another voter."""
 
 
 class SnapshotNotFoundError(MoldauError):
@@ -248,8 +251,8 @@ class PositionOutOfRangeError(MoldauError):
 class PeerUnreachableError(MoldauError):
     """Another node did not respond.
 
-    With `is_connection_refused` nothing listens at its address, so its process is not running. With `was_sent` the
-    request was sent, so the other node may have executed it.
+    If `is_connection_refused` is set, no process listens at the node's address, so the node is not running. If
+    `was_sent` is set, the request was sent, so the node may have executed the request.
     """
 
     def __init__(self, message: str, *, is_connection_refused: bool = False, was_sent: bool = False) -> None:
@@ -262,7 +265,7 @@ class PeerUnreachableError(MoldauError):
 
 
 class CoordinatorNotAvailableError(MoldauError):
-    """There is temporarily no coordinator: its topic is being created, or its log rejects appends."""
+    """The coordinator is temporarily not available, for example because its offsets topic is being created."""
 
 
 class NotCoordinatorError(MoldauError):
@@ -270,7 +273,7 @@ class NotCoordinatorError(MoldauError):
 
 
 class CoordinatorLoadInProgressError(MoldauError):
-    """The coordinator is still loading the groups of this partition; clients retry."""
+    """The coordinator is still loading the groups of this partition. Clients retry."""
 
 
 class InvalidGroupIdError(MoldauError):
@@ -290,11 +293,11 @@ class GroupSubscribedToTopicError(MoldauError):
 
 
 class UnknownMemberIdError(MoldauError):
-    """The group has no such member: it must join again."""
+    """The group has no member with this id. The client must join again."""
 
 
 class MemberIdRequiredError(MoldauError):
-    """A new member must join again with the id in this error; until then the group keeps no state for it."""
+    """A new member must join again with the member id in this error. The group has not stored the member yet."""
 
     def __init__(self, member_id: str) -> None:
         super().__init__("the member must join again with its member id")
@@ -302,19 +305,19 @@ class MemberIdRequiredError(MoldauError):
 
 
 class FencedInstanceIdError(MoldauError):
-    """A newer member with the same group.instance.id has replaced this one."""
+    """A newer member with the same group.instance.id has replaced this member."""
 
 
 class IllegalGenerationError(MoldauError):
-    """The request has another generation than the group."""
+    """The generation in the request is not the current generation of the group."""
 
 
 class RebalanceInProgressError(MoldauError):
-    """The group is rebalancing: the member must join again."""
+    """The group is rebalancing. The member must join again."""
 
 
 class InconsistentGroupProtocolError(MoldauError):
-    """A member whose protocol type or protocols do not match the group's."""
+    """A member whose protocol type or protocols do not match those of the group."""
 
 
 class InvalidSessionTimeoutError(MoldauError):
@@ -322,7 +325,7 @@ class InvalidSessionTimeoutError(MoldauError):
 
 
 class GroupMaxSizeReachedError(MoldauError):
-    """The group has the maximal number of members."""
+    """The group already has the maximum number of members."""
 
 
 class OffsetMetadataTooLargeError(MoldauError):

@@ -1,1 +1,1 @@
-"""Request processing: dispatch, sessions, the error table, forwarding, fetch sessions and delayed fetches."""
+"""Request processing: dispatch, request contexts, error codes, forwarding, fetch sessions and delayed fetches."""

@@ -1,12 +1,12 @@
 """Authorized operations as the bit fields of Kafka's responses.
 
-There is no authorizer yet, so these are all the operations that a resource has.
+There is no authorizer yet, so every client is authorized for all operations of a resource.
 """
 
 from enum import IntEnum
 
 NOT_REQUESTED = -(2**31)
-"""The value if the client did not request them."""
+"""The bit field in the response if the client did not request authorized operations."""
 
 
 class AclOperation(IntEnum):

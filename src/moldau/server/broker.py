@@ -1,4 +1,4 @@
-"""The components of a node that request handlers use; the node fills them in boot order."""
+"""The components of a node that request handlers use. The node creates them in startup order."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -30,21 +30,21 @@ class Broker:
     settings: "EffectiveSettings"
     """Static and dynamic settings of this broker and of every topic."""
     metadata: "MetadataLoader"
-    """`.image` is the committed MetadataImage."""
+    """Its `image` is the MetadataImage of the committed metadata."""
     controller: "QuorumController"
     replica_manager: "ReplicaManager"
     groups: "GroupCoordinator"
     fetch_session_cache: "FetchSessionCache"
     producer_ids: "ProducerIdManager"
     shutdown_callbacks: "CallbackList"
-    """Called at shutdown, to complete delayed fetches."""
+    """Callbacks that complete delayed fetches at shutdown."""
     quorum: "RaftClient"
     controller_channel: "NodeToControllerChannel"
-    """Sends requests to the active controller, on this node or another."""
+    """Sends requests to the active controller, which runs on this node or on another node."""
     lifecycle: "BrokerLifecycleManager"
     peers: "PeerClient"
     replication: "ReplicaFetcherManager"
     ready: asyncio.Event
-    """Set once the cluster has accepted this node; until then client requests are parked."""
+    """Set once the cluster has accepted this node. Until then, client requests are parked."""
     cpu_budget: CpuBudget = field(default_factory=CpuBudget)
-    """For CPU-heavy work that would block the event loop."""
+    """Limits CPU-heavy work that would block the event loop."""

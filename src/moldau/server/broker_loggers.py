@@ -1,6 +1,7 @@
-"""Broker loggers as a config resource: the log level of each module of this process.
+"""The broker logger config resource: the log level of each module of this process.
 
-`root` is the parent of all of Moldau's loggers. A change lasts until the process ends and is not stored in the cluster.
+`root` is the parent of all of Moldau's loggers. A changed level is not stored in the metadata log, so it is lost when
+the process ends.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The cluster as clients of one listener see it: the brokers they can reach, and partitions in terms of those."""
+"""The cluster as clients of one listener see it: the reachable brokers, and the partitions on these brokers."""
 
 from collections.abc import Container
 
@@ -16,7 +16,7 @@ from moldau.wire.messages import MetadataResponsePartition
 def reachable_brokers(
     image: MetadataImage, listener: str, *, include_fenced: bool = False
 ) -> list[tuple[BrokerRegistration, Endpoint]]:
-    """Returns the brokers with an endpoint on the listener, by id."""
+    """Returns the brokers that have an endpoint on the listener, with this endpoint, in the order of broker ids."""
     return [
         (broker, endpoint)
         for _, broker in sorted(image.brokers.items())
@@ -36,9 +36,10 @@ def has_listener(broker_id: int, image: MetadataImage, listener: str) -> bool:
 
 
 def advertised_controller_id(image: MetadataImage, listener: str, own_id: int) -> int:
-    """Returns the node that clients send changes to: the active controller if the listener reaches it.
+    """Returns the id of the node to which clients send changes.
 
-    Otherwise it is this node, or the first that can be reached: every node forwards to the controller.
+    That is the active controller if clients of the listener can reach it. Otherwise it is this node or the first
+    reachable node, because every node forwards changes to the controller. -1 if no node is reachable.
     """
     reachable = [each.broker_id for each, _ in reachable_brokers(image, listener)]
     for node_id in (image.controller_id, own_id):
@@ -50,8 +51,8 @@ def advertised_controller_id(image: MetadataImage, listener: str, own_id: int) -
 def broker_without_lease(broker: Broker) -> int | None:
     """Returns this broker's id if its lease has expired, else None.
 
-    Other leaders may have been elected that it does not know of, so it must not advertise itself as a leader. Clients
-    that get no leader retry, also with other brokers.
+    A broker without a lease must not advertise itself as a leader, because the controller may have elected other
+    leaders. A client that gets no leader retries, also with other brokers.
     """
     return None if broker.lifecycle.lease.is_valid() else broker.broker_id
 
@@ -59,7 +60,11 @@ def broker_without_lease(broker: Broker) -> int | None:
 def describe_partition(
     partition: PartitionRegistration, reachable: Container[int], *, excluded_leader_id: int | None = None
 ) -> MetadataResponsePartition:
-    """Builds what Metadata and DescribeTopicPartitions share; `reachable` are the brokers on the listener."""
+    """Builds the fields that Metadata and DescribeTopicPartitions have in common.
+
+    `reachable` contains the ids of the brokers that have an endpoint on the listener. If the leader is
+    `excluded_leader_id` or is not reachable, the partition is described without a leader.
+    """
     has_leader = partition.leader != excluded_leader_id and partition.leader in reachable
     return {
         "partition_index": partition.index,

@@ -1,7 +1,8 @@
-"""Config changes of AlterConfigs and IncrementalAlterConfigs: every resource succeeds or fails on its own.
+"""Config changes of AlterConfigs and IncrementalAlterConfigs. Every resource succeeds or fails independently.
 
-Clients send changes of a broker's settings and loggers to that broker. It validates them, applies those of loggers
-itself and sends the others to the active controller. A request in an envelope has been validated by another broker.
+Clients send changes of a broker's settings and loggers to that broker. The broker validates all changes. It applies
+changes of loggers itself and sends other changes to the active controller. A request that arrives in an Envelope was
+already validated by another broker.
 """
 
 from collections import Counter
@@ -26,7 +27,7 @@ class ConfigAlteration(NamedTuple):
 
     resource: ConfigResource
     changes: Sequence[tuple[str, int, str | None]]
-    """Name, operation and value, unchecked."""
+    """The name, operation and value of each change, not validated."""
 
 
 async def apply_alterations(
@@ -48,7 +49,8 @@ async def apply_alterations(
             if session.is_forwarded and is_logger:
                 raise InvalidRequestError("Loggers must be changed at their own broker.")
             has_broker_id = is_logger or (resource.type == BROKER_RESOURCE and resource.name != "")
-            # Only the broker itself knows its static settings, against which changes are validated.
+            # The change must be sent to this broker, because only the broker knows the static settings that the
+            # validation needs.
             if has_broker_id and not session.is_forwarded:
                 _check_broker_id(resource.name, broker)
             if is_logger:
@@ -101,7 +103,7 @@ async def _forward(
     incremental: bool,
     validate_only: bool,
 ) -> dict[ConfigResource, tuple[int, str | None]]:
-    # AlterConfigs has no operation; its encoder ignores the field.
+    # The encoder of AlterConfigs ignores `config_operation`, because AlterConfigs has no such field.
     request = {
         "resources": [
             {
@@ -141,7 +143,7 @@ def _check_broker_id(name: str, broker: Broker) -> None:
 
 
 def _to_kafka_error(result: ConfigResult) -> MoldauError | None:
-    """Returns the error with Kafka's code: INVALID_REQUEST for invalid settings of a broker."""
+    """Returns the error of a result. Like Kafka, uses INVALID_REQUEST for invalid settings of a broker."""
     if result.resource.type == BROKER_RESOURCE and isinstance(result.error, InvalidConfigError):
         return InvalidRequestError(str(result.error))
     return result.error

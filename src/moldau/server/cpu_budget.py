@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 BUDGET_PER_ITERATION_S = 0.02
-"""An iteration that has spent this much time starts no more work."""
+"""Once this much time was spent in an iteration, no more work is started in that iteration."""
 
 T = TypeVar("T")
 
@@ -15,10 +15,13 @@ class CpuBudget:
     def __init__(self) -> None:
         self._queue: deque[Callable[[], None]] = deque()
         self._spent_s: float | None = None
-        """The time spent in this iteration; None if no work has run in it."""
+        """The time spent on work in the current iteration; None if no work has run in this iteration."""
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Runs `work` at once if this iteration has time left, otherwise later in the order of the calls."""
+        """Runs `work` immediately if this iteration has budget left and no work is queued.
+
+        Otherwise `work` is queued for a later iteration. Queued work runs in the order of the calls.
+        """
         if not self._queue and not self._is_exhausted:
             return self._run_timed(work)
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""A delayed fetch: reads its partitions again as they change, until it has enough bytes or its wait time is over."""
+"""A delayed fetch. It reads changed partitions again until it has enough bytes or its wait time is over."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -22,18 +22,18 @@ from moldau.server.replica_selector import select_replica
 
 ZSTD_FETCH_VERSION = 10
 FOLLOWER_FETCH_VERSION = 11
-"""Consumers of this version and later can fetch from followers."""
+"""Since this version consumers can fetch from followers."""
 REPLICA_VERSION = 15
-"""The first version with the follower's broker epoch."""
+"""The first version that contains the broker epoch of the follower."""
 
 PARTITIONS_PER_ITERATION = 100
-"""Partitions that are read in one iteration of the event loop."""
+"""The maximum number of partitions that are read in one iteration of the event loop."""
 
 FetchResult = LogReadInfo | MoldauError
 
 
 class FetchParams(NamedTuple):
-    """The consumer or follower that fetches."""
+    """Parameters of the consumer or follower that fetches. `replica_id` and `broker_epoch` are -1 for consumers."""
 
     version: int
     listener: str
@@ -47,7 +47,10 @@ class FetchParams(NamedTuple):
 
 
 class DelayedFetch:
-    """One fetch of `partitions`; `read_partitions` and `results` hold those that it has read."""
+    """One fetch of `partitions`.
+
+    `read_partitions` and `results` contain the partitions that were read, and the result of the last read of each.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class DelayedFetch:
         bytes_max: int,
         committed_only: bool,
     ) -> None:
-        """`last_sent` are the offsets that the client of a session has; None without a session."""
+        """`last_sent` contains the offsets that the last responses of the fetch session had; None without a session."""
         self._broker = broker
         self._requested = partitions
         self._params = params
@@ -71,25 +74,26 @@ class DelayedFetch:
         self._bytes_min = 0
         self._committed_only = committed_only
         self._is_follower_fetch_enabled = bool(broker.settings.broker.replica_selector_class)
-        """Whether consumers fetch from followers, which then need a new high watermark at once."""
+        """Whether consumers may fetch from followers. Followers then need a new high watermark immediately."""
         self._immediate: dict[PartitionKey, None] = {}
-        """Partitions with something to send at once besides records."""
+        """Partitions that require an immediate response, even without records."""
         self._incomplete: dict[PartitionKey, None] = {}
-        """Partitions with more records than the response has room for."""
+        """Partitions that have more records than fit into the response."""
         self._partitions: dict[PartitionKey, Partition] = {}
         self._initial_high_watermarks: dict[PartitionKey, int] = {}
-        """High watermarks at the first read of a fetch without a session, whose last one is not known."""
+        """The high watermark of each partition at its first read. Used by fetches without a session, because the broker
+        does not know the high watermark that the client received last."""
         self.read_partitions: dict[PartitionKey, FetchPartition] = {}
         self.results: dict[PartitionKey, FetchResult] = {}
 
     async def run(
         self, keys: Sequence[PartitionKey], bytes_min: int, wait_ms: int, close_callbacks: CallbackList
     ) -> None:
-        """Reads the partitions in `keys`; if that is too little, waits for changes of any partition and reads those.
+        """Reads the partitions in `keys`. While the result is too small, waits for changed partitions and reads them.
 
         `close_callbacks` end the wait when the client disconnects.
         """
-        # A response never has more than bytes_max, so there is no point in waiting for more.
+        # Never wait for more than bytes_max, because a response has at most bytes_max.
         self._bytes_min = min(bytes_min, max(self._bytes_max, 1))
         changed = _ChangeQueue()
         self._watcher.add_callback(changed.add)
@@ -118,7 +122,11 @@ class DelayedFetch:
                 callbacks.remove(ticket)
 
     def _requeue_partitions(self) -> None:
-        """Puts partitions with unread records first in the next fetch, and those with records in this response last."""
+        """Orders the partitions for the next fetch.
+
+        Partitions that still have unread records, or had an error, are read again. Partitions with records in this
+        response go to the end of the queue.
+        """
         sent = []
         for key, result in self.results.items():
             if isinstance(result, LogReadInfo) and result.records.size:
@@ -133,29 +141,30 @@ class DelayedFetch:
         return self.read_partitions[key].offset < self._end(self._partitions[key])
 
     def _end(self, partition: Partition) -> int:
-        """Returns the end of the log that the consumer or follower may read."""
+        """Returns the offset up to which the consumer or follower may read."""
         if self._params.is_replica:
             return partition.log.end_offset
         return partition.visible_end(committed_only=self._committed_only)
 
     async def _is_incomplete(self, key: PartitionKey, records: RecordSlices) -> bool:
-        """Whether a byte limit or the end of a segment left out records of the partition.
+        """Returns whether the partition has more records that a byte limit or the end of a segment excluded.
 
-        Checked only if the response has some bytes, but too few: then waiting for more would be pointless.
+        In that case the fetch must not wait for more bytes. This is checked only if the response has some bytes, but
+        fewer than min_bytes.
         """
         if not 0 < self._bytes_max - self._bytes_left + records.size < self._bytes_min:
             return False
         partition = self._partitions[key]
         end = self._end(partition)
         if not records.size:
-            # Compaction may have removed the last records before the end.
+            # Check that a batch exists, because compaction may have removed the last records before the end.
             next_batch = await partition.log.read(self.read_partitions[key].offset, 0, end)
             return self._has_more(key) and next_batch.size > 0
         last_batch = await partition.log.read(end - 1, 0, end)
         return last_batch.size > 0 and not _ends_with(records, last_batch)
 
     def _watch(self, key: PartitionKey, partition: Partition) -> None:
-        """Wakes followers on appends and consumers on a new high watermark."""
+        """Watches a partition, so that appends wake followers and a new high watermark wakes consumers."""
         if not self._params.is_replica:
             self._watcher.watch(key, partition, wake_on=[partition.delayed.high_watermark_listeners])
         elif self._is_follower_fetch_enabled:
@@ -178,7 +187,7 @@ class DelayedFetch:
         )
 
     def _completes_immediately(self, key: PartitionKey, result: FetchResult) -> bool:
-        """Whether the response must be sent at once even without records."""
+        """Returns whether the response must be sent immediately, even without records."""
         if isinstance(result, MoldauError):
             return True
         if not self._params.is_replica:
@@ -195,7 +204,10 @@ class DelayedFetch:
         return last_sent is None or result.high_watermark > last_sent.high_watermark
 
     async def _read(self, keys: Sequence[PartitionKey], *, is_new_request: bool) -> None:
-        """Reads partitions; `is_new_request` only the first time, because a follower's progress counts once."""
+        """Reads partitions. `is_new_request` is True only for the first read of a request.
+
+        The progress of a follower is recorded only at the first read, because the request reports it once.
+        """
         for number, key in enumerate(keys, start=1):
             if number % PARTITIONS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
@@ -207,7 +219,7 @@ class DelayedFetch:
             if isinstance(previous, LogReadInfo):
                 self._bytes_left += previous.records.size
             if partition.topic_id is not None:
-                # The topic may have been created or deleted since the session began.
+                # The topic may have been created or deleted since the session was created.
                 topic = self._broker.metadata.image.topic_names.get(partition.topic_id)
                 if topic != partition.topic:
                     partition = partition._replace(topic=topic)
@@ -235,9 +247,10 @@ class DelayedFetch:
             raise UnknownTopicIdError(f"no topic has the id {requested.topic_id}")
         partition = find_partition(self._broker, requested.topic, requested.partition, requested.topic_id)
         self._partitions[key] = partition
-        # Before the read, so that no change during it is missed.
+        # Watch before the read, so that no change during the read is missed.
         self._watch(key, partition)
-        # The first batch of a response is whole even beyond the limit, or a consumer could never pass it.
+        # The first batch of a response is always complete, even above the limit. Otherwise a consumer could never
+        # read a batch that is larger than its limit.
         min_one_batch = self._bytes_left == self._bytes_max
         bytes_max = max(0, min(requested.bytes_max, self._bytes_left))
         if self._params.is_replica:
@@ -311,11 +324,11 @@ class DelayedFetch:
             and self._broker.replication is not None
             and partition.leader.can_join_isr(params.replica_id)
         ):
-            # This fetch shows that it has caught up.
+            # This fetch shows that the follower has caught up, so propose a larger ISR now.
             self._broker.replication.alter_partition_manager.check_isr(partition.leader)
         return fetched
 
-    # Throttling of followers that are out of sync
+    # Throttling of followers that are not in the ISR
 
     def _is_throttled(self, partition: Partition) -> bool:
         replication = self._broker.replication
@@ -341,7 +354,7 @@ class DelayedFetch:
 
 
 def _ends_with(records: RecordSlices, last_batch: RecordSlices) -> bool:
-    """Whether `records` end with the last batch of the log. Both refer to positions in it."""
+    """Returns whether `records` end with the last batch of the log. Both arguments refer to positions in the log."""
     part, last = records.parts[-1], last_batch.parts[-1]
     if isinstance(part, FileSlice) and isinstance(last, FileSlice):
         return part.file is last.file and part.position + part.size >= last.position + last.size
@@ -349,7 +362,7 @@ def _ends_with(records: RecordSlices, last_batch: RecordSlices) -> bool:
 
 
 class _ChangeQueue:
-    """The keys of partitions that have changed, and a way to wait for the first of them."""
+    """The keys of partitions that have changed. A fetch can wait until the queue is not empty."""
 
     def __init__(self) -> None:
         self._keys: dict[PartitionKey, None] = {}
@@ -371,7 +384,7 @@ class _ChangeQueue:
         return keys
 
     async def wait(self) -> bool:
-        """Waits for a change; returns False if the wait was stopped."""
+        """Waits until a partition has changed. Returns False if the wait was stopped."""
         if self._keys:
             return True
         if self._is_stopped:

@@ -1,4 +1,4 @@
-"""Dispatch of request frames to their handlers: decodes the request and encodes the response."""
+"""The dispatcher, which decodes request frames, calls their handlers and encodes the responses."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, cast
@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 
 class _Route(NamedTuple):
-    """How requests of one API version are decoded, handled and responded to."""
+    """The decoder, handler, encoder and properties of one API version."""
 
     handler: Handler
     decode: Callable[[memoryview], Message]
@@ -43,15 +43,17 @@ class Dispatcher:
         self._routes: dict[tuple[int, int], _Route] = {}
         self._startup_gate = StartupGate(broker.ready)
         self.unexpected_errors = 0
-        """Requests that failed with an exception other than MoldauError."""
+        """The number of requests that failed with an unexpected exception."""
 
     async def handle(
         self, connection: ClientConnection, frame: memoryview, release: Callable[[], None]
     ) -> Sequence[Part] | None:
-        """Returns the parts of the response's frame, or None if the request has no response.
+        """Returns the parts of the response frame, or None if the request has no response.
 
-        Raises CloseConnectionError where Kafka closes the connection. Produce keeps the frame until its records are in
-        the log, because it does not copy them, and forwarded requests keep theirs; all others release it at once.
+        Raises CloseConnectionError in the cases in which Kafka closes the connection.
+
+        Produce keeps the frame until its records are in the log, because the records are not copied. Forwarded
+        requests also keep the frame. For all other requests, the frame is released before the handler runs.
         """
         try:
             header = read_request_header(frame)
@@ -77,7 +79,7 @@ class Dispatcher:
                 handling = forward_to_controller(request, frame, session, self._broker, route.error_response)
             else:
                 handling = route.handler(request, session, self._broker)
-            # Its bytes are views of the frame: only the handler may keep them during a long wait.
+            # Byte fields of the request are views of the frame. Only the handler may keep them during a long wait.
             del request
             if route.keeps_frame:
                 del frame
@@ -97,7 +99,7 @@ class Dispatcher:
             raise CloseConnectionError("the request failed with an unexpected error") from error
 
     def _find_route(self, header: RequestHeader) -> _Route | None:
-        """Compiles the codecs of an API version at its first request; returns None for an unsupported version."""
+        """Creates the route of an API version at its first request. Returns None for an unsupported version."""
         api_key, version = header.api_key, header.version
         api = self._registry.get(api_key)  # type: ignore[call-overload]
         if api is None:
@@ -110,7 +112,7 @@ class Dispatcher:
             decode=decoder(api_key, version, "request"),
             encode=encoder(api_key, version, "response"),
             is_flexible=flexible,
-            # The response to ApiVersions has the oldest header, so that a client of any age can read it.
+            # The ApiVersions response always has the oldest header, so that a client of any release can decode it.
             is_response_flexible=flexible and api_key != ApiKey.API_VERSIONS,
             keeps_frame=api_key == ApiKey.PRODUCE or api.forwarded,
             requires_ready_broker=requires_ready_broker(api_key, inter_broker=api.inter_broker),
@@ -130,7 +132,7 @@ class Dispatcher:
     def _unsupported_version(self, header: RequestHeader) -> Sequence[Part]:
         if header.api_key != ApiKey.API_VERSIONS:
             raise CloseConnectionError(f"version {header.version} of API {header.api_key} is not supported")
-        # Tells a client that is newer than this broker which versions of ApiVersions it can use.
+        # The response tells a client that is newer than this broker which versions of ApiVersions are supported.
         api = self._registry[ApiKey.API_VERSIONS]
         supported = {
             "api_key": ApiKey.API_VERSIONS,
@@ -145,5 +147,5 @@ class Dispatcher:
 
 
 def _is_metadata_fetch(header: RequestHeader, request: Message) -> bool:
-    """Whether the request copies the metadata log, without which no node gets ready."""
+    """Returns whether the request fetches the metadata log. Nodes need these fetches to become ready."""
     return header.api_key == ApiKey.FETCH and is_metadata_fetch(cast(FetchRequest, request))

@@ -1,7 +1,7 @@
-"""The table from domain errors to Kafka's error codes.
+"""The table that maps domain errors to Kafka's error codes.
 
-Any other exception is a bug: the dispatcher logs it and closes the connection. Where a response needs a code for one,
-it is UNKNOWN_SERVER_ERROR without a message.
+Any other exception is a bug. The dispatcher logs such an exception and closes the connection. If a response needs a
+code for such an exception, the code is UNKNOWN_SERVER_ERROR without a message.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from moldau.wire.kio import ErrorCode
 ERROR_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
     {
         errors.CorruptRecordError: ErrorCode.corrupt_message,
-        # Kafka rejects older formats with this code in the versions of Produce that are served.
+        # In the served versions of Produce, Kafka uses this code for older record formats.
         errors.UnsupportedMagicError: ErrorCode.invalid_record,
         errors.InvalidRecordError: ErrorCode.invalid_record,
         errors.InvalidTimestampError: ErrorCode.invalid_timestamp,
@@ -91,11 +91,11 @@ ERROR_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
 
 
 MESSAGE_LENGTH_MAX = 1000
-"""Messages may quote the request, and strings of old versions have at most 32,767 bytes."""
+"""Messages are truncated, because they may quote the request. A string in a response has at most 32,767 bytes."""
 
 
 def error_code(error: BaseException | None) -> int:
-    """Returns Kafka's code for an error or the nearest base class in the table; 0 for None."""
+    """Returns Kafka's code for the class of an error or its nearest base class in the table. Returns 0 for None."""
     if error is None:
         return int(ErrorCode.none)
     for kind in type(error).__mro__:
@@ -106,7 +106,10 @@ def error_code(error: BaseException | None) -> int:
 
 
 def error_message(error: BaseException | None) -> str | None:
-    """Returns the message for the client; None for a bug, whose text may contain anything and stays in the log."""
+    """Returns the error message for the client, or None if there is no message.
+
+    An unexpected exception has no message for the client, because its text may contain internal data.
+    """
     if not isinstance(error, MoldauError):
         return None
     return str(error)[:MESSAGE_LENGTH_MAX] or None

@@ -1,10 +1,11 @@
-"""Incremental fetch sessions (KIP-227): the broker remembers what a client fetches, so that requests and responses only
-carry changes.
+"""Incremental fetch sessions (KIP-227).
 
-A session ends with the connection it was created on: a client that keeps creating sessions replaces its own and cannot
-fill the cache. When the cache is full, a session that was idle for long enough is evicted; otherwise the client is
-served without one. Each follower has one session outside of that limit, so that consumers and followers cannot evict
-each other.
+The broker stores which partitions a client fetches, so that requests and responses contain only changes.
+
+A connection has at most one session, and the session ends with the connection. So a client that creates many sessions
+cannot fill the cache. When the cache is full, a session that was idle for long enough is evicted. If no session was
+idle for long enough, the client is served without a session. Each follower has one session that does not count for the
+limit, so that consumers and followers cannot evict each other.
 """
 
 import random
@@ -25,22 +26,22 @@ _EPOCH_LIMIT = 2**31
 
 
 class FetchSessionNotFoundError(Exception):
-    """The session has ended or never existed; the client creates a new one."""
+    """The session has ended or never existed. The client creates a new session."""
 
 
 class InvalidFetchSessionEpochError(Exception):
-    """A request of the session was lost or came twice; the client creates a new session."""
+    """A request of the session was lost or arrived twice. The client creates a new session."""
 
 
 class FetchSessionTopicIdError(Exception):
-    """A session that was created with topic names continues with topic ids, or the other way round."""
+    """A request uses topic ids in a session that was created with topic names, or names in a session with ids."""
 
 
 class FetchPartition(NamedTuple):
     """One partition of a fetch request."""
 
     topic: str | None
-    """None while no topic has the id."""
+    """The topic name; None if no topic has the id `topic_id`."""
     topic_id: UUID | None
     partition: int
     offset: int
@@ -48,7 +49,7 @@ class FetchPartition(NamedTuple):
     current_leader_epoch: int
     last_fetched_epoch: int
     log_start_offset: int = -1
-    """The start offset of a follower's log."""
+    """The log start offset of the follower; -1 for consumers."""
 
     @property
     def key(self) -> PartitionKey:
@@ -56,7 +57,7 @@ class FetchPartition(NamedTuple):
 
 
 class LastSentOffsets(NamedTuple):
-    """The offsets of a partition that the client got last."""
+    """The offsets of a partition in the last response that contained the partition."""
 
     high_watermark: int
     last_stable_offset: int
@@ -73,7 +74,7 @@ class FetchSession:
     last_sent: dict[PartitionKey, LastSentOffsets] = field(default_factory=dict)
     watcher: PartitionWatcher = field(default_factory=PartitionWatcher)
     last_full_scan_ms: int = 0
-    """When all partitions were last checked, changed or not."""
+    """The time when all partitions were last read, including unchanged partitions."""
 
 
 class FetchSessionCache:
@@ -82,7 +83,7 @@ class FetchSessionCache:
         self._sessions_max = sessions_max
         self._sessions: dict[int, FetchSession] = {}
         self._replica_session_ids: dict[int, int] = {}
-        """The sessions of followers, by broker id."""
+        """The session ids of followers, by broker id."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -97,7 +98,10 @@ class FetchSessionCache:
         uses_topic_ids: bool,
         replica_id: int = NO_REPLICA,
     ) -> FetchSession | None:
-        """Creates a session in place of earlier ones of the connection or follower; None if there is no room."""
+        """Creates a session and removes earlier sessions of the connection or follower.
+
+        Returns None if the request has no partitions or the cache is full.
+        """
         self.remove(replaced_session_id)
         self.remove_all(connection)
         if not partitions or (replica_id == NO_REPLICA and not self._try_evict(now_ms)):
@@ -156,7 +160,7 @@ class FetchSessionCache:
         connection.fetch_session_ids.clear()
 
     def _try_evict(self, now_ms: int) -> bool:
-        """Makes room for one more consumer session, if possible."""
+        """Returns whether one more consumer session fits into the cache. Evicts an idle session if necessary."""
         replica_session_ids = self._replica_session_ids.values()
         consumers = [each for each in self._sessions.values() if each.session_id not in replica_session_ids]
         if len(consumers) < self._sessions_max:

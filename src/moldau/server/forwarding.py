@@ -1,7 +1,8 @@
-"""Forwarding of requests to the active controller: any node accepts them, the active controller executes them.
+"""Forwarding of requests to the active controller. Any node accepts these requests, and the controller executes them.
 
-Another node gets the request unchanged in an Envelope and returns its whole response, so version, client id and client
-address stay the client's own. On the controller's own node the request is executed in place.
+If the controller runs on another node, that node receives the unchanged request in an Envelope and returns the complete
+response. So the controller sees the API version, client id and address of the client. If the controller runs on this
+node, the request is executed here without an Envelope.
 """
 
 import asyncio
@@ -19,14 +20,14 @@ from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexib
 from moldau.wire.frames import read_request_header, skip_tagged_fields
 
 FORWARD_TIMEOUT_MS_MAX = 300_000
-"""Upper limit of the timeout of a forwarded request."""
+"""The maximum timeout of a forwarded request."""
 
 PARTLY_FORWARDED = (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
-"""A node handles its own resources of these requests and forwards the others."""
+"""A node handles its own resources in these requests and forwards the other resources."""
 
 
 class ForwardedResponse(NamedTuple):
-    """Header and body of an encoded response."""
+    """An encoded response: header and body, without the frame size."""
 
     data: memoryview
 
@@ -38,9 +39,11 @@ async def forward_to_controller(
     broker: Broker,
     error_response: ErrorResponse,
 ) -> Mapping[str, object] | ForwardedResponse:
-    """Returns the controller's response, or an error response if no controller could be reached in time or its response
-    was lost."""
-    # Makes this a task, which handlers that wait for the quorum need.
+    """Returns the controller's response.
+
+    Returns an error response if no controller could be reached in time or the controller's response was lost.
+    """
+    # The first suspension turns this coroutine into a task. Handlers that wait for the quorum need a task.
     await asyncio.sleep(0)
     timeout_ms = min(request.get("timeout", REQUEST_TIMEOUT_MS_DEFAULT), FORWARD_TIMEOUT_MS_MAX)
     deadline_ms = broker.platform.clock.monotonic_ms() + timeout_ms
@@ -52,9 +55,10 @@ async def forward_to_controller(
 
 
 async def execute_forwarded(frame: memoryview, client_host: bytes, broker: Broker) -> bytearray:
-    """Executes a forwarded request on this node, in a task, and returns the whole response.
+    """Executes a forwarded request on this node and returns the response without the frame size.
 
-    Raises NotControllerError if this is not the active controller: then nothing was done.
+    The caller must run in a task. Raises NotControllerError if this node is not the active controller. In that case the
+    request had no effect.
     """
     try:
         header = read_request_header(frame)
@@ -90,7 +94,7 @@ async def execute_forwarded(frame: memoryview, client_host: bytes, broker: Broke
 
 
 def pack_address(host: str) -> bytes:
-    """Encodes an address for the Envelope; empty if it is not an IP address."""
+    """Encodes a client address for the Envelope. Returns empty bytes if `host` is not an IP address."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).packed
     except ValueError:

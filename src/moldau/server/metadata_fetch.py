@@ -1,7 +1,11 @@
-"""Fetch of the metadata log, by which nodes follow the leader of the quorum. For clients no such topic exists.
+"""Fetches of the metadata log. Nodes use them to replicate the log from the leader of the quorum.
 
-A replica sends the end of its log. It gets the records behind that; or, if its log diverges from the leader's, the end
-offset of its last epoch there; or the id of the snapshot to fetch first, if the leader's log starts behind it.
+If a client fetches the metadata log, the error is that the topic is unknown. A replica sends the end offset and the
+last epoch of its log. The response has one of these forms:
+
+- The records after the end offset of the replica.
+- If the logs diverge, the end offset that the replica's last epoch has in the leader's log.
+- If the leader's log starts after the end offset of the replica, the id of the snapshot to fetch first.
 """
 
 from moldau.errors import (
@@ -29,7 +33,7 @@ from moldau.wire.messages import (
 )
 
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
-"""Limit of every response, because it is in memory as a whole."""
+"""The maximum size of a response. Responses are limited because the complete response is in memory."""
 
 _TOP_LEVEL_ERROR_VERSION = 7
 _TOPIC_ID_VERSION = 13
@@ -43,7 +47,7 @@ def is_metadata_fetch(request: FetchRequest) -> bool:
 
 
 def replica_state(request: FetchRequest, session: RequestContext) -> tuple[int, int]:
-    """Returns the node id and the broker epoch of the replica that fetches; -1 where there is none."""
+    """Returns the node id and the broker epoch of the fetching replica. Missing values are -1."""
     if session.api_version < _REPLICA_STATE_VERSION:
         return request.replica_id, -1
     return request.replica_state.replica_id, request.replica_state.replica_epoch
@@ -136,7 +140,7 @@ def _response(partition: FetchResponsePartitionData) -> FetchResponse:
 def _partition_response(
     code: int, fetched: QuorumFetchResponse | None, *, index: int = METADATA_LOG.partition
 ) -> FetchResponsePartitionData:
-    """Builds the partition's response; with an error, `fetched` only tells who leads."""
+    """Builds the response for the partition. If `code` is an error, only the leader and epoch in `fetched` are used."""
     response: FetchResponsePartitionData = {
         "partition_index": index,
         "error_code": code,

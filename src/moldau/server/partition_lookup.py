@@ -1,4 +1,4 @@
-"""Lookup of the partitions that requests name, and of the leaders that clients should go to instead."""
+"""Lookup of the partitions in requests, and of the current leaders for clients that used a wrong broker."""
 
 from collections.abc import Iterable
 from uuid import UUID
@@ -18,8 +18,8 @@ from moldau.wire.messages import FetchResponseLeaderIdAndEpoch, FetchResponseNod
 def find_partition(broker: Broker, topic: str, index: int, topic_id: UUID | None = None) -> Partition:
     """Returns this broker's replica of a partition.
 
-    Raises NotLeaderOrFollowerError if only other brokers have replicas, and InconsistentTopicIdError if `topic_id` is
-    not the topic's: it may have been deleted and created again.
+    Raises NotLeaderOrFollowerError if only other brokers have replicas. Raises InconsistentTopicIdError if the topic
+    has another id than `topic_id`, for example because the topic was deleted and created again.
     """
     partition = broker.replica_manager.get(topic, index)
     if partition is None:
@@ -35,7 +35,10 @@ def find_partition(broker: Broker, topic: str, index: int, topic_id: UUID | None
 
 
 def topic_name(broker: Broker, name: str | None, topic_id: UUID | None) -> str | None:
-    """Returns the name of a topic that a request names or gives by id; None if no topic has the id."""
+    """Returns `name`, or the name of the topic with the id `topic_id` if `name` is None.
+
+    Returns None if no topic has the id.
+    """
     if name is None and topic_id is not None:
         return broker.metadata.image.topic_names.get(topic_id)
     return name
@@ -44,7 +47,10 @@ def topic_name(broker: Broker, name: str | None, topic_id: UUID | None) -> str |
 def current_leader(
     broker: Broker, topic: str | None, index: int, error: MoldauError
 ) -> FetchResponseLeaderIdAndEpoch | None:
-    """Returns the leader to retry with after `error` (KIP-951); None if that would not help or none is known."""
+    """Returns the leader that the client should use after `error` (KIP-951).
+
+    Returns None if the error does not concern the leader, or if no leader is known.
+    """
     if topic is None or not isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError):
         return None
     if isinstance(error, NotLeaderOrFollowerError) and error.leader_id >= 0:
@@ -53,7 +59,7 @@ def current_leader(
     if partition is None or partition.leader < 0:
         return None
     if partition.leader == broker.broker_id and isinstance(error, NotLeaderOrFollowerError):
-        # This broker's lease has expired: it cannot know the next leader.
+        # The lease of this broker has expired, so this broker cannot know the next leader.
         return None
     return {"leader_id": partition.leader, "leader_epoch": partition.leader_epoch}
 
@@ -61,7 +67,7 @@ def current_leader(
 def node_endpoints(
     broker: Broker, listener: str, leaders: Iterable[FetchResponseLeaderIdAndEpoch | None]
 ) -> list[FetchResponseNodeEndpoint]:
-    """Returns the addresses of leaders for clients of a listener."""
+    """Returns the endpoints of leaders on a listener."""
     brokers = broker.metadata.image.brokers
     ids = sorted({leader["leader_id"] for leader in leaders if leader is not None})
     return [

@@ -1,6 +1,7 @@
 """Tracks which partitions of a fetch have changed since they were last read.
 
-It belongs to a fetch session, so that a fetch of thousands of partitions costs no more than those that changed.
+A fetch session keeps its watcher between requests, so that a fetch of thousands of partitions only reads those that
+changed.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +12,7 @@ from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.partition import Partition
 
 PartitionKey = tuple[UUID | str, int]
-"""Topic id, or topic name if the fetch uses names, and partition index."""
+"""The topic id (or the topic name if the fetch uses names) and the partition index."""
 OnChange = Callable[[PartitionKey], None]
 
 
@@ -23,7 +24,7 @@ class _WatchedPartition(NamedTuple):
 class PartitionWatcher:
     def __init__(self) -> None:
         self.changed: dict[PartitionKey, None] = {}
-        """Partitions that changed since their last read or were not read to their end, longest waiting first."""
+        """Partitions that changed since their last read or have unread records, longest waiting partition first."""
         self._watched: dict[PartitionKey, _WatchedPartition] = {}
         self._callbacks: list[OnChange] = []
         self._is_closed = False
@@ -36,9 +37,12 @@ class PartitionWatcher:
         wake_on: Iterable[CallbackList],
         mark_on: Iterable[CallbackList] = (),
     ) -> None:
-        """Marks the partition as changed on all these events; those in `wake_on` also wake pending fetches."""
+        """Marks the partition as changed on every event in `wake_on` and `mark_on`.
+
+        Events in `wake_on` also call the callbacks of waiting fetches.
+        """
         if self._is_closed:
-            # The session ended during a fetch: nothing would ever remove the callbacks again.
+            # The session ended during this fetch. Add no callbacks, because nothing would remove them later.
             return
         watched = self._watched.get(key)
         if watched is not None:
@@ -57,7 +61,7 @@ class PartitionWatcher:
                 callbacks.remove(ticket)
 
     def partition(self, key: PartitionKey) -> Partition | None:
-        """Returns the watched partition, if there is one."""
+        """Returns the watched partition, or None if the partition is not watched."""
         watched = self._watched.get(key)
         return None if watched is None else watched.partition
 
@@ -67,7 +71,7 @@ class PartitionWatcher:
             self.forget(key)
 
     def add_callback(self, on_change: OnChange) -> None:
-        """Calls `on_change` on every waking event, until it is removed."""
+        """Calls `on_change` on every event in `wake_on`, until the callback is removed."""
         self._callbacks.append(on_change)
 
     def remove_callback(self, on_change: OnChange) -> None:

@@ -43,18 +43,21 @@ class _TopicData(Protocol[PartitionT_co]):
 
 
 def check_cluster_id(broker: Broker, cluster_id: str | None) -> None:
-    """Raises InconsistentClusterIdError for another cluster's id; a node that does not know its cluster sends None."""
+    """Raises InconsistentClusterIdError if the request has the id of another cluster.
+
+    A node that does not know its cluster id sends None, which is accepted.
+    """
     own = broker.metadata.image.cluster_id
     if cluster_id is not None and cluster_id != own:
         raise InconsistentClusterIdError(f"this is cluster {own}, not {cluster_id}")
 
 
 def check_known_voter(node_id: int, session: RequestContext, broker: Broker) -> None:
-    """Raises InconsistentVoterSetError if a node that would lead is neither a voter nor a registered broker.
+    """Raises InconsistentVoterSetError if a candidate or leader is neither a voter nor a registered broker.
 
-    Otherwise any node could depose the leader with a made-up epoch. A broker counts because this node may not know yet
-    that it became a voter. Without a live leader every node is accepted: the voters may have changed while this node
-    was down, and may need its vote to elect a leader.
+    Without this check, any node could depose the leader with an invented epoch. Registered brokers are accepted because
+    this node may not know yet that the broker became a voter. If there is no live leader, every node is accepted. The
+    voters may have changed while this node was down, and they may need the vote of this node to elect a leader.
     """
     quorum = broker.quorum
     is_known = node_id == quorum.leader_id or any(voter.node_id == node_id for voter in quorum.voters)
@@ -65,13 +68,16 @@ def check_known_voter(node_id: int, session: RequestContext, broker: Broker) -> 
 
 
 def check_directory_id(node_id: int, directory_id: UUID | None) -> None:
-    """Raises InvalidRequestError without a directory id: replicas are told apart by node and directory."""
+    """Raises InvalidRequestError if the directory id is missing.
+
+    The directory id is required because a replica is identified by node id and directory id.
+    """
     if directory_id is None:
         raise InvalidRequestError(f"node {node_id} must send the directory id of its metadata log")
 
 
 def metadata_partition(topics: Sequence[_TopicData[PartitionT_co]]) -> PartitionT_co:
-    """Returns the one partition of a request; raises InvalidRequestError unless it is the metadata log."""
+    """Returns the only partition of a request. Raises InvalidRequestError if this is not the metadata log."""
     if len(topics) == 1 and topics[0].topic_name == METADATA_LOG.topic and len(topics[0].partitions) == 1:
         partition = topics[0].partitions[0]
         if partition.partition_index == METADATA_LOG.partition:
@@ -100,7 +106,7 @@ def quorum_epoch_response(code: int, reply: QuorumEpochResponse, broker: Broker)
 
 
 def leader_endpoints(broker: Broker, leader_id: int) -> list[FetchResponseNodeEndpoint]:
-    """Returns the address of the quorum's leader, if it is known."""
+    """Returns the endpoint of the quorum's leader, or an empty list if the endpoint is unknown."""
     endpoint = broker.quorum.leader_endpoint() if leader_id == broker.quorum.leader_id else None
     if endpoint is None or leader_id < 0:
         return []
@@ -108,7 +114,7 @@ def leader_endpoints(broker: Broker, leader_id: int) -> list[FetchResponseNodeEn
 
 
 def leadership_error(known_epoch: int, epoch: int, *, is_leader: bool) -> ErrorCode:
-    """Returns the error for a replica that knows `known_epoch` from a node in `epoch`."""
+    """Returns the error code for a request with the epoch `known_epoch` to a node whose current epoch is `epoch`."""
     if known_epoch < epoch:
         return ErrorCode.fenced_leader_epoch
     if known_epoch > epoch:
@@ -117,12 +123,15 @@ def leadership_error(known_epoch: int, epoch: int, *, is_leader: bool) -> ErrorC
 
 
 def epoch_error(known_epoch: int, epoch: int) -> ErrorCode:
-    """Returns FENCED_LEADER_EPOCH for a request of an older epoch than this node's."""
+    """Returns FENCED_LEADER_EPOCH if the epoch of the request is older than the epoch of this node."""
     return ErrorCode.fenced_leader_epoch if known_epoch < epoch else ErrorCode.none
 
 
 def voter_from_request(request: AddRaftVoterRequest | UpdateRaftVoterRequest, broker: Broker) -> VoterNode:
-    """Returns the voter with its inter-broker endpoint first; raises InvalidRequestError if it is incomplete."""
+    """Returns the voter in a request. Its inter-broker endpoint comes first.
+
+    Raises InvalidRequestError if the node id, the directory id or the inter-broker endpoint is missing.
+    """
     listener = broker.settings.broker.inter_broker_listener
     endpoints = sorted(
         (VoterEndpoint(each.name, each.host, each.port) for each in request.listeners),

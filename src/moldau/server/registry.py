@@ -1,4 +1,4 @@
-"""Registry of the served APIs: their versions and handlers. ApiVersions responds with it."""
+"""The registry of the served APIs with their versions and handlers. The ApiVersions response is built from it."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -15,12 +15,12 @@ RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT", bound=Mapping[str, object] | None)
 
 HandlerOf = Callable[[RequestT, "RequestContext", "Broker"], Awaitable[ResponseT]]
-"""Handler of one API. It returns None where the protocol has no response (Produce with acks=0)."""
+"""The handler of one API. Returns None if the request has no response (Produce with acks=0)."""
 
 Handler = HandlerOf[Message, Mapping[str, object] | None]
 
 ErrorResponse = Callable[[Any, int, MoldauError], Mapping[str, object]]
-"""Builds the response to a request, in its API version, for an error of the whole request."""
+"""Builds the response to a request if the whole request failed. Takes the request, its API version and the error."""
 
 
 class ApiRegistration(NamedTuple):
@@ -28,12 +28,12 @@ class ApiRegistration(NamedTuple):
     min_version: int
     max_version: int
     advertised_min_version: int
-    """The oldest version in ApiVersions; Produce advertises older ones than it serves."""
+    """The lowest version in the ApiVersions response. Produce advertises lower versions than it serves."""
     error_response: ErrorResponse | None = None
-    """Set for requests that are forwarded to the active controller. Their handlers raise errors of the whole request,
-    NotControllerError among them."""
+    """Set if requests are forwarded to the active controller. The handler of such an API raises an exception if the
+    whole request failed, for example NotControllerError."""
     inter_broker: bool = False
-    """For nodes only: served and advertised on the inter-broker listener alone."""
+    """Whether the API is only for nodes. Such an API is served and advertised only on the inter-broker listener."""
 
     @property
     def forwarded(self) -> bool:
@@ -41,7 +41,7 @@ class ApiRegistration(NamedTuple):
 
 
 class Registry(dict[ApiKey, ApiRegistration]):
-    """Registrations by API key, filled by importing `moldau.handlers` and read-only afterwards."""
+    """Registrations by API key. The import of `moldau.handlers` fills the registry. Afterwards it does not change."""
 
 
 REGISTRY = Registry()
@@ -55,7 +55,10 @@ def handles(
     error_response: ErrorResponse | None = None,
     inter_broker: bool = False,
 ) -> Callable[[HandlerOf[RequestT, ResponseT]], HandlerOf[RequestT, ResponseT]]:
-    """Registers a handler: `async def f(request, session, broker) -> response`, typed as in `wire/messages.pyi`."""
+    """Registers a handler: `async def f(request, session, broker) -> response`.
+
+    `wire/messages.pyi` defines the types of requests and responses.
+    """
 
     def register(handler: HandlerOf[RequestT, ResponseT]) -> HandlerOf[RequestT, ResponseT]:
         low, high = versions

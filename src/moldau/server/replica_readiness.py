@@ -1,4 +1,4 @@
-"""Waiting for the replicas of new partitions, before CreateTopics and CreatePartitions respond."""
+"""Functions with which CreateTopics and CreatePartitions wait until the replicas of new partitions are ready."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,7 +6,7 @@ from moldau.errors import MoldauError, NotControllerError, RequestTimedOutError
 from moldau.server.broker import Broker
 
 RESPONSE_MARGIN_MS_MAX = 1_000
-"""Upper limit of the time that is reserved for the response to reach the client before its timeout."""
+"""The wait ends before the client's timeout, so that the response arrives in time. This is the maximum margin."""
 
 
 def replicas_ready_deadline_ms(broker: Broker, timeout_ms: int) -> int:
@@ -20,14 +20,17 @@ async def wait_replicas_ready(
     *,
     first_partition: Mapping[str, int] | None = None,
 ) -> dict[str, MoldauError]:
-    """Returns the errors of topics that are not ready at the deadline; they exist and may become ready later."""
+    """Returns the errors of topics that are not ready at the deadline.
+
+    These topics exist and may become ready later.
+    """
     names = list(topics)
     try:
         unready = await broker.controller.wait_replicas_ready(
             names, deadline_ms, first_partition=first_partition
         )
     except NotControllerError:
-        # The change is committed, so the client must not be told to send it to the next controller.
+        # Do not return NOT_CONTROLLER, because the change is committed and the client must not send it again.
         moved = RequestTimedOutError(
             "The change is committed, but the controller moved before all replicas were reported ready."
         )

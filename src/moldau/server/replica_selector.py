@@ -1,4 +1,7 @@
-"""Selection of the replica that a consumer reads from: one in its own rack, if the broker is set up so (KIP-392)."""
+"""Selection of the replica from which a consumer reads (KIP-392).
+
+If replica.selector.class is the rack-aware selector, this is a replica in the consumer's rack.
+"""
 
 from moldau.metadata.image import BrokerRegistration, MetadataImage
 from moldau.partitions.partition import Partition
@@ -9,7 +12,7 @@ RACK_AWARE = "RackAwareReplicaSelector"
 def select_replica(
     partition: Partition, offset: int, rack: str, image: MetadataImage, listener: str, selector: str
 ) -> int | None:
-    """Returns another in-sync replica in the consumer's rack that has the offset; None to read from the leader."""
+    """Returns an in-sync follower in the consumer's rack that has the offset; None to read from the leader."""
     if not rack or not partition.is_leader or not selector.endswith(RACK_AWARE):
         return None
     leader = partition.require_leader()

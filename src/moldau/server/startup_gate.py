@@ -1,7 +1,7 @@
-"""Parking of client requests until the cluster has accepted this node.
+"""The gate that parks client requests until the cluster has accepted this node.
 
-Before that, only the requests that nodes need from each other to get there are served. Other clients are disconnected
-if it takes too long: when they reconnect they may find another node.
+Before that, a node serves only ApiVersions and requests of other nodes, because nodes need each other to start. Clients
+that wait too long are disconnected, so that they can connect to another node.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from moldau.wire.api_keys import ApiKey
 
 READY_TIMEOUT_S = 30.0
 PARKED_BYTES_MAX = 16 * 1024 * 1024
-"""Limit on the frames of parked requests, so that they leave memory for requests between nodes."""
+"""The maximum total size of parked request frames. The limit leaves memory for requests between nodes."""
 
 
 def requires_ready_broker(api_key: int, *, inter_broker: bool) -> bool:
@@ -24,12 +24,15 @@ class StartupGate:
         self._parked_bytes = 0
 
     async def wait(self, frame_bytes: int) -> None:
-        """Waits until the node is ready; raises CloseConnectionError after a timeout or if too much is parked."""
+        """Waits until the node is ready.
+
+        Raises CloseConnectionError after `READY_TIMEOUT_S`, or if too many bytes are already parked.
+        """
         if self._parked_bytes + frame_bytes > PARKED_BYTES_MAX:
             raise CloseConnectionError("the node is starting and has too many pending requests")
         self._parked_bytes += frame_bytes
         try:
-            # Makes this a task, which a timeout needs.
+            # The first suspension turns this coroutine into a task. asyncio.timeout needs a task.
             await asyncio.sleep(0)
             async with asyncio.timeout(READY_TIMEOUT_S):
                 await self._ready.wait()
