@@ -1,4 +1,4 @@
-"""Request handlers: one module per API, named by its key. Importing this package registers all of them."""
+"""Request handlers. Each API has one module, named after its API key. Importing this package registers all handlers."""
 
 import importlib
 import pkgutil

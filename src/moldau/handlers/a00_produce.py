@@ -1,11 +1,12 @@
-"""Produce: appends record batches and responds when they are as durable as the producer's `acks` demands.
+"""Produce: appends record batches and responds as `acks` requires. Each partition succeeds or fails independently.
 
-acks 0: no response; an error closes the connection, the only way to report it. acks 1: responds after the append.
-acks -1 (all): responds when the high watermark has passed the records, that is when every in-sync replica has flushed
-them. Each partition succeeds or fails on its own.
+- acks 0: there is no response. An error closes the connection, because it cannot be reported otherwise.
+- acks 1: responds after the append.
+- acks -1 (all): responds when the high watermark has passed the records. Then every in-sync replica has flushed them.
 
-Versions: 0-2 are advertised, because old librdkafka compresses only if it sees them, but not served. 7 added zstd, 8
-errors of single records, 9 the flexible encoding, 10 the current leader and its address, 13 topic ids instead of names.
+Versions 0-2 are advertised but not served. They are advertised because old releases of librdkafka compress only if the
+broker advertises these versions. 7 added zstd, 8 errors of single records, 9 the flexible encoding, 10 the current
+leader and its address, 13 topic ids instead of names.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ class _PartitionResult:
     error: MoldauError | None = None
 
     def fail(self, error: MoldauError) -> None:
-        # Its traceback would keep the request's frame in memory while other partitions are pending.
+        # Remove the traceback, because it would keep the request frame in memory while other partitions are pending.
         self.error = error.with_traceback(None)
 
 
@@ -77,7 +78,7 @@ class _TopicResult(NamedTuple):
 async def produce(request: ProduceRequest, session: RequestContext, broker: Broker) -> ProduceResponse | None:
     acks, timeout_ms = request.acks, request.timeout
     topics = await _append(request, session, broker)
-    # A request that waits for followers must not hold the memory that reading their fetches needs.
+    # Release the frame before waiting for followers, because their fetch requests need memory from the same pool.
     del request
     session.release()
     if acks == ACKS_NONE:
@@ -92,7 +93,7 @@ async def produce(request: ProduceRequest, session: RequestContext, broker: Brok
 
 async def _append(request: ProduceRequest, session: RequestContext, broker: Broker) -> list[_TopicResult]:
     topics: list[_TopicResult] = []
-    # Requests of one connection append one after the other: a producer relies on the order of its batches.
+    # Requests of one connection append one after the other, because a producer relies on the order of its batches.
     async with session.connection.append_lock:
         duplicates = _duplicate_partitions(request.topic_data)
         for topic in request.topic_data:
@@ -145,7 +146,7 @@ async def _validate_batches(
     data: ProduceRequestPartitionData,
     api_version: int,
 ) -> tuple[list[Batch], int]:
-    """Returns the batches to append and their append time (NO_TIMESTAMP to keep the producer's timestamps)."""
+    """Returns the validated batches and their append time. NO_TIMESTAMP means to keep the producer's timestamps."""
     if request.acks not in (-1, 0, 1):
         raise InvalidRequiredAcksError(f"acks must be -1, 0 or 1, not {request.acks}")
     settings = partition.log.settings
@@ -158,7 +159,7 @@ async def _validate_batches(
         await broker.cpu_budget.run(validate_now) if may_recompress(settings) else validate_now()
     )
     if batches[0].is_transactional:
-        # Without a transaction coordinator no transaction can be open.
+        # No transaction can be open, because there is no transaction coordinator.
         if request.transactional_id is None:
             raise TransactionalIdAuthorizationError("a transactional batch needs a transactional id")
         raise InvalidTransactionStateError("no transaction is open: transactions are not supported")
@@ -166,7 +167,10 @@ async def _validate_batches(
 
 
 async def _wait_until_committed(results: Sequence[_PartitionResult], timeout_ms: int) -> None:
-    """Waits until the records of all partitions are committed; those that miss the one deadline fail."""
+    """Waits until the records of all partitions are committed.
+
+    All partitions have the same deadline. A partition that is not committed at the deadline fails.
+    """
     loop = asyncio.get_running_loop()
     is_timed_out = False
     current: asyncio.Future[None] | None = None
@@ -199,7 +203,7 @@ async def _wait_until_committed(results: Sequence[_PartitionResult], timeout_ms:
 
 
 def _check_leases(results: Sequence[_PartitionResult]) -> None:
-    """Fails the partitions whose lease expired while others were appended or awaited."""
+    """Fails the partitions whose lease expired while the request waited for other partitions."""
     for result in results:
         if result.error is None and result.partition is not None:
             try:

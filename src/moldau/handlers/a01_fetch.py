@@ -1,9 +1,10 @@
-"""Fetch: stored batches from an offset on; for consumers up to the high watermark, for followers up to the log end.
+"""Fetch: returns stored batches, starting at an offset.
 
-Responds when there are min_bytes, when a partition has an error, or after max_wait. A response has at most max_bytes,
-and partition_max_bytes per partition, but its first batch is always whole. Consumers with a fetch session get only what
-changed. Records are not copied: the response refers to the segment file, and the connection sends from there. Fetches
-of the metadata log go to the quorum (`metadata_fetch.py`).
+Consumers get records up to the high watermark, and followers up to the log end offset. The response is sent when
+min_bytes are available, when a partition has an error, or after max_wait. A response has at most max_bytes, and at most
+partition_max_bytes per partition, but its first batch is always complete. With a fetch session, the response contains
+only partitions that changed. Records are not copied: the connection sends them directly from the segment files. Fetches
+of the metadata log are handled by `metadata_fetch.py`.
 
 Versions: 7 added sessions, 9 leader epochs, 10 zstd, 11 racks and fetching from followers, 12 the flexible encoding,
 diverging epochs and the current leader, 13 topic ids instead of names, 15 the broker epoch of followers, 16 the
@@ -103,7 +104,7 @@ def _fetch_params(request: FetchRequest, session: RequestContext) -> FetchParams
 
 
 def _response_bytes_max(request: FetchRequest, params: FetchParams, broker: Broker) -> int:
-    """Returns the limit of the request, for consumers also bounded by the broker's fetch.max.bytes."""
+    """Returns the byte limit of the response. For consumers it is not higher than the broker's fetch.max.bytes."""
     bytes_max = request.max_bytes
     return bytes_max if params.is_replica else min(bytes_max, broker.settings.broker.fetch_max_bytes)
 
@@ -145,7 +146,7 @@ def _resolve_session(
 
 
 def _is_cluster_replica(params: FetchParams, broker: Broker) -> bool:
-    """Whether the fetch is from a broker of the cluster, and not from a client that claims a replica id."""
+    """Returns whether the fetch is from a broker of the cluster, and not from a client with an invented replica id."""
     is_inside = params.listener == broker.settings.broker.inter_broker_listener
     return params.is_replica and is_inside and params.replica_id in broker.metadata.image.brokers
 
@@ -153,9 +154,10 @@ def _is_cluster_replica(params: FetchParams, broker: Broker) -> bool:
 def _partitions_to_read(
     fetch_session: FetchSession, params: FetchParams, broker: Broker
 ) -> list[PartitionKey]:
-    """Returns the partitions that changed, and from time to time all others.
+    """Returns the partitions that changed. At regular intervals, returns all partitions.
 
-    Fetches show that a follower is alive: for one in sync that is recorded without reading.
+    Unchanged partitions of an in-sync follower are not read. Only the time of the fetch is recorded, so that the
+    follower stays in the ISR.
     """
     watcher = fetch_session.watcher
     keys = list(watcher.changed)
@@ -171,7 +173,10 @@ def _partitions_to_read(
 
 
 def _is_idle_follower(partition: Partition | None, params: FetchParams) -> bool:
-    """Whether the fetch is from a follower in sync; it has all records of a partition that did not change."""
+    """Returns whether the fetch is from an in-sync follower, and records the time of the fetch.
+
+    An in-sync follower already has all records of an unchanged partition.
+    """
     if partition is None or not params.is_replica:
         return False
     return partition.leader.on_repeated_fetch(params.replica_id, params.broker_epoch)
@@ -202,7 +207,7 @@ def _forgotten_partitions(request: FetchRequest) -> Iterable[PartitionKey]:
 def _update_session(
     fetch_session: FetchSession, results: Iterable[tuple[FetchPartition, FetchResult]], *, only_changes: bool
 ) -> list[tuple[FetchPartition, FetchResult]]:
-    """Records what the response sends and returns the results that belong into it."""
+    """Stores the offsets that the response sends. Returns the results to include in the response."""
     included = []
     for partition, result in results:
         key = partition.key
@@ -227,7 +232,7 @@ class _ResponseBuilder:
         self._broker = broker
         self._committed_only = committed_only
         self.current_leaders: list[FetchResponseLeaderIdAndEpoch | None] = []
-        """The leaders of partitions that were fetched from the wrong broker."""
+        """The current leaders of partitions that the client fetched from a wrong broker."""
 
     def topic_responses(
         self, results: Iterable[tuple[FetchPartition, FetchResult]]

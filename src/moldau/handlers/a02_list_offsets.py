@@ -1,9 +1,13 @@
-"""ListOffsets: the offset for a timestamp, or for one of the special timestamps.
+"""ListOffsets: returns the offset for a timestamp, or for one of the special timestamps.
 
--1 is the latest offset (the high watermark), -2 the earliest, -3 the record with the largest timestamp (version 7), -4
-the earliest on local disk (8), -5 the latest in tiered storage (9), -6 the earliest not yet tiered (11). There is no
-tiered storage, so the last two find nothing. A new leader responds OFFSET_NOT_AVAILABLE (before version 5:
-LEADER_NOT_AVAILABLE) until it knows the high watermark.
+- -1: the latest offset (the high watermark).
+- -2: the earliest offset.
+- -3: the record with the largest timestamp (since version 7).
+- -4: the earliest offset on local disk (since version 8).
+- -5: the latest offset in tiered storage (since version 9). No offset is found, because there is no tiered storage.
+- -6: the earliest offset that is not in tiered storage yet (since version 11). No offset is found.
+
+A new leader responds OFFSET_NOT_AVAILABLE (before version 5: LEADER_NOT_AVAILABLE) until it knows the high watermark.
 """
 
 from collections import Counter
@@ -71,7 +75,7 @@ async def list_offsets(
 async def _find_offset(
     partition: Partition, timestamp: int, current_leader_epoch: int, version: int
 ) -> tuple[int, int, int]:
-    """Returns timestamp, offset and leader epoch; -1 for each that does not exist."""
+    """Returns the timestamp, offset and leader epoch. Missing values are -1."""
     leader = partition.require_leader(current_leader_epoch)
     log = partition.log
     if version < _SINCE_VERSION.get(timestamp, 0) or timestamp < EARLIEST_PENDING_UPLOAD:
@@ -88,7 +92,7 @@ async def _find_offset(
     else:
         found = await partition.offset_for_timestamp(timestamp)
     if found is None:
-        # Raises if a matching record may exist that is not yet known to be committed.
+        # Raises OffsetNotAvailableError if a matching record may be committed, but this new leader does not know yet.
         partition.latest_offset(current_leader_epoch)
     return _NOT_FOUND if found is None else (found.timestamp_ms, found.offset, found.leader_epoch)
 

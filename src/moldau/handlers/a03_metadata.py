@@ -1,10 +1,11 @@
-"""Metadata: the brokers that a client can reach, and the partitions, leaders and ids of topics.
+"""Metadata: returns the brokers that a client can reach, and the partitions, leaders and ids of topics.
 
-Topics that do not exist are created first, if broker and client both allow it, and the response waits until they are
-ready. If the controller cannot be reached for that, they get LEADER_NOT_AVAILABLE and clients retry.
+Missing topics are created first, if both the broker and the client allow it. The response waits until these topics are
+ready, but not for long. If the controller cannot be reached, these topics get LEADER_NOT_AVAILABLE and clients retry.
 
-Versions: 0 requests all topics by an empty list, later versions by null. 4 added the choice not to create topics, 6 a
-code for leaders that the client's listener does not reach, 10 topic ids (usable from 12 on).
+Versions: in version 0 an empty list requests all topics, in later versions null. 4 added an option not to create
+topics, 6 an error code for leaders that have no endpoint on the client's listener, 10 topic ids. Topics can be
+requested by id since version 12.
 """
 
 from typing import NamedTuple
@@ -48,20 +49,20 @@ from moldau.wire.messages import (
 )
 
 TOPIC_ID_VERSION = 12
-"""The first version that can request topics by id, and whose responses may lack the name."""
+"""The first version in which clients can request topics by id. Its responses may have no topic name."""
 LISTENER_VERSION = 6
 CONTROLLER_UNAVAILABLE = (NotControllerError, PeerUnreachableError, RequestTimedOutError)
 
 
 class _View(NamedTuple):
-    """What the response depends on besides the metadata image."""
+    """The parameters of the response, besides the metadata image."""
 
     version: int
     listener: str
     reachable: frozenset[int]
-    """The brokers with an endpoint on the listener."""
+    """The ids of brokers that have an endpoint on the listener."""
     operations: int
-    """The authorized operations to show for each topic."""
+    """The authorized operations that the response contains for each topic."""
     excluded_leader_id: int | None
 
 
@@ -101,7 +102,7 @@ def _deduplicate(topics: list[MetadataRequestTopic]) -> list[MetadataRequestTopi
 
 
 async def _auto_create_topics(names: list[str], broker: Broker) -> dict[str, MoldauError]:
-    """Creates the topics that do not exist; returns the errors of those that could not be created."""
+    """Creates the topics that do not exist. Returns the errors of topics that could not be created."""
     topics = broker.metadata.image.topics
     missing = {name: None for name in names if name not in topics and not is_internal(name)}
     errors: dict[str, MoldauError] = {}
@@ -124,7 +125,7 @@ async def _auto_create_topics(names: list[str], broker: Broker) -> dict[str, Mol
         except MoldauError as error:
             return errors | {topic.name: error for topic in new_topics}
         for created in results:
-            # Another request may have created it at the same moment.
+            # Ignore this error, because another request may have created the topic at the same time.
             if created.error is not None and not isinstance(created.error, TopicExistsError):
                 errors[created.name] = created.error
     return errors
@@ -133,7 +134,7 @@ async def _auto_create_topics(names: list[str], broker: Broker) -> dict[str, Mol
 def _requested_topic(
     requested: MetadataRequestTopic, image: MetadataImage, view: _View, errors: dict[str, MoldauError]
 ) -> MetadataResponseTopic:
-    """Describes a topic that was requested by id, or by name if the request has no id for it."""
+    """Describes a requested topic. Looks up the topic by id if the request has an id, otherwise by name."""
     supports_topic_ids = view.version >= TOPIC_ID_VERSION
     name, topic_id = requested.name, requested.topic_id
     if topic_id is not None:

@@ -1,10 +1,10 @@
 """OffsetCommit: stores the offsets that a group has consumed.
 
-Each partition is committed or rejected on its own. A consumer outside of any group generation commits with generation
--1 and no member id.
+Each partition is committed or rejected independently. A consumer that is not a member of the group commits with
+generation -1 and an empty member id.
 
-Versions: 2-4 have a retention time, 6 added the leader epoch, 7 static members, 8 the flexible encoding, 9 the code for
-a group that does not exist, 10 topic ids instead of names.
+Versions: 2-4 have a retention time, 6 added the leader epoch, 7 static members, 8 the flexible encoding, 9 the error
+code for a group that does not exist, 10 topic ids instead of names.
 """
 
 from moldau.errors import (

@@ -1,11 +1,11 @@
-"""OffsetFetch: the offsets that groups have committed; -1 for partitions without one.
+"""OffsetFetch: returns the committed offsets of groups; -1 for partitions without a committed offset.
 
-A deleted topic has no offsets, which is an error only if the request gives its id. Offsets of a deleted topic are not
-returned for a new topic of the same name, even while the tombstones that remove them are not yet written.
+A deleted topic has no offsets. This is an error only if the request contains the topic id. Offsets of a deleted topic
+are not returned for a new topic of the same name, even if the tombstones for these offsets are not written yet.
 
-Versions: 1 has errors per partition, 2 also per group; from 2 on null requests all offsets of a group. 5 added the
-leader epoch, 6 the flexible encoding, 7 stable offsets (without transactions all are), 8 several groups per request, 9
-the member, 10 topic ids instead of names.
+Versions: 1 has error codes per partition, 2 also per group. Since 2, null requests all offsets of a group. 5 added the
+leader epoch, 6 the flexible encoding, 7 stable offsets (all offsets are stable, because there are no transactions), 8
+several groups per request, 9 the member, 10 topic ids instead of names.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ NO_OFFSET = -1
 
 
 class _RequestedTopic(NamedTuple):
-    """A topic by name or by id, and the indexes of its requested partitions."""
+    """A topic, identified by name or by id, and the indexes of its requested partitions."""
 
     name: str | None
     topic_id: UUID | None
@@ -49,7 +49,7 @@ async def offset_fetch(
     version = session.api_version
     if version < BATCHED_GROUPS_VERSION:
         return await _fetch_one_group(request, version, broker)
-    # Each group once, so that a small request cannot cause a huge response.
+    # Fetch the offsets of each group only once, so that a small request cannot cause a huge response.
     groups = {group.group_id: group.topics for group in request.groups or ()}
     fetched = {
         group_id: await _fetch_group(
@@ -86,7 +86,7 @@ async def _fetch_one_group(request: OffsetFetchRequest, version: int, broker: Br
 def _requested_topics(
     topics: Iterable[tuple[str | None, UUID | None, Sequence[int]]],
 ) -> list[_RequestedTopic]:
-    """Returns each topic and each of its partitions once."""
+    """Returns the requested topics and partitions without duplicates."""
     distinct: dict[tuple[str | None, UUID | None], _RequestedTopic] = {}
     for name, topic_id, indexes in topics:
         requested = distinct.setdefault((name, topic_id), _RequestedTopic(name, topic_id, {}))
@@ -141,7 +141,7 @@ def _all_topics(
     for name, committed_offsets in groupby(offsets.items(), key=lambda each: each[0][0]):
         topic = broker.metadata.image.topics.get(name)
         if version >= TOPIC_ID_VERSION and topic is None:
-            # A deleted topic has no id that the client could know it by.
+            # Omit deleted topics, because their id is unknown and clients of this version identify topics by id.
             continue
         partitions = [_partition(index, committed) for (_, index), committed in committed_offsets]
         topic_id = None if topic is None else topic.topic_id

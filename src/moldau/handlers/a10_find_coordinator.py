@@ -1,6 +1,6 @@
-"""FindCoordinator: the broker that coordinates a group. The first request creates the offsets topic.
+"""FindCoordinator: returns the broker that coordinates a group. The first request creates the offsets topic.
 
-Transactional producers get a permanent error, so that they do not retry: there is no transaction coordinator.
+Transactional producers get an error that is not retriable, because there is no transaction coordinator.
 
 Versions: 1 added the key type, 3 the flexible encoding, 4 several keys per request, 6 share groups.
 """
@@ -30,7 +30,7 @@ GROUP, TRANSACTION = 0, 1
 
 BATCHED_KEYS_VERSION = 4
 KEYS_PER_ITERATION = 500
-"""Keys that are looked up in one iteration of the event loop."""
+"""The maximum number of keys that are looked up in one iteration of the event loop."""
 
 
 @handles(ApiKey.FIND_COORDINATOR, versions=(0, 6))
@@ -48,7 +48,7 @@ async def find_coordinator(
             "port": found["port"],
         }
     coordinators: list[FindCoordinatorResponseCoordinator] = []
-    # Each key once, so that a small request cannot cause a huge response.
+    # Look up each key only once, so that a small request cannot cause a huge response.
     for key in dict.fromkeys(request.coordinator_keys):
         coordinators.append(await _coordinator(key_type, key, listener, broker))
         if len(coordinators) % KEYS_PER_ITERATION == 0:
@@ -82,7 +82,7 @@ async def _coordinator(
 
 async def _find_coordinator(key_type: int, key: str, listener: str, broker: Broker) -> tuple[int, Endpoint]:
     if key_type == TRANSACTION:
-        # The one error on which every client gives up at once.
+        # This is the only error after which every client stops immediately.
         raise TransactionalIdAuthorizationError("transactions are not supported")
     if key_type != GROUP:
         raise InvalidRequestError(f"there is no coordinator for keys of type {key_type}")

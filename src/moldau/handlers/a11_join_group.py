@@ -1,9 +1,11 @@
 """JoinGroup: a consumer joins a group, or rejoins it when the group rebalances.
 
-Responds when the rebalance has gathered the members; only the leader's response lists them.
+Responds when all members have joined or the rebalance timeout is over. Only the response to the group leader lists the
+members.
 
-Versions: 0 uses the session timeout as rebalance timeout too; from 4 on a new member first gets its id and joins again;
-5 added static members, 6 the flexible encoding, 7 the protocol type, 8 the reason, 9 lets a leader skip the assignment.
+Versions: 0 has no rebalance timeout and uses the session timeout instead. Since 4, a new member first gets its member
+id and joins again. 5 added static members, 6 the flexible encoding, 7 the protocol type, 8 the reason. Since 9, the
+response can tell the group leader to skip the assignment.
 """
 
 from moldau.controller.ids import random_uuid
@@ -22,13 +24,13 @@ NULL_PROTOCOL_VERSION = 7
 SKIP_ASSIGNMENT_VERSION = 9
 
 MEMBER_ID_PREFIX_LENGTH_MAX = 255
-"""Characters of the client id or instance id that a new member id starts with."""
+"""A new member id starts with the client id or instance id, truncated to this many characters."""
 
 
 @handles(ApiKey.JOIN_GROUP, versions=(0, 9))
 async def join_group(request: JoinGroupRequest, session: RequestContext, broker: Broker) -> JoinGroupResponse:
     join = _join_request(request, session, broker)
-    # The response may take long, and the request would keep its frame in memory.
+    # Drop the request, because it would keep its frame in memory during the wait, which may be long.
     del request
     try:
         reply = await broker.groups.join(join)
@@ -52,7 +54,7 @@ def _join_request(request: JoinGroupRequest, session: RequestContext, broker: Br
         session_timeout_ms=request.session_timeout,
         rebalance_timeout_ms=request.rebalance_timeout if has_rebalance_timeout else request.session_timeout,
         protocol_type=request.protocol_type,
-        # Copied, because the group keeps them longer than the request's frame.
+        # Copy the metadata, because the group keeps it longer than the request keeps its frame.
         protocols=tuple(Protocol(each.name, bytes(each.metadata)) for each in request.protocols),
         requires_known_member_id=version >= MEMBER_ID_REQUIRED_VERSION and instance_id is None,
         supports_skipping_assignment=version >= SKIP_ASSIGNMENT_VERSION,

@@ -1,4 +1,4 @@
-"""Heartbeat: keeps a member's session alive, and tells it when the group rebalances.
+"""Heartbeat: keeps a member's session alive. An error code tells the member that the group rebalances.
 
 Versions: 3 added static members, 4 the flexible encoding.
 """

@@ -1,7 +1,8 @@
 """LeaveGroup: members leave a group, or an operator removes them.
 
-Versions: up to 2 one member leaves, by its id; from 3 on several may, each with its own error and static members by
-instance id alone; 4 added the flexible encoding, 5 the reason.
+Versions: 0-2 have one member, identified by its member id. Since 3, a request has several members, each with its own
+error code. Static members can then be identified by their instance id alone. 4 added the flexible encoding, 5 the
+reason.
 """
 
 from moldau.errors import MoldauError

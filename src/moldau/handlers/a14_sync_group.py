@@ -1,6 +1,7 @@
-"""SyncGroup: the leader sends the assignment, and every member gets its part.
+"""SyncGroup: the group leader sends the assignments, and every member gets its own assignment.
 
-Versions: 3 added static members, 4 the flexible encoding, 5 the protocol: the member must send it, and gets it back.
+Versions: 3 added static members, 4 the flexible encoding, 5 the protocol type and name. The member must
+send both, and the response repeats them.
 """
 
 from moldau.errors import InconsistentGroupProtocolError, MoldauError
@@ -19,7 +20,7 @@ PROTOCOL_VERSION = 5
 async def sync_group(request: SyncGroupRequest, session: RequestContext, broker: Broker) -> SyncGroupResponse:
     try:
         sync = _sync_request(request, session.api_version)
-        # The response waits for the leader, and the request would keep its frame in memory.
+        # Drop the request, because it would keep its frame in memory while the response waits for the leader.
         del request
         reply = await broker.groups.sync(sync)
     except MoldauError as error:
@@ -42,6 +43,6 @@ def _sync_request(request: SyncGroupRequest, version: int) -> SyncRequest:
         instance_id=request.group_instance_id,
         protocol_type=protocol_type,
         protocol_name=protocol_name,
-        # Copied, because the group keeps them longer than the request's frame.
+        # Copy the assignments, because the group keeps them longer than the request keeps its frame.
         assignments={each.member_id: bytes(each.assignment) for each in request.assignments},
     )

@@ -1,7 +1,7 @@
-"""DescribeGroups: the state, the protocol and the members of groups.
+"""DescribeGroups: returns the state, the protocol and the members of groups.
 
-Versions: 3 added authorized operations, 4 static members, 5 the flexible encoding. A group that does not exist is
-described as Dead; from 6 on it is an error.
+Versions: 3 added authorized operations, 4 static members, 5 the flexible encoding. A group that does not exist has the
+state Dead. Since 6, it also has the error GROUP_ID_NOT_FOUND.
 """
 
 from moldau.errors import GroupIdNotFoundError, MoldauError
@@ -27,7 +27,7 @@ async def describe_groups(
 ) -> DescribeGroupsResponse:
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_REQUESTED
     groups: list[DescribeGroupsResponseDescribedGroup] = []
-    # Each group once, so that a small request cannot cause a huge response.
+    # Describe each group only once, so that a small request cannot cause a huge response.
     for group_id in dict.fromkeys(request.groups):
         try:
             group = _group_response(await broker.groups.describe(group_id))

@@ -1,6 +1,6 @@
-"""ListGroups: all groups that this broker coordinates.
+"""ListGroups: returns all groups that this broker coordinates.
 
-Versions: 3 added the flexible encoding, 4 a filter by state, 5 one by type.
+Versions: 3 added the flexible encoding, 4 a filter by state, 5 a filter by type.
 """
 
 from moldau.errors import MoldauError

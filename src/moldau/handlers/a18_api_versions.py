@@ -1,8 +1,8 @@
-"""ApiVersions: the served APIs and versions, read from the registry, and the features of the cluster.
+"""ApiVersions: returns the APIs and versions in the registry, and the features of the cluster.
 
-The first request of most clients. Its response has the oldest header in every version; the dispatcher responds to
-versions newer than served. 3 added the client's name and the features; from 4 on a feature's lowest version can be 0.
-Inter-broker APIs are listed on the inter-broker listener only.
+Most clients send this request first. The response has the oldest response header in every version. If the version of
+the request is not supported, the dispatcher responds. Version 3 added the name of the client software and the features.
+Since 4, the minimum version of a feature can be 0. Inter-broker APIs are listed only on the inter-broker listener.
 """
 
 import re

@@ -1,11 +1,13 @@
-"""CreateTopics: every topic succeeds or fails on its own; one that is named twice is rejected.
+"""CreateTopics: creates topics. Every topic succeeds or fails independently.
 
-- The number of partitions and the replication factor are -1 for the broker's defaults, or if replicas are assigned.
-- v5 returns the topic's size and configs, v7 its id. With `validate_only` they are what they would be; the id is not
-  kept.
-- With a `timeout` of 0 or less nothing is created and the error is REQUEST_TIMED_OUT. Otherwise the response comes when
-  the topics are committed and all replicas have opened their logs. If that takes longer than the timeout, the topic
-  stays, and REQUEST_TIMED_OUT comes with a message that lists the replicas that are not ready, and why.
+- A topic that is in the request twice is rejected.
+- The number of partitions and the replication factor are -1 if the broker's defaults apply or replicas are assigned.
+- Since v5, the response contains the number of partitions, the replication factor and the configs; since v7 the topic
+  id. With `validate_only` the response has the same fields, but no topic is created and the id is not used later.
+- With a `timeout` of 0 or less, nothing is created and the error is REQUEST_TIMED_OUT.
+- The response is sent when the topics are committed and all replicas have opened their logs. If this takes longer than
+  the timeout, the topic still exists. The error is then REQUEST_TIMED_OUT, and the message lists the replicas that are
+  not ready, with the reasons.
 """
 
 from collections import Counter
@@ -108,7 +110,7 @@ def _topic_response(result: CreateTopicResult) -> CreateTopicsResponseCreatableT
 def _add_configs(
     responses: list[CreateTopicsResponseCreatableTopicResult], new_topics: list[NewTopic], broker: Broker
 ) -> None:
-    """Adds the effective configs, which are computed once for all topics with the same overrides."""
+    """Adds the effective configs to the responses. Topics with the same overrides share one computation."""
     overrides_by_topic = {each.name: each.configs for each in new_topics}
     configs_by_overrides: dict[
         frozenset[tuple[str, str | None]], list[CreateTopicsResponseCreatableTopicConfigs]

@@ -1,8 +1,8 @@
-"""DeleteTopics: by name, and from v6 on by name or by id.
+"""DeleteTopics: deletes topics, which the request identifies by name or, since v6, by name or id.
 
-A topic that is in the request twice, by name, by id or by both, is rejected. Before v3 there was no code for
-delete.topic.enable=false, so older clients get INVALID_REQUEST. With a `timeout` of 0 or less nothing is deleted and
-the error is REQUEST_TIMED_OUT.
+A topic that is in the request twice is rejected, also if the request has it once by name and once by id. Before v3,
+Kafka had no error code for delete.topic.enable=false, so older clients get INVALID_REQUEST. With a `timeout` of 0 or
+less, nothing is deleted and the error is REQUEST_TIMED_OUT.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ async def delete_topics(
 
 
 def _response(results: Iterable[TopicResult]) -> DeleteTopicsResponse:
-    # A topic that was requested twice has one result.
+    # A topic that is in the request twice has only one result.
     distinct = {(result.name, result.topic_id): result for result in results}
     return {
         "responses": [

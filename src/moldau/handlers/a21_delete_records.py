@@ -1,8 +1,8 @@
-"""DeleteRecords: advances the start offset of partitions; -1 is the high watermark.
+"""DeleteRecords: advances the log start offset of partitions. The offset -1 stands for the high watermark.
 
-Rejected for internal topics and for topics that are only compacted, whose records are not deleted by age or size
-either. Responds when all live replicas have deleted the records, with the lowest of their start offsets. All versions
-(0-2) mean the same.
+Internal topics are rejected. Topics without the cleanup policy `delete` are also rejected. The response is sent when
+all live replicas have deleted the records. It contains the low watermark, which is the lowest start offset of these
+replicas. Versions 0-2 have the same fields.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ def _find_deletable_partition(broker: Broker, topic: str, index: int) -> Partiti
 
 
 async def _wait_until_deleted(pending: list[_PendingDelete], timeout_ms: int) -> None:
-    """Waits until followers have advanced their start offsets too, all up to one deadline."""
+    """Waits until the followers have also advanced their start offsets. All partitions have the same deadline."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(timeout_ms, 0) / 1000
     for partition, start_offset, response in pending:

@@ -1,7 +1,7 @@
-"""InitProducerId: a producer id for an idempotent producer.
+"""InitProducerId: returns a producer id for an idempotent producer.
 
-A producer without a transactional id always gets a new id, whatever its previous one was. Transactional producers get a
-permanent error: there is no transaction coordinator.
+A producer without a transactional id always gets a new id, even if it had an id before. Transactional producers get an
+error that is not retriable, because there is no transaction coordinator.
 """
 
 from moldau.errors import InvalidRequestError, MoldauError, TransactionalIdAuthorizationError

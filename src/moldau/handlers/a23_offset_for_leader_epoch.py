@@ -1,7 +1,7 @@
-"""OffsetForLeaderEpoch: the end offset of a leader epoch, to which a follower of an older leader truncates its log.
+"""OffsetForLeaderEpoch: returns the end offset of a leader epoch. Consumers use it to detect log truncation.
 
-Versions 2-4 mean the same; 3 added the replica id, 4 the flexible encoding. Before an unclean election the controller
-sends replica id -2 and epoch 2^31-1: any replica then responds with its latest epoch and its log end offset.
+Version 3 added the replica id, 4 the flexible encoding. Before an unclean election the controller sends replica id -2
+and epoch 2^31-1. To such a request any replica, not only the leader, responds with its latest epoch and log end offset.
 """
 
 from moldau.errors import MoldauError

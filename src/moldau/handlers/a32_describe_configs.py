@@ -1,9 +1,9 @@
-"""DescribeConfigs: the settings of topics and brokers, with the source of each value.
+"""DescribeConfigs: returns the settings of topics and brokers, with the source of each value.
 
-- The name of a broker resource is this broker's id, or "" for the cluster-wide defaults of brokers.
-- Keys filter the settings; none, or null, requests all. Synonyms and documentation (from v3 on) come on request.
-- An unknown resource type fails the whole request, as in Kafka; any other error only its own resource.
-- Groups and client metrics subscriptions are described as they were set: they have no defaults here.
+- The name of a broker resource is the id of this broker, or "" for the cluster-wide defaults of brokers.
+- An empty list of keys, or null, requests all settings. Synonyms and documentation (since v3) are optional.
+- As in Kafka, an unknown resource type fails the whole request. Any other error fails only one resource.
+- For groups and client metrics subscriptions, only configs that were set are returned, because they have no defaults.
 """
 
 from collections.abc import Iterable
@@ -46,14 +46,14 @@ DESCRIBABLE_TYPES = (
 
 Entry = DescribeConfigsResponseResourceResult
 EntriesByOverrides = dict[frozenset[tuple[str, str]], list[Entry]]
-"""The entries of topics by their overrides: most of the topics in a large request have none."""
+"""The config entries of topics by overrides. Topics with equal overrides share entries, to save time and memory."""
 
 
 @handles(ApiKey.DESCRIBE_CONFIGS, versions=(1, 4))
 async def describe_configs(
     request: DescribeConfigsRequest, session: RequestContext, broker: Broker
 ) -> DescribeConfigsResponse:
-    # Each resource once: its description is a thousand times as long as its name.
+    # Describe each resource only once, so that a small request cannot cause a huge response.
     resources: dict[ConfigResource, DescribeConfigsRequestResource] = {}
     for each in request.resources:
         resources.setdefault(ConfigResource(each.resource_type, each.resource_name), each)

@@ -1,7 +1,8 @@
-"""AlterConfigs: replaces all settings of a resource by those in the request; the others return to their defaults.
+"""AlterConfigs: replaces all settings of a resource with the settings in the request.
 
-Kept for old clients: IncrementalAlterConfigs changes single settings. Loggers cannot be changed this way. All versions
-(0-2) mean the same.
+Settings that are not in the request return to their defaults. This API exists for old clients. New clients use
+IncrementalAlterConfigs, which changes single settings. AlterConfigs cannot change loggers. Versions 0-2 have the same
+fields.
 """
 
 from moldau.controller.requests import ConfigOperation

@@ -1,7 +1,7 @@
-"""DescribeLogDirs: the log directory of this broker and the sizes of its partitions.
+"""DescribeLogDirs: returns the log directory of this broker and the sizes of its partitions.
 
-A node has one log directory, so a response has one result. Partitions without a replica here are left out. v3 added a
-top-level error, v4 the size of the volume, v5 cordoned directories (there are none).
+A node has one log directory, so the response has one result. The response omits partitions that have no replica on this
+broker. v3 added a top-level error, v4 the size of the volume, v5 cordoned directories, which do not exist here.
 """
 
 from moldau.errors import StorageError

@@ -1,8 +1,9 @@
-"""CreatePartitions: adds partitions to topics, placed by the controller or as the request assigns them.
+"""CreatePartitions: adds partitions to topics. The controller or the request assigns the replicas.
 
-Every topic succeeds or fails on its own; one that is named twice is rejected. With a `timeout` of 0 or less nothing is
-added and the error is REQUEST_TIMED_OUT. Otherwise the response comes when all replicas of the new partitions are
-ready, or with REQUEST_TIMED_OUT and the replicas that are not, as for CreateTopics. All versions (0-3) mean the same.
+Every topic succeeds or fails independently. A topic that is in the request twice is rejected. With a `timeout` of 0 or
+less, nothing is added and the error is REQUEST_TIMED_OUT. The response is sent when all replicas of the new partitions
+are ready. If the timeout ends before, the partitions still exist, the error is REQUEST_TIMED_OUT, and the message lists
+the replicas that are not ready. Versions 0-3 have the same fields.
 """
 
 from collections.abc import Iterable
@@ -51,7 +52,7 @@ async def create_partitions(
 
 
 def _response(results: Iterable[TopicResult]) -> CreatePartitionsResponse:
-    # A topic that was named twice has one result.
+    # A topic that is in the request twice has only one result.
     distinct = {result.name or "": result for result in results}
     return {
         "results": [

@@ -1,4 +1,4 @@
-"""DeleteGroups: deletes groups without members, with all their offsets. All versions (0-2) mean the same."""
+"""DeleteGroups: deletes groups without members, including all their offsets. Versions 0-2 have the same fields."""
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker

@@ -1,8 +1,9 @@
-"""ElectLeaders: elects the preferred leaders of partitions, or unclean ones where no replica is in sync.
+"""ElectLeaders: elects the preferred leaders of partitions, or unclean leaders if no in-sync replica is available.
 
-Every partition succeeds or fails on its own: ELECTION_NOT_NEEDED, PREFERRED_LEADER_NOT_AVAILABLE,
-ELIGIBLE_LEADERS_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION. Without a list all partitions are meant, and those that need
-no election are left out. v0 has preferred elections only and no top-level error; v1 and v2 mean the same.
+Every partition succeeds or fails independently. The errors of a partition are ELECTION_NOT_NEEDED,
+PREFERRED_LEADER_NOT_AVAILABLE, ELIGIBLE_LEADERS_NOT_AVAILABLE and UNKNOWN_TOPIC_OR_PARTITION. If the request has no
+list, all partitions are tried, and the response omits partitions that need no election. v0 supports only preferred
+elections and has no top-level error. v2 has the same fields as v1.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """IncrementalAlterConfigs: changes single settings of a resource (set, delete, append, subtract).
 
-For broker loggers it sets the log level of this process until it restarts. Both versions (0 and 1) mean the same.
+For broker loggers, the request changes the log level of this process until the process ends. Versions 0 and 1 have the
+same fields.
 """
 
 from moldau.metadata.image import ConfigResource

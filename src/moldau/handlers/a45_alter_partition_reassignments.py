@@ -1,7 +1,7 @@
-"""AlterPartitionReassignments: moves replicas to other brokers, or cancels a reassignment (null replicas).
+"""AlterPartitionReassignments: moves replicas to other brokers, or cancels a reassignment if the replicas are null.
 
-Responds when the reassignments have started; ListPartitionReassignments lists those in progress. Every partition
-succeeds or fails on its own. v1 can forbid a change of the replication factor.
+Responds when the reassignments have started. ListPartitionReassignments lists the reassignments in progress. Every
+partition succeeds or fails independently. v1 can forbid a change of the replication factor.
 """
 
 from moldau.controller.requests import Reassignment

@@ -1,6 +1,6 @@
-"""ListPartitionReassignments: the reassignments in progress, of all partitions or of those in the request.
+"""ListPartitionReassignments: returns the reassignments in progress, of all partitions or of the requested partitions.
 
-A partition that is not being reassigned, or does not exist, is left out.
+The response omits partitions that are not being reassigned or do not exist.
 """
 
 from moldau.errors import MoldauError

@@ -1,8 +1,11 @@
-"""Vote: a candidate for leader of the metadata quorum requests the vote of this node. Between nodes only.
+"""Vote: a candidate for leader of the metadata quorum requests the vote of this node. Only nodes send this request.
 
-Only v2 is served, the first with pre-votes, which find out whether a candidate would win before its new epoch disturbs
-anyone. An older epoch than this node's gets FENCED_LEADER_EPOCH; a request for another voter or another directory
-INVALID_VOTER_KEY; a candidate that is not a voter, while this node has a live leader, INCONSISTENT_VOTER_SET.
+Only v2 is served, because it is the first version with pre-votes. With a pre-vote, a node checks whether it would win
+an election before it starts a new epoch. Errors:
+
+- FENCED_LEADER_EPOCH if the epoch of the request is older than the epoch of this node.
+- INVALID_VOTER_KEY if the request is for another voter or another directory.
+- INCONSISTENT_VOTER_SET if the candidate is not a known voter while this node has a live leader.
 """
 
 from moldau.errors import InvalidRequestError, MoldauError
@@ -62,7 +65,7 @@ async def vote(request: VoteRequest, session: RequestContext, broker: Broker) ->
 
 def _vote_request(request: VoteRequest, partition: VoteRequestPartitionData) -> raft.VoteRequest:
     log_end = raft.EpochEndOffset(partition.last_offset_epoch, partition.last_offset)
-    # A candidate has no records of its new epoch yet; a pre-vote has the current epoch.
+    # A candidate has no records of its new epoch yet. A pre-vote contains the current epoch, which may have records.
     epoch_max = partition.replica_epoch if partition.pre_vote else partition.replica_epoch - 1
     if partition.replica_id < 0 or partition.replica_epoch < 0:
         raise InvalidRequestError(

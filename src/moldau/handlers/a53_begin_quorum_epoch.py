@@ -1,8 +1,10 @@
-"""BeginQuorumEpoch: the new leader of the metadata quorum announces itself and its endpoints. Between nodes only.
+"""BeginQuorumEpoch: the new leader of the metadata quorum announces itself and its endpoints.
 
-Only v1 is served, the first with endpoints. The leader repeats it until it gets a response. An older epoch than this
-node's gets FENCED_LEADER_EPOCH with the current leader; a leader that is not a voter, while this node has another live
-leader, INCONSISTENT_VOTER_SET.
+Only nodes send this request. Only v1 is served, because it is the first version with endpoints. The leader repeats the
+request until it gets a response. Errors:
+
+- FENCED_LEADER_EPOCH, with the current leader, if the epoch of the request is older than the epoch of this node.
+- INCONSISTENT_VOTER_SET if the sender is not a known voter while this node has another live leader.
 """
 
 from moldau.errors import InvalidRequestError, MoldauError

@@ -1,8 +1,10 @@
-"""EndQuorumEpoch: the leader of the metadata quorum resigns and names its preferred successors. Between nodes only.
+"""EndQuorumEpoch: the leader of the metadata quorum resigns and names its preferred successors.
 
-Only v1 is served, the first that names successors with their directories. An older epoch than this node's gets
-FENCED_LEADER_EPOCH with the current leader; a leader that is not a voter, while this node has another live leader,
-INCONSISTENT_VOTER_SET.
+Only nodes send this request. Only v1 is served, because it is the first version with the directory ids of successors.
+Errors:
+
+- FENCED_LEADER_EPOCH, with the current leader, if the epoch of the request is older than the epoch of this node.
+- INCONSISTENT_VOTER_SET if the sender is not a known voter while this node has another live leader.
 """
 
 from moldau.errors import InvalidRequestError, MoldauError

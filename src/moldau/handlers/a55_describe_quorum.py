@@ -1,6 +1,7 @@
-"""DescribeQuorum: the leader of the metadata quorum and the progress of its voters and observers. Sent to the leader.
+"""DescribeQuorum: returns the leader of the metadata quorum, and the progress of voters and observers.
 
-Versions: 1 added the times of the last fetches, 2 the directories and endpoints of voters, and messages.
+The request is forwarded to the leader. Version 1 added the times of the last fetches, 2 the directory ids and endpoints
+of voters and the error messages.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ async def describe_quorum(
     if not broker.quorum.is_leader:
         raise NotControllerError("this node does not lead the metadata quorum")
     quorum = broker.quorum.describe()
-    # Each partition once, so that a small request cannot cause a huge response.
+    # Describe each partition only once, so that a small request cannot cause a huge response.
     requested: dict[str, dict[int, None]] = {}
     for topic in request.topics:
         requested.setdefault(topic.topic_name, {}).update(

@@ -1,9 +1,12 @@
-"""AlterPartition: a leader proposes a new ISR to the controller. Between nodes only.
+"""AlterPartition: a partition leader proposes a new ISR to the controller. Only nodes send this request.
 
-Only v3 is served, the first with the broker epochs of the ISR. Responds when the change is committed. A stale partition
-epoch gets INVALID_UPDATE_VERSION, a stale leader epoch FENCED_LEADER_EPOCH, a replica that must not join
-INELIGIBLE_REPLICA. NEW_LEADER_ELECTED means that the change was made and completed a reassignment that ended the
-sender's leadership.
+Only v3 is served, because it is the first version with the broker epochs of the ISR. Responds when the change is
+committed. Errors:
+
+- INVALID_UPDATE_VERSION if the partition epoch is outdated.
+- FENCED_LEADER_EPOCH if the leader epoch is outdated.
+- INELIGIBLE_REPLICA if a replica must not join the ISR.
+- NEW_LEADER_ELECTED if the change was made and completed a reassignment that removed the sender as the leader.
 """
 
 from uuid import UUID

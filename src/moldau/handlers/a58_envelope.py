@@ -1,8 +1,8 @@
-"""Envelope: a client's request that another node forwards to this one as the active controller. Between nodes only.
+"""Envelope: contains a client's request that another node forwards to the active controller. Only nodes send it.
 
-The request inside is never forwarded again: if this node is not (or no longer) the active controller, the envelope gets
-NOT_CONTROLLER and nothing was done. Kafka's only version is 0; a tagged field of our own adds the metadata offset, so
-that the other node can respond after it has applied the change too.
+The request in the envelope is never forwarded again. If this node is not the active controller, the response is
+NOT_CONTROLLER and the request has no effect. A tagged field that Kafka does not have contains the metadata offset of
+the controller. The forwarding node waits until it has applied this offset, and then responds to the client.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from moldau.wire.messages import EnvelopeRequest, EnvelopeResponse
 
 @handles(ApiKey.ENVELOPE, versions=(0, 0), inter_broker=True)
 async def envelope(request: EnvelopeRequest, session: RequestContext, broker: Broker) -> EnvelopeResponse:
-    # Makes this a task, which handlers that wait for the quorum need.
+    # The first suspension turns this coroutine into a task. Handlers that wait for the quorum need a task.
     await asyncio.sleep(0)
     try:
         response = await execute_forwarded(request.request_data, bytes(request.client_host_address), broker)

@@ -1,8 +1,9 @@
-"""FetchSnapshot: a chunk of a metadata snapshot, for a replica that is behind the start of the leader's log. Between
-nodes only.
+"""FetchSnapshot: returns a chunk of a metadata snapshot to a replica whose log ends before the leader's log starts.
 
-Only v1 is served, the first with directory ids. A deleted snapshot gets SNAPSHOT_NOT_FOUND (the replica fetches again
-and learns of a newer one), a position beyond its end POSITION_OUT_OF_RANGE.
+Only nodes send this request. Only v1 is served, because it is the first version with directory ids. Errors:
+
+- SNAPSHOT_NOT_FOUND if the snapshot was deleted. The replica then sends a Fetch and gets the id of a newer snapshot.
+- POSITION_OUT_OF_RANGE if the position is beyond the end of the snapshot.
 """
 
 from moldau.errors import InvalidRequestError, MoldauError
@@ -26,7 +27,7 @@ from moldau.wire.messages import (
 )
 
 CHUNK_BYTES_MAX = 8 * 1024 * 1024
-"""Limit of every response, because it is in memory as a whole."""
+"""The maximum size of a chunk. Chunks are limited because the complete response is in memory."""
 
 
 @handles(ApiKey.FETCH_SNAPSHOT, versions=(1, 1), inter_broker=True)

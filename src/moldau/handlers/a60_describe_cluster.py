@@ -1,8 +1,9 @@
-"""DescribeCluster: the cluster id, the controller and the brokers, with their endpoints on the client's listener.
+"""DescribeCluster: returns the cluster id, the controller and the brokers, with endpoints on the client's listener.
 
-- v1 added the endpoint type, brokers (1) or controllers (2). Only brokers are served here.
-- The controller is the node of the active one if the client can reach it, else any broker: all of them forward.
-- v2 can include fenced brokers, and marks them.
+- v1 added the endpoint type, which is brokers (1) or controllers (2). Only brokers are supported.
+- The controller id is the node of the active controller if the client can reach that node. Otherwise it is any broker,
+  because all brokers forward requests to the controller.
+- v2 can include fenced brokers. The response marks them as fenced.
 """
 
 from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_REQUESTED

@@ -1,4 +1,4 @@
-"""DescribeProducers: the producer state of partitions, to find hanging transactions and lost sequences."""
+"""DescribeProducers: returns the producer state of partitions. Operators use it to find hanging transactions."""
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker
@@ -18,7 +18,7 @@ from moldau.wire.messages import (
 async def describe_producers(
     request: DescribeProducersRequest, session: RequestContext, broker: Broker
 ) -> DescribeProducersResponse:
-    # Each partition once, so that a small request cannot cause a huge response.
+    # Describe each partition only once, so that a small request cannot cause a huge response.
     requested: dict[str, dict[int, None]] = {}
     for topic in request.topics:
         requested.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))

@@ -1,8 +1,12 @@
-"""BrokerRegistration: a broker registers its incarnation with the active controller. Between nodes only.
+"""BrokerRegistration: a broker registers its incarnation with the active controller. Only nodes send this request.
 
-The response is its broker epoch. It starts fenced and is unfenced by heartbeats. Other nodes respond NOT_CONTROLLER. v3
-added the epoch of the last clean shutdown; without it the broker counts as having lost unflushed records. A field of
-our own lists the previous incarnations on its disk; without it the broker counts as having lost everything.
+The response contains the broker epoch. The broker starts fenced, and heartbeats unfence the broker. Nodes that are not
+the active controller respond NOT_CONTROLLER.
+
+v3 added the broker epoch of the last clean shutdown. If this is not the last broker epoch that the controller knows,
+the controller assumes that the broker has lost unflushed records. A tagged field that Kafka does not have lists the
+previous incarnations on the broker's disk. If the last known incarnation is not in this list, the controller assumes
+that the broker has lost all records.
 """
 
 from moldau.controller import requests as controller

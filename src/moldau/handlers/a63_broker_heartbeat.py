@@ -1,10 +1,14 @@
-"""BrokerHeartbeat: a broker reports to the active controller how far it has applied the metadata. Between nodes only.
+"""BrokerHeartbeat: a broker reports to the active controller how far it has applied the metadata.
 
-- Our own tagged fields: `not_ready` lists replicas whose logs could not be opened, `not_writable` those that reject
-  appends for now. `confirmed_age_ms` in the response is the age of the controller's own confirmation by the quorum: the
-  broker's lease starts then.
-- When the connection closes, the controller checks at once whether the broker's process still runs, instead of waiting
-  for the session timeout.
+Only nodes send this request. Moldau adds three tagged fields that Kafka does not have:
+
+- `not_ready` lists replicas whose logs could not be opened.
+- `not_writable` lists replicas that temporarily reject appends.
+- `confirmed_age_ms` in the response is the time since the quorum last confirmed the controller. The broker's lease
+  starts at this confirmation.
+
+When the connection closes, the controller immediately checks whether the broker's process still runs. So the controller
+does not have to wait for the session timeout.
 """
 
 from moldau.controller.requests import BrokerHeartbeat, OfflineReplica
@@ -53,7 +57,7 @@ def _heartbeat(request: BrokerHeartbeatRequest) -> BrokerHeartbeat:
 
 
 def _watch_connection(connection: ClientConnection, incarnation: tuple[int, int], broker: Broker) -> None:
-    """Notifies the controller when the connection of a broker id and epoch closes."""
+    """Notifies the controller when the connection of a broker closes. `incarnation` is the broker's id and epoch."""
     if connection.broker_incarnation != incarnation:
         connection.broker_incarnation = incarnation
         connection.close_callbacks.add(lambda: broker.controller.broker_connection_closed(*incarnation))

@@ -1,8 +1,8 @@
 """UnregisterBroker: removes a broker from the cluster's metadata.
 
-A live broker is not rejected: it loses its leaderships at once and registers again. So move its replicas elsewhere and
-stop it first. A broker that is the last one in any ISR is rejected, because no replica known to have all records would
-be left.
+Before this request, operators should move the replicas of the broker to other brokers and stop the broker. A live
+broker is not rejected. It immediately loses its partition leaderships and registers again. The request is rejected if
+the broker is the only broker that is known to have all committed records of a partition.
 """
 
 from moldau.errors import MoldauError

@@ -1,4 +1,7 @@
-"""AllocateProducerIds: a block of unused producer ids for a broker to hand out. Between nodes only."""
+"""AllocateProducerIds: returns a block of unused producer ids, which a broker assigns to producers.
+
+Only nodes send this request.
+"""
 
 from moldau.errors import MoldauError
 from moldau.server.broker import Broker

@@ -1,8 +1,8 @@
-"""ListConfigResources: the resources that have configs, by type and name.
+"""ListConfigResources: returns the types and names of resources that can have configs.
 
-v0 is the older ListClientMetricsResources: client metrics subscriptions only. v1 takes a list of types; an empty one
-means all. An unknown type fails the whole request. Topics and brokers are always listed, subscriptions and groups only
-if a config was set.
+v0 is the older ListClientMetricsResources, which lists only client metrics subscriptions. v1 has a list of resource
+types. An empty list requests all types. An unknown type fails the whole request. All topics and brokers are listed, but
+only those subscriptions and groups for which a config was set.
 """
 
 from moldau.metadata.image import (

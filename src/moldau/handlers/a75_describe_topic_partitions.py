@@ -1,8 +1,8 @@
-"""DescribeTopicPartitions: topics and their partitions in pages, in the order of topic names.
+"""DescribeTopicPartitions: returns topics and their partitions in pages, ordered by topic name.
 
-A response has at most `response_partition_limit` partitions (and never more than 2000) and, if there are more, the
-cursor for the next request. Without names all topics are described, and one that is deleted between two pages is left
-out. An invalid cursor fails every topic in the request.
+A response has at most `response_partition_limit` partitions, and never more than 2000. If there are more partitions,
+the response also has the cursor for the next request. If the request has no topic names, all topics are described. In
+that case a topic that is deleted between two pages is omitted. An invalid cursor fails every topic in the request.
 """
 
 from moldau.controller.topic_names import is_internal, validate_topic_name
@@ -61,7 +61,7 @@ async def describe_topic_partitions(
 
 
 def _names_from_cursor(request: DescribeTopicPartitionsRequest, image: MetadataImage) -> list[str] | None:
-    """Returns the topics from the cursor on; None if the cursor is invalid."""
+    """Returns the names of the topics that start at the cursor, in order. Returns None if the cursor is invalid."""
     requested = {topic.name for topic in request.topics}
     cursor = request.cursor
     if cursor is None:

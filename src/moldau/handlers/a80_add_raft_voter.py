@@ -1,7 +1,7 @@
-"""AddRaftVoter: makes an observer of the metadata log a voter of the quorum. Responds when that is committed.
+"""AddRaftVoter: makes an observer of the metadata log a voter of the quorum. Responds when the change is committed.
 
-Voters change one at a time, and only a replica that has caught up is added. Version 1 can ask not to wait for the
-commit; here the response always waits, because nothing is promised before.
+Only one voter is added or removed at a time, and only a replica that has caught up is added. In version 1 a client can
+request a response before the commit. This option is ignored, because an uncommitted change may be lost.
 """
 
 from moldau.server.broker import Broker

@@ -1,6 +1,7 @@
-"""RemoveRaftVoter: removes a voter from the metadata quorum; it becomes an observer. Responds when that is committed.
+"""RemoveRaftVoter: removes a voter from the metadata quorum. The voter becomes an observer.
 
-Voters change one at a time. A leader that removes itself resigns when the change is committed.
+Responds when the change is committed. Only one voter is added or removed at a time. A leader that removes itself
+resigns when the change is committed.
 """
 
 from moldau.raft.messages import ReplicaKey

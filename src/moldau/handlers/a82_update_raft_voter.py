@@ -1,6 +1,7 @@
-"""UpdateRaftVoter: a voter sends its new endpoints to the leader of the metadata quorum. Between nodes only.
+"""UpdateRaftVoter: a voter sends its new endpoints to the leader of the metadata quorum.
 
-Responds when the change is committed. A voter that knows another epoch than the leader's gets the current leader.
+Only nodes send this request. Responds when the change is committed. The response always contains the current leader. If
+the epoch of the request is not the leader's epoch, the response is an error.
 """
 
 from moldau.errors import MoldauError, NotControllerError
