@@ -1,6 +1,7 @@
-"""Partition assignors: how the leader of a group assigns partitions to members, by Kafka's names and wire formats.
+"""Partition assignors: how a group leader assigns partitions to members. Names and formats are those of Kafka.
 
-Assignors are pure and stateless; what must outlive a generation travels in the subscriptions. Racks are ignored.
+Assignors are pure functions without state. Data from earlier generations comes from the subscriptions of the members.
+Racks are ignored.
 """
 
 import struct
@@ -35,7 +36,7 @@ _INT32 = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True)
 class PreviousAssignment:
-    """The last assignment of a member, and its generation."""
+    """The last assignment of a member, and the generation of that assignment (-1 if unknown)."""
 
     partitions: tuple[Partition, ...] = ()
     generation_id: int = -1
@@ -62,7 +63,8 @@ class ConsumerPartitionAssignor(ABC):
 class RangeAssignor(ConsumerPartitionAssignor):
     """Assigns contiguous ranges, topic by topic.
 
-    Equal indexes of topics with equal partition counts go to the same member, as joins need.
+    If topics have the same subscribers and partition counts, partitions with the same index go to the same member.
+    Joins of such topics need this.
     """
 
     name = "range"
@@ -80,7 +82,7 @@ class RangeAssignor(ConsumerPartitionAssignor):
 
 
 class RoundRobinAssignor(ConsumerPartitionAssignor):
-    """Deals all partitions to the members in turn, skipping members that do not subscribe to the topic."""
+    """Assigns the partitions to the members in turn, skipping members that do not subscribe to the topic."""
 
     name = "roundrobin"
 
@@ -99,9 +101,10 @@ class RoundRobinAssignor(ConsumerPartitionAssignor):
 
 
 class StickyAssignor(ConsumerPartitionAssignor):
-    """Balances the load, and within that lets each member keep its partitions.
+    """Balances the load. Each member keeps as many of its partitions as the balance allows.
 
-    Members revoke everything before they rejoin; their user data carries what they had, in Kafka's format.
+    Members revoke all partitions before they rejoin. Their user data contains the previous partitions, in Kafka's
+    format.
     """
 
     name = "sticky"
@@ -124,9 +127,9 @@ class StickyAssignor(ConsumerPartitionAssignor):
 
 
 def _decode_previous_assignment(user_data: bytes | None) -> PreviousAssignment:
-    """Decodes the user data of the sticky assignor; the generation is missing before Kafka 2.3.
+    """Decodes the user data of the sticky assignor. Clients before Kafka 2.3 send no generation.
 
-    Invalid data counts as no assignment, because one member's data must not fail the whole group.
+    Returns NO_ASSIGNMENT for invalid data, because the data of one member must not fail the whole group.
     """
     if not user_data:
         return NO_ASSIGNMENT
@@ -138,10 +141,10 @@ def _decode_previous_assignment(user_data: bytes | None) -> PreviousAssignment:
 
 
 class CooperativeStickyAssignor(ConsumerPartitionAssignor):
-    """The sticky assignment in two rebalances: members keep their partitions while they rejoin.
+    """Sticky assignment in which members keep their partitions while they rejoin.
 
-    A partition that changes owners is first assigned to no member. Its owner revokes it and rejoins; then the new
-    owner gets it.
+    A partition changes its owner in two rebalances. The first assigns the partition to no member, so its owner revokes
+    it and rejoins. The second assigns the partition to the new owner.
     """
 
     name = "cooperative-sticky"

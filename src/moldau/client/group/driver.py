@@ -1,7 +1,7 @@
-"""Driver of the group membership: performs the effects of `state.py`, that is group requests and the heartbeat timer.
+"""Driver of the group membership: performs the effects that `state.py` returns, such as group requests.
 
-Effects that concern the user are queued for the next poll. JoinGroup waits at the coordinator for other members, so
-joins, syncs and heartbeats use a lane of their own.
+Effects for the user, such as assignments and revocations, are queued until the next poll. JoinGroup waits at the
+coordinator for other members. So JoinGroup, SyncGroup and Heartbeat use a separate connection (a lane).
 """
 
 import asyncio
@@ -43,13 +43,13 @@ _log = get_logger("client.group")
 
 
 class MembershipDriver:
-    """One member of a group, in its event loop."""
+    """Runs one group member in the event loop."""
 
     def __init__(self, cluster: Cluster, config: GroupRebalanceConfig, wakeup: Callable[[], None]) -> None:
         """`wakeup` is called when a poll could make progress."""
         self.membership = MembershipManager(config)
         self.pending_effects: deque[Effect] = deque()
-        """The effects for the user's next poll, in order."""
+        """The effects that the user's next poll performs, in order."""
         self._cluster = cluster
         self._config = config
         self._wakeup = wakeup
@@ -62,7 +62,7 @@ class MembershipDriver:
         return round(asyncio.get_running_loop().time() * 1000)
 
     def poll(self) -> None:
-        """Advances the membership as far as possible; may add to `pending_effects`."""
+        """Handles a poll of the user, unless effects of the previous poll are still pending."""
         if not self.pending_effects:
             self.step(UserPoll())
 
@@ -72,17 +72,17 @@ class MembershipDriver:
         self._schedule_heartbeat()
 
     def next_poll_at(self) -> float | None:
-        """Returns the loop time at which a poll is needed even without a response."""
+        """Returns the loop time of the next poll that is needed without a response; None if only responses matter."""
         at_ms = self.membership.next_poll_at_ms()
         return None if at_ms is None else at_ms / 1000
 
     async def wait_until_left(self) -> None:
-        """Waits until the LeaveGroup in flight is answered or has failed."""
+        """Waits until the LeaveGroup request in flight has a response or has failed."""
         leaving = [task for task in self._tasks if task.get_name() == _task_name(SendLeave)]
         await asyncio.gather(*leaving)
 
     async def close(self) -> None:
-        """Cancels all requests, after the event `Closed`."""
+        """Cancels all requests. The caller must pass the event `Closed` to `step` first."""
         self.pending_effects.clear()
         self._remove_update_listener()
         self._schedule_heartbeat()
@@ -236,7 +236,10 @@ class MembershipDriver:
             self._handle_event(HeartbeatResponse(effect.heartbeat_id, to_error_code(response.error_code)))
 
     async def _send_leave(self, leave: SendLeave) -> None:
-        """Sends LeaveGroup once: without it the session expires. Not on the group's lane, where a join may wait."""
+        """Sends LeaveGroup without retries, because the session expires anyway if the request fails.
+
+        The request does not use the group's lane, because a JoinGroup in flight could delay it there.
+        """
         member = {"member_id": leave.member_id, "group_instance_id": None, "reason": leave.reason}
         tree = {"group_id": self._config.group_id, "members": [member]}
         try:

@@ -7,17 +7,17 @@ from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.group.member_state import Generation, JoinGroupMember
 from moldau.wire.consumer_protocol import Partition
 
-# Events. A request without a response counts as one with the code `network_exception` or `request_timed_out`.
+# Events. If a request gets no response, the code of its event is `network_exception` or `request_timed_out`.
 
 
 @dataclass(frozen=True, slots=True)
 class UserPoll:
-    """The user polls, and all effects of the last poll are done. Only now may partitions be assigned or revoked."""
+    """The user polls, and all effects of the last poll are done. Partitions are assigned and revoked only now."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatTick:
-    """A heartbeat or deadline is due, whether the user polls or not."""
+    """A heartbeat or deadline is due. This event does not depend on the user's polls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,19 @@ class SubscriptionChanged:
 
 @dataclass(frozen=True, slots=True)
 class RevokeAll:
-    """The user is about to unsubscribe or close: revokes all partitions while commits are still possible."""
+    """The user will unsubscribe or close. All partitions are revoked now, while commits are still possible."""
 
     commit: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribed:
-    """Follows `RevokeAll`."""
+    """The user unsubscribed. This event follows `RevokeAll`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Follows `RevokeAll`."""
+    """The user closed the consumer. This event follows `RevokeAll`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,14 @@ class JoinResponse:
     protocol: str = ""
     members: tuple[JoinGroupMember, ...] = ()
     skip_assignment: bool = False
-    """For a restarted static leader: the assignment stays, and the leader only watches the topics again."""
+    """True for a leader that is a restarted static member. Then the assignment stays the same, and the leader only
+    tracks the topics again."""
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataFetchCompleted:
-    """The result of `FetchMetadata`; None if no broker responded."""
+    """The result of `FetchMetadata`. `partition_counts` is None if no broker responded."""
 
     attempt: int
     partition_counts: Mapping[str, int] | None
@@ -134,10 +135,11 @@ class SendJoin:
     coordinator: int
     member_id: str
     protocols: tuple[tuple[str, bytes], ...]
-    """Each assignor's name with the subscription encoded for it, the preferred one first."""
+    """The name of each assignor with the subscription encoded for it. The preferred assignor comes first."""
     reason: str
     timeout_ms: int
-    """The coordinator responds when all members have joined, at the latest after the rebalance timeout."""
+    """The request timeout. It is longer than the rebalance timeout, because the coordinator may respond only at its
+    end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ class SendSync:
     coordinator: int
     generation: Generation
     assignments: tuple[tuple[str, bytes], ...]
-    """Sent by the leader only."""
+    """The encoded assignment of each member id. Only the leader sends assignments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ class AssignPartitions:
     partitions: tuple[Partition, ...]
     """All partitions of the member from now on."""
     added: tuple[Partition, ...]
-    """The ones that the member did not own before."""
+    """The partitions that the member did not own before."""
 
 
 @dataclass(frozen=True, slots=True)

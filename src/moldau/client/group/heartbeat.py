@@ -1,4 +1,4 @@
-"""Deadlines of a group member, computed from the times that its steps get."""
+"""Heartbeats, deadlines and retries of a group member. Callers pass the current time."""
 
 from moldau.concurrency.backoff import exponential_backoff_ms
 
@@ -23,13 +23,13 @@ class Heartbeat:
         self._poll_deadline_ms = now_ms + self._poll_interval_max_ms
 
     def reset_timeouts(self, now_ms: int) -> None:
-        """Starts the intervals of a new generation, after the coordinator's response."""
+        """Restarts the heartbeat interval and the session timeout after a successful JoinGroup."""
         self._next_send_at_ms = now_ms + self._interval_ms
         self._in_flight = None
         self._extend_session(now_ms)
 
     def reset_for_coordinator(self, now_ms: int) -> None:
-        """Makes a heartbeat to a new coordinator due at once; the previous one's response is ignored."""
+        """Makes a heartbeat to a new coordinator due now. A response of the previous coordinator is ignored."""
         self._next_send_at_ms = now_ms
         self._in_flight = None
         self._extend_session(now_ms)
@@ -84,7 +84,10 @@ class RetrySchedule:
         self._failures = 0
 
     def fail(self, now_ms: int) -> None:
-        """Schedules the next attempt: at once after a first failure, because the group has most often only moved on."""
+        """Schedules the next attempt.
+
+        The first failure causes no delay, because it usually means only that the group has a new generation.
+        """
         failures, self._failures = self._failures, self._failures + 1
         delay_ms = exponential_backoff_ms(failures, self._backoff_ms, self._backoff_max_ms) if failures else 0
         self.next_at_ms = now_ms + delay_ms

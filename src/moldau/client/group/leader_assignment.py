@@ -1,7 +1,7 @@
-"""The assignment that a group leader computes, and the user data it adds for static members.
+"""The assignment that a group leader computes, and the user data for static members.
 
-A static member that restarts gets its assignment back without a rebalance and has lost all other state, so the
-assignment's user data carries what the restarted member must know. Other clients ignore it.
+A static member that restarts gets its assignment back without a rebalance, but has lost all other state. The user data
+of the assignment contains the state that the restarted member needs. Other clients ignore this user data.
 """
 
 import json
@@ -16,9 +16,10 @@ from moldau.wire.consumer_protocol import Assignment, Subscription, decode_subsc
 
 class AssignmentUserData(NamedTuple):
     hands_over: bool = False
-    """Whether the member had partitions to revoke and must then rejoin, because other members wait for them."""
+    """Whether the member must revoke partitions and then rejoin, because other members wait for these partitions."""
     partition_counts: Mapping[str, int] | None = None
-    """For the leader: the partition counts that the assignment is based on, to detect changes."""
+    """The partition counts on which the assignment is based, with which the leader detects changes. None for other
+    members."""
 
 
 NO_USER_DATA = AssignmentUserData()
@@ -31,7 +32,7 @@ def encode_user_data(user_data: AssignmentUserData) -> bytes | None:
 
 
 def decode_user_data(data: bytes | None) -> AssignmentUserData:
-    """Decodes the user data; that of another client counts as none."""
+    """Decodes the user data. Returns NO_USER_DATA if another client wrote the data."""
     try:
         fields = json.loads(data or b"{}")
         counts = fields.get("partition_counts")
@@ -44,7 +45,7 @@ def decode_user_data(data: bytes | None) -> AssignmentUserData:
 
 
 def decode_members(joined: Sequence[JoinGroupMember]) -> list[SubscribedMember]:
-    """Decodes the subscriptions; raises DecodeError that names the member."""
+    """Decodes the subscriptions of the members. Raises a DecodeError that names the member."""
     return [SubscribedMember(each.member_id, _decode_subscription(each), each.instance_id) for each in joined]
 
 

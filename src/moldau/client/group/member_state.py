@@ -18,7 +18,8 @@ class MemberState(Enum):
     """The assignment has arrived and takes effect in the user's next poll."""
     STABLE = "stable"
     FENCED = "fenced"
-    """Another consumer uses the instance id. Final, because the two would fence each other for ever."""
+    """Another consumer uses the instance id. This state is final, because otherwise the two consumers would fence each
+    other repeatedly."""
     CLOSED = "closed"
 
 
@@ -42,12 +43,12 @@ class GroupRebalanceConfig:
 
 
 class Generation(NamedTuple):
-    """The member and generation that a request is sent for."""
+    """The generation and member id of a request. `generation_id` is -1 outside a generation."""
 
     generation_id: int = -1
     member_id: str = ""
     protocol: str = ""
-    """The assignor that the group selected."""
+    """The name of the assignor that the group selected."""
 
     @property
     def is_member(self) -> bool:

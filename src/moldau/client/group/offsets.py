@@ -1,4 +1,4 @@
-"""Committed offsets of a group, written and read at its coordinator on behalf of a given generation."""
+"""Committed offsets of a group: commits and fetches them at the group's coordinator."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -12,7 +12,8 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 _UNKNOWN_TOPIC_ERRORS = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
-"""Retriable for clients that wait for a new topic, but final for a commit: the topic was deleted."""
+"""Errors that are final for a commit, because the topic was deleted. They are retriable for clients that wait for a new
+topic."""
 
 T = TypeVar("T")
 
@@ -21,7 +22,7 @@ PartitionErrors = dict[TopicPartition, KafkaError | None]
 
 
 class GroupOffsets:
-    """OffsetCommit and OffsetFetch of one group, with retries."""
+    """Commits and fetches the offsets of one group, with retries."""
 
     def __init__(self, cluster: Cluster, group_id: str, instance_id: str | None = None) -> None:
         self._cluster = cluster
@@ -35,7 +36,7 @@ class GroupOffsets:
         *,
         timeout_ms: int | None = None,
     ) -> None:
-        """Commits offsets; raises KafkaError if one partition fails, though the others are committed all the same."""
+        """Commits offsets. Raises KafkaError if a partition fails; the other partitions are still committed."""
         errors = await self.commit_each(offsets, generation, timeout_ms=timeout_ms)
         for error in errors.values():
             if error is not None:
@@ -74,9 +75,10 @@ class GroupOffsets:
         require_stable: bool = True,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Returns the committed offsets of these partitions, or of all; partitions without one are left out.
+        """Returns the committed offsets of these partitions (None: all), without partitions that have none.
 
-        With `require_stable` waits for open transactions that commit offsets; otherwise returns the previous ones.
+        With `require_stable`, waits for open transactions that commit offsets. Otherwise returns the offsets from
+        before these transactions.
         """
         by_topic = None if partitions is None else group_by_topic(list(partitions))
         topics = (
@@ -90,7 +92,7 @@ class GroupOffsets:
     async def _call_coordinator(
         self, api: ApiKey, tree: Mapping[str, Any], parse: Callable[[Message], T], timeout_ms: int | None
     ) -> T:
-        """Returns `parse(response)`; retries while it raises a retriable error."""
+        """Sends a request to the coordinator and returns `parse(response)`. Retries after retriable errors of both."""
         retry = self._cluster.retry(timeout_ms)
         while True:
             try:
@@ -106,7 +108,7 @@ class GroupOffsets:
 
 
 def parse_partition_errors(response: Message) -> PartitionErrors:
-    """Parses the response to a commit or deletion; raises the first error that a retry may fix."""
+    """Returns the errors in the response to a commit or deletion. Raises the first error that a retry may fix."""
     errors: PartitionErrors = {}
     for topic in response.topics:
         for each in topic.partitions:

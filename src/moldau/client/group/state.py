@@ -1,8 +1,8 @@
 """The consumer's group membership as a pure state machine: find the coordinator, join, assign, sync and heartbeat.
 
 `step` takes an event and returns effects, which `driver.py` and the consumer perform. Partitions change only in
-response to `UserPoll`, that is while the user waits in the client and not while a record is processed; all else goes on
-in the background.
+response to `UserPoll` or `RevokeAll`, so never while the user processes records. All other events are handled in the
+background.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -59,14 +59,14 @@ from moldau.wire.codec import DecodeError
 from moldau.wire.consumer_protocol import Partition, Subscription, decode_assignment, encode_subscription
 
 JOIN_GROUP_TIMEOUT_LAPSE_MS = 5_000
-"""How much longer than the rebalance timeout a join waits, for the response to arrive."""
+"""The time added to the rebalance timeout for the JoinGroup request timeout, so that the response can arrive."""
 
 _MEMBERSHIP_ERRORS = (ErrorCode.unknown_member_id, ErrorCode.illegal_generation)
 
 
 @dataclass(slots=True)
 class LeaderState:
-    """What only the leader of the group knows."""
+    """State that only the group leader has."""
 
     members: Sequence[SubscribedMember] = ()
     skip_assignment: bool = False
@@ -86,7 +86,7 @@ class LeaderState:
             }
 
     def reset(self) -> None:
-        """Forgets the snapshots: this member is not the leader, or joins again."""
+        """Clears the snapshots, because this member is not the leader or joins again."""
         self.assignment_snapshot = self.metadata_snapshot = None
 
 
@@ -99,10 +99,10 @@ class MembershipManager:
         self.coordinator: int | None = None
         self.generation = NO_GENERATION
         self.owned_partitions: tuple[Partition, ...] = ()
-        """The partitions of the user, including those of the last `AssignPartitions`."""
+        """The partitions that the user owns, including those of the last `AssignPartitions` effect."""
         self.is_leader = False
         self.leave_reason = ""
-        """Why this consumer left the group by itself, if it did."""
+        """Why this consumer left the group without a call of the user; empty if it did not."""
         self._is_cooperative = all(each.is_cooperative for each in config.assignors)
         self._heartbeat = Heartbeat(
             interval_ms=config.heartbeat_interval_ms,
@@ -111,11 +111,12 @@ class MembershipManager:
             retry_backoff_ms=config.retry_backoff_ms,
         )
         self._topics: tuple[str, ...] | None = None
-        """None without a subscription. A pattern that matches no topic yet still joins the group."""
+        """The subscribed topics; None without a subscription. If a pattern matches no topic yet, the tuple is empty and
+        the member still joins."""
         self._joined_topics: tuple[str, ...] | None = None
         self._rejoin_reason = ""
         self._is_join_prepared = False
-        """Whether the user's partitions have been revoked, as far as needed, for the next join."""
+        """Whether the partitions that must be revoked before the next join have been revoked."""
         self._join_attempt = 0
         backoff = {"backoff_ms": config.retry_backoff_ms, "backoff_max_ms": config.retry_backoff_max_ms}
         self._join_retry = RetrySchedule(**backoff)
@@ -163,7 +164,7 @@ class MembershipManager:
         return self._heartbeat.next_at_ms()
 
     def next_poll_at_ms(self) -> int | None:
-        """Returns when the next UserPoll is due; None while only responses make progress."""
+        """Returns when the next UserPoll is due; None if only a response can make progress."""
         if self._topics is None or self._is_finding_coordinator or self.state is MemberState.FENCED:
             return None
         if self.coordinator is None:
@@ -209,7 +210,7 @@ class MembershipManager:
         return effects
 
     def _leave(self, reason: str) -> list[Effect]:
-        """Leaves the group. A static member sends no LeaveGroup: it may return before its session expires."""
+        """Leaves the group. A static member sends no LeaveGroup, because it may return before its session expires."""
         generation = self.generation
         self._reset_generation("", keep_member_id=False)
         if self.config.instance_id is not None or self.coordinator is None or not generation.member_id:
@@ -287,7 +288,8 @@ class MembershipManager:
         if self.state is not MemberState.JOINING or response.attempt != self._join_attempt:
             return []
         if response.code == ErrorCode.member_id_required:
-            # The coordinator has allocated the id, so a member that vanishes before its second join leaves no trace.
+            # Join again with the member id that the coordinator allocated. A client that crashes before the second join
+            # does not become a member.
             self.generation = Generation(member_id=response.member_id)
             self.state = MemberState.UNJOINED
             assert self.coordinator is not None
@@ -334,7 +336,7 @@ class MembershipManager:
 
     def _send_sync(self, assignments: Sequence[tuple[str, bytes]]) -> list[Effect]:
         if self.coordinator is None:
-            # Lost during the metadata fetch; the next poll finds it and joins again.
+            # The coordinator was lost during the metadata fetch. The next poll finds the coordinator and joins again.
             self.state = MemberState.UNJOINED
             return []
         self.state = MemberState.SYNCING
@@ -355,7 +357,7 @@ class MembershipManager:
         self._pending_assignment = tuple(sorted(assignment.partitions))
         self._pending_user_data = decode_user_data(assignment.user_data)
         if self.is_leader and self._pending_user_data.partition_counts is not None:
-            # A restarted static leader did not compute the assignment itself.
+            # Use the counts from the user data, because a restarted static leader did not compute the assignment.
             self._leader.assignment_snapshot = dict(self._pending_user_data.partition_counts)
         self._join_retry.succeed()
         self._find_retry.succeed()
@@ -399,7 +401,7 @@ class MembershipManager:
         return []
 
     def _reset_generation(self, reason: str, keep_member_id: bool) -> None:
-        """Leaves the generation: the user's partitions are lost unless they were revoked before."""
+        """Leaves the generation. The user loses all partitions that were not revoked before."""
         self.generation = Generation(member_id=self.generation.member_id if keep_member_id else "")
         self.state = MemberState.UNJOINED
         self._clear_leadership()
@@ -496,7 +498,7 @@ class MembershipManager:
         return self._handle_error(now_ms, event.code, "commit")
 
     def _handle_error(self, now_ms: int, code: ErrorCode, request: str) -> list[Effect]:
-        """Handles an error of a request of the current generation."""
+        """Handles an error response to a request of the current generation."""
         if code == ErrorCode.fenced_instance_id:
             return self._on_fenced()
         if code in _MEMBERSHIP_ERRORS:
@@ -508,7 +510,7 @@ class MembershipManager:
             ]
         if code in COORDINATOR_ERRORS:
             self.coordinator = None
-            # A lookup may return the same coordinator again, so lookups back off.
+            # Repeated lookups back off, because a lookup may return the same coordinator again.
             self._find_retry.fail(now_ms)
             return self._find_coordinator(now_ms)
         if not code.retriable:
@@ -516,7 +518,7 @@ class MembershipManager:
         return []
 
     def _on_metadata_changed(self, now_ms: int, event: MetadataChanged) -> list[Effect]:
-        """Makes the leader rejoin, for the whole group, when partitions of its topics were added or removed."""
+        """Updates the partition counts. If they have changed, the leader rejoins, which rebalances the whole group."""
         self._leader.update(event.partition_counts)
         return []
 

@@ -1,9 +1,9 @@
-"""Balanced, sticky assignment: members keep what they own as far as an even load allows.
+"""Balanced, sticky assignment: members keep their partitions as far as an even load allows.
 
-Free partitions go to the least loaded subscribers. Then, as long as it evens out the load, one partition moves from a
-loaded member to one that has at least two fewer; where the two share no topic, it moves along a chain of members, each
-passing one on. When no such chain is left, no assignment is more even: this is the optimality condition of
-semi-matchings in bipartite graphs.
+Free partitions are assigned to the least loaded subscribers. Then partitions move from a loaded member to a member that
+has at least two partitions fewer. If these two members have no common topic, the move is a chain, in which each member
+passes one partition to the next member. When no such chain exists, no assignment is more even. This is the optimality
+condition of semi-matchings in bipartite graphs.
 """
 
 from collections import deque
@@ -17,11 +17,15 @@ Assignments = dict[str, list[Partition]]
 
 
 OwnershipClaim = tuple[str, int, Iterable[Partition]]
-"""A member id, a generation, and the partitions that the member owned in it."""
+"""A member id, a generation, and the partitions that the member owned in that generation."""
 
 
 def resolve_owners(claims: Iterable[OwnershipClaim]) -> dict[str, list[Partition]]:
-    """Returns the owned partitions of each member: the newest claim wins, and equal claims cancel each other."""
+    """Returns the partitions that each member owns.
+
+    If several members claim a partition, the claim with the newest generation wins. If two claims have that generation,
+    no member owns the partition.
+    """
     newest: dict[Partition, tuple[int, str | None]] = {}
     for member_id, generation_id, partitions in claims:
         for partition in dict.fromkeys(partitions):
@@ -47,9 +51,10 @@ class SubscribedMember:
 
 
 def sorted_members(members: Sequence[SubscribedMember]) -> list[SubscribedMember]:
-    """Sorts static members first, by instance id.
+    """Returns static members first, by instance id, then the others by member id.
 
-    Their order does not depend on generated member ids, so a restart of the whole group moves nothing.
+    The order of static members does not depend on generated member ids, so a restart of the whole group moves no
+    partition.
     """
     return sorted(members, key=lambda each: (each.instance_id is None, each.instance_id or each.member_id))
 
@@ -57,7 +62,7 @@ def sorted_members(members: Sequence[SubscribedMember]) -> list[SubscribedMember
 def subscribers_by_topic(
     members: Sequence[SubscribedMember], partition_counts: Mapping[str, int]
 ) -> dict[str, list[SubscribedMember]]:
-    """Returns the subscribers of each existing topic, both sorted."""
+    """Returns the subscribers of each existing topic. Topics and subscribers are sorted."""
     found: dict[str, list[SubscribedMember]] = {}
     for member in sorted_members(members):
         for topic in dict.fromkeys(member.subscription.topics):
@@ -75,7 +80,7 @@ def balance_partitions(
     members: Sequence[SubscribedMember],
     owned: Mapping[str, Iterable[Partition]],
 ) -> Assignments:
-    """Assigns all partitions; `owned` has each partition at most once."""
+    """Assigns all partitions. `owned` must contain each partition at most once."""
     balancer = _StickyBalancer(partition_counts, members)
     free = balancer.retain_owned(owned)
     balancer.assign_free(free)
@@ -93,11 +98,11 @@ class _StickyBalancer:
         self._assigned: dict[str, dict[str, list[int]]] = {
             member_id: {} for member_id in sorted(empty_assignments(members))
         }
-        """The partitions of each member by topic; the last of a list moves first."""
+        """The partition indexes of each member by topic. The last index in a list is moved first."""
         self._load = dict.fromkeys(self._assigned, 0)
 
     def retain_owned(self, owned: Mapping[str, Iterable[Partition]]) -> list[Partition]:
-        """Leaves partitions with owners that still subscribe to them; returns the free ones."""
+        """Assigns owned partitions to owners that still subscribe to them. Returns the free partitions."""
         kept: set[Partition] = set()
         for member_id in self._assigned:
             for topic, index in sorted(owned.get(member_id, ())):
@@ -112,15 +117,18 @@ class _StickyBalancer:
         ]
 
     def assign_free(self, free: Iterable[Partition]) -> None:
-        """Assigns free partitions, those of topics with few subscribers first: others can still be balanced later."""
+        """Assigns free partitions, those of topics with few subscribers first.
+
+        Partitions of topics with many subscribers come last, because they can balance the load best.
+        """
         for topic, index in sorted(free, key=lambda each: (len(self._subscribers[each[0]]), *each)):
             self._assign(min(self._subscribers[topic], key=self._load.__getitem__), topic, index)
 
     def even_load(self) -> None:
-        """Moves partitions from the most loaded members until no move evens out the load.
+        """Moves partitions from the most loaded members until no move makes the load more even.
 
-        A member for which no chain is found is done for good: all members it reaches have as many partitions or one
-        fewer, and later moves cannot lower that.
+        A member without a chain is not tried again. Every member that it can reach has at most one partition fewer, and
+        later moves do not lower the load of these members.
         """
         givers = dict.fromkeys(self._assigned)
         while givers:
@@ -150,7 +158,10 @@ class _StickyBalancer:
         return index
 
     def _find_move_chain(self, giver: str) -> list[tuple[str, str, str]]:
-        """Returns the moves, last one first, that pass one partition on from `giver`; empty if none evens the load."""
+        """Returns a chain of moves that takes one partition from `giver`; [] if no chain makes the load more even.
+
+        The last move of the chain comes first.
+        """
         load_max = self._load[giver] - 2
         reached: dict[str, tuple[str, str] | None] = {giver: None}
         seen_topics: set[str] = set()

@@ -1,7 +1,8 @@
-"""API versions: those that this client supports, and the one to use with a broker.
+"""The API versions that this client supports, and the choice of a version for each broker.
 
-The client addresses topics by name, so it stays below versions that know topics by id only. The lowest versions
-are those from which on one form of each request serves all (Kafka 3.0 has them).
+The client addresses topics by name, so it does not use versions that accept only topic ids. The lowest versions are
+chosen so that one form of each request fits all supported versions. Kafka 3.0 already has the lowest versions of the
+producer and consumer requests.
 """
 
 from collections.abc import Mapping
@@ -71,7 +72,10 @@ SUPPORTED_VERSIONS: Mapping[ApiKey, VersionRange] = {
 def latest_usable_version(
     api: ApiKey, broker_versions: Mapping[int, VersionRange], version_max: int | None = None
 ) -> int:
-    """Returns the highest version that both sides support, at most `version_max`; raises UnsupportedVersionError."""
+    """Returns the highest version, up to `version_max`, that client and broker support.
+
+    Raises UnsupportedVersionError if there is none.
+    """
     supported = SUPPORTED_VERSIONS[api]
     offered = _offered_versions(api, broker_versions)
     maximum = min(supported.maximum, offered.maximum)

@@ -1,6 +1,6 @@
-"""The client's view of a cluster: fresh metadata, leaders, coordinators, and requests to any node.
+"""The client's view of a cluster: metadata, leaders, coordinators, and requests to any node.
 
-Admin, Producer, Fetcher and Consumer each use a Cluster, their own or a shared one.
+Each Admin, Producer, Fetcher and Consumer uses a Cluster, either its own or a shared one.
 """
 
 import asyncio
@@ -51,7 +51,10 @@ class Retry:
         return max(1, round((self._deadline - asyncio.get_running_loop().time()) * 1000))
 
     async def wait_or_raise(self, error: KafkaError) -> None:
-        """Waits before the next attempt; raises `error` if it is not retriable or the deadline is too near."""
+        """Waits for the backoff before the next attempt.
+
+        Raises `error` if it is not retriable, or if the deadline would pass during the backoff.
+        """
         if not error.is_retriable:
             raise error
         delay_s = self._backoff.next_delay_ms() / 1000
@@ -64,7 +67,7 @@ class _InFlightRefresh(NamedTuple):
     """A metadata request in flight."""
 
     topics: tuple[str, ...] | None
-    """None requests all."""
+    """The requested topics; None for all topics."""
     create: bool
     task: "asyncio.Task[None]"
 
@@ -75,7 +78,10 @@ class _InFlightRefresh(NamedTuple):
 
 
 class Cluster:
-    """A cluster and the connections to it. Start it before use and close it after, or use it in `async with`."""
+    """The metadata of a cluster and the connections to its brokers.
+
+    Call `start` before use and `close` after, or use `async with`.
+    """
 
     def __init__(
         self,
@@ -92,7 +98,7 @@ class Cluster:
     ) -> None:
         """`bootstrap` is a comma-separated string or a list of `host:port`.
 
-        Raises ValueError for invalid bootstrap servers and for unusable files that `security` names.
+        Raises ValueError for invalid bootstrap servers, or if a file named in `security` is unusable.
         """
         self.client_id = client_id
         self.clock: Clock = clock or SystemClock()
@@ -110,7 +116,7 @@ class Cluster:
         )
         self._metadata = Metadata()
         self._tracked: dict[str, int] = {}
-        """How often each topic is tracked: several users may share the cluster."""
+        """How many users of the cluster track each topic."""
         self._track_all_count = 0
         self._update_listeners: list[Callable[[], None]] = []
         self._coordinators: dict[tuple[int, str], int] = {}
@@ -129,7 +135,8 @@ class Cluster:
                 await self.refresh(timeout_ms=retry.remaining_ms)
                 break
             except KafkaError as error:
-                # A last attempt that had too little time says less than those before it.
+                # Keep the earlier error if the last attempt timed out, because the earlier error shows the cause
+                # better.
                 failure = failure if failure and isinstance(error, RequestTimedOutError) else error
                 await retry.wait_or_raise(failure)
         if self._refresh_task is not None:
@@ -164,7 +171,7 @@ class Cluster:
         return Backoff(self.random, self.retry_backoff_ms, self.retry_backoff_max_ms)
 
     def retry(self, timeout_ms: int | None = None) -> Retry:
-        """Returns the retries of one operation, within `timeout_ms` or else request_timeout_ms."""
+        """Returns a `Retry` for one operation with this timeout (default: request_timeout_ms)."""
         return Retry(self.backoff(), self.request_timeout_ms if timeout_ms is None else timeout_ms)
 
     # Requests
@@ -179,10 +186,11 @@ class Cluster:
         version_max: int | None = None,
         lane: str = "",
     ) -> Message:
-        """Sends one request, without retries, to a node or, for None, to the least loaded one.
+        """Sends one request without retries to a node. If `node_id` is None, sends to the least loaded node.
 
-        Error codes in the response are left to the caller; its `api_version` is the version that was used. Raises
-        ConnectionLostError and RequestTimedOutError (both retriable), and UnsupportedVersionError.
+        Requests with the same `lane` share a connection to a broker. The caller must check error codes in the response.
+        `api_version` of the response is the version that was used. Raises ConnectionLostError and RequestTimedOutError
+        (both retriable), and UnsupportedVersionError.
         """
         limit = self.retry(timeout_ms)
         connection = await self.connection(node_id, lane, timeout_ms=limit.remaining_ms)
@@ -194,14 +202,15 @@ class Cluster:
             raise
         except asyncio.CancelledError:
             if api is ApiKey.FETCH:
-                # The fetch still waits at the broker, and the next request on this connection would wait behind it.
+                # Close the connection if no other caller waits on it, because the broker would respond to later
+                # requests only after this fetch.
                 connection.close_if_abandoned()
             raise
 
     async def connection(
         self, node_id: int | None, lane: str = "", *, timeout_ms: int | None = None
     ) -> Connection:
-        """Returns an open connection to a node, or to the least loaded one, for callers that pipeline requests."""
+        """Returns an open connection to a node (None: the least loaded node), for callers that pipeline requests."""
         timeout_ms = self.request_timeout_ms if timeout_ms is None else timeout_ms
         try:
             return await self._connections.connection(node_id, lane, timeout_ms)
@@ -230,7 +239,7 @@ class Cluster:
 
     @property
     def topics(self) -> Mapping[str, TopicInfo]:
-        """The existing topics that are tracked, and for a while those that were requested once."""
+        """The tracked topics that exist. Until the next background refresh, also other topics that were requested."""
         return self._metadata.topics
 
     @property
@@ -242,16 +251,16 @@ class Cluster:
         return self._metadata.partition(partition)
 
     def known_leader_of(self, partition: TopicPartition) -> int:
-        """Returns the leader in the current metadata, or -1."""
+        """Returns the leader in the current metadata, or -1 if none is known."""
         found = self._metadata.partition(partition)
         return NO_LEADER if found is None else found.leader
 
     def learn_leader(self, partition: TopicPartition, leader: int, leader_epoch: int) -> None:
-        """Adopts the leader that a broker named in a response, if its epoch is newer."""
+        """Updates the leader that a broker named in a response, if `leader_epoch` is newer than the known epoch."""
         self._metadata.learn_leader(partition, leader, leader_epoch)
 
     def track(self, topics: Iterable[str]) -> None:
-        """Keeps these topics in the metadata until `untrack` is called as often."""
+        """Keeps these topics in the metadata until `untrack` is called once for each call of `track`."""
         for name in topics:
             self._tracked[name] = self._tracked.get(name, 0) + 1
 
@@ -264,14 +273,14 @@ class Cluster:
                 self._tracked.pop(name, None)
 
     def track_all(self) -> None:
-        """Keeps all topics, also new ones, in the metadata until `untrack_all` is called as often."""
+        """Keeps all topics, also new ones, in the metadata until `untrack_all` is called once for each call."""
         self._track_all_count += 1
 
     def untrack_all(self) -> None:
         self._track_all_count = max(0, self._track_all_count - 1)
 
     def on_update(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Adds a listener for changes of brokers or topics; returns a function that removes it."""
+        """Adds a listener for changes of brokers or topics. Returns a function that removes the listener."""
         self._update_listeners.append(callback)
         return lambda: self._update_listeners.remove(callback)
 
@@ -287,10 +296,10 @@ class Cluster:
         create: bool = False,
         timeout_ms: int | None = None,
     ) -> None:
-        """Fetches the metadata of the tracked topics and these, or joins a refresh in flight that covers them.
+        """Fetches the metadata of `topics` and all tracked topics, or awaits a request in flight that includes them.
 
-        With `create` a broker with automatic topic creation may create the given ones. Raises KafkaError when no
-        broker responds within the shorter of `timeout_ms` and request_timeout_ms.
+        With `create`, fetches only the metadata of `topics`, and brokers with automatic topic creation may create them.
+        Raises KafkaError if no broker responds within `timeout_ms` or request_timeout_ms, whichever is shorter.
         """
         requested: tuple[str, ...] | None
         if create:
@@ -331,7 +340,7 @@ class Cluster:
                 await retry.wait_or_raise(error)
 
     async def leader_of(self, partition: TopicPartition, *, timeout_ms: int | None = None) -> int:
-        """Returns the leader of a partition, waiting for one; raises KafkaError when there is none in time."""
+        """Waits until a partition has a leader and returns the leader. Raises KafkaError after the timeout."""
         retry = self.retry(timeout_ms)
         while (leader := self.known_leader_of(partition)) == NO_LEADER:
             try:
@@ -370,10 +379,10 @@ class Cluster:
                 _log.debug("metadata refresh failed", error=error)
                 self._update_requested.set()
             except Exception:
-                # A bug. The loop goes on, because a client with stale metadata stops working.
+                # This is a bug. The loop continues, because a client with stale metadata stops working.
                 _log.exception("metadata refresh failed")
                 self._update_requested.set()
-            # Limits the rate of refreshes, however often they are requested.
+            # Limit the rate of refreshes even if they are requested often.
             await asyncio.sleep(backoff.next_delay_ms() / 1000)
 
     async def _fetch_metadata(self, topics: tuple[str, ...] | None, create: bool) -> None:
@@ -400,12 +409,13 @@ class Cluster:
                     _log.exception("a metadata listener failed")
 
     async def _request_metadata(self, tree: Mapping[str, Any]) -> Message:
-        """Returns the first metadata response within request_timeout_ms; tries each broker once."""
+        """Sends Metadata to one broker after another, within request_timeout_ms. Returns the first successful
+        response."""
         limit = self.retry()
         attempts = self._connections.address_count
         while True:
             connection = await self._connections.connection(None, "", limit.remaining_ms)
-            # Each broker gets its share of the time, in case one hangs.
+            # Divide the remaining time among the brokers, because one of them may hang.
             timeout_ms = max(1, limit.remaining_ms // max(1, attempts))
             attempts -= 1
             try:
@@ -428,7 +438,7 @@ class Cluster:
         timed_out_count = 0
         while (kind, key) not in self._coordinators:
             try:
-                # Each broker gets its share of the time, in case one hangs.
+                # Divide the remaining time among the brokers, because one of them may hang.
                 share_ms = max(
                     1, retry.remaining_ms // max(1, self._connections.address_count - timed_out_count)
                 )
@@ -440,7 +450,7 @@ class Cluster:
         return self._coordinators[kind, key]
 
     def forget_coordinator(self, key: str, kind: int = GROUP) -> None:
-        """Removes a coordinator that has moved or cannot be reached, so that `coordinator_of` looks it up again."""
+        """Removes the cached coordinator when it has moved or failed, so that `coordinator_of` looks it up again."""
         self._coordinators.pop((kind, key), None)
 
     async def _find_coordinator(self, key: str, kind: int, timeout_ms: int) -> int:
@@ -462,7 +472,7 @@ class Cluster:
 def resolve_cluster(
     cluster: str | Sequence[str] | Cluster, settings: Mapping[str, Any]
 ) -> tuple[Cluster, bool]:
-    """Returns the cluster that a client uses, and whether the client owns it because it was created here."""
+    """Returns the cluster for a client, and whether this function created it, so that the client must close it."""
     if not isinstance(cluster, Cluster):
         return Cluster(cluster, **settings), True
     if settings:
@@ -471,7 +481,7 @@ def resolve_cluster(
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str]) -> list[Address]:
-    """Returns the addresses in `host:port,[ipv6]:port`; raises ValueError."""
+    """Returns the addresses in `host:port,[ipv6]:port`. Raises ValueError if an address is invalid or there is none."""
     texts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
     addresses = [_parse_server(text.strip()) for text in texts if text.strip()]
     if not addresses:
@@ -489,5 +499,5 @@ def _parse_server(text: str) -> Address:
 
 
 def _secure_random() -> random.Random:
-    # Cryptographically secure, because SASL nonces come from it.
+    # The generator must be cryptographically secure, because SASL nonces come from it.
     return random.SystemRandom()

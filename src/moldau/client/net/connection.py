@@ -1,7 +1,7 @@
 """One connection to a broker, with pipelined requests.
 
-No request is retried here, and error codes inside responses are left to the caller. A request that times out
-closes the connection, because responses arrive in order and those behind it cannot arrive either.
+This module does not retry requests, and callers must check error codes in responses. A request that times out closes
+the connection. Responses arrive in the order of the requests, so the responses to later requests cannot arrive either.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexib
 from moldau.wire.frames import skip_tagged_fields
 
 FRAME_BYTES_MAX = 128 * 1024 * 1024
-"""The largest response that is accepted; a larger size means that the other side does not speak Kafka."""
+"""The largest accepted response, in bytes. A larger size means that the other side does not speak Kafka."""
 
 _log = get_logger("client.connection")
 
@@ -47,7 +47,7 @@ _REAUTHENTICATION_FRACTION = 0.85
 
 @dataclass(slots=True)
 class _InFlightRequest:
-    """A request without a response so far."""
+    """A request whose response has not arrived yet."""
 
     correlation_id: int
     api: ApiKey
@@ -62,19 +62,21 @@ class Connection:
     def __init__(self, host: str, port: int, client_id: str) -> None:
         self.address = (host, port)
         self.versions: Mapping[int, VersionRange] = {}
-        """The versions that the broker supports."""
+        """The API versions that the broker supports, by API key."""
         self._client_id = client_id.encode()
         self._transport: asyncio.Transport | None = None
         self._correlation_id = 0
         self._in_flight_requests: deque[_InFlightRequest] = deque()
         self._close_reason: str | None = None
         self._disconnect_hint = ""
-        """The likely misconfiguration if the broker disconnects now: brokers do so without saying why."""
+        """A hint for error messages: the likely misconfiguration if the broker disconnects now without a reason."""
         self._closes_when_idle = False
         self.reauthenticate_at: float | None = None
-        """The loop time from which on another connection should be used: the SASL session expires soon after."""
+        """The loop time after which callers should use a new connection, because the SASL session expires soon. None if
+        the session does not expire."""
         self.on_disconnect: Callable[[], None] | None = None
-        """Called once when the broker or the network closes the connection, not when this side does."""
+        """Called once when the broker or the network closes the connection. It is not called when this client closes
+        the connection."""
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -131,14 +133,14 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """The number of requests without a response so far."""
+        """The number of requests whose response has not arrived yet."""
         return len(self._in_flight_requests)
 
     def close(self) -> None:
         self._terminate("this client closed it")
 
     def close_when_idle(self) -> None:
-        """Closes the connection once all responses have arrived; the caller sends no more requests."""
+        """Closes the connection when all responses have arrived. The caller must not send more requests."""
         self._closes_when_idle = True
         if not self._in_flight_requests:
             self.close()
@@ -159,10 +161,10 @@ class Connection:
         version_max: int | None = None,
         version: int | None = None,
     ) -> Message:
-        """Sends a request and returns the response, whose attribute `api_version` is the version of both.
+        """Sends a request and returns the response. `api_version` of the response is the version of both.
 
-        `version` demands exactly that version, as requests between nodes do; raises UnsupportedVersionError if the
-        broker does not support it.
+        `version` sets an exact version, which requests between nodes need. Raises UnsupportedVersionError if the broker
+        does not support that version.
         """
         return await self.send(api, tree, timeout_ms=timeout_ms, version_max=version_max, version=version)
 
@@ -175,7 +177,7 @@ class Connection:
         version_max: int | None = None,
         version: int | None = None,
     ) -> "asyncio.Future[Message]":
-        """As `call`, but returns the future of the response: requests are sent in the order of the calls."""
+        """Sends a request like `call`, but returns a future. Requests are sent in the order of the calls."""
         if version is None:
             version = latest_usable_version(api, self.versions, version_max)
         else:
@@ -189,7 +191,7 @@ class Connection:
         self._write(api, latest_usable_version(api, self.versions, version_max), tree)
 
     async def drain(self) -> None:
-        """Waits until the write buffer has room, for callers that no in-flight limit holds back."""
+        """Waits until the write buffer has room. Callers without a limit of in-flight requests must call this."""
         await self._writable.wait()
 
     async def _fetch_api_versions(self, timeout_ms: int) -> None:
@@ -200,7 +202,7 @@ class Connection:
             offered = {
                 each.api_key: VersionRange(each.min_version, each.max_version) for each in response.api_keys
             }
-            # Old brokers do not list their versions then, but all of them support version 0.
+            # Old brokers return this error without a list of versions, but all of them support version 0.
             version = latest_usable_version(
                 ApiKey.API_VERSIONS, {ApiKey.API_VERSIONS: VersionRange(0, 0)} | offered
             )
@@ -268,7 +270,7 @@ class Connection:
 
     def _handle_frame(self, frame: memoryview) -> None:
         if self._close_reason is not None:
-            # It arrived before the failure, but its request has failed already.
+            # Ignore the frame, because its request failed when the connection was closed.
             return
         correlation_id = _SIZE.unpack_from(frame)[0]
         if not self._in_flight_requests or self._in_flight_requests[0].correlation_id != correlation_id:
@@ -322,8 +324,9 @@ class Connection:
 def _decode_response(frame: memoryview, api: ApiKey, version: int) -> Message:
     start = _SIZE.size
     if api is ApiKey.API_VERSIONS:
-        # Its header has no tags in any version. A broker that does not support the version responds in
-        # version 0, because the client cannot know yet what the broker supports.
+        # The header of an ApiVersions response has no tagged fields in any version. A broker that does not support the
+        # version of the request responds in version 0, because the client cannot know yet which versions the broker
+        # supports.
         if len(frame) >= start + 2 and _CODE.unpack_from(frame, start)[0] == ErrorCode.unsupported_version:
             version = 0
     elif has_flexible_header(api, version):
@@ -336,15 +339,15 @@ def _decode_response(frame: memoryview, api: ApiKey, version: int) -> Message:
 def _set_exception(response: "asyncio.Future[Message]", error: KafkaError) -> None:
     if not response.done():
         response.set_exception(error)
-        # The caller may no longer await the response: asyncio must not report the exception as unretrieved.
+        # Retrieve the exception, so that asyncio does not report it if the caller no longer awaits the response.
         response.exception()
 
 
 class _FrameProtocol(asyncio.BufferedProtocol):
     """Splits the received bytes into frames.
 
-    Small frames are copied out of a shared buffer; the rest of a large one is received straight into its own memory.
-    Every frame owns its memory, so callers may keep the record data in it.
+    Small frames are copied out of a shared buffer. The rest of a large frame is received directly into the memory of
+    that frame. Every frame has its own memory, so callers may keep the record data in a frame.
     """
 
     def __init__(self, connection: Connection, frame_bytes_max: int) -> None:
@@ -352,12 +355,12 @@ class _FrameProtocol(asyncio.BufferedProtocol):
         self._frame_bytes_max = frame_bytes_max
         self._buffer = memoryview(bytearray(_READ_BUFFER_BYTES))
         self._partial_bytes = 0
-        """Bytes of an incomplete frame size at the start of the buffer, at most three."""
+        """The number of bytes (0 to 3) of an incomplete frame size at the start of the buffer."""
         self._frame: memoryview | None = None
         self._filled_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, because uvloop's transports are not subclasses of asyncio's.
+        # A cast is needed, because uvloop's transports are not subclasses of asyncio's transports.
         self._connection._on_connected(cast(asyncio.Transport, transport))
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -1,7 +1,7 @@
 """Connection pools: one connection per key, opened on first use and reopened after a loss.
 
-Responses on one connection arrive in the order of its requests. So requests that may wait long at the broker
-(fetches, joins) get a lane, that is a connection, of their own.
+Responses on one connection arrive in the order of the requests. So a request that waits long at the broker (a fetch or
+join) delays all later requests. Such requests use a separate lane, which is a connection for one kind of request.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _log = get_logger("client.pool")
 
 
 class ConnectionPool(Generic[K]):
-    """Connections by key, and the attempts to open them, which concurrent callers share."""
+    """Connections by key. Concurrent callers share the attempts to open a connection."""
 
     def __init__(self) -> None:
         self._connections: dict[K, Connection] = {}
@@ -32,12 +32,12 @@ class ConnectionPool(Generic[K]):
         self.is_closed = False
 
     def get(self, key: K) -> Connection | None:
-        """Returns the connection if it is open."""
+        """Returns the connection of this key, or None if no connection is open."""
         connection = self._connections.get(key)
         return connection if connection is not None and connection.is_open else None
 
     def put(self, key: K, connection: Connection) -> None:
-        """Adds a new connection; the previous one closes when its requests are answered."""
+        """Adds a new connection. The previous connection of this key closes when all its responses have arrived."""
         connection.on_disconnect = lambda: self._on_disconnect(key, connection)
         previous = self._connections.get(key)
         if previous is not None and previous.is_open:
@@ -65,7 +65,10 @@ class ConnectionPool(Generic[K]):
             connection.close()
 
     def remove(self, keep: Callable[[K], bool], *, when_idle: bool) -> None:
-        """Removes and closes all connections but those to keep, at once or when their requests are answered."""
+        """Removes and closes all connections for which `keep` returns False.
+
+        With `when_idle`, each connection closes only when all its responses have arrived.
+        """
         for key in [key for key in self._connections if not keep(key)]:
             connection = self._connections.pop(key)
             if when_idle:
@@ -130,7 +133,7 @@ class BrokerConnections:
         return len(self._addresses())
 
     async def connection(self, node_id: int | None, lane: str, timeout_ms: int) -> Connection:
-        """Returns an open connection to a node, or to the best one if none is named.
+        """Returns an open connection to a node, or to the preferred node if `node_id` is None.
 
         Raises ConnectionLostError or RequestTimedOutError.
         """
@@ -144,7 +147,7 @@ class BrokerConnections:
         addresses = self._addresses_by_preference(lane)
         for number, address in enumerate(addresses):
             now = asyncio.get_running_loop().time()
-            # Each address gets its share of the remaining time, so that one that hangs does not use up all of it.
+            # Divide the remaining time among the addresses, because one of them may hang.
             until = now + (deadline - now) / (len(addresses) - number)
             try:
                 return await self._connect(address, lane, until)
@@ -153,7 +156,7 @@ class BrokerConnections:
         raise failure or ConnectionLostError("no broker is known")
 
     def note_failure(self, connection: Connection) -> None:
-        """Prefers other nodes to this one for a while."""
+        """Makes later calls prefer other addresses for a while, because this connection failed."""
         self._failed_at[connection.address] = asyncio.get_running_loop().time()
 
     def _addresses(self) -> list[Address]:
@@ -162,10 +165,10 @@ class BrokerConnections:
         return list(dict.fromkeys([*brokers, *self._bootstrap]))
 
     def _addresses_by_preference(self, lane: str) -> list[Address]:
-        """Orders the addresses: connected and idle ones first, then by the time of their last failure.
+        """Returns all addresses, best first: connected before unconnected, then by requests in flight and last failure.
 
-        Addresses that failed recently come last even if connected, because an open connection may not have noticed
-        the failure yet. Brokers come before bootstrap servers of the same rank.
+        Addresses that failed recently come last even if they are connected, because an open connection may not have
+        noticed the failure yet. Among equals, brokers come before bootstrap servers.
         """
         brokers = [(each.host, each.port) for each in self._brokers.values()]
         self._random.shuffle(brokers)
@@ -201,7 +204,7 @@ class BrokerConnections:
             async with asyncio.timeout_at(deadline):
                 return await await_shared(attempt)
         except TimeoutError:
-            # The attempt goes on for later callers; until it succeeds, other addresses are preferred.
+            # The attempt continues for later callers. Until the attempt succeeds, other addresses are preferred.
             self._failed_at[address] = asyncio.get_running_loop().time()
             raise RequestTimedOutError(f"no connection to {address[0]}:{address[1]} in time") from None
 
@@ -224,7 +227,7 @@ class BrokerConnections:
 
 
 async def await_shared(task: "asyncio.Task[T]") -> T:
-    """Awaits a task that others may await too: cancelling one of them does not cancel the task.
+    """Awaits a task that several callers may await. Cancelling one caller does not cancel the task.
 
     Raises ClientClosedError if the task was cancelled, which happens when the client is closed.
     """
@@ -239,6 +242,6 @@ async def await_shared(task: "asyncio.Task[T]") -> T:
 
 
 def _retrieve_exception(task: "asyncio.Task[Any]") -> None:
-    """Keeps asyncio from logging the exception of a task whose waiters have all given up."""
+    """Retrieves the exception of a task, so that asyncio does not log it if no caller awaits the task any more."""
     if not task.cancelled():
         task.exception()

@@ -23,7 +23,7 @@ class BrokerInfo(NamedTuple):
 class PartitionInfo:
     index: int
     leader: int
-    """NO_LEADER while there is none."""
+    """The node id of the leader; NO_LEADER if there is none."""
     leader_epoch: int
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
@@ -51,11 +51,12 @@ class Metadata:
         self.controller_id = -1
         self.brokers: dict[int, BrokerInfo] = {}
         self.topics: dict[str, TopicInfo] = {}
-        """Existing topics, as far as they were requested."""
+        """The requested topics that exist, by name."""
         self.topic_errors: dict[str, ErrorCode] = {}
         """The error of each requested topic that is not in `topics`."""
         self._removed_topics: dict[str, TopicInfo] = {}
-        """Topics reported missing, perhaps by a broker with stale metadata: their leader epochs are still valid."""
+        """Topics that a broker reported as missing. Their leader epochs are kept, because the metadata of that broker
+        may be stale."""
 
     def partition(self, partition: TopicPartition) -> PartitionInfo | None:
         topic = self.topics.get(partition.topic)
@@ -64,7 +65,7 @@ class Metadata:
     def update(self, response: Message, *, all_topics: bool) -> bool:
         """Merges a response and returns whether brokers or topics have changed.
 
-        With `all_topics` the request was for all topics, so those that the response lacks were deleted.
+        `all_topics` means that the request was for all topics, so a topic that is not in the response was deleted.
         """
         before = (self.brokers, dict(self.topics))
         self.cluster_id = response.cluster_id
@@ -85,13 +86,13 @@ class Metadata:
         return before != (self.brokers, self.topics)
 
     def retain_topics(self, names: Container[str]) -> None:
-        """Drops all other topics, which are no longer refreshed."""
+        """Removes all topics except these, because the other topics are no longer refreshed."""
         self.topics = {name: topic for name, topic in self.topics.items() if name in names}
         self.topic_errors = {name: code for name, code in self.topic_errors.items() if name in names}
         self._removed_topics = {name: topic for name, topic in self._removed_topics.items() if name in names}
 
     def learn_leader(self, partition: TopicPartition, leader: int, leader_epoch: int) -> None:
-        """Adopts the leader that a broker named in an error response, if its epoch is newer."""
+        """Updates the leader that a broker named in a response, if `leader_epoch` is newer than the known epoch."""
         topic, known = self.topics.get(partition.topic), self.partition(partition)
         if topic is None or known is None or leader_epoch <= known.leader_epoch or leader not in self.brokers:
             return
@@ -120,13 +121,14 @@ class Metadata:
     def _mark_missing(self, name: str, known: TopicInfo | None, code: ErrorCode) -> None:
         self.topics.pop(name, None)
         self.topic_errors[name] = code
-        # Without an id, a topic that reappears could not be told from a new one of the same name.
+        # Keep the topic only if it has an id. Only the id distinguishes a topic that reappears from a new topic of the
+        # same name.
         if known is not None and known.topic_id is not None:
             self._removed_topics[name] = known
 
 
 def _merge_partition(update: Message, topic: TopicInfo | None) -> PartitionInfo:
-    """Returns the newer of the reported and the known state, because a broker's metadata may be stale."""
+    """Returns the state with the newer leader epoch, because the metadata of a broker may be stale."""
     known = None if topic is None else topic.partition(update.partition_index)
     if known is not None and update.leader_epoch < known.leader_epoch:
         return known
