@@ -1,4 +1,4 @@
-"""Completed fetches of one partition: batches, validated and without those of aborted transactions."""
+"""Completed fetches of one partition: validated batches, with READ_COMMITTED without aborted transactions."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
 
 class LogTruncationError(KafkaError):
-    """The log was truncated below the position and has diverged from what was read."""
+    """The log was truncated below the position, so records that were already read have been removed."""
 
     def __init__(self, partition: TopicPartition, position: int, end_offset: int, leader_epoch: int) -> None:
         super().__init__(
@@ -23,27 +23,27 @@ class LogTruncationError(KafkaError):
             f"the log of {partition} was truncated to {end_offset}, below the position {position}",
         )
         self.offset = min(end_offset, position)
-        """The end of the common part of both logs."""
+        """The offset to which the log was truncated. Records below this offset are unchanged."""
         self.leader_epoch = leader_epoch
-        """The leader epoch of the record before it."""
+        """The leader epoch of the record before `offset`."""
 
 
 class CompletedFetch(NamedTuple):
-    """The fetched batches of one partition. After an error the partition is not fetched again until a seek."""
+    """The fetched batches of one partition. If `error` is set, the partition is not fetched again until a seek."""
 
     partition: TopicPartition
     position: int
-    """The fetch offset: records below it, which the first batch may have, are to be skipped."""
+    """The fetch offset. Callers must skip records below this offset, which the first batch may contain."""
     next_offset: int
-    """The offset of the next fetch. It may be after the last batch, because control batches are left out, or inside it,
-    where a bounded read ends."""
+    """The offset of the next fetch. It can be after the last batch, because `batches` has no control batches. It can be
+    inside the last batch, because a bounded read may end there."""
     batches: Sequence[Batch]
     high_watermark: int
     last_stable_offset: int
     log_start_offset: int
     error: KafkaError | None = None
     is_empty: bool = False
-    """Whether a bounded read ends here because the leader has no records from `position` to its end."""
+    """Whether a bounded read is finished because the leader has no records between `position` and the end offset."""
     leader_epoch: int = -1
     """The leader epoch of the last batch before `next_offset`, control batches included; -1 if there was none."""
 
@@ -67,9 +67,9 @@ def parse_batches(
     isolation_level: int,
     until: int | None = None,
 ) -> ParsedBatches:
-    """Parses the batches from `position` on, up to the first corrupt one or the one that reaches `until`.
+    """Parses batches from `position`, up to the first corrupt batch or the batch that reaches `until`.
 
-    Returns none if it cannot be determined which transactions were aborted.
+    If a transaction marker is corrupt, returns only an error, because it is unknown which transactions were aborted.
     """
     batches: list[Batch] = []
     next_offset, leader_epoch = position, -1
@@ -98,7 +98,7 @@ def parse_batches(
 
 
 def _split_batches(records: memoryview | None) -> Iterable[Batch]:
-    """Yields the batches of a response, without a last one that the byte limit has truncated."""
+    """Yields the batches of a response, except a last batch that the byte limit has truncated."""
     position, end = 0, 0 if records is None else len(records)
     while records is not None and end - position >= HEADER_SIZE:
         size = int.from_bytes(records[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
@@ -108,13 +108,16 @@ def _split_batches(records: memoryview | None) -> Iterable[Batch]:
                     ErrorCode.message_too_large, f"a batch of {size} bytes is truncated to {end}"
                 )
             return
-        # Batch raises for a size that is too small.
+        # `Batch` raises an error for a size that is too small.
         yield Batch(records[position : position + max(size, 0)])
         position += size
 
 
 def _drop_aborted(batches: Sequence[Batch], aborted: Iterable[Message]) -> list[Batch]:
-    """Drops the batches of aborted transactions: from their first offset to their abort marker."""
+    """Returns the batches without those of aborted transactions.
+
+    An aborted transaction extends from its first offset to its abort marker.
+    """
     pending = sorted((each.first_offset, each.producer_id) for each in aborted)
     pending.reverse()
     aborting: dict[int, None] = {}

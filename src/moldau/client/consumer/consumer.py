@@ -1,13 +1,13 @@
-"""The consumer: reads topics, alone or sharing them with the other consumers of a group.
+"""The consumer: reads topics, alone or together with the other consumers of a group.
 
     async with Consumer("localhost:9092", group_id="billing") as consumer:
         consumer.subscribe(["orders"])
         async for record in consumer:
             ...
 
-Heartbeats and fetches go on in the background. Partitions are assigned and revoked only inside `poll` (or
-`async for`, which polls). So poll often: a consumer that does not poll for `max_poll_interval_ms` leaves the group. And
-never block the event loop, which sends the heartbeats: after `session_timeout_ms` without one the group removes the
+Heartbeats and fetches run in the background. Partitions are assigned and revoked only inside `poll` (`async for` also
+polls). Poll often, because a consumer that does not poll for `max_poll_interval_ms` leaves the group. Never block the
+event loop, because it sends the heartbeats. After `session_timeout_ms` without a heartbeat the group removes the
 consumer. Run long computations in a thread.
 """
 
@@ -48,7 +48,8 @@ from moldau.observe.logging import get_logger
 _ISOLATION_LEVELS = {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED}
 _ITERATION_POLL_MS = 60_000
 _ITERATION_SLICE_S = 0.005
-"""How long an iteration returns buffered records before it polls, which serves the group and other tasks."""
+"""How long `async for` returns buffered records before it polls, in seconds. A poll lets the group membership and other
+tasks make progress."""
 
 T = TypeVar("T")
 
@@ -58,7 +59,8 @@ _log = get_logger("client.consumer")
 class _CloseTask:
     """Closes a consumer once, in stages with a common deadline.
 
-    Cancelling a caller of `wait` ends the waiting of all stages, but every stage still runs to its end.
+    If a caller of `wait` is cancelled, the deadline becomes the current time. Every stage still starts, but does not
+    wait.
     """
 
     def __init__(self, close: Callable[["_CloseTask"], Coroutine[Any, Any, None]], timeout_ms: int) -> None:
@@ -79,7 +81,7 @@ class _CloseTask:
             raise
 
     async def run_stage(self, name: str, stage: Coroutine[Any, Any, None]) -> None:
-        """Runs a stage until the deadline; it starts even if that has passed."""
+        """Runs a stage until the deadline. The stage starts even if the deadline has passed."""
         try:
             async with asyncio.timeout_at(self._deadline) as self._timeout:
                 await stage
@@ -100,7 +102,10 @@ class _State(Enum):
 
 
 class Consumer:
-    """Start it before use and close it after, or use it in `async with`. Only one task may poll at a time."""
+    """Reads records from topics. Call `start` before use and `close` after, or use `async with`.
+
+    Only one task may poll at a time.
+    """
 
     def __init__(
         self,
@@ -200,7 +205,7 @@ class Consumer:
         self._close_task: _CloseTask | None = None
 
     async def start(self) -> None:
-        """Raises KafkaError when no broker responds."""
+        """Starts the consumer. Raises KafkaError if no broker responds."""
         if self._state in (_State.CLOSING, _State.CLOSED):
             raise IllegalStateError("the consumer is closed")
         if self._owns_cluster:
@@ -210,8 +215,9 @@ class Consumer:
     async def close(self, *, commit: bool = True, timeout_ms: int = 30_000) -> None:
         """Commits consumed offsets if auto commit is enabled, revokes the partitions and leaves the group.
 
-        So other members need not wait for the session to expire. A static member stays in the group until then, to
-        return in time. After the timeout, or if this call is cancelled, the rest is skipped, but all tasks are stopped.
+        Other members then need not wait for the session to expire. A static member stays in the group until its session
+        expires, so that it can return before. After the timeout, or if this call is cancelled, the remaining steps are
+        skipped, but all tasks are stopped.
         """
         if self._is_in_callback():
             raise IllegalStateError("a rebalance callback cannot close its consumer")
@@ -221,7 +227,7 @@ class Consumer:
             self._wakeup.set()
             self._close_task = _CloseTask(lambda close_task: self._close(close_task, commit), timeout_ms)
         elif self._close_task.task.done():
-            # The caller that closed the consumer got the error.
+            # If closing failed, the first caller got the error.
             return
         await self._close_task.wait()
 
@@ -262,7 +268,7 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an error the records may not have been processed, so they are not committed.
+        # Do not commit after an error, because the records may not have been processed.
         await self.close(commit=kind is None)
 
     def _is_in_callback(self) -> bool:
@@ -300,10 +306,11 @@ class Consumer:
         on_revoked: RebalanceCallback | None = None,
         on_lost: RebalanceCallback | None = None,
     ) -> None:
-        """Subscribes to topics, or to all whose full name matches a pattern, together with the other group members.
+        """Subscribes to topics, or to all topics whose full name matches a pattern, as a member of the group.
 
-        The callbacks, plain or async, are called inside `poll` with the affected partitions: `on_revoked` before they
-        are revoked, with time to commit; `on_lost` (default `on_revoked`) when other members may own them already.
+        The callbacks are plain or async functions. `poll` calls them with the affected partitions. `on_revoked` is
+        called before partitions are revoked and can still commit. `on_lost` (default: `on_revoked`) is called when
+        other members may already own the partitions.
         """
         coordinator = self._require_group("subscribe: assign partitions to it")
         if (topics is None) == (pattern is None):
@@ -354,7 +361,7 @@ class Consumer:
 
     @property
     def subscription(self) -> tuple[str, ...]:
-        """The subscribed topics; with a pattern, the known ones that match."""
+        """The subscribed topics; with a pattern, the known topics that match."""
         return self._subscriptions.topics
 
     def group_metadata(self) -> ConsumerGroupMetadata:
@@ -372,8 +379,8 @@ class Consumer:
     async def poll(self, timeout_ms: int = 1_000, max_records: int | None = None) -> list[ConsumerRecord]:
         """Returns the next records, or [] after the timeout.
 
-        Rebalances happen in here, and their callbacks and commits may take longer than the timeout. Calling it again
-        says that the records returned before are processed: these are what gets committed.
+        Rebalances happen during this call, and their callbacks and commits may take longer than the timeout. The next
+        call confirms that the records of this call are processed, so that their offsets can be committed.
         """
         records_max = self._max_poll_records if max_records is None else max_records
         if records_max < 1:
@@ -381,9 +388,9 @@ class Consumer:
         return await self._poll(timeout_ms, lambda: self._fetch_manager.take_records(records_max))
 
     async def raw_poll(self, timeout_ms: int = 1_000) -> list[CompletedFetch]:
-        """As `poll`, but returns whole batches as they are stored.
+        """Polls like `poll`, but returns whole batches as they are stored.
 
-        Records below the position of a `CompletedFetch`, which its first batch may have, are to be skipped.
+        Callers must skip records below the position of a `CompletedFetch`, which its first batch may contain.
         """
         return await self._poll(timeout_ms, self._fetch_manager.take_batches)
 
@@ -391,7 +398,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> ConsumerRecord:
-        # One record at a time, so that a commit in between covers exactly the returned records.
+        # Take one record at a time, so that a commit between two records commits exactly the returned records.
         if asyncio.get_running_loop().time() < self._iteration_deadline and self._polling_task is None:
             records = self._fetch_manager.take_records(1)
             if records:
@@ -440,7 +447,7 @@ class Consumer:
         if self._coordinator is not None:
             self._coordinator.maybe_auto_commit()
         self._fetch_manager.start_lookup()
-        # So that polls with a timeout of 0 let requests in flight make progress too.
+        # Yield to the event loop, so that requests in flight make progress even if the timeout is 0.
         await asyncio.sleep(0)
         return take()
 
@@ -463,16 +470,16 @@ class Consumer:
     # Positions and offsets
 
     async def position(self, partition: TopicPartition, *, timeout_ms: int | None = None) -> int:
-        """Returns the offset of the next record, looking it up if needed.
+        """Returns the offset of the next record. Looks up the offset if it is not known.
 
-        Raises KafkaError if that takes longer than `timeout_ms`, by default the cluster's request_timeout_ms.
+        Raises KafkaError if the lookup takes longer than `timeout_ms` (default: the cluster's request_timeout_ms).
         """
         self._check_open()
         limit_ms = self.cluster.request_timeout_ms if timeout_ms is None else timeout_ms
         return await self._fetch_manager.position(TopicPartition(*partition), limit_ms)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Continues from this offset; records fetched before are discarded."""
+        """Sets the position of a partition and discards its buffered records."""
         self._check_open()
         self._fetch_manager.seek(TopicPartition(*partition), offset)
 
@@ -491,7 +498,7 @@ class Consumer:
             self._fetch_manager.request_offset_reset(TopicPartition(*partition), reset)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Returns no records of these partitions until `resume`; they stay assigned."""
+        """Stops returning records of these partitions until `resume`. The partitions stay assigned."""
         self._check_open()
         self._fetch_manager.pause(TopicPartition(*each) for each in partitions)
 
@@ -504,10 +511,10 @@ class Consumer:
         return self._subscriptions.paused
 
     async def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
-        """Commits these offsets, each that of the next record to read; by default those of all returned records.
+        """Commits these offsets, by default the positions after all returned records.
 
-        Raises CommitFailedError when the group has rebalanced without this consumer, and RebalanceInProgressError
-        during a rebalance.
+        Each offset must be that of the next record to read. Raises CommitFailedError when the group has rebalanced
+        without this consumer, and RebalanceInProgressError during a rebalance.
         """
         coordinator = self._require_group("commit")
         requested = self._subscriptions.all_consumed() if offsets is None else validate_offsets(offsets)
@@ -532,7 +539,7 @@ class Consumer:
     async def offsets_for_times(
         self, times: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Returns the first record at or after each time (milliseconds since 1970), None if there is none."""
+        """Returns the first offset at or after each time (milliseconds since 1970), None if there is no such record."""
         self._check_open()
         for partition, time in times.items():
             if time < 0:

@@ -62,17 +62,18 @@ class ConsumerCoordinator:
         self._fetch_manager = fetch_manager
         self._interval_s = None if auto_commit_interval_ms is None else auto_commit_interval_ms / 1000
         self._next_auto_commit_at: float | None = None
-        """None until there was something to commit."""
+        """The loop time of the next auto commit; None if there was nothing to commit."""
         self._auto_commit_task: asyncio.Task[None] | None = None
         self._revocation_commit_task: asyncio.Task[None] | None = None
-        """The commit before a revocation, until a caller has awaited its end."""
-        # Commits run one at a time, because an older one that overtakes a newer one would reset the group's offsets.
+        """The task that commits before a revocation; None after a caller has awaited its end."""
+        # Commits run one at a time, because an older commit that arrives after a newer one would reset the committed
+        # offsets.
         self._commit_lock = asyncio.Lock()
 
     # Rebalances
 
     async def advance(self) -> None:
-        """Advances the membership as far as possible without another response; raises its fatal errors."""
+        """Advances the membership until it needs another response. Raises fatal errors of the membership."""
         self.member.poll()
         while self.member.pending_effects:
             await self.run_pending()
@@ -86,7 +87,8 @@ class ConsumerCoordinator:
             if not isinstance(effect, CommitOffsets):
                 await self._apply(pending_effects.popleft())
                 continue
-            # The effect stays queued until it is done, so that after a cancelled poll the next one completes it.
+            # The effect stays queued until the commit is done. If this poll is cancelled, the next poll completes the
+            # commit.
             await self.commit_before_revocation()
             if pending_effects and pending_effects[0] is effect:
                 pending_effects.popleft()
@@ -127,7 +129,7 @@ class ConsumerCoordinator:
     async def _commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation
     ) -> None:
-        """Commits offsets for the generation in which they were consumed, which may have ended since."""
+        """Commits offsets for the generation in which they were consumed. That generation may have ended since then."""
         if not offsets:
             return
         async with self._commit_lock:
@@ -141,9 +143,9 @@ class ConsumerCoordinator:
                 raise self._commit_error(error) from None
 
     async def commit_before_revocation(self) -> None:
-        """Commits all consumed offsets; if that fails, the new owners read the records again.
+        """Commits all consumed offsets. If the commit fails, the new owners read the records again.
 
-        The commit continues if the caller is cancelled, and the next caller awaits the same one.
+        The commit continues if the caller is cancelled. The next caller then awaits the same commit.
         """
         if self._revocation_commit_task is None:
             self._revocation_commit_task = asyncio.get_running_loop().create_task(
@@ -169,7 +171,7 @@ class ConsumerCoordinator:
             )
 
     def next_auto_commit_at(self) -> float | None:
-        """Returns the loop time of the next automatic commit."""
+        """Returns the loop time of the next auto commit; None if a commit is running or there was nothing to commit."""
         return None if self._auto_commit_task is not None else self._next_auto_commit_at
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
-"""The fetch buffer: completed fetches whose records were not yet returned to the user. Pure.
+"""The fetch buffer: completed fetches whose records were not yet returned to the user.
 
-A poll returns a limited number of records, while a fetch returns as many as it gets.
+The buffer is needed because a poll returns a limited number of records, while a fetch may return more.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from moldau.client.record import ConsumerRecord, TopicPartition, decode_records
 from moldau.errors import MoldauError
 
 PositionUpdate = Callable[[TopicPartition, int, int], None]
-"""Called with a partition, its next offset, and the leader epoch of the record before it."""
+"""Called with a partition, its next offset, and the leader epoch of the record before that offset."""
 
 
 class PartitionFetchError(Exception):
@@ -39,21 +39,21 @@ class FetchBuffer:
         self._entries = deque(each for each in self._entries if each.partition not in dropped)
 
     def has_readable(self, is_paused: Callable[[TopicPartition], bool]) -> bool:
-        """Returns whether there are records to take; until they are taken, nothing should be added."""
+        """Returns whether there are records to take. Nothing should be added until these records are taken."""
         return any(not each.is_drained for each in self._readable(is_paused))
 
     @property
     def failed_partitions(self) -> list[TopicPartition]:
-        """The partitions with an error, which are not read until they are dropped."""
+        """The partitions with an error. They are not read until `drop` removes them."""
         return [each.partition for each in self._entries if each.is_drained]
 
     def take_records(
         self, records_max: int, is_paused: Callable[[TopicPartition], bool], update_position: PositionUpdate
     ) -> list[ConsumerRecord]:
-        """Returns up to `records_max` records, partition by partition, without paused ones.
+        """Returns up to `records_max` records, partition by partition, without paused partitions.
 
-        Calls `update_position` also for offsets without records. Raises PartitionFetchError when only failed
-        partitions are left, each time until they are dropped.
+        Calls `update_position` also for offsets without records. If there are no records and a partition has failed,
+        raises PartitionFetchError, until `drop` removes that partition.
         """
         taken: list[ConsumerRecord] = []
         for entry in self._readable(is_paused):
@@ -67,7 +67,7 @@ class FetchBuffer:
     def take_batches(
         self, is_paused: Callable[[TopicPartition], bool], update_position: PositionUpdate
     ) -> list[CompletedFetch]:
-        """Returns all remaining batches."""
+        """Returns all remaining batches of partitions that are not paused. Raises the same errors as `take_records`."""
         taken: list[CompletedFetch] = []
         for entry in self._readable(is_paused):
             fetched = entry.remaining()
@@ -82,7 +82,7 @@ class FetchBuffer:
             if not is_paused(entry.partition) and entry.partition not in failed_partitions:
                 yield entry
                 if entry.error is not None:
-                    # Later fetches of the partition must not be read, because records between them are missing.
+                    # Do not read later fetches of the partition, because records before them are missing.
                     failed_partitions.add(entry.partition)
 
     def _remove_drained(self, taken: Iterable[object], is_paused: Callable[[TopicPartition], bool]) -> None:
@@ -103,7 +103,7 @@ class _BufferedFetch:
         self.leader_epoch = -1
         self.error = fetched.error
         self.is_drained = False
-        """Whether all records were read; then the error, if any, is due."""
+        """Whether all records were read. If `error` is set, it is raised next."""
         self._fetched = fetched
         self._records = (
             record

@@ -1,4 +1,4 @@
-"""Keeps a consumer's fetcher in step with its subscription state, and looks up missing positions."""
+"""The fetch manager: updates a consumer's fetcher when the subscription changes, and looks up missing positions."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -48,10 +48,10 @@ class FetchManager:
         self._backoff = cluster.backoff()
         self._lookup_task: asyncio.Task[None] | None = None
         self._positions_found = asyncio.Event()
-        """Set, and replaced, when a lookup has found positions and continues."""
+        """Set when a lookup has found some positions. A new event then replaces it for the next waiters."""
         self._lookup_error: Exception | None = None
         self._last_logged_error = ""
-        """The error of the last lookup, to log each error once."""
+        """The last logged lookup error, so that a repeated error is logged only once."""
 
     async def close(self) -> None:
         if self._lookup_task is not None:
@@ -113,7 +113,7 @@ class FetchManager:
     # Returning records
 
     def take_records(self, records_max: int) -> list[ConsumerRecord]:
-        """Returns records; raises the error of a failed partition once no other records are left."""
+        """Returns records. If no records are left, raises the error of a failed partition."""
         self._refill_buffer()
         try:
             return self._buffer.take_records(
@@ -134,7 +134,7 @@ class FetchManager:
             return []
 
     def _refill_buffer(self) -> None:
-        """Takes from the fetcher only when the buffer is empty, because only the fetcher limits its memory."""
+        """Takes fetches only if the buffer has no records to return, because only the fetcher limits its memory."""
         if not self._buffer.has_readable(self._subscriptions.is_paused):
             self._buffer.add(self._fetcher.take())
 
@@ -155,7 +155,7 @@ class FetchManager:
     # Looking up positions
 
     def start_lookup(self) -> None:
-        """Starts a lookup of missing positions; raises the fatal error of the last one."""
+        """Starts a lookup of missing positions. Raises the error of the previous lookup if that error is fatal."""
         failure, self._lookup_error = self._lookup_error, None
         if failure is not None:
             raise failure
@@ -238,7 +238,8 @@ class FetchManager:
     def _is_fatal(self, error: KafkaError) -> bool:
         """Returns whether to raise an error to the user instead of retrying.
 
-        A missing partition is fatal if the user assigned it; in a group the next assignment leaves it out.
+        The error for a missing partition is fatal if the user assigned the partition. It is not fatal in a group,
+        because the next assignment does not contain the partition.
         """
         if error.code == ErrorCode.unknown_topic_or_partition:
             return self._subscriptions.subscription_type is SubscriptionType.USER_ASSIGNED

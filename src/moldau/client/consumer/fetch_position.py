@@ -1,4 +1,4 @@
-"""The fetch position of one partition: where the fetcher reads, up to which offset, and what it has fetched."""
+"""The fetch position of one partition: the next offset, the end offset of a bounded read, and the fetched batches."""
 
 from dataclasses import dataclass
 from uuid import UUID
@@ -8,53 +8,59 @@ from moldau.client.net.metadata import TopicInfo
 
 EMPTY_RESPONSES_MIN = 5
 EMPTY_DURATION_MIN_S = 2.0
-"""After this many empty responses in a row, over this time, there are no records. Fewer prove nothing: a leader that
-could not fetch records from remote storage in time responds the same way."""
+"""After this many consecutive empty responses, over at least this time, there are no records. Fewer empty responses
+prove nothing, because a leader also returns one if it cannot read remote storage in time."""
 
 
 @dataclass(slots=True, eq=False)
 class FetchPosition:
-    """The state of one fetched partition. A seek replaces it, so that responses for the old one are discarded."""
+    """The state of one fetched partition.
+
+    A seek replaces this object, so that responses for the old object are discarded.
+    """
 
     position: int
     """The offset to fetch next."""
     until: int | None = None
-    """The end offset of a bounded read, which the position does not pass."""
+    """The end offset (exclusive) of a bounded read; None if the read has no end."""
     leader_epoch: int = -1
-    """The leader epoch of the last batch, by which the leader detects a truncated log."""
+    """The leader epoch of the last batch, with which the leader detects a truncated log; -1 if unknown."""
     is_paused: bool = False
     has_failed: bool = False
-    """Whether an error was reported; only a seek resumes fetching."""
+    """Whether an error was reported. Only a seek resumes fetching."""
     failures: int = 0
-    """In a row."""
+    """The number of consecutive failed fetches."""
     backoff_until: float = 0.0
-    """The loop time of the next attempt after a failed one."""
+    """The loop time before which the partition is not fetched again."""
     completed: CompletedFetch | None = None
     high_watermark: int = -1
     readable_end_offset: int = -1
-    """The end of what the leader lets consumers read: the high watermark or the last stable offset."""
+    """The offset up to which consumers can read: the high watermark, or with READ_COMMITTED the last stable offset; -1
+    if unknown."""
     log_start_offset: int = -1
     empty_responses: int = 0
-    """In a row, though the log should have all records up to `until`."""
+    """The number of consecutive empty responses, although the log should have all records up to `until`."""
     empty_since: float = 0.0
-    """The loop time of the first of them."""
+    """The loop time of the first of these consecutive empty responses."""
     topic_id: UUID | None = None
-    """The id of the topic at the last fetch, if brokers return it."""
+    """The id of the topic at the last fetch; None if brokers do not return it."""
     stale_leader_since: float | None = None
-    """The loop time since when the known leader epoch is older than that of the last batch."""
+    """The loop time since when the leader epoch in the metadata is older than that of the last batch; None if it is not
+    older."""
 
     def record_empty_response(self, now: float) -> bool:
-        """Counts an empty response; returns whether it proves that there are no records."""
+        """Counts an empty response. Returns whether the responses so far prove that there are no records."""
         if self.empty_responses == 0:
             self.empty_since = now
         self.empty_responses += 1
         return self.empty_responses >= EMPTY_RESPONSES_MIN and now - self.empty_since >= EMPTY_DURATION_MIN_S
 
     def awaits_newer_leader(self, topic: TopicInfo, index: int, now: float, timeout_s: float) -> bool:
-        """Returns whether the last batch is of a newer leader than the known one, whose log may lack it.
+        """Returns whether to wait for newer metadata, because the known leader epoch is older than that of the last
+        batch.
 
-        Epochs are comparable only within one topic, and a saved position may come from a deleted topic of the same
-        name. So the wait for newer metadata is limited to `timeout_s`.
+        The log of the known leader may not contain the last batch. The wait is limited to `timeout_s`, because a saved
+        position may come from a deleted topic of the same name, and epochs of different topics cannot be compared.
         """
         known = topic.partition(index)
         if self.topic_id is not None and topic.topic_id != self.topic_id:
@@ -75,7 +81,7 @@ class FetchPosition:
 
     @property
     def is_end_available(self) -> bool:
-        """Whether the log has all records up to `until`, as far as is known, so that a fetch need not wait."""
+        """Whether the log should have all records up to `until`, so that the fetch need not wait at the broker."""
         if self.until is None or self.empty_responses:
             return False
         return self.readable_end_offset < 0 or self.readable_end_offset >= self.until

@@ -1,21 +1,27 @@
-"""The fetcher: reads ahead raw batches of many partitions, with one long poll per leader.
+"""The fetcher: prefetches raw batches of many partitions, with one long poll per leader.
 
-A leader gets the next fetch as soon as its last response was taken, so that batches arrive while the previous ones are
-processed. The buffered bytes are limited, except for paused partitions and for one response per leader that would
-otherwise starve. The caller decides where to start and what to do about an offset out of range.
+A leader gets the next fetch when the caller has taken all batches of its last response. So batches arrive while the
+caller processes the previous ones. The buffered bytes are limited. If the buffer is full, for example because of paused
+partitions, each leader may still return one response of limited size. The caller decides where to start and what to do
+about an offset out of range.
 
     fetcher = Fetcher(cluster)
     fetcher.assign({TopicPartition("orders", 0): 0})
     for fetched in await fetcher.next(1_000):
         for batch in fetched.batches: ...
 
-A bounded read gives each partition an end offset, `until`, and takes batches until `is_finished`. The last records
-below that offset may be missing: compacted away, or control records. A leader returns at least one batch of the first
-partition in a request that has any below the high watermark (with READ_COMMITTED, the last stable offset). So if that
-mark has reached `until`, and neither the partition nor those before it in the request got a batch, there should be
-none. But a leader that cannot read records in time responds the same way, so it gets several more fetches; then the
-partition is finished, with an entry whose `is_empty` is set. While the mark is below `until`, records are still to come
-or the log was truncated: the fetcher continues, and the caller decides how long to wait.
+In a bounded read each partition has an end offset, `until`, and the caller takes batches until `is_finished`. The last
+records before `until` may not exist, because they were compacted or are control records. The fetcher detects this as
+follows.
+
+A leader returns at least one batch of the first partition in a request that has records below its readable end. The
+readable end is the high watermark or, with READ_COMMITTED, the last stable offset. Suppose that the readable end has
+reached `until`, and neither the partition nor the partitions before it in the request got a batch. Then the partition
+should have no more records. But a leader that cannot read records in time responds in the same way. So the fetcher
+sends several more fetches. After that the partition is finished, with an entry whose `is_empty` is set.
+
+While the readable end is below `until`, records will still arrive or the log was truncated. The fetcher continues, and
+the caller decides how long to wait.
 """
 
 import asyncio
@@ -43,24 +49,24 @@ from moldau.wire.codec import Message
 __all__ = ["READ_COMMITTED", "READ_UNCOMMITTED", "CompletedFetch", "Fetcher", "LogTruncationError"]
 
 LANE = "fetch"
-"""A lane of its own, because fetches wait at the broker."""
+"""Fetches use a separate connection to each broker (a lane), because they wait at the broker."""
 
 _log = get_logger("client.fetcher")
 
 
 @dataclass(slots=True, eq=False)
 class _InFlightFetch:
-    """A request in flight to one leader."""
+    """A fetch request in flight to one leader."""
 
     positions: Mapping[TopicPartition, FetchPosition]
     bytes_max: int
     task: "asyncio.Task[None]"
     is_abandoned: bool = False
-    """Whether its response is no longer needed."""
+    """Whether the response is no longer needed."""
 
 
 class Fetcher:
-    """Fetches assigned partitions in the background; `next` and `take` return what has arrived."""
+    """Fetches assigned partitions in the background. `next` and `take` return the batches that have arrived."""
 
     def __init__(
         self,
@@ -75,10 +81,11 @@ class Fetcher:
         news: asyncio.Event | None = None,
         lane: str = LANE,
     ) -> None:
-        """The cluster must be started, and is not closed by the fetcher.
+        """`cluster` must be started. The fetcher does not close it.
 
-        `max_bytes` limits one response; at least one batch is returned whatever its size. `news` is set whenever there
-        is something to take. Fetchers that share a cluster need different lanes, or they wait for each other.
+        `max_bytes` limits one response, but a response has at least one batch of any size. `news` is set when there are
+        batches to take. Fetchers that share a cluster need different lanes (connections), because otherwise they wait
+        for each other.
         """
         self._cluster = cluster
         self._min_bytes = min_bytes
@@ -90,11 +97,12 @@ class Fetcher:
         self._lane = lane
         self._backoff = cluster.backoff()
         self._partitions: dict[TopicPartition, FetchPosition] = {}
-        """In the order of requests; partitions that returned batches move to the end, so that none starves."""
+        """The partitions in the order of requests. A partition that returned batches moves to the end, so that none
+        starves."""
         self._in_flight: dict[int, _InFlightFetch] = {}
-        """By leader."""
+        """The fetch in flight of each leader."""
         self._reserved_bytes = 0
-        """The byte limits of the requests in flight."""
+        """The sum of the byte limits of the requests in flight."""
         self._data_available = asyncio.Event() if news is None else news
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -108,13 +116,13 @@ class Fetcher:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every partition was read up to its `until` and everything was taken."""
+        """Whether every partition was read up to its `until` and all batches were taken."""
         return all(each.is_at_end and each.completed is None for each in self._partitions.values())
 
     def assign(
         self, offsets: Mapping[TopicPartition, int], until: Mapping[TopicPartition, int] | None = None
     ) -> None:
-        """Reads exactly these partitions, each from the given offset and, if in `until`, up to that one (exclusive)."""
+        """Reads exactly these partitions from these offsets, and up to their offset in `until` (exclusive) if any."""
         self.remove(list(self._partitions))
         self.add(offsets, until)
 
@@ -124,7 +132,7 @@ class Fetcher:
         until: Mapping[TopicPartition, int] | None = None,
         leader_epochs: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """Reads these partitions as well. The leader epochs are as in `seek`."""
+        """Reads these partitions in addition. `leader_epochs` has the same meaning as `leader_epoch` in `seek`."""
         until, epochs = until or {}, leader_epochs or {}
         for partition in until:
             if partition not in offsets:
@@ -147,9 +155,10 @@ class Fetcher:
         self._send_fetches()
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
-        """Continues from another offset, up to the same end; batches fetched before are dropped.
+        """Sets the position of a partition and drops its fetched batches. The end offset stays the same.
 
-        With the leader epoch of the record before the offset, a truncated log is detected.
+        `leader_epoch` is the epoch of the record before the offset, with which the leader detects a truncated log; -1
+        if unknown.
         """
         self._reset_position(partition, offset, self._partitions[partition].until, leader_epoch)
         self._send_fetches()
@@ -168,10 +177,11 @@ class Fetcher:
         )
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Returns nothing of these partitions until `resume`; their batches are kept."""
+        """Stops returning batches of these partitions until `resume`. Fetched batches are kept."""
         for partition in partitions:
             self._partitions[partition].is_paused = True
-        # Other partitions of the same leader may have waited for these to be taken.
+        # Fetches of other partitions of the same leader may have waited until the caller took the batches of these
+        # partitions.
         self._send_fetches()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
@@ -188,7 +198,7 @@ class Fetcher:
         return state.position if state.completed is None else state.completed.position
 
     def high_watermark(self, partition: TopicPartition) -> int:
-        """Returns the high watermark of the last response, -1 before the first."""
+        """Returns the high watermark of the last response, -1 before the first response."""
         return self._partitions[partition].high_watermark
 
     def log_start_offset(self, partition: TopicPartition) -> int:
@@ -220,8 +230,8 @@ class Fetcher:
     async def next(self, timeout_ms: int) -> list[CompletedFetch]:
         """Waits for batches and returns those of all partitions that are not paused; [] after the timeout.
 
-        There is at most one entry per partition. Records below its `position`, and those at or above the `until` of a
-        bounded read, are to be skipped.
+        There is at most one entry per partition. Callers must skip records below the `position` of the entry and, in a
+        bounded read, records at or above `until`.
         """
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         while not (taken := self.take()):
@@ -234,7 +244,7 @@ class Fetcher:
         return taken
 
     def take(self) -> list[CompletedFetch]:
-        """As `next`, without waiting."""
+        """Returns the same as `next`, but without waiting."""
         taken = []
         for state in self._partitions.values():
             if state.completed is not None and not state.is_paused:
@@ -247,7 +257,7 @@ class Fetcher:
     # Fetching
 
     def _send_fetches(self) -> None:
-        """Sends a fetch to every leader that has none in flight and whose last response was taken."""
+        """Sends a fetch to every leader that has no fetch in flight and whose last response was taken."""
         if self._is_closed:
             return
         self._cancel_stale_fetches()
@@ -272,7 +282,8 @@ class Fetcher:
             else:
                 by_leader.setdefault(leader, {})[partition] = state
         for leader, positions in by_leader.items():
-            # A long poll for the other partitions would delay those that are taken in a moment.
+            # Do not fetch while batches of this leader are not taken. A long poll for the other partitions would delay
+            # the next fetch of the partitions with these batches.
             if leader not in self._in_flight and leader not in untaken:
                 self._start_fetch(leader, positions)
         self._set_timer(next_attempt)
@@ -289,25 +300,26 @@ class Fetcher:
 
     def _start_fetch(self, leader: int, positions: Mapping[TopicPartition, FetchPosition]) -> None:
         room = self._buffered_bytes_max - self._reserved_bytes - self._buffered_bytes()
-        # The buffer may stay full for long, as by paused partitions: the others must not wait for it.
+        # Fetch even if the buffer is full. Paused partitions may fill it for a long time, and other partitions must not
+        # wait.
         bytes_max = min(self._max_bytes, max(room, self._partition_max_bytes))
         self._reserved_bytes += bytes_max
         task = asyncio.get_running_loop().create_task(
             self._fetch(leader, positions, bytes_max), name=f"fetches from node {leader}"
         )
         self._in_flight[leader] = fetch = _InFlightFetch(positions, bytes_max, task)
-        # A callback, because a task that is cancelled at once never enters its coroutine.
+        # Use a callback, because a task that is cancelled before its first step never enters its coroutine.
         task.add_done_callback(lambda _: self._on_fetch_done(leader, fetch))
 
     def _on_fetch_done(self, leader: int, fetch: _InFlightFetch) -> None:
         del self._in_flight[leader]
         self._reserved_bytes -= fetch.bytes_max
-        # A task cancelled from outside means that the whole client is closing.
+        # If another caller cancelled the task, the whole client is closing.
         if fetch.is_abandoned or not fetch.task.cancelled():
             self._send_fetches()
 
     def _cancel_stale_fetches(self) -> None:
-        """Cancels fetches whose partitions were all removed or moved, because later fetches would wait behind them."""
+        """Cancels fetches of which no position is needed any more, because later fetches would wait behind them."""
         for fetch in self._in_flight.values():
             is_needed = any(
                 self._partitions.get(partition) is state for partition, state in fetch.positions.items()
@@ -340,7 +352,7 @@ class Fetcher:
             else:
                 self._fail_all(request, positions, error)
         except Exception as error:
-            # A bug in client or broker: the reader must not wait for ever.
+            # This is a bug in the client or broker. Report an error, because the caller must not wait forever.
             _log.exception("fetch response cannot be processed", node=leader)
             failure = KafkaError(ErrorCode.unknown_server_error, f"the response of node {leader}: {error!r}")
             self._fail_all(request, positions, failure)
@@ -377,8 +389,8 @@ class Fetcher:
             for each in topic["partitions"]:
                 partition = TopicPartition(topic["topic"], each["partition"])
                 state = positions[partition]
-                # Not after a seek or removal. The position differs if the partition has moved to another leader whose
-                # response arrived first.
+                # The response is not needed after a seek or removal. It is also not needed if the position has changed,
+                # because the response of a new leader arrived first.
                 is_needed = self._partitions.get(partition) is state and not state.has_failed
                 yield partition, state, is_needed and state.position == each["fetch_offset"]
 
@@ -416,7 +428,7 @@ class Fetcher:
     def _handle_partition_data(
         self, partition: TopicPartition, state: FetchPosition, response: Message, *, is_empty_response: bool
     ) -> None:
-        """`is_empty_response` says that neither this partition nor those before it in the request got a batch."""
+        """`is_empty_response` means that neither this partition nor those before it in the request got a batch."""
         diverging = response.get("diverging_epoch")
         if diverging is not None and diverging.end_offset >= 0:
             if diverging.end_offset < state.position:
@@ -425,7 +437,7 @@ class Fetcher:
                 )
                 self._fail_partition(partition, state, truncation)
             else:
-                # Most likely nothing was truncated: a leader may have failed before it wrote anything.
+                # The log was probably not truncated, because a leader can fail before it writes records of its epoch.
                 state.leader_epoch = diverging.epoch
             return
         state.failures, state.backoff_until = 0, 0.0
@@ -464,7 +476,7 @@ class Fetcher:
         self._data_available.set()
 
     def _confirm_empty(self, state: FetchPosition) -> bool:
-        """Returns whether an empty response is final; if not, delays the next fetch."""
+        """Returns whether there are certainly no more records. Otherwise delays the next fetch."""
         now = asyncio.get_running_loop().time()
         if state.record_empty_response(now):
             return True
@@ -479,7 +491,7 @@ class Fetcher:
                 self._fail_partition(partition, state, error)
 
     def _back_off(self, positions: Collection[FetchPosition]) -> None:
-        """Delays all by the same time, so that one request fetches them again."""
+        """Delays all these partitions by the same time, so that one request fetches them again."""
         if not positions:
             return
         failures = max(each.failures for each in positions) + 1
@@ -509,12 +521,12 @@ class Fetcher:
 
 
 def _is_transient(error: KafkaError) -> bool:
-    """Returns whether to retry. Unexpected broker errors often do not recur."""
+    """Returns whether to retry. Unexpected broker errors are retried, because they often do not recur."""
     return error.is_retriable or error.code is ErrorCode.unknown_server_error
 
 
 def _warn_once(error: KafkaError, positions: Iterable[FetchPosition]) -> None:
-    """Logs the first of a row of unexpected broker errors, which users do not see while they are retried."""
+    """Logs the first of consecutive unexpected broker errors, because users do not see errors that are retried."""
     if error.code is ErrorCode.unknown_server_error and not any(each.failures for each in positions):
         _log.warning("fetch failed at the broker and is retried", error=error)
 

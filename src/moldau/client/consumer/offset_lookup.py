@@ -32,9 +32,9 @@ async def list_offsets(
     isolation_level: int = 0,
     timeout_ms: int | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
-    """Returns the offset of each partition at its time, which may be EARLIEST, LATEST or MAX_TIMESTAMP.
+    """Returns the first offset at or after the time of each partition (or EARLIEST, LATEST, MAX_TIMESTAMP).
 
-    Partitions without a record at or after their time are left out. Raises KafkaError if one cannot be queried.
+    Partitions without a record at or after their time are left out. Raises KafkaError if a partition cannot be queried.
     """
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     remaining = dict(times)
@@ -62,9 +62,10 @@ async def list_offsets_once(
     *,
     isolation_level: int = 0,
 ) -> None:
-    """Makes one attempt at `list_offsets` and calls back with the offsets of each leader as they arrive.
+    """Makes one attempt at `list_offsets`. Calls `on_offsets` with the offsets of each leader when they arrive.
 
-    No partition waits for another's leader. Raises KafkaError at the end if some could not be queried.
+    A slow leader does not delay the partitions of other leaders. Raises KafkaError at the end if some partitions could
+    not be queried.
     """
     retry = cluster.retry()
     unknown = dict.fromkeys(each.topic for each in times if cluster.partition_info(each) is None)
@@ -78,7 +79,8 @@ async def list_offsets_once(
     if failure is None and without_leader:
         for partition in without_leader:
             if cluster.partition_info(partition) is None:
-                # The partition may be new: it is reported missing only if it does not appear in time.
+                # Wait for the partition, because it may be new. `leader_of` raises an error if it does not appear in
+                # time.
                 await cluster.leader_of(partition, timeout_ms=retry.remaining_ms)
         names = ", ".join(map(str, without_leader))
         failure = KafkaError(ErrorCode.leader_not_available, f"no leader to look up an offset of {names}")

@@ -1,7 +1,8 @@
-"""The consumer's subscription state: the subscription, the assigned partitions and their positions. Pure.
+"""The consumer's subscription state: the subscription, the assigned partitions and their positions.
 
-The position of a newly assigned partition is the group's committed offset, or else decided by the reset strategy.
-Every seek replaces the partition's state object, so that the result of a lookup for the old one is discarded.
+The position of a newly assigned partition is the committed offset of the group. Without a committed offset, the reset
+strategy decides. Every seek replaces the state object of the partition, so that the result of a lookup for the old
+object is discarded.
 """
 
 import re
@@ -15,7 +16,10 @@ from moldau.client.record import TopicPartition
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed offset: the next one to read, with the leader epoch of the record before it (-1 if unknown)."""
+    """A committed offset, which is that of the next record to read.
+
+    `leader_epoch` is the epoch of the record before this offset, -1 if unknown.
+    """
 
     offset: int
     metadata: str = ""
@@ -36,7 +40,7 @@ def validate_offsets(
 
 
 class OffsetResetStrategy(Enum):
-    """Where to start without a position; the values are the special timestamps of ListOffsets."""
+    """Where to start without a position. EARLIEST and LATEST have the special timestamps of ListOffsets as values."""
 
     EARLIEST = -2
     LATEST = -1
@@ -59,7 +63,10 @@ class SubscriptionType(Enum):
 
 @dataclass(slots=True, eq=False)
 class TopicPartitionState:
-    """The position of one partition. Without an offset it is looked up: by `reset`, or else the committed offset."""
+    """The position of one partition.
+
+    If `offset` is None, the position is looked up: with `reset` if it is set, otherwise as the committed offset.
+    """
 
     offset: int | None = None
     leader_epoch: int = -1
@@ -68,7 +75,7 @@ class TopicPartitionState:
 
 
 class SubscriptionState:
-    """What a consumer reads, and how far it has read."""
+    """The subscription, the assigned partitions and the positions of a consumer."""
 
     def __init__(self, reset: OffsetResetStrategy) -> None:
         self._reset_strategy = reset
@@ -117,7 +124,7 @@ class SubscriptionState:
         return list(self._partitions)
 
     def set_assignment(self, partitions: Iterable[TopicPartition]) -> None:
-        """Sets the assigned partitions; those assigned before keep their position."""
+        """Sets the assigned partitions. Partitions that were assigned before keep their position."""
         self._partitions = {
             each: self._partitions.get(each, TopicPartitionState()) for each in sorted(set(partitions))
         }
@@ -175,14 +182,20 @@ class SubscriptionState:
         self._partitions[partition] = TopicPartitionState(reset=reset, is_paused=is_paused)
 
     def reset_out_of_range(self, partition: TopicPartition) -> None:
-        """Applies the reset strategy to a position outside the log; raises NoOffsetForPartitionError if it is NONE."""
+        """Applies the reset strategy to a position outside the log.
+
+        Raises NoOffsetForPartitionError if the strategy is NONE.
+        """
         if self._reset_strategy is OffsetResetStrategy.NONE:
             position = self._partitions[partition].offset
             raise NoOffsetForPartitionError([partition], f"the log has no offset {position}")
         self.request_offset_reset(partition, self._reset_strategy)
 
     def reset_to_truncation_offset(self, partition: TopicPartition, offset: int, leader_epoch: int) -> None:
-        """Moves the position back to the truncation offset; raises if the strategy is NONE."""
+        """Moves the position back to the truncation offset.
+
+        Raises NoOffsetForPartitionError if the reset strategy is NONE.
+        """
         if self._reset_strategy is OffsetResetStrategy.NONE:
             raise NoOffsetForPartitionError([partition], f"the log was truncated to offset {offset}")
         self.seek(partition, offset, leader_epoch)
@@ -194,7 +207,7 @@ class SubscriptionState:
         return any(state.offset is None for state in self._partitions.values())
 
     def initializing_partitions(self) -> dict[TopicPartition, TopicPartitionState]:
-        """Returns the partitions whose committed offset is to be fetched."""
+        """Returns the partitions whose committed offset must be fetched."""
         return self._missing_positions(lambda state: state.reset is None)
 
     def partitions_needing_reset(self) -> dict[TopicPartition, TopicPartitionState]:
@@ -205,7 +218,7 @@ class SubscriptionState:
         requested: Mapping[TopicPartition, TopicPartitionState],
         found: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> None:
-        """Sets positions to committed offsets, and marks partitions without one for a reset.
+        """Sets positions to committed offsets, and marks partitions without a committed offset for a reset.
 
         Raises NoOffsetForPartitionError if the reset strategy is NONE.
         """

@@ -1,4 +1,4 @@
-"""The topics of a subscription in the metadata: by name, or all that match a pattern as they come and go."""
+"""The topics of a subscription: topics with given names, or all existing topics that match a pattern."""
 
 import asyncio
 import re
@@ -65,9 +65,10 @@ class TopicSubscription:
             await asyncio.gather(resolving, return_exceptions=True)
 
     def refresh_missing_topics(self, now: float) -> float | None:
-        """Refreshes the metadata if subscribed topics do not exist yet; returns the loop time of the next call.
+        """Refreshes the metadata if subscribed topics do not exist yet.
 
-        When they are created, the group leader assigns them.
+        Returns the loop time of the next call; None if all topics exist. When a missing topic is created, the group
+        leader assigns its partitions.
         """
         if self._subscriptions.subscription_type is not SubscriptionType.AUTO_TOPICS:
             return None

@@ -409,8 +409,10 @@ class Cluster:
                     _log.exception("a metadata listener failed")
 
     async def _request_metadata(self, tree: Mapping[str, Any]) -> Message:
-        """Sends Metadata to one broker after another, within request_timeout_ms. Returns the first successful
-        response."""
+        """Sends Metadata to one broker after another and returns the first successful response.
+
+        Raises KafkaError if there is none within request_timeout_ms.
+        """
         limit = self.retry()
         attempts = self._connections.address_count
         while True:

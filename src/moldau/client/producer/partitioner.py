@@ -11,7 +11,7 @@ _MASK = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """Returns the unsigned 32-bit hash of Kafka's producers."""
+    """Returns the murmur2 hash that Kafka's producers use, as an unsigned 32-bit integer."""
     length = len(data)
     value = _SEED ^ length
     whole = length & ~3
@@ -26,7 +26,7 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of_key(key: bytes, partition_count: int) -> int:
-    """Returns the same partition as Java's producer, whether it has a leader now or not."""
+    """Returns the partition that Java's producer chooses. The partition may have no leader."""
     return (murmur2(key) & 0x7FFFFFFF) % partition_count
 
 
@@ -39,7 +39,10 @@ class StickyPartitioner:
         self._current: dict[str, int] = {}
 
     def current_partition(self, topic: str, partition_count: int, available: Sequence[int]) -> int:
-        """Returns the current partition, choosing among those with a leader (`available`), or all if none has one."""
+        """Returns the current partition of a topic. Chooses a new one if the current partition has no leader.
+
+        `available` contains the partitions with a leader. If it is empty, any partition may be chosen.
+        """
         partition = self._current.get(topic)
         if partition is None or partition >= partition_count or (available and partition not in available):
             partition = self._choose_other(partition_count, available, None)

@@ -1,7 +1,7 @@
-"""The producer: `send` appends a record to a batch of the accumulator, and the sender delivers it to the leader.
+"""The producer: `send` appends a record to a batch of the accumulator, and the sender sends the batch to the leader.
 
-The producer is idempotent by default: whatever happens to connections and leaders, an acknowledged record is in the
-log exactly once, and the records of a partition are in the order in which they were sent.
+The producer is idempotent by default. An acknowledged record is in the log exactly once, and the records of a partition
+are in the order of the `send` calls, even if connections or leaders fail.
 
     async with Producer("localhost:9092") as producer:
         sent = await producer.send("orders", key=b"42", value=b"...")
@@ -45,13 +45,14 @@ class RecordMetadata(NamedTuple):
     topic: str
     partition: int
     offset: int
-    """-1 if the broker did not return it: with acks=0, or for a duplicate of an old batch."""
+    """The offset of the record; -1 if the broker did not return it, as with acks=0 or for a duplicate of an old
+    batch."""
     timestamp: int
     """The record's own timestamp, or the broker's if the topic uses LogAppendTime."""
 
 
 class Producer:
-    """Start it before use and close it after, or use it in `async with`."""
+    """Sends records to topics. Call `start` before use and `close` after, or use `async with`."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Producer:
         delivery_timeout_ms: int = 120_000,
         **cluster_settings: Any,
     ) -> None:
-        """`cluster` is bootstrap servers (`cluster_settings` are then those of `Cluster`) or a started, shared cluster.
+        """`cluster` is bootstrap servers, with `cluster_settings` as in `Cluster`, or a started, shared `Cluster`.
 
         Sizes are in bytes before compression.
         """
@@ -103,7 +104,8 @@ class Producer:
         self._tracked_topics: dict[str, None] = {}
         """The topics sent to so far, which the cluster tracks."""
         self._memory_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        """The sizes of records that wait for buffer memory, in order."""
+        """The calls that wait for buffer memory, in order: the size of the record, and the future that wakes the
+        call."""
         self._pending_flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._is_open = False
         self._is_closed = False
@@ -117,9 +119,9 @@ class Producer:
         self._sender.start()
 
     async def close(self, *, timeout_ms: int | None = None) -> None:
-        """Delivers all records and closes, within `timeout_ms` if given, else as long as delivery may take.
+        """Delivers all records and closes. Without `timeout_ms`, waits until every record has a result.
 
-        Records without a result by then, or when this call is cancelled, fail as in `abort`.
+        Records that have no result after the timeout, or when this call is cancelled, fail as in `abort`.
         """
         self._is_open = False
         self._wake_memory_waiter()
@@ -174,10 +176,10 @@ class Producer:
         timestamp_ms: int | None = None,
         headers: Iterable[Header] = (),
     ) -> "asyncio.Future[RecordMetadata]":
-        """Buffers a record and returns the future of its delivery, which raises KafkaError if delivery fails.
+        """Buffers a record and returns a future of its metadata. The future raises KafkaError if delivery fails.
 
-        Waits for topic metadata and buffer memory up to max_block_ms, then raises KafkaError. Without a partition
-        the key selects one; records without a key stick to one partition per batch.
+        Waits for topic metadata and buffer memory up to max_block_ms, then raises KafkaError. Without `partition`, the
+        hash of the key selects the partition. Records without a key go to one partition per batch.
         """
         self._check_open()
         _validate_topic_name(topic)
@@ -204,11 +206,11 @@ class Producer:
     async def send_section(
         self, topic: str, partition: int, section: Section
     ) -> "asyncio.Future[RecordMetadata]":
-        """Buffers records encoded beforehand as one batch, in order with all other records of the partition.
+        """Buffers already encoded records as one batch, in order with all other records of the partition.
 
-        The future is that of the first record; the whole batch succeeds or fails. Waits and raises as `send` does. A
-        section that is too large for the broker fails, because it cannot be split. Its bytes are not copied, so they
-        must not change until the future is done.
+        The future has the metadata of the first record. The whole batch succeeds or fails. This method waits and raises
+        errors in the same way as `send`. A section that is too large for the broker fails, because the producer cannot
+        split it. The bytes of the section are not copied, so they must not change until the future is done.
         """
         self._check_open()
         _validate_topic_name(topic)
@@ -227,7 +229,7 @@ class Producer:
         return future
 
     async def flush(self) -> None:
-        """Sends without lingering; returns when all records sent before are delivered or have failed."""
+        """Sends all batches without lingering. Returns when all records sent before are delivered or have failed."""
         number = self._accumulator.close_batches()
         if self._accumulator.is_complete(number):
             return
@@ -248,18 +250,17 @@ class Producer:
             raise IllegalStateError("the producer is not open: it was not started, or it is closed")
 
     async def _wait_for_metadata_and_memory(self, topic: str, size: int) -> None:
-        """Waits for the topic's metadata and for buffer memory."""
         try:
             async with asyncio.timeout(self._max_block_ms / 1000):
                 await self._wait_on_metadata(topic)
                 await self._wait_for_memory(size)
         except TimeoutError:
             raise RequestTimedOutError(f"{topic!r} accepted no record for {self._max_block_ms} ms") from None
-        # If the producer was closed meanwhile, the record would never be sent.
+        # Check again, because the record would never be sent if the producer was closed in the meantime.
         self._check_open()
 
     async def _wait_on_metadata(self, topic: str) -> None:
-        """Waits until the topic exists, and has the cluster track it."""
+        """Waits until the topic exists, and adds it to the tracked topics of the cluster."""
         is_new = topic not in self._tracked_topics
         if is_new:
             self._tracked_topics[topic] = None
@@ -291,7 +292,8 @@ class Producer:
                 if waiter in self._memory_waiters:
                     self._memory_waiters.remove(waiter)
                 else:
-                    # This waiter was woken, or cancelled after that: the next one may fit as well.
+                    # This waiter was woken, and perhaps cancelled afterwards. In both cases there may be enough memory
+                    # for the next waiter.
                     asyncio.get_running_loop().call_soon(self._wake_memory_waiter)
             self._check_open()
 
@@ -326,7 +328,7 @@ class Producer:
     # Results
 
     def _handle_results(self, results: Iterable[ProduceResult]) -> None:
-        """Resolves the futures of these batches, and those that wait for memory or a flush."""
+        """Resolves the futures of these batches, and wakes callers that wait for memory or a flush."""
         for result in results:
             _resolve_futures(result)
         if self._is_closed:
@@ -359,7 +361,10 @@ def _validate_section(section: Section) -> Section:
 
 
 def _validate_record(record: Record) -> Record:
-    """Raises for a record that could not be encoded, while the caller can still see which one it is."""
+    """Raises TypeError or ValueError for a record that cannot be encoded.
+
+    This check is made before the record is added to a batch, because an encoding error fails the whole batch.
+    """
     for name, part in (("key", record.key), ("value", record.value)):
         if part is not None and not isinstance(part, bytes):
             raise TypeError(f"a record's {name} must be bytes or None, not {type(part).__name__}")
@@ -387,7 +392,7 @@ def _resolve_futures(result: ProduceResult) -> None:
             continue
         if result.error is not None:
             future.set_exception(KafkaError(result.error.code, result.error.message))
-            # A caller that never awaits the future does not want the error reported as unretrieved.
+            # Retrieve the exception, so that asyncio does not report it if the caller never awaits the future.
             future.exception()
         else:
             future.set_result(RecordMetadata(topic, partition, offset, timestamp))

@@ -1,6 +1,6 @@
-"""Batches of the producer, and their payload: records sent one by one, or a section encoded beforehand.
+"""Batches of the producer, and their payload: records sent one by one, or a section of already encoded records.
 
-A handle is an opaque object that the caller gets back with a result: one per record, or one per section.
+A handle is an opaque object that the caller passes with a record or section and gets back with the result.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from moldau.records.batch_builder import (
 from moldau.records.record import Record
 
 _RECORD_OVERHEAD_BYTES = 12
-"""Lengths, attributes and deltas: an estimate, slightly above what most records need."""
+"""The estimated size of lengths, attributes and deltas per record, slightly more than most records need."""
 _HEADER_OVERHEAD_BYTES = 3
 
 
@@ -30,18 +30,18 @@ class ProducerIdAndEpoch(NamedTuple):
 
 
 class RecordResult(NamedTuple):
-    """The offset and timestamp of what a handle stands for."""
+    """The offset and timestamp of the record that belongs to a handle, or of the first record of a section."""
 
     handle: Any
     offset: int
-    """-1 if the broker did not return it."""
+    """-1 if the broker did not return the offset."""
     timestamp: int
 
 
 class BatchPayload(Protocol):
     @property
     def count(self) -> int:
-        """The number of records, which is the number of sequence numbers."""
+        """The number of records. Each record has one sequence number."""
 
     @property
     def size(self) -> int:
@@ -159,28 +159,28 @@ class ProducerBatch:
 
     partition: TopicPartition
     order: tuple[int, ...]
-    """Its position among all batches of the producer; both halves of a split batch begin with its number."""
+    """The sort key among all batches of the producer. It is the batch number, followed by 0 or 1 for each split."""
     created_ms: int
     payload: BatchPayload
     size: int
-    """The approximate size in bytes: records before compression, a section as encoded."""
+    """The approximate size in bytes. Records are counted before compression, and sections as they are encoded."""
     is_full: bool = False
     producer_id_and_epoch: ProducerIdAndEpoch | None = None
     base_sequence: int = NO_SEQUENCE
     data: bytes = b""
-    """The encoded batch, built when it is drained."""
+    """The encoded batch; empty until the batch is drained."""
     attempts: int = 0
     is_possibly_written: bool = False
-    """Whether an attempt ended without proof that the broker rejected the batch."""
+    """Whether the broker may have written the batch in an earlier attempt."""
     last_error: KafkaError | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether the batch takes more records."""
+        """Whether the batch accepts more records."""
         return not self.is_full and self.attempts == 0
 
     def split(self) -> "list[ProducerBatch] | None":
-        """Returns two batches that fill the same range of sequences; None if the payload cannot be split."""
+        """Returns two batches with the same sequence numbers as this batch; None if the payload cannot be split."""
         payloads = self.payload.split()
         if payloads is None:
             return None
@@ -209,7 +209,7 @@ class ProduceResult(NamedTuple):
 
     batch: ProducerBatch
     base_offset: int = -1
-    """-1 if the broker did not return it."""
+    """-1 if the broker did not return the offset."""
     log_append_time_ms: int = -1
     """The broker's timestamp if the topic uses LogAppendTime, else -1."""
     error: KafkaError | None = None

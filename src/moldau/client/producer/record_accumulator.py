@@ -1,15 +1,15 @@
 """The producer's record accumulator: batches per partition, their sequence numbers, retries and expiry.
 
-It is pure: it decides which batches to send, and the sender sends them.
+The accumulator does no I/O. It decides which batches to send, and the sender sends them.
 
-Order is kept with several batches of a partition in flight. The broker rejects a sequence that leaves a gap, so when
-one batch fails those behind it fail too; all are sent again in order once no response is outstanding. Until a broker
-has acknowledged the first batch of a sequence only one batch is in flight, because a broker that does not know a
-producer accepts whatever sequence comes first.
+The order of records is kept with several batches of a partition in flight. If one batch fails, the broker rejects the
+later batches, because the sequence has a gap. When all responses have arrived, the failed batches are sent again in
+order. Until a broker has acknowledged the first batch of a sequence, only one batch is in flight. The reason is that a
+broker that does not know a producer accepts any first sequence number.
 
-A batch that fails for good leaves a gap. The batches behind it then continue with the next producer epoch and
-sequence 0. That is safe only for batches that were certainly not written. Those that may have been written fail,
-because under a new epoch the broker could not detect the duplicates.
+A batch that fails permanently leaves a gap in the sequence. The later batches then continue with the next producer
+epoch and sequence 0. This is safe only for batches that were certainly not written. Batches that may have been written
+fail, because the broker cannot detect duplicates under a new epoch.
 """
 
 from bisect import insort
@@ -57,7 +57,8 @@ _NOT_WRITTEN_ERRORS = (
     ErrorCode.policy_violation,
     ErrorCode.unsupported_version,
 )
-"""Errors that brokers return before writing. After any other, NOT_LEADER_OR_FOLLOWER too, the batch may be written."""
+"""Errors that brokers return before they write a batch. After any other error, even NOT_LEADER_OR_FOLLOWER, the batch
+may have been written."""
 
 
 @dataclass(slots=True)
@@ -72,9 +73,9 @@ class _PartitionQueue:
     has_acknowledged_batch: bool = False
     """Whether the broker has acknowledged a batch of the current producer epoch."""
     needs_epoch_bump: bool = False
-    """Whether the sequence has a gap: the next epoch begins once no response is outstanding."""
+    """Whether the sequence has a gap. The next epoch starts when no batch is in flight."""
     is_draining: bool = False
-    """Whether a batch has failed: nothing is sent until the responses to the others in flight have arrived."""
+    """Whether a batch has failed. Nothing is sent until the responses to the other batches in flight have arrived."""
     backoff_until_ms: int = 0
 
 
@@ -107,16 +108,16 @@ class RecordAccumulator:
     # Appending
 
     def has_memory(self, size: int) -> bool:
-        """Returns whether a record of this size fits; one larger than the whole buffer fits into an empty one."""
+        """Returns whether the buffer has memory for a record of this size. An empty buffer accepts any size."""
         return self._used_bytes == 0 or self._used_bytes + size <= self._buffer_memory
 
     def fits_open_batch(self, partition: TopicPartition, size: int) -> bool:
-        """Returns whether a record would join an open batch rather than start one."""
+        """Returns whether a record of this size can be added to an open batch, so that no new batch is needed."""
         queue = self._queues.get(partition)
         return queue is not None and self._appendable_batch(queue, size) is not None
 
     def append(self, partition: TopicPartition, record: Record, size: int, handle: Any, now_ms: int) -> bool:
-        """Adds a record of this estimated size; returns whether the sender should look for ready batches."""
+        """Adds a record of this estimated size. Returns whether the sender should check for ready batches."""
         queue = self._queue(partition)
         batch = self._appendable_batch(queue, size)
         is_new = batch is None
@@ -131,7 +132,7 @@ class RecordAccumulator:
         return is_new or batch.is_full
 
     def append_section(self, partition: TopicPartition, section: Section, handle: Any, now_ms: int) -> None:
-        """Adds a section as a full batch of its own."""
+        """Adds a section as a separate, full batch."""
         payload = SectionPayload(section, handle)
         batch = self._start_batch(self._queue(partition), partition, payload, now_ms)
         batch.is_full = True
@@ -159,7 +160,7 @@ class RecordAccumulator:
         return last if last is not None and last.is_open and last.size + size <= self._batch_size else None
 
     def close_batches(self) -> int:
-        """Closes all batches to further records, so that they need not linger; returns the number for `is_complete`."""
+        """Closes all batches, so that they are sent without lingering. Returns the number to pass to `is_complete`."""
         for queue in self._queues.values():
             for batch in queue.waiting:
                 batch.is_full = True
@@ -188,7 +189,7 @@ class RecordAccumulator:
         )
 
     def set_producer_id(self, producer_id: int, epoch: int) -> None:
-        """Sets the producer id of all partitions that have none, now and later."""
+        """Sets the producer id of all partitions that have none, and of all partitions that are added later."""
         self._producer_id_and_epoch = ProducerIdAndEpoch(producer_id, epoch)
         for queue in self._queues.values():
             if queue.producer_id_and_epoch is None:
@@ -197,12 +198,12 @@ class RecordAccumulator:
     # Draining
 
     def ready_partitions(self, now_ms: int) -> list[TopicPartition]:
-        """Returns the partitions with a batch to send, that of the oldest batch first."""
+        """Returns the partitions with a batch to send. The partition with the oldest batch comes first."""
         ready = [partition for partition, queue in self._queues.items() if self._ready_at(queue) <= now_ms]
         return sorted(ready, key=lambda partition: self._queues[partition].waiting[0].order)
 
     def next_wakeup_ms(self, now_ms: int) -> int | None:
-        """Returns the time at which the next batch becomes ready or expires by the passage of time alone."""
+        """Returns the next time at which a batch becomes ready or expires without another event, if any."""
         times = [self._ready_at(queue) for queue in self._queues.values()]
         times += [
             batch.created_ms + self._delivery_timeout_ms
@@ -229,9 +230,9 @@ class RecordAccumulator:
         return self._queues[partition].waiting[0].size
 
     def drain_next(self, partition: TopicPartition) -> ProducerBatch:
-        """Returns the next batch of a ready partition, now in flight, with its encoding in `data`.
+        """Encodes the next batch of a ready partition, moves it to the batches in flight and returns it.
 
-        If encoding it raises, nothing has changed; then call `fail_next`.
+        If the encoding raises an error, nothing has changed. The caller must then call `fail_next`.
         """
         queue = self._queues[partition]
         batch = queue.waiting[0]
@@ -250,7 +251,7 @@ class RecordAccumulator:
         return batch
 
     def fail_next(self, partition: TopicPartition, error: KafkaError) -> list[ProduceResult]:
-        """Fails the next batch of a partition, because it cannot be sent at all."""
+        """Fails the next batch of a partition, because the batch cannot be sent at all."""
         queue = self._queues[partition]
         batch = queue.waiting.pop(0)
         return [self._abort_batch(queue, batch, error), *self._maybe_bump_epoch(queue)]
@@ -272,9 +273,9 @@ class RecordAccumulator:
     def fail_batch(
         self, batch: ProducerBatch, error: KafkaError, now_ms: int, retry_at_ms: int
     ) -> list[ProduceResult]:
-        """Handles a failed attempt: the batch is queued again, split, or failed for good."""
+        """Handles a failed attempt: queues the batch again, splits it, or fails it permanently."""
         if error.code == ErrorCode.duplicate_sequence_number:
-            # The batch was written so long ago that the broker no longer knows its offset.
+            # The batch was already written, so long ago that the broker no longer knows its offset.
             return self.complete_batch(batch, -1)
         queue = self._queues[batch.partition]
         is_first = self._is_first_incomplete(queue, batch)
@@ -286,8 +287,8 @@ class RecordAccumulator:
         if now_ms >= batch.created_ms + self._delivery_timeout_ms:
             results.append(self._abort_batch(queue, batch, error))
         elif self._idempotent and error.code in _SEQUENCE_ERRORS:
-            # Behind a failed batch this is expected. For the first batch it means that the broker has lost the
-            # producer's state, and the sequence starts again in a new epoch.
+            # A sequence error is expected if an earlier batch has failed. For the first batch it means that the broker
+            # has lost the producer's state. Then the sequence starts again in a new epoch.
             queue.needs_epoch_bump = queue.needs_epoch_bump or is_first
             queue.backoff_until_ms = retry_at_ms
             insort(queue.waiting, batch, key=_batch_order)
@@ -314,11 +315,11 @@ class RecordAccumulator:
         insort(queue.waiting, batch, key=_batch_order)
 
     def record_error(self, partition: TopicPartition, error: KafkaError) -> None:
-        """Records why the next batch of a partition cannot be sent now, to be reported if it expires."""
+        """Records why the next batch of a partition cannot be sent now. The error is reported if the batch expires."""
         self._queues[partition].waiting[0].last_error = error
 
     def expire_batches(self, now_ms: int) -> list[ProduceResult]:
-        """Fails waiting batches that are older than the delivery timeout; those in flight get their response."""
+        """Fails waiting batches that are older than the delivery timeout. Batches in flight wait for their response."""
         results: list[ProduceResult] = []
         for queue in self._queues.values():
             for batch in list(queue.waiting):
@@ -340,7 +341,7 @@ class RecordAccumulator:
         return results
 
     def _is_first_incomplete(self, queue: _PartitionQueue, batch: ProducerBatch) -> bool:
-        """Returns whether all earlier batches of the partition have their results, and the sequence has no gap."""
+        """Returns whether all earlier batches of the partition have their results and the sequence has no gap."""
         earlier = [each for each in (*queue.in_flight, *queue.waiting) if each.order < batch.order]
         return not earlier and not queue.needs_epoch_bump
 
@@ -350,7 +351,7 @@ class RecordAccumulator:
         return self._release_memory(ProduceResult(batch, error=error))
 
     def _maybe_bump_epoch(self, queue: _PartitionQueue) -> list[ProduceResult]:
-        """Resumes sending once no response is outstanding: with the next epoch, if the sequence has a gap."""
+        """Resumes sending if no batch is in flight. Starts the next epoch if the sequence has a gap."""
         if queue.in_flight:
             return []
         queue.is_draining = False

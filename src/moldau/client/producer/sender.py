@@ -17,7 +17,8 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 LANE = "produce"
-"""A lane of its own, because responses to acks=all wait for replicas."""
+"""Produce requests use a separate connection to each broker (a lane), because responses to acks=all wait for
+replicas."""
 
 _TRANSACTION_TIMEOUT_MS = 60_000
 """A field of InitProducerId that only transactions use."""
@@ -50,11 +51,11 @@ class Sender:
         self._producer_id_task: asyncio.Task[None] | None = None
         self._send_tasks: dict[int, asyncio.Task[None]] = {}
         self._in_flight: dict[int, list[asyncio.Future[Message]]] = {}
-        """Responses outstanding, by node."""
+        """The outstanding responses of each node."""
         self._unreachable_nodes: dict[int, tuple[Backoff, int]] = {}
         """Unreachable nodes, with their backoff and the time of the next attempt."""
         self.failure: KafkaError | None = None
-        """The fatal error after which nothing can be sent."""
+        """The fatal error after which nothing can be sent; None if there was none."""
 
     def start(self) -> None:
         self._run_task = asyncio.get_running_loop().create_task(
@@ -72,18 +73,18 @@ class Sender:
 
     async def wait_for_responses(self) -> None:
         """Waits until no response is outstanding."""
-        # Shielded, so that cancelling this call does not cancel the responses.
+        # Shield the responses, so that cancelling this call does not cancel them.
         waiting = [
             asyncio.shield(response) for responses in self._in_flight.values() for response in responses
         ]
         await asyncio.gather(*waiting, return_exceptions=True)
 
     def wakeup(self) -> None:
-        """Makes the sender look for ready batches."""
+        """Makes the sender check for ready batches."""
         self._wakeup.set()
 
     def now_ms(self) -> int:
-        # A timer may fire slightly before its millisecond: that still counts as that millisecond.
+        # Add 0.01 ms, because a timer may fire slightly before its millisecond.
         return int(asyncio.get_running_loop().time() * 1000 + 0.01)
 
     async def _run(self) -> None:
@@ -105,7 +106,10 @@ class Sender:
                 pass
 
     def _send_ready(self, now_ms: int) -> int | None:
-        """Starts sending to nodes with ready batches; returns when to look again without a wakeup."""
+        """Starts sending to nodes with ready batches.
+
+        Returns the time of the next check, or None if only `wakeup` starts the next check.
+        """
         leaders = dict.fromkeys(
             map(self._cluster.known_leader_of, self._accumulator.ready_partitions(now_ms))
         )
@@ -133,7 +137,7 @@ class Sender:
             # Nothing is awaited between draining and sending, so that batches are sent in the order of their sequences.
             while self._can_send_more(node) and (batches := self._drain_batches(node)):
                 self._send_produce_request(node, connection, batches)
-                # With acks=0 no responses hold the producer back.
+                # Wait for the write buffer, because with acks=0 no responses slow the producer down.
                 await connection.drain()
         except KafkaError as error:
             self._handle_unreachable(node, error)
@@ -150,7 +154,7 @@ class Sender:
             for partition in self._ready_partitions(node):
                 self._accumulator.record_error(partition, error)
             return
-        # Waiting for the delivery timeout would only hide the cause.
+        # Fail the batches now, because waiting for the delivery timeout would only hide the cause.
         while partitions := self._ready_partitions(node):
             for partition in partitions:
                 self._handle_results(self._accumulator.fail_next(partition, error))
@@ -160,7 +164,7 @@ class Sender:
         return [each for each in ready_partitions if self._cluster.known_leader_of(each) == node]
 
     def _drain_batches(self, node: int) -> list[ProducerBatch]:
-        """Returns the batches of one request: one of each ready partition, up to max_request_size."""
+        """Returns the batches for one request: one batch per ready partition, up to max_request_size."""
         batches: list[ProducerBatch] = []
         size = 0
         for partition in self._ready_partitions(node):
@@ -185,7 +189,7 @@ class Sender:
             "timeout": self._cluster.request_timeout_ms,
             "topic_data": [{"name": name, "partition_data": each} for name, each in topics.items()],
         }
-        # Longer than the broker's own timeout for its replicas, so that its timeout response can arrive.
+        # Wait longer than the timeout in the request, so that a timeout response of the broker can arrive.
         timeout_ms = self._cluster.request_timeout_ms + self._cluster.retry_backoff_max_ms
         try:
             if self._acks == 0:
@@ -276,7 +280,7 @@ class Sender:
                     break
                 _log.debug("InitProducerId failed and is retried", error=error)
                 await asyncio.sleep(backoff.next_delay_ms() / 1000)
-                # A broker that is cut off from the controller cannot allocate ids, so another one is tried.
+                # Try another broker, because a broker that cannot reach the controller cannot allocate producer ids.
                 brokers = sorted(self._cluster.brokers)
                 node_id = self._cluster.random.choice(brokers) if brokers else None
         self._producer_id_task = None
@@ -288,7 +292,7 @@ def _encoding_error(error: Exception) -> KafkaError:
 
 
 def _error_message(response: Message) -> str:
-    """Returns the broker's error message, with those of the invalid records if it names them."""
+    """Returns the broker's error message, followed by the messages of invalid records if the response has them."""
     texts = [response.get("error_message") or ""]
     texts += [
         f"record {each.batch_index}: {each.batch_index_error_message}"
