@@ -41,7 +41,7 @@ class KafkaError(Exception):
             self.code = ErrorCode(code)
             name = self.code.name.upper()
         except ValueError:
-            # A newer broker: only the number of the error is known.
+            # The error comes from a newer broker, so only its number is known.
             self.code = ErrorCode.unknown_server_error
             name = f"ERROR_{code}"
         self.message = message or ""
@@ -56,7 +56,7 @@ class KafkaError(Exception):
 class ConnectionLostError(KafkaError):
     """A connection failed to open or was lost; the broker may or may not have received the request.
 
-    `errno` is the operating system's error number, if it gave one.
+    `errno` is the error number of the operating system; None if there is none.
     """
 
     def __init__(self, message: str, errno: int | None = None) -> None:
@@ -108,7 +108,8 @@ class CommitFailedError(KafkaError):
 
 
 class RebalanceInProgressError(KafkaError):
-    """The group is rebalancing. Poll until the rebalance completes, then commit what is still assigned."""
+    """The group is rebalancing. Poll until the rebalance completes, then commit the partitions that are still
+    assigned."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.rebalance_in_progress, message)
@@ -131,7 +132,7 @@ class IllegalStateError(RuntimeError):
 
 
 def to_error_code(number: int) -> ErrorCode:
-    """Returns the error code of a number, unknown_server_error for one that this client does not know."""
+    """Returns the error code of a number, or unknown_server_error if this client does not know the number."""
     return KafkaError(number).code
 
 

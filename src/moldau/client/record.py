@@ -32,7 +32,7 @@ class ConsumerRecord(NamedTuple):
 def decode_records(
     source: TopicPartition, batch: Batch, from_offset: int = 0, limit: int = DECOMPRESSED_BYTES_MAX
 ) -> Iterator[ConsumerRecord]:
-    """Yields the records of a batch from an offset on, none of a control batch; raises CorruptRecordError."""
+    """Yields the records of a batch from an offset on. A control batch has none. Raises CorruptRecordError."""
     if batch.is_control:
         return
     topic, partition = source
@@ -45,7 +45,7 @@ def decode_records(
 
 
 def is_valid_topic_name(name: object) -> bool:
-    """Returns whether a name can be encoded in a request; which names are allowed is the brokers' decision."""
+    """Returns whether a name can be encoded in a request. Brokers decide which names are allowed."""
     if not isinstance(name, str) or not name:
         return False
     try:

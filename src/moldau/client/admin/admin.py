@@ -1,6 +1,7 @@
 """The admin client: topics, partitions, configs, brokers, the quorum and groups.
 
-Methods for many things return a mapping from each to its result or KafkaError; methods for one thing raise it.
+Methods for several objects return the result or KafkaError of each object. Methods for one object return its result or
+raise its KafkaError.
 
     async with Admin("localhost:9092") as admin:
         await admin.create_topic("orders", partitions=3)
@@ -72,12 +73,12 @@ __all__ = [
 
 
 class Admin:
-    """Start it before use and close it after, or use it in `async with`."""
+    """Sends admin requests. Call `start` before use and `close` after, or use `async with`."""
 
     def __init__(
         self, cluster: str | Sequence[str] | Cluster, *, timeout_ms: int = 30_000, **cluster_settings: Any
     ) -> None:
-        """`cluster` is bootstrap servers (`cluster_settings` are then those of `Cluster`) or a started, shared cluster.
+        """`cluster` is bootstrap servers, with `cluster_settings` as in `Cluster`, or a started, shared `Cluster`.
 
         Retriable errors are retried for `timeout_ms`.
         """
@@ -139,7 +140,7 @@ class Admin:
         return await topic_requests.create_partitions(self._requester, counts, validate_only)
 
     async def list_topics(self, *, internal: bool = False) -> list[TopicInfo]:
-        """Returns all topics by name, without internal ones unless requested."""
+        """Returns all topics sorted by name. Internal topics are included only if `internal` is true."""
         return await topic_requests.list_topics(self._requester, internal)
 
     async def describe_topics(self, names: Iterable[str]) -> Results[str, TopicInfo]:
@@ -155,7 +156,7 @@ class Admin:
     async def list_offsets(
         self, times: Mapping[TopicPartition, int], *, isolation_level: int = 0
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Returns the first offset at or after a time in ms (or EARLIEST, LATEST, MAX_TIMESTAMP) of each partition.
+        """Returns the first offset at or after the time of each partition, in ms (or EARLIEST, LATEST, MAX_TIMESTAMP).
 
         Partitions without such a record are left out. Raises KafkaError if a partition cannot be queried.
         """
@@ -164,7 +165,10 @@ class Admin:
     async def elect_leaders(
         self, kind: ElectionType, partitions: Iterable[TopicPartition] | None = None
     ) -> Results[TopicPartition, None]:
-        """Elects leaders of these partitions, or of all that need it; the result then has only those."""
+        """Elects leaders of these partitions, or of all partitions that need an election.
+
+        In the second case the results contain only the partitions that needed an election.
+        """
         return await topic_requests.elect_leaders(self._requester, kind, partitions)
 
     async def alter_reassignments(
@@ -176,7 +180,7 @@ class Admin:
     async def list_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OngoingReassignment]:
-        """Returns the ongoing reassignments, of these partitions or of all."""
+        """Returns the ongoing reassignments of these partitions, or of all partitions."""
         return await topic_requests.list_reassignments(self._requester, partitions)
 
     # Brokers and configs
@@ -208,7 +212,7 @@ class Admin:
         single_result(await self.alter_configs({ConfigResource(ResourceType.TOPIC, topic): changes}))
 
     async def describe_log_dirs(self, brokers: Iterable[int] | None = None) -> Results[int, list[LogDir]]:
-        """Returns the log directories of these brokers, or of all."""
+        """Returns the log directories of these brokers, or of all brokers."""
         return await cluster_requests.describe_log_dirs(self._requester, brokers)
 
     # The quorum
@@ -233,14 +237,14 @@ class Admin:
     async def list_groups(
         self, *, states: Iterable[str] = (), types: Iterable[str] = ()
     ) -> list[GroupListing]:
-        """Returns the groups of all brokers by name, optionally only those in some states or of some types.
+        """Returns the groups of all brokers sorted by id, optionally only groups in these states or of these types.
 
         Raises KafkaError if one broker cannot be queried, because the list would be incomplete.
         """
         return await group_requests.list_groups(self._requester, states, types)
 
     async def describe_groups(self, groups: Iterable[str]) -> Results[str, GroupDescription]:
-        """Describes groups; the error of one that does not exist is GROUP_ID_NOT_FOUND."""
+        """Describes groups. The error for a group that does not exist is GROUP_ID_NOT_FOUND."""
         return await group_requests.describe_groups(self._requester, groups)
 
     async def describe_group(self, group: str) -> GroupDescription:
@@ -255,7 +259,7 @@ class Admin:
     async def list_group_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Returns the committed offsets of these partitions, or of all; partitions without one are left out."""
+        """Returns the committed offsets of these partitions (None: all), without partitions that have none."""
         return await group_requests.list_group_offsets(self._requester, group, partitions)
 
     async def alter_group_offsets(
@@ -273,5 +277,5 @@ class Admin:
     async def remove_members(
         self, group: str, members: Iterable[MemberToRemove] | None = None, *, reason: str = ""
     ) -> Results[MemberToRemove, None]:
-        """Removes these members from a group, or all of them."""
+        """Removes these members from a group, or all members."""
         return await group_requests.remove_members(self._requester, group, members, reason)

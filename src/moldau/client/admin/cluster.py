@@ -46,7 +46,7 @@ class Operation(enum.IntEnum):
 class ConfigResource(NamedTuple):
     type: ResourceType
     name: str
-    """For a broker its id, or empty for the default of all brokers."""
+    """The name of the resource. For a broker it is the broker id, or empty for the defaults of all brokers."""
 
 
 class ConfigChange(NamedTuple):
@@ -65,7 +65,7 @@ class ConfigSynonym(NamedTuple):
 class ConfigEntry:
     name: str
     value: str | None
-    """None if it is unset or sensitive."""
+    """None if the config is unset or sensitive."""
     source: int
     """A ConfigSource, or another number from a newer broker."""
     is_read_only: bool
@@ -82,7 +82,7 @@ class ConfigEntry:
 class ClusterDescription(NamedTuple):
     cluster_id: str
     controller_id: int
-    """The broker to send changes to; others forward them."""
+    """The broker to which changes should be sent. Other brokers forward changes."""
     brokers: tuple[BrokerInfo, ...]
     """The live brokers."""
     fenced: tuple[BrokerInfo, ...] = ()
@@ -101,7 +101,7 @@ class LogDir:
     error: KafkaError | None
     replicas: Mapping[TopicPartition, LogDirReplica]
     total_bytes: int
-    """-1 if the broker did not return it."""
+    """The size of the volume; -1 if the broker did not return it."""
     usable_bytes: int
 
 
@@ -200,7 +200,7 @@ async def describe_log_dirs(
 
 
 def _config_node(resource: ConfigResource) -> int | None:
-    """Returns the node to ask: a broker for its own configs, any node (None) for all others."""
+    """Returns the node for a request: the broker for its own configs, None (any node) for other configs."""
     if resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and resource.name.isdecimal():
         return int(resource.name)
     return None

@@ -50,7 +50,7 @@ class GroupDescription:
 
 
 class MemberToRemove(NamedTuple):
-    """A member, named by member id or by instance id alone."""
+    """A member to remove, identified by its member id or only by its instance id."""
 
     member_id: str = ""
     instance_id: str | None = None
@@ -166,7 +166,7 @@ async def remove_members(
     async def request(node: int, timeout_ms: int) -> Results[MemberToRemove, None]:
         response = await admin.cluster.call(node, ApiKey.LEAVE_GROUP, tree, timeout_ms=timeout_ms)
         raise_for_code(response.error_code, f"the group {group!r}")
-        # Matched by position, because the response may have a member id where the request had only an instance id.
+        # Match by position, because the response may have a member id where the request had only an instance id.
         return {
             member: to_error(each.error_code, f"{member.instance_id or member.member_id}")
             for member, each in zip(leaving, response.members, strict=True)
@@ -180,7 +180,7 @@ def _parse_group(group: Message, node: int) -> GroupDescription | KafkaError:
     if error is not None:
         return error
     if group.group_state == "Dead":
-        # Before version 6 this is how brokers report a missing group.
+        # Before version 6, brokers report a missing group in this way.
         return KafkaError(ErrorCode.group_id_not_found, f"the group {group.group_id!r}")
     is_consumers = group.protocol_type == PROTOCOL_TYPE
     return GroupDescription(
@@ -198,13 +198,13 @@ def _parse_member(member: Message, is_consumer: bool) -> MemberDescription:
     assignment: tuple[TopicPartition, ...] = ()
     if is_consumer:
         try:
-            # Empty while members join, and in old groups.
+            # The metadata is empty while members join, and in old groups.
             if member.member_metadata:
                 topics = decode_subscription(member.member_metadata).topics
             partitions = decode_assignment(member.member_assignment).partitions
             assignment = tuple(TopicPartition(*each) for each in partitions)
         except DecodeError:
-            # Other clients may use another format: the member is shown without these.
+            # Other clients may use another format. Return the member without the data that cannot be decoded.
             pass
     return MemberDescription(
         member.member_id,

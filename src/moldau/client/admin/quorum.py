@@ -25,7 +25,7 @@ class QuorumReplica(NamedTuple):
     directory_id: UUID | None
     end_offset: int
     last_fetch_ms: int
-    """The leader's wall time; -1 if the replica never fetched."""
+    """The wall clock time of the last fetch, as measured by the leader; -1 if the replica never fetched."""
     last_caught_up_ms: int
 
 
@@ -40,7 +40,10 @@ class QuorumInfo:
     """The addresses that voters use among themselves."""
 
     def replica(self, node_id: int) -> QuorumReplica | None:
-        """Returns the voter of this id, else the observer; of several directories the one that fetched last."""
+        """Returns the voter with this id, or else the observer, or None.
+
+        If a node has several directories, returns the replica that fetched last.
+        """
         for replicas in (self.voters, self.observers):
             found = [each for each in replicas if each.node_id == node_id]
             if found:
@@ -76,7 +79,8 @@ async def add_voter(
     async def attempt(retry: Retry) -> None:
         tree = {
             "cluster_id": admin.cluster.cluster_id,
-            # Less than the client's own timeout, so that the broker's response can say what is missing.
+            # The broker's timeout is shorter than the client's, so that the broker's response with the reason can
+            # arrive.
             "timeout": admin.attempt_timeout_ms(retry) * 9 // 10,
             "voter_id": node_id,
             "voter_directory_id": directory_id,
@@ -113,7 +117,7 @@ async def unregister_broker(admin: AdminRequester, broker_id: int) -> None:
 async def _call_idempotent(
     admin: AdminRequester, attempt: Callable[[Retry], Awaitable[None]], already_done_code: ErrorCode
 ) -> None:
-    """Retries a change; `already_done_code` in a later attempt means that an earlier one succeeded."""
+    """Retries a change. `already_done_code` in a later attempt means that an earlier attempt succeeded."""
     is_first = True
 
     async def once(retry: Retry) -> None:

@@ -33,7 +33,7 @@ class AdminRequester:
         return min(retry.remaining_ms, self.cluster.request_timeout_ms)
 
     async def with_retries(self, attempt: Callable[[Retry], Awaitable[V]]) -> V:
-        """Repeats one operation until it succeeds, fails for good or times out; then raises KafkaError."""
+        """Repeats one operation until it succeeds. Raises KafkaError after a final error or the timeout."""
         retry = self.cluster.retry(self.timeout_ms)
         while True:
             try:
@@ -44,7 +44,7 @@ class AdminRequester:
     async def for_each(
         self, keys: Iterable[K], request: Callable[[list[K], Retry], Awaitable[Results[K, V]]]
     ) -> Results[K, V]:
-        """Sends a request for all keys, and again for those with a retriable error, until the timeout."""
+        """Sends a request for all keys, and again for keys with a retriable error, until the timeout."""
         results: Results[K, V] = {}
         order = remaining = list(dict.fromkeys(keys))
         retry = self.cluster.retry(self.timeout_ms)
@@ -73,7 +73,7 @@ class AdminRequester:
         request: Callable[[int | None, list[K], Retry], Awaitable[Results[K, V]]],
         retry: Retry,
     ) -> Results[K, V]:
-        """Sends each node a request for its keys, to all nodes concurrently."""
+        """Sends each node a request for its keys. The requests to all nodes are concurrent."""
         by_node: dict[int | None, list[K]] = {}
         for key, node in nodes.items():
             by_node.setdefault(node, []).append(key)
@@ -92,7 +92,7 @@ class AdminRequester:
         groups: Iterable[str],
         request: Callable[[int | None, list[str], Retry], Awaitable[Results[str, V]]],
     ) -> Results[str, V]:
-        """Sends the groups' coordinators a request for their groups."""
+        """Sends each coordinator a request for its groups, with retries."""
 
         async def attempt(remaining: list[str], retry: Retry) -> Results[str, V]:
             coordinators: dict[str, int | None] = {}
@@ -113,7 +113,7 @@ class AdminRequester:
         return await self.for_each(groups, attempt)
 
     async def to_coordinator(self, group: str, request: Callable[[int, int], Awaitable[V]]) -> V:
-        """Calls `request(node, timeout_ms)` with the coordinator of one group; raises KafkaError."""
+        """Calls `request(node, timeout_ms)` with the coordinator of one group, with retries. Raises KafkaError."""
 
         async def attempt(retry: Retry) -> V:
             try:
@@ -128,7 +128,7 @@ class AdminRequester:
 
 
 def single_result(results: Results[K, V]) -> V:
-    """Returns the only value, or raises its error."""
+    """Returns the only result, or raises it if it is an error."""
     (result,) = results.values()
     if isinstance(result, KafkaError):
         raise result
@@ -136,7 +136,7 @@ def single_result(results: Results[K, V]) -> V:
 
 
 def to_error(code: int, message: str | None = None) -> KafkaError | None:
-    """Returns the error of a code, None for success."""
+    """Returns the error for a code, None for success."""
     return None if code == ErrorCode.none else KafkaError(code, message)
 
 

@@ -87,7 +87,7 @@ async def delete_topics(admin: AdminRequester, names: Iterable[str]) -> Results[
         try:
             response = await admin.cluster.call(None, ApiKey.DELETE_TOPICS, tree)
         except KafkaError:
-            # The broker may have deleted the topics: if a retry does not find them, that is success.
+            # The broker may have deleted the topics, so a retry that does not find them is a success.
             possibly_deleted.update(remaining)
             raise
         results: Results[str, None] = {}
@@ -256,7 +256,7 @@ async def list_reassignments(
 async def _find_leaders(
     cluster: Cluster, partitions: list[TopicPartition]
 ) -> tuple[dict[TopicPartition, int | None], dict[TopicPartition, KafkaError]]:
-    """Returns the current leaders, and the errors of partitions without one."""
+    """Returns the current leaders, and the errors of partitions without a leader."""
     await cluster.refresh(dict.fromkeys(partition.topic for partition in partitions))
     leaders: dict[TopicPartition, int | None] = {}
     failures: dict[TopicPartition, KafkaError] = {}
@@ -287,7 +287,7 @@ def _is_unknown_topic(error: KafkaError | None) -> bool:
 def _creatable_topic(topic: NewTopic) -> dict[str, Any]:
     return {
         "name": topic.name,
-        # Brokers require both to be unset if the replicas are given.
+        # Brokers require that count and replication factor are unset if the replicas are given.
         "num_partitions": BROKER_DEFAULT if topic.assignments else topic.partitions,
         "replication_factor": BROKER_DEFAULT if topic.assignments else topic.replication_factor,
         "assignments": [

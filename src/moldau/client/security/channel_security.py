@@ -1,4 +1,4 @@
-"""Security of new connections: the TLS context of a client, SASL authentication, and what their failures mean."""
+"""Security of new connections: the TLS context of a client, SASL authentication, and errors of both."""
 
 import random
 import ssl
@@ -29,7 +29,7 @@ CERTIFICATE_HINT = (
 """Likely causes when a broker disconnects a new client."""
 
 _TRANSIENT_TLS_ERRORS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-"""The other side closed the connection, for whatever reason."""
+"""TLS errors which mean only that the other side closed the connection. A retry may succeed."""
 _TLS_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 _JKS_MAGIC = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 _DER_SEQUENCE = b"\x30"
@@ -107,7 +107,7 @@ async def _handshake(connection: SaslChannel, sasl: Sasl, timeout_ms: int) -> No
 
 
 def disconnect_error(text: str, cause: Exception | None) -> KafkaError:
-    """Returns the error of a lost connection: retriable, unless TLS refused it."""
+    """Returns the error for a lost connection. The error is retriable, unless TLS rejected the connection."""
     if not isinstance(cause, ssl.SSLError) or isinstance(cause, _TRANSIENT_TLS_ERRORS):
         return ConnectionLostError(text, cause.errno if isinstance(cause, OSError) else None)
     if isinstance(cause, ssl.SSLCertVerificationError):
@@ -123,10 +123,10 @@ def disconnect_error(text: str, cause: Exception | None) -> KafkaError:
 
 
 def create_tls_context(tls: Tls) -> ssl.SSLContext:
-    """Reads the certificates and keys; raises ValueError, which says how to fix an unusable file."""
+    """Returns a TLS context with the configured certificates and keys. Raises ValueError for an unusable file."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = tls.checks_host_name
-    # As in Java, every certificate in a truststore is trusted, authority or not.
+    # As in Java, every certificate in a truststore is trusted, even if it is not a certificate authority.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.verify_mode = ssl.CERT_REQUIRED if tls.checks_certificate else ssl.CERT_NONE
     if tls.versions:
@@ -188,7 +188,7 @@ def _load_keystore(context: ssl.SSLContext, tls: Tls) -> None:
         _pem_file(tls.certificate_pem, tls.certificate_location, "keystore") as certificate,
         _pem_file(tls.key_pem, tls.key_location or tls.certificate_location, "key") as key,
     ):
-        # A function, because without a password OpenSSL would prompt for one on the terminal.
+        # Pass the password as a function, because OpenSSL would prompt on the terminal if there is no password.
         password = tls.key_password
         try:
             context.load_cert_chain(certificate, key, lambda: password)
@@ -202,7 +202,7 @@ def _load_keystore(context: ssl.SSLContext, tls: Tls) -> None:
 
 @contextmanager
 def _pem_file(pem: str, location: str, what: str) -> Iterator[str]:
-    """Yields a file name for OpenSSL, which reads files only; PEM text goes to a private temporary file."""
+    """Yields a file name, because OpenSSL reads only files. Writes PEM text to a private temporary file."""
     if not pem:
         data = _read_file(location, what)
         if _PEM_PREFIX not in data:

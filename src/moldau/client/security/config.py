@@ -22,7 +22,8 @@ _log = get_logger("client.security")
 class Tls:
     """Certificates and keys, as files or PEM text; PEM text takes precedence.
 
-    Without trusted certificates the system's authorities are trusted. Files are read when the client is created.
+    If no trusted certificates are set, the certificate authorities of the system are trusted. Files are read when the
+    client is created.
     """
 
     ca_location: str = ""
@@ -32,7 +33,7 @@ class Tls:
     certificate_location: str = ""
     """The client's certificate chain, PEM."""
     certificate_pem: str = field(default="", repr=False)
-    """May include the key."""
+    """The client's certificate chain as PEM text. It is not in `repr`, because it may include the key."""
     key_location: str = ""
     """The key of the client's certificate; if empty, the key is in the certificate's file."""
     key_pem: str = field(default="", repr=False)
@@ -122,7 +123,7 @@ _REJECTED = {
     "ssl.crl.location": "revocation lists are not supported, so revoked certificates would be trusted",
     "ssl.ca.certificate.stores": "use ssl.ca.location or ssl.truststore.location",
 }
-"""Ignoring these would change which brokers are trusted."""
+"""Properties that are rejected, with the reason. Ignoring them would change which brokers are trusted."""
 _TRUST_ALGORITHMS = ("PKIX", "SUNX509", "X509", "X.509")
 
 _UNSTRIPPED_PROPERTIES = (
@@ -132,7 +133,7 @@ _UNSTRIPPED_PROPERTIES = (
     "ssl.keystore.password",
     "ssl.key.password",
 )
-"""Properties whose leading and trailing spaces count."""
+"""Properties whose leading and trailing spaces are part of the value."""
 _TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
 _OBSOLETE_TLS_VERSIONS = ("SSLv2Hello", "SSLv3", "TLSv1", "TLSv1.1")
 _STORE_TYPES = ("JKS", "PKCS12", "PEM")
@@ -149,7 +150,7 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(r"\\([0-3]?[0-7]{1,2}|.)", re.DOTALL)
 _ESCAPE_CHARACTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
 _QUOTED_PREFIX = "\0"
-"""Marks a quoted token, so that it is not taken for an operator."""
+"""The prefix of a quoted token, so that a quoted `=` or `;` is not parsed as an operator."""
 
 
 def parse_security(properties: Mapping[str, str]) -> Security:
@@ -168,7 +169,7 @@ def parse_security(properties: Mapping[str, str]) -> Security:
                 f"{credentials[0]} needs security.protocol: SASL_SSL, or SASL_PLAINTEXT if the brokers have no TLS"
             )
         if given:
-            # Java's clients silently use plain text then.
+            # In this case Java's clients use plain text without a warning.
             _log.warning(f"{next(iter(given))} is ignored: security.protocol is not set, so TLS is not used")
         return Security()
     if protocol not in PROTOCOLS:
@@ -182,7 +183,7 @@ def parse_security(properties: Mapping[str, str]) -> Security:
 
 
 def _is_supported_property(name: str, value: str) -> bool:
-    """Returns whether to use a property; raises ValueError if it is unknown or must not be ignored."""
+    """Returns whether to use a property. Raises ValueError if the property is unknown or must not be ignored."""
     if name in PROPERTIES:
         return True
     if name == "ssl.trustmanager.algorithm":
@@ -263,7 +264,10 @@ def _parse_tls(given: Mapping[str, str]) -> Tls:
 
 
 def _parse_tls_versions(text: str) -> tuple[str, ...]:
-    """Returns the supported ones of the listed versions; obsolete ones beside them are ignored."""
+    """Returns the listed versions that are supported. Ignores obsolete versions if a supported one is listed.
+
+    Raises ValueError for unknown versions, or if no listed version is supported.
+    """
     named = [version.strip() for version in text.split(",") if version.strip()]
     versions = tuple(version for version in named if version in _TLS_VERSIONS)
     unknown = [version for version in named if version not in (*_TLS_VERSIONS, *_OBSOLETE_TLS_VERSIONS)]
@@ -282,7 +286,7 @@ class LoginModule(NamedTuple):
 def parse_jaas_config(text: str) -> LoginModule:
     """Parses the login module in `sasl.jaas.config`: `some.LoginModule required name="value" ...;`.
 
-    Raises ValueError, which does not quote the text because of its secrets.
+    Raises ValueError. The error does not quote the text, because the text contains secrets.
     """
     tokens = _tokenize(text)
     if len(tokens) < 3 or tokens[1].lower() not in _LOGIN_FLAGS:

@@ -1,6 +1,6 @@
 """SASL exchanges of a client: PLAIN and SCRAM (RFC 5802, 7677).
 
-An exchange is a generator: it yields what to send, receives the broker's response, and ends when authentication
+An exchange is a generator. It yields the bytes to send, receives the broker's response, and ends when authentication
 has succeeded. User names and passwords are not normalized, because Kafka's brokers do not normalize them either.
 """
 
@@ -13,16 +13,16 @@ from moldau.client.errors import AuthenticationError
 from moldau.client.security.config import PLAIN, SCRAM_SHA_256, Sasl
 
 ITERATIONS_MIN = 4096
-"""Fewer iterations make it easier to guess the password."""
+"""The minimum iteration count of SCRAM. Fewer iterations make it easier to guess the password."""
 ITERATIONS_MAX = 1_000_000
-"""More iterations block the event loop for over a second."""
+"""The maximum iteration count of SCRAM. More iterations block the event loop for over a second."""
 NONCE_BYTES = 24
 
 SaslExchange = Generator[bytes, bytes, None]
 
 
 def start_exchange(sasl: Sasl, nonce: bytes) -> SaslExchange:
-    """Returns the exchange of the configured mechanism, which raises AuthenticationError if it fails.
+    """Returns the exchange of the configured mechanism. The exchange raises AuthenticationError if it fails.
 
     `nonce` is NONCE_BYTES unpredictable bytes.
     """
@@ -52,7 +52,7 @@ def _scram_exchange(sasl: Sasl, nonce: str) -> SaslExchange:
     )
     client_key = hmac.digest(salted, b"Client Key", digest)
     stored_key = hashlib.new(digest, client_key).digest()
-    # biws is the base64 of "n,,": no channel binding.
+    # `biws` is the base64 of "n,,", which means that there is no channel binding.
     client_final = f"c=biws,r={challenge['r']}"
     signed = f"{client_first},{server_first},{client_final}".encode()
     signature = hmac.digest(stored_key, signed, digest)
