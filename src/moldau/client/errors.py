@@ -108,8 +108,7 @@ class CommitFailedError(KafkaError):
 
 
 class RebalanceInProgressError(KafkaError):
-    """The group is rebalancing. Poll until the rebalance completes, then commit the partitions that are still
-    assigned."""
+    """The group is rebalancing. Poll until the rebalance completes, then commit the remaining partitions."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.rebalance_in_progress, message)

@@ -150,7 +150,10 @@ class Admin:
         return single_result(await self.describe_topics([name]))
 
     async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> Results[TopicPartition, int]:
-        """Deletes all records below these offsets (-1: all committed ones); returns the new log start offsets."""
+        """Deletes all records below these offsets and returns the new log start offsets.
+
+        The offset -1 deletes all committed records.
+        """
         return await topic_requests.delete_records(self._requester, offsets)
 
     async def list_offsets(
@@ -204,7 +207,7 @@ class Admin:
         return single_result(await self.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]))
 
     async def alter_topic_configs(self, topic: str, configs: Mapping[str, str | None]) -> None:
-        """Sets configs of a topic; None resets one to its default."""
+        """Sets configs of a topic. The value None resets a config to its default."""
         changes = [
             ConfigChange(name, value, Operation.DELETE if value is None else Operation.SET)
             for name, value in configs.items()

@@ -71,7 +71,7 @@ class ConfigEntry:
     is_read_only: bool
     is_sensitive: bool
     synonyms: Sequence[ConfigSynonym] = ()
-    """All places that set the config, the effective one first."""
+    """All sources that set the config. The effective source comes first."""
     documentation: str | None = None
 
     @property

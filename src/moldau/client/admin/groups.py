@@ -44,7 +44,7 @@ class GroupDescription:
     state: str
     protocol_type: str
     assignor: str
-    """The protocol of the group: for consumers the name of the assignor."""
+    """The protocol that the group selected; for consumers the name of the assignor."""
     members: tuple[MemberDescription, ...]
     coordinator: int
 

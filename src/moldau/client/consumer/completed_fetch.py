@@ -1,4 +1,4 @@
-"""Completed fetches of one partition: validated batches, with READ_COMMITTED without aborted transactions."""
+"""Completed fetches: the validated batches of one partition. READ_COMMITTED removes aborted transactions."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

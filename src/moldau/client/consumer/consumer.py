@@ -59,8 +59,8 @@ _log = get_logger("client.consumer")
 class _CloseTask:
     """Closes a consumer once, in stages with a common deadline.
 
-    If a caller of `wait` is cancelled, the deadline becomes the current time. Every stage still starts, but does not
-    wait.
+    If a caller of `wait` is cancelled, the deadline becomes the current time. All stages still start, but are cancelled
+    as soon as they wait.
     """
 
     def __init__(self, close: Callable[["_CloseTask"], Coroutine[Any, Any, None]], timeout_ms: int) -> None:
@@ -215,8 +215,8 @@ class Consumer:
     async def close(self, *, commit: bool = True, timeout_ms: int = 30_000) -> None:
         """Commits consumed offsets if auto commit is enabled, revokes the partitions and leaves the group.
 
-        Other members then need not wait for the session to expire. A static member stays in the group until its session
-        expires, so that it can return before. After the timeout, or if this call is cancelled, the remaining steps are
+        Other members then need not wait for the session to expire. A static member does not leave the group, so that it
+        can return before its session expires. After the timeout, or if this call is cancelled, the remaining steps are
         skipped, but all tasks are stopped.
         """
         if self._is_in_callback():

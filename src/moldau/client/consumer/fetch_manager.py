@@ -134,7 +134,7 @@ class FetchManager:
             return []
 
     def _refill_buffer(self) -> None:
-        """Takes fetches only if the buffer has no records to return, because only the fetcher limits its memory."""
+        """Takes fetches only if the buffer has no records to return, because only the fetcher has a memory limit."""
         if not self._buffer.has_readable(self._subscriptions.is_paused):
             self._buffer.add(self._fetcher.take())
 

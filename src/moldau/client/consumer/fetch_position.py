@@ -41,7 +41,7 @@ class FetchPosition:
     empty_responses: int = 0
     """The number of consecutive empty responses, although the log should have all records up to `until`."""
     empty_since: float = 0.0
-    """The loop time of the first of these consecutive empty responses."""
+    """The loop time of the first of the consecutive empty responses."""
     topic_id: UUID | None = None
     """The id of the topic at the last fetch; None if brokers do not return it."""
     stale_leader_since: float | None = None
@@ -56,11 +56,11 @@ class FetchPosition:
         return self.empty_responses >= EMPTY_RESPONSES_MIN and now - self.empty_since >= EMPTY_DURATION_MIN_S
 
     def awaits_newer_leader(self, topic: TopicInfo, index: int, now: float, timeout_s: float) -> bool:
-        """Returns whether to wait for newer metadata, because the known leader epoch is older than that of the last
-        batch.
+        """Returns whether to wait for newer metadata, because the known leader is older than the last batch.
 
-        The log of the known leader may not contain the last batch. The wait is limited to `timeout_s`, because a saved
-        position may come from a deleted topic of the same name, and epochs of different topics cannot be compared.
+        This is the case if the leader epoch in the metadata is lower than that of the last batch. The log of the known
+        leader may not contain that batch. The wait is limited to `timeout_s`, because a saved position may come from a
+        deleted topic of the same name, and epochs of different topics cannot be compared.
         """
         known = topic.partition(index)
         if self.topic_id is not None and topic.topic_id != self.topic_id:

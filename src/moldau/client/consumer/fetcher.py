@@ -49,7 +49,7 @@ from moldau.wire.codec import Message
 __all__ = ["READ_COMMITTED", "READ_UNCOMMITTED", "CompletedFetch", "Fetcher", "LogTruncationError"]
 
 LANE = "fetch"
-"""Fetches use a separate connection to each broker (a lane), because they wait at the broker."""
+"""Fetches use a separate connection to each broker (a lane), because other requests would wait behind a long poll."""
 
 _log = get_logger("client.fetcher")
 
@@ -180,8 +180,8 @@ class Fetcher:
         """Stops returning batches of these partitions until `resume`. Fetched batches are kept."""
         for partition in partitions:
             self._partitions[partition].is_paused = True
-        # Fetches of other partitions of the same leader may have waited until the caller took the batches of these
-        # partitions.
+        # Send fetches now, because other partitions of the same leader may have waited until batches of these were
+        # taken.
         self._send_fetches()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
@@ -314,7 +314,7 @@ class Fetcher:
     def _on_fetch_done(self, leader: int, fetch: _InFlightFetch) -> None:
         del self._in_flight[leader]
         self._reserved_bytes -= fetch.bytes_max
-        # If another caller cancelled the task, the whole client is closing.
+        # If the fetcher did not cancel the task itself, the whole client is closing.
         if fetch.is_abandoned or not fetch.task.cancelled():
             self._send_fetches()
 

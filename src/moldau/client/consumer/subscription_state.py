@@ -158,7 +158,7 @@ class SubscriptionState:
         return self._partition_state(partition).offset
 
     def all_consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Returns all known positions, to be committed."""
+        """Returns all known positions as offsets to commit."""
         return {
             each: OffsetAndMetadata(state.offset, leader_epoch=state.leader_epoch)
             for each, state in self._partitions.items()

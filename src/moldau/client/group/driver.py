@@ -72,7 +72,7 @@ class MembershipDriver:
         self._schedule_heartbeat()
 
     def next_poll_at(self) -> float | None:
-        """Returns the loop time of the next poll that is needed without a response; None if only responses matter."""
+        """Returns the loop time at which the next poll is due; None if only a response can make progress."""
         at_ms = self.membership.next_poll_at_ms()
         return None if at_ms is None else at_ms / 1000
 

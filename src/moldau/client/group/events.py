@@ -138,8 +138,8 @@ class SendJoin:
     """The name of each assignor with the subscription encoded for it. The preferred assignor comes first."""
     reason: str
     timeout_ms: int
-    """The request timeout. It is longer than the rebalance timeout, because the coordinator may respond only at its
-    end."""
+    """The request timeout. It is longer than the rebalance timeout, because the coordinator may need all of that
+    time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,10 @@ class GroupOffsets:
     async def _call_coordinator(
         self, api: ApiKey, tree: Mapping[str, Any], parse: Callable[[Message], T], timeout_ms: int | None
     ) -> T:
-        """Sends a request to the coordinator and returns `parse(response)`. Retries after retriable errors of both."""
+        """Sends a request to the coordinator and returns `parse(response)`.
+
+        Retries if the request or `parse` raises a retriable error.
+        """
         retry = self._cluster.retry(timeout_ms)
         while True:
             try:

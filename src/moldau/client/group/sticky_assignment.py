@@ -119,7 +119,7 @@ class _StickyBalancer:
     def assign_free(self, free: Iterable[Partition]) -> None:
         """Assigns free partitions, those of topics with few subscribers first.
 
-        Partitions of topics with many subscribers come last, because they can balance the load best.
+        Partitions of topics with many subscribers come last, because they have the most possible owners.
         """
         for topic, index in sorted(free, key=lambda each: (len(self._subscribers[each[0]]), *each)):
             self._assign(min(self._subscribers[topic], key=self._load.__getitem__), topic, index)

@@ -256,7 +256,7 @@ class Cluster:
         return NO_LEADER if found is None else found.leader
 
     def learn_leader(self, partition: TopicPartition, leader: int, leader_epoch: int) -> None:
-        """Updates the leader that a broker named in a response, if `leader_epoch` is newer than the known epoch."""
+        """Sets the leader that a broker named in a response, if `leader_epoch` is newer than the known epoch."""
         self._metadata.learn_leader(partition, leader, leader_epoch)
 
     def track(self, topics: Iterable[str]) -> None:
@@ -273,7 +273,7 @@ class Cluster:
                 self._tracked.pop(name, None)
 
     def track_all(self) -> None:
-        """Keeps all topics, also new ones, in the metadata until `untrack_all` is called once for each call."""
+        """Keeps all topics, also new ones, in the metadata until `untrack_all` is called once for each `track_all`."""
         self._track_all_count += 1
 
     def untrack_all(self) -> None:

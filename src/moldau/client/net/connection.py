@@ -42,7 +42,7 @@ _HEADER = struct.Struct(">hhih")
 _READ_BUFFER_BYTES = 64 * 1024
 _CORRELATION_ID_LIMIT = 2**31
 _REAUTHENTICATION_FRACTION = 0.85
-"""The part of a SASL session's lifetime after which a new connection replaces this one."""
+"""The part of a SASL session's lifetime after which a new connection replaces the old one."""
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class Connection:
         version_max: int | None = None,
         version: int | None = None,
     ) -> Message:
-        """Sends a request and returns the response. `api_version` of the response is the version of both.
+        """Sends a request and returns the response. `api_version` of the response is the version that was used.
 
         `version` sets an exact version, which requests between nodes need. Raises UnsupportedVersionError if the broker
         does not support that version.

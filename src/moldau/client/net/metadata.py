@@ -34,7 +34,7 @@ class TopicInfo(NamedTuple):
     name: str
     topic_id: UUID | None
     partitions: tuple[PartitionInfo, ...]
-    """Ordered by index."""
+    """The partitions, ordered by index."""
     is_internal: bool = False
 
     def partition(self, index: int) -> PartitionInfo | None:
@@ -92,7 +92,7 @@ class Metadata:
         self._removed_topics = {name: topic for name, topic in self._removed_topics.items() if name in names}
 
     def learn_leader(self, partition: TopicPartition, leader: int, leader_epoch: int) -> None:
-        """Updates the leader that a broker named in a response, if `leader_epoch` is newer than the known epoch."""
+        """Sets the leader that a broker named in a response, if `leader_epoch` is newer than the known epoch."""
         topic, known = self.topics.get(partition.topic), self.partition(partition)
         if topic is None or known is None or leader_epoch <= known.leader_epoch or leader not in self.brokers:
             return

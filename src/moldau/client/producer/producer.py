@@ -208,9 +208,9 @@ class Producer:
     ) -> "asyncio.Future[RecordMetadata]":
         """Buffers already encoded records as one batch, in order with all other records of the partition.
 
-        The future has the metadata of the first record. The whole batch succeeds or fails. This method waits and raises
-        errors in the same way as `send`. A section that is too large for the broker fails, because the producer cannot
-        split it. The bytes of the section are not copied, so they must not change until the future is done.
+        The future returns the metadata of the first record. The whole batch succeeds or fails. This method waits and
+        raises errors in the same way as `send`. A section that is too large for the broker fails, because the producer
+        cannot split it. The bytes of the section are not copied, so they must not change until the future is done.
         """
         self._check_open()
         _validate_topic_name(topic)

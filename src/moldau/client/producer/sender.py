@@ -21,7 +21,7 @@ LANE = "produce"
 replicas."""
 
 _TRANSACTION_TIMEOUT_MS = 60_000
-"""A field of InitProducerId that only transactions use."""
+"""The value for a field of InitProducerId that only transactions use."""
 _log = get_logger("client.sender")
 
 

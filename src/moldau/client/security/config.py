@@ -27,15 +27,15 @@ class Tls:
     """
 
     ca_location: str = ""
-    """Trusted certificates: PEM, or PKCS12 if the `cryptography` package is installed."""
+    """The file with trusted certificates: PEM, or PKCS12 if the `cryptography` package is installed."""
     ca_password: str = field(default="", repr=False)
     ca_pem: str = ""
     certificate_location: str = ""
-    """The client's certificate chain, PEM."""
+    """The PEM file with the client's certificate chain."""
     certificate_pem: str = field(default="", repr=False)
     """The client's certificate chain as PEM text. It is not in `repr`, because it may include the key."""
     key_location: str = ""
-    """The key of the client's certificate; if empty, the key is in the certificate's file."""
+    """The PEM file with the key of the client's certificate. If empty, the key is in the certificate's file."""
     key_pem: str = field(default="", repr=False)
     key_password: str = field(default="", repr=False)
     checks_host_name: bool = True
