@@ -1,4 +1,4 @@
-"""Views of Arrow columns as numpy arrays: the position and length of each value in its buffer."""
+"""Views of Arrow columns as numpy arrays, which hold the start and length of each value in the column's buffer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ def null_spans(rows: int) -> ByteSpans:
 
 
 def to_binary(array: Any, what: str) -> pa.Array:
-    """Converts a column of bytes or text to binary or large_binary; raises TypeError for other types."""
+    """Converts a column of bytes or text to binary or large_binary. Raises TypeError for other types."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     kind = array.type
@@ -44,7 +44,7 @@ def to_binary(array: Any, what: str) -> pa.Array:
         if pa.types.is_null(kind) or pa.types.is_string(array.type) or _is_bytes(kind):
             return array.cast(pa.binary())
     except pa.ArrowInvalid:
-        # Views may hold more bytes than 32-bit offsets address.
+        # Use 64-bit offsets, because a column of views can hold more bytes than 32-bit offsets can address.
         return array.cast(pa.large_binary())
     raise TypeError(f"{what} must be binary or string, not {kind}")
 
@@ -54,7 +54,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def byte_spans(array: Any, what: str) -> ByteSpans:
-    """Returns the spans of a column of bytes or text, which may be a slice."""
+    """Returns the byte spans of a column of bytes or text. The column may be a slice."""
     array = to_binary(array, what)
     rows = len(array)
     if not rows:

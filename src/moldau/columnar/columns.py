@@ -24,11 +24,11 @@ CREATE_TIME, LOG_APPEND_TIME = 0, 1
 
 TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
 TIMESTAMP_MS_MIN = -TIMESTAMP_MS_MAX
-"""Timestamps outside this range do not fit into 64-bit microseconds: the column timestamp is null there."""
+"""The range of timestamps that fit into 64-bit microseconds. The column timestamp is null for other timestamps."""
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Returns the schema of these columns, all nullable; raises ValueError for an unknown name."""
+    """Returns the Arrow schema of the columns, all nullable. Raises ValueError for an unknown column."""
     for name in columns:
         if name not in _TYPES:
             raise ValueError(f"a topic has no column {name!r}; the columns are {', '.join(COLUMNS)}")

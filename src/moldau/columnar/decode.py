@@ -1,4 +1,4 @@
-"""Decoder from the record batches of a partition to Arrow columns."""
+"""Decoder of a partition's record batches into Arrow columns."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -16,24 +16,24 @@ from moldau.records.compression import NONE
 from moldau.records.record import section as decompressed
 
 ARROW_BYTES_MAX = 2**31 - 1
-"""The capacity of an Arrow column with 32-bit offsets."""
+"""The capacity of an Arrow column with 32-bit offsets, in bytes."""
 
 ARROW_BATCH_BYTES = 64 * 1024 * 1024
-"""The default size of the Arrow batches that `to_arrow_batches` yields."""
+"""The default size of the Arrow batches that `to_arrow_batches` yields, in bytes."""
 
 _CONSTANT_COLUMNS = ("topic", "partition")
 _ROW_BYTES = 40
-"""Estimate of a record's bytes in columns of numbers and offsets."""
+"""The estimated size of a record's numbers and offsets in the Arrow columns, in bytes."""
 _LONG_MAX = 2**63 - 1
 
 
 def to_arrow(
     topic: str, partition: int, batches: Sequence[Batch], *, start: int, end: int, columns: Sequence[str]
 ) -> pa.RecordBatch:
-    """Decodes the records with start <= offset < end into these columns.
+    """Decodes the records with start <= offset < end into the requested columns.
 
-    Raises CorruptRecordError naming the batch, and ValueError if the records exceed one Arrow batch; use
-    `to_arrow_batches` then.
+    Raises CorruptRecordError, which names the corrupt batch. Raises ValueError if the records do not fit into one Arrow
+    batch. In that case, use `to_arrow_batches`.
     """
     schema = arrow_schema(columns)
     with error_context(f"{topic}-{partition}"):
@@ -51,10 +51,10 @@ def to_arrow_batches(
     columns: Sequence[str],
     arrow_batch_bytes: int = ARROW_BATCH_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """Decodes like `to_arrow`, into non-empty Arrow batches of about `arrow_batch_bytes`, or of one record batch if
-    that is larger.
+    """Decodes the records like `to_arrow`, and yields non-empty Arrow batches of about `arrow_batch_bytes`.
 
-    Record batches are decompressed one group at a time to bound memory.
+    An Arrow batch is larger if a single record batch is larger. Only the record batches of one Arrow batch are
+    decompressed at a time, which limits the memory use.
     """
     schema = arrow_schema(columns)
     row_bytes = _ROW_BYTES + (len(topic.encode()) if "topic" in columns else 0)
@@ -87,7 +87,8 @@ def _decode_group(
     schema: pa.Schema,
     row_bytes: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Decodes a group into one Arrow batch, or into several if the topic names of a single record batch exceed one."""
+    """Decodes a group of record batches into one Arrow batch. Yields several Arrow batches if a single record batch has
+    too many records for one topic column."""
     ranges = [(start, end)]
     rows_max = ARROW_BYTES_MAX // row_bytes
     if len(batches) == 1 and batches[0].count > rows_max:
@@ -101,7 +102,7 @@ def _decode_group(
 
 
 def _section(batch: Batch) -> Buffer:
-    """Returns the decompressed records, without a copy if they are not compressed."""
+    """Returns the decompressed records of a batch, without a copy if the batch is not compressed."""
     if batch.compression == NONE:
         return batch.section
     with error_context(batch):

@@ -1,7 +1,7 @@
 """Compiled decoder of encoded records.
 
-Positions are memory addresses. The bytes come from the network, so every read is checked against the end of its
-record. A kernel only detects corruption; Python code builds the error message.
+Positions are memory addresses. The bytes come from the network, so every read is checked against the end of the record.
+A kernel (a compiled function) only detects corruption. Python code builds the error message.
 """
 
 from typing import Any
@@ -25,14 +25,16 @@ KEY, VALUE, OFFSET, TIMESTAMP, TIMESTAMP_TYPE, HEADERS = 1, 2, 4, 8, 16, 32
 
 BASE_OFFSET, BASE_TIMESTAMP, LAST_OFFSET_DELTA, COUNT, APPEND_TIME, IS_APPEND_TIME, START, END = range(8)
 BATCH_FIELDS = 8
-"""The number of fields that describe a batch, in this order; its records are in [START, END)."""
+"""The number of fields that describe a batch to a kernel, in the order above. START and END are the addresses where the
+records of the batch start and end."""
 
 ROWS, KEY_NULLS, VALUE_NULLS, TIMESTAMP_NULLS, HEADER_COUNT, BAD_BATCH = range(6)
 TOTAL_FIELDS = 6
-"""The number of counters that a kernel returns, among them the batch it stopped at."""
+"""The number of integers in the `totals` of a kernel: the counters, and the index of the batch where the kernel
+stopped."""
 
 NULL_TIMESTAMP = -(2**63)
-"""Marks a timestamp that does not fit its column."""
+"""The marker for a timestamp that does not fit into the timestamp column. The column is null there."""
 
 _LONG_MAX = 2**63 - 1
 _LONG_MIN = -(2**63)
@@ -40,9 +42,9 @@ _LONG_MIN = -(2**63)
 
 @kernel_helper
 def read_varint(position: int, end: int) -> tuple[int, int]:
-    """Returns the number and the position after it, or the position -1 if the varint does not end before `end`.
+    """Reads a varint. Returns the number and the position after the varint.
 
-    Numbers beyond 64 bits are clamped.
+    The position is -1 if the varint does not end before `end`. Numbers beyond 64 bits are clamped.
     """
     value = 0
     shift = 0
@@ -69,7 +71,7 @@ def read_varint(position: int, end: int) -> tuple[int, int]:
 
 @kernel_helper
 def count_headers(position: int, end: int) -> int:
-    """Returns the number of headers that fill [position, end), or -1 if they are malformed."""
+    """Returns the number of headers between `position` and `end`, or -1 if the headers are malformed."""
     count, position = read_varint(position, end)
     if position < 0 or count < 0 or count > (end - position) // 2:
         return -1
@@ -111,8 +113,9 @@ def decode_batches(
 ) -> int:
     """Decodes the records with first <= offset < last. Returns 0, or 1 for a corrupt batch.
 
-    The requested outputs have room for the record counts of the batch headers, `key_data` and `value_data` for all
-    bytes. `key_ends` and `value_ends` start with 0; all bits of `key_valid` and `value_valid` are 0.
+    Each requested output array must have room for the record count in the batch headers. `key_data` and `value_data`
+    must have room for the bytes of all records. `key_ends` and `value_ends` must start with 0. All bits of `key_valid`
+    and `value_valid` must be 0.
     """
     row = 0
     keys_end = values_end = 0
@@ -232,7 +235,8 @@ def decode_headers(
     content_valid: Any,
     totals: Any,
 ) -> int:
-    """Decodes headers that `decode_batches` has validated. Returns 0, or 1 if they have changed since."""
+    """Decodes headers that `decode_batches` has validated. Returns 0, or 1 if the bytes have changed since the
+    validation."""
     header = 0
     names_end = contents_end = nulls = 0
     for row in range(rows):

@@ -1,4 +1,5 @@
-"""Decoder that runs the compiled kernels: allocates buffers, has them filled, and wraps them as Arrow arrays."""
+"""Decoder that runs the compiled kernels. It allocates buffers, lets the kernels fill the buffers, and wraps them as
+Arrow arrays."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -42,7 +43,7 @@ class _BinaryColumn:
     def array(self, rows: int, nulls: int, kind: pa.DataType) -> pa.Array:
         data = self.data[: self.ends[rows]]
         if 2 * len(data) < len(self.data):
-            # The buffer was sized for whole records: do not keep all of it for short keys.
+            # Copy short data, because the large buffer would otherwise stay in memory. It has room for whole records.
             data = data.copy()
         valid = pa.py_buffer(self.valid[: (rows + 7) // 8]) if nulls else None
         buffers = [valid, pa.py_buffer(self.ends[: rows + 1]), pa.py_buffer(data)]
@@ -58,7 +59,7 @@ _EMPTY_INT64S: Int64s = np.empty(0, np.int64)
 def decode(
     batches: Sequence[Batch], sections: Sequence[Buffer], *, start: int, end: int, columns: Sequence[str]
 ) -> tuple[int, dict[str, pa.Array]]:
-    """Decodes like `decode_python.decode`."""
+    """Does the same as `decode_python.decode`."""
     described = _batch_fields(batches, sections)
     size = sum(map(len, sections))
     capacity = int(described[kernels.COUNT :: kernels.BATCH_FIELDS].sum())
@@ -117,7 +118,7 @@ def _batch_fields(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64
         count = batch.count
         if count < 0 or count * RECORD_BYTES_MIN > len(section):
             raise CorruptRecordError(f"{batch!r} claims {count} records in {len(section)} bytes")
-        # A section without records may have no address; it is never read.
+        # An empty section may have no address. Any address works, because the kernel does not read an empty section.
         start = pa.py_buffer(section).address if count else 0
         fields += (
             batch.base_offset,
@@ -133,7 +134,7 @@ def _batch_fields(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64
 
 
 def _raise_corrupt(batches: Sequence[Batch], sections: Sequence[Buffer], index: int) -> NoReturn:
-    """Raises the message of the Python decoder, which describes the corruption."""
+    """Decodes the corrupt batch again with the Python decoder, which raises an error that describes the corruption."""
     batch = batches[index]
     decode_python.decode(
         [batch], [sections[index]], start=batch.base_offset, end=batch.next_offset, columns=["headers"]

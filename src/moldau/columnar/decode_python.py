@@ -1,4 +1,4 @@
-"""Decoder in pure Python: the reference for the compiled one, and the fallback without numba."""
+"""Decoder in pure Python. It is the reference for the compiled decoder, and the fallback without numba."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,8 @@ def decode(
 ) -> tuple[int, dict[str, pa.Array]]:
     """Returns the number of records with start <= offset < end, and the requested columns.
 
-    `sections` are the decompressed records of the batches. `columns` excludes those that are constant in a partition.
+    `sections` are the decompressed records of the batches. `columns` must not contain topic and partition, which are
+    constant.
     """
     found: dict[str, list[Any]] = {name: [] for name in columns}
     rows = 0
@@ -39,7 +40,7 @@ def decode(
 
 @contextmanager
 def error_context(what: object) -> Iterator[None]:
-    """Prefixes errors about records with what they are about."""
+    """Puts `what` before the message of an error about records, unless the message already contains it."""
     try:
         yield
     except (CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError) as error:
@@ -83,7 +84,8 @@ def _micros(timestamp_ms: int) -> int | None:
 
 
 def _headers(data: bytes, position: int, end: int) -> list[tuple[str, bytes | None]] | None:
-    """Returns None for a record without headers, as Spark's connector does. Invalid UTF-8 in names is replaced."""
+    """Returns the headers of a record. Returns None for a record without headers, as Spark's connector does. Invalid
+    UTF-8 in names is replaced."""
     if not data[position] and position + 1 == end:
         return None
     return [

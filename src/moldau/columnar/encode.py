@@ -1,4 +1,5 @@
-"""Encoder from Arrow columns to record sections, grouped by partition. The producer adds the batch headers."""
+"""Encoder of Arrow columns into sections. A section contains the encoded records of one batch without the batch header.
+The producer adds the batch headers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from moldau.records.batch_builder import Section
 from moldau.records.compression import NONE, compress
 
 SECTION_BYTES_MAX = 2**31 - 1
-"""Kafka stores the size of a batch in 32 bits."""
+"""The maximum size of a section in bytes, because Kafka stores the size of a batch in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,15 @@ def to_sections(
     batch_bytes_max: int,
     compression: int,
 ) -> Iterator[EncodedSection]:
-    """Yields sections of at most `batch_bytes_max` bytes before compression, or of a single larger record.
+    """Yields sections of at most `batch_bytes_max` bytes before compression. A larger record gets its own section.
 
-    The sections of a partition are consecutive and keep the order of its rows. `key` and `value` are Arrow columns of
-    bytes or text, `headers` of lists of structs with key and value; None stands for nulls. Raises ValueError for
-    columns of different lengths, a negative partition, a header without key or an invalid timestamp, TypeError for a
-    column of another type, and RecordTooLargeError for a record that exceeds every batch.
+    The sections of a partition are consecutive and keep the order of the partition's rows. `key` and `value` are Arrow
+    columns of bytes or text. `headers` is an Arrow column of lists of structs with key and value. None stands for a
+    column of nulls.
+
+    Raises ValueError for columns of different lengths, a negative partition, a header without key, or an invalid
+    timestamp. Raises TypeError for a column of another type. Raises RecordTooLargeError for a record that does not fit
+    into any batch.
     """
     if batch_bytes_max < 1:
         raise ValueError(f"batch_bytes_max must be at least 1, not {batch_bytes_max}")

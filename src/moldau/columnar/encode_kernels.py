@@ -1,4 +1,5 @@
-"""Compiled encoder of records and partitioner of keys. Arrow has validated the bounds of the columns."""
+"""Compiled encoder of records and partitioner of keys. Reads are not checked, because Arrow has validated the bounds of
+the columns."""
 
 from typing import Any
 
@@ -17,7 +18,7 @@ from moldau.columnar.kernel_compiler import (
 
 ROWS, BYTES, BASE_TIMESTAMP, MAX_TIMESTAMP = range(4)
 RESULT_FIELDS = 4
-"""The number of values that `encode_section` returns about a section."""
+"""The number of integers in the `results` of `encode_section`."""
 
 _NO_TIMESTAMP = -1
 _BITS_57 = (1 << 57) - 1
@@ -28,7 +29,7 @@ _MASK = 0xFFFFFFFF
 
 @kernel_helper
 def varint_size(value: int) -> int:
-    # A zig-zag encoded number may use all 64 bits: mask the sign that >> copies in.
+    # Mask the sign bits that >> copies in, because a zig-zag encoded number may use all 64 bits.
     remaining = (((value << 1) ^ (value >> 63)) >> 7) & _BITS_57
     size = 1
     while remaining:
@@ -39,13 +40,14 @@ def varint_size(value: int) -> int:
 
 @kernel_helper
 def encoded_size(length: int) -> int:
-    """Returns the bytes of a length (-1 for null) and of the value it precedes."""
+    """Returns the encoded size of a value: the size of its length as a varint, and the length itself. -1 is the length
+    of null."""
     return varint_size(length) + max(length, 0)
 
 
 @kernel_helper
 def write_varint(out: Any, position: int, value: int) -> int:
-    """Returns the position after the number."""
+    """Writes a number as a varint. Returns the position after the varint."""
     zigzag = (value << 1) ^ (value >> 63)
     remaining = (zigzag >> 7) & _BITS_57
     while remaining:
@@ -94,9 +96,9 @@ def encode_section(
     content_lengths: Any,
     results: Any,
 ) -> int:
-    """Encodes the rows order[first:] into `out` until it is full or the partition changes.
+    """Encodes the rows order[first:] into `out` until `out` is full or the partition changes.
 
-    Returns 0, or the bytes that the first row needs if `out` is smaller.
+    Returns 0, or the number of bytes that the first row needs if `out` is too small for this row.
     """
     partition = partitions[order[first]]
     base_timestamp = timestamps[order[first]]
@@ -147,7 +149,7 @@ def encode_section(
 def key_partitions(
     data: Any, starts: Any, lengths: Any, count: int, no_key_partition: int, partitions: Any
 ) -> int:
-    """Assigns partitions by Kafka's murmur2 of the keys."""
+    """Chooses a partition for each key with Kafka's murmur2 hash."""
     for row in range(len(lengths)):
         length = lengths[row]
         if length < 0:

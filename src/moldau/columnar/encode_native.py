@@ -1,4 +1,4 @@
-"""Encoder that runs the compiled kernel, one section at a time into a reused buffer."""
+"""Encoder that runs the compiled kernel. All sections are encoded into the same buffer, one at a time."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from moldau.columnar.rows import EncoderRows
 
 
 def encode(rows: EncoderRows, bytes_max: int) -> Iterator[EncodedRows]:
-    """Encodes like `encode_python.encode`. The bytes are valid until the next section is requested."""
+    """Does the same as `encode_python.encode`. The bytes of a section are valid until the next section is requested."""
     columns = (
         rows.order,
         rows.partitions,

@@ -1,4 +1,4 @@
-"""Encoder in pure Python: the reference for the compiled one, and the fallback without numba."""
+"""Encoder in pure Python. It is the reference for the compiled encoder, and the fallback without numba."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,8 @@ EncodedRows = tuple[int, Buffer, int, int, int]
 
 
 def encode(rows: EncoderRows, bytes_max: int) -> Iterator[EncodedRows]:
-    """Yields sections of at most `bytes_max` bytes or of one record, each for one partition, in row order."""
+    """Yields sections of at most `bytes_max` bytes, or of one larger record. A section contains records of one
+    partition, in row order."""
     keys, values = _values(rows.keys), _values(rows.values)
     headers = list(zip(_names(rows.names), _values(rows.contents), strict=True))
     partitions, timestamps = rows.partitions.tolist(), rows.timestamps.tolist()

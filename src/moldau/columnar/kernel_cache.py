@@ -1,8 +1,8 @@
-"""Disk cache of compiled kernels, so that one process of a machine compiles them and the others load them.
+"""Disk cache of compiled kernels. One process of a machine compiles the kernels, and the other processes load them.
 
-The cache is numba's. Its directory is named after a digest of the kernel sources, so code from a zip, from a read-
-only directory or from a new path for each application finds earlier results. Cache failures cost time and never
-raise.
+The cache is numba's cache with its own directory name: a digest of the kernel sources. The name does not depend on the
+path of the code. So the cache also works for code in a zip file, in a read-only directory, or in a new directory for
+each application. A failure of the cache never raises an error. The kernels are then compiled again.
 """
 
 import hashlib
@@ -31,7 +31,8 @@ def kernel_cache_for(function: Callable[..., Any]) -> Any:
 
 @cache
 def _kernel_cache_class() -> Any:
-    """Defines the classes on first use, because these names of numba may change between versions."""
+    """Returns the cache class. It is defined on first use, because the base classes are private classes of numba and
+    may be missing in other versions."""
     caching: Any = import_module("numba.core.caching")
 
     class Locator(caching._CacheLocator):  # type: ignore[misc]
@@ -83,7 +84,8 @@ def _kernel_cache_class() -> Any:
 
 
 def _directories() -> list[Path]:
-    """Returns the candidates: NUMBA_CACHE_DIR, else the user's cache directory and the one beside the source."""
+    """Returns the possible cache directories: NUMBA_CACHE_DIR if it is set, else the user's cache directory and
+    `__pycache__` beside this file."""
     config: Any = import_module("numba.core.config")
     if config.CACHE_DIR:
         return [Path(config.CACHE_DIR)]
@@ -93,7 +95,8 @@ def _directories() -> list[Path]:
 
 
 def _digest(function: Callable[..., Any]) -> str:
-    """Hashes the inputs of a kernel: its module, the compiler module, and integers from other modules."""
+    """Returns a hash of the numba version, the source of the kernel's module, the source of the compiler module, and
+    the integers in the kernel's globals."""
     numba: Any = import_module("numba")
     numbers = sorted((name, value) for name, value in function.__globals__.items() if isinstance(value, int))
     sources = [inspect.getsource(sys.modules[name]) for name in (function.__module__, _COMPILER_MODULE)]

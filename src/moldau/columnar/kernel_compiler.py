@@ -1,7 +1,7 @@
-"""Compiler of the codec's kernels with numba.
+"""Compiler of the codec's kernels with numba. A kernel is a function that is compiled to machine code.
 
-A kernel has one signature and is compiled, or loaded from the cache, when its module is imported. So a successful
-import means working kernels.
+A kernel has one signature. It is compiled, or loaded from the cache, when its module is imported. So after a successful
+import all kernels of the module work.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from moldau.columnar.kernel_cache import kernel_cache_for
 
-# Imported by name, because numba's type annotations differ between versions.
+# Use import_module, because numba's type annotations differ between versions.
 numba: Any = import_module("numba")
 types: Any = import_module("numba.core.types")
 cgutils: Any = import_module("numba.core.cgutils")
@@ -20,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
 INT32_IN = types.Array(types.int32, 1, "C", readonly=True)
 INT64_IN = types.Array(types.int64, 1, "C", readonly=True)
-"""Read-only arrays; writable ones are accepted too."""
+"""The types of read-only arrays. Writable arrays are accepted, too."""
 BYTES_OUT = types.Array(types.uint8, 1, "C")
 INT32_OUT = types.Array(types.int32, 1, "C")
 INT64_OUT = types.Array(types.int64, 1, "C")
@@ -28,13 +28,14 @@ INT64 = types.int64
 
 
 def kernel_helper(function: Function) -> Function:
-    """Compiles a function to be called by kernels."""
+    """Compiles a function that kernels call."""
     compiled: Function = numba.njit(nogil=True)(function)
     return compiled
 
 
 def kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
-    """Compiles a function with this result and these argument types to run without the GIL."""
+    """Returns a decorator that compiles a function with these result and argument types. The compiled function runs
+    without the GIL."""
 
     def compiled(function: Function) -> Function:
         dispatcher: Any = numba.njit(nogil=True)(function)
@@ -67,8 +68,8 @@ def _copy_bytes(_: Any, target: Any, to: Any, address: Any, length: Any) -> Any:
 
 
 byte_at: Any = numba.extending.intrinsic(_byte_at)
-"""byte_at(address) returns the byte there, without any check."""
+"""byte_at(address) returns the byte at a memory address without any check."""
 
 copy_bytes: Any = numba.extending.intrinsic(_copy_bytes)
-"""copy_bytes(target, to, address, length) copies into target[to : to + length] with memcpy, without any check. A loop
-over the bytes takes three times as long."""
+"""copy_bytes(target, to, address, length) copies bytes from a memory address into target[to : to + length] without any
+check. It uses memcpy, because a loop over the bytes takes three times as long."""

@@ -1,4 +1,4 @@
-"""Switch between the compiled and the Python codec. Both give the same results; the compiled one needs numba."""
+"""Switch between the compiled and the Python codec. Both give the same results. The compiled codec needs numba."""
 
 import logging
 from functools import cache
@@ -9,7 +9,7 @@ _is_enabled = True
 
 
 def use_native(enabled: bool) -> None:
-    """Disables the compiled codec if not `enabled`."""
+    """Enables or disables the compiled codec."""
     global _is_enabled
     _is_enabled = enabled
 
@@ -20,7 +20,7 @@ def is_native() -> bool:
 
 @cache
 def is_available() -> bool:
-    """Returns whether numba compiles the kernels; logs once why not."""
+    """Returns whether numba can compile the kernels. Logs the reason once if it cannot."""
     try:
         import moldau.columnar.decode_kernels
         import moldau.columnar.encode_kernels  # noqa: F401

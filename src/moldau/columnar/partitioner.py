@@ -1,4 +1,4 @@
-"""Partitioner of rows by key: Kafka's murmur2 over a column."""
+"""Partitioner of rows by key, with Kafka's murmur2 hash."""
 
 from typing import Any
 

@@ -12,7 +12,8 @@ from moldau.columnar.arrays import ByteSpans, Int64s, byte_spans, null_spans, va
 Int32s = npt.NDArray[np.int32]
 
 TIMESTAMP_MS_LIMIT = 2**62
-"""Exclusive bound on absolute timestamps, so that differences fit into 64 bits."""
+"""Timestamps must be between -TIMESTAMP_MS_LIMIT and TIMESTAMP_MS_LIMIT, both excluded, so that differences fit into 64
+bits."""
 
 _RADIX_PARTITIONS = 2**16
 
@@ -20,13 +21,13 @@ _RADIX_PARTITIONS = 2**16
 @dataclass(frozen=True)
 class EncoderRows:
     order: Int64s
-    """Row numbers grouped by partition, in row order within a partition."""
+    """Row numbers, grouped by partition. The rows of a partition keep their order."""
     partitions: Int32s
     timestamps: Int64s
     keys: ByteSpans
     values: ByteSpans
     header_starts: Int64s
-    """Position of a row's first header among all headers."""
+    """The index of a row's first header in `names` and `contents`."""
     header_counts: Int64s
     names: ByteSpans
     contents: ByteSpans
@@ -64,7 +65,7 @@ def _order(partitions: Int32s) -> Int64s:
     if not len(partitions) or bool(np.all(partitions[1:] >= partitions[:-1])):
         return np.arange(len(partitions), dtype=np.int64)
     if partitions.max() < _RADIX_PARTITIONS:
-        # Numpy sorts 16-bit integers in linear time.
+        # Use 16-bit integers, because numpy sorts them in linear time.
         return np.argsort(partitions.astype(np.uint16), kind="stable")
     return np.argsort(partitions, kind="stable")
 
