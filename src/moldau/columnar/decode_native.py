@@ -43,7 +43,7 @@ class _BinaryColumn:
     def array(self, rows: int, nulls: int, kind: pa.DataType) -> pa.Array:
         data = self.data[: self.ends[rows]]
         if 2 * len(data) < len(self.data):
-            # Copy short data, because the large buffer would otherwise stay in memory. It has room for whole records.
+            # Copy short data, because the buffer has room for whole records and would stay in memory.
             data = data.copy()
         valid = pa.py_buffer(self.valid[: (rows + 7) // 8]) if nulls else None
         buffers = [valid, pa.py_buffer(self.ends[: rows + 1]), pa.py_buffer(data)]
@@ -118,7 +118,7 @@ def _batch_fields(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64
         count = batch.count
         if count < 0 or count * RECORD_BYTES_MIN > len(section):
             raise CorruptRecordError(f"{batch!r} claims {count} records in {len(section)} bytes")
-        # An empty section may have no address. Any address works, because the kernel does not read an empty section.
+        # A section without records may have no address. 0 works, because the kernel reads no bytes of this section.
         start = pa.py_buffer(section).address if count else 0
         fields += (
             batch.base_offset,

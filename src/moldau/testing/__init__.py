@@ -11,7 +11,7 @@ __all__ = ["Broker", "Cluster"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported on first use: pytest loads this package with its plugins, even if no test needs a node.
+    # Import on first use, because pytest loads this package as a plugin even if no test needs a node.
     if name == "Broker":
         from moldau.testing.broker import Broker
 

@@ -28,13 +28,13 @@ DEFAULTS = {
 
 
 class Broker:
-    """A single node. `with` runs it in its own thread, so that blocking clients do not block it; `async with` runs it
-    in the caller's event loop."""
+    """A single node. `with` runs the node in its own thread, so that blocking clients do not block the node. `async
+    with` runs the node in the caller's event loop."""
 
     def __init__(
         self, topics: Iterable[str] | Mapping[str, int] = (), settings: Mapping[str, str] | None = None
     ) -> None:
-        """`topics` are names, or a mapping of names to partition counts; `settings` use Kafka's names."""
+        """`topics` are names, or a mapping of names to partition counts. `settings` use Kafka's names."""
         if isinstance(topics, str):
             topics = [topics]
         self._topics = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)

@@ -43,8 +43,8 @@ class Cluster:
         data_dir: str | Path | None = None,
         racks: Sequence[str] | None = None,
     ) -> None:
-        """`topics` are names, or a mapping of names to partition counts; `settings` use Kafka's names and apply to all
-        nodes. Without `data_dir` the data goes to a temporary directory that is removed with the cluster."""
+        """`topics` are names, or a mapping of names to partition counts. `settings` use Kafka's names and apply to all
+        nodes. Without `data_dir`, the data is in a temporary directory, which is removed when the cluster stops."""
         if isinstance(topics, str):
             topics = [topics]
         self._topics = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)
@@ -73,7 +73,7 @@ class Cluster:
 
     @property
     def controller_id(self) -> int:
-        """Id of the active controller, as most running nodes see it; -1 if they know none."""
+        """The id of the active controller according to most running nodes. -1 if they know no controller."""
         views = [
             thread.node.broker.quorum.leader_id
             for node_id, thread in sorted(self._running.items())
@@ -82,8 +82,8 @@ class Cluster:
         return max(views, key=views.count, default=-1)
 
     def leader_of(self, topic: str, partition: int = 0) -> int:
-        """Returns the leader of a partition according to the newest metadata of the running nodes; -1 if it has
-        none."""
+        """Returns the leader of a partition according to the newest metadata of the running nodes. Returns -1 if the
+        partition has no leader."""
         images = [
             thread.node.broker.metadata.image
             for node_id, thread in self._running.items()
@@ -96,12 +96,12 @@ class Cluster:
     # Faults
 
     def kill(self, node_id: int) -> None:
-        """Ends the node as SIGKILL would. What it wrote to its files is still there after `restart`."""
+        """Ends the node as SIGKILL would. The node's files are kept for `restart`."""
         self._paused.discard(node_id)
         self._running.pop(node_id).kill()
 
     def stop(self, node_id: int) -> None:
-        """Shuts the node down cleanly, with its leaderships handed over. A paused node is resumed first."""
+        """Shuts the node down cleanly. The node hands over its leaderships. A paused node is resumed first."""
         self.resume(node_id)
         thread = self._running.pop(node_id)
         try:
@@ -110,8 +110,8 @@ class Cluster:
             thread.join()
 
     def restart(self, node_id: int) -> None:
-        """Starts a killed or stopped node with its data, and stops it first if it is running. Returns when the node
-        serves."""
+        """Starts a killed or stopped node with its data. A running node is stopped first. Returns when the node serves
+        requests."""
         if node_id in self._running:
             self.stop(node_id)
         self._start_nodes([node_id])
@@ -127,8 +127,10 @@ class Cluster:
         self._running[node_id].resume()
 
     def partition(self, node_id: int, *others: int, one_way: bool = False) -> None:
-        """Drops all traffic between a node and others (all others by default) without closing connections. With
-        `one_way` only what the node sends is dropped."""
+        """Drops all traffic between a node and other nodes without closing connections.
+
+        Without `others`, all other nodes are affected. With `one_way`, only traffic that the node sends is dropped.
+        """
         for other in others or [each for each in self._ports if each != node_id]:
             directions = [(node_id, other)] if one_way else [(node_id, other), (other, node_id)]
             self._links.block(directions)
@@ -226,8 +228,8 @@ class Cluster:
 
 
 def _free_ports(count: int) -> dict[int, int]:
-    """Returns a free port for each node id. All sockets stay bound until every port is chosen, so that none is used
-    twice."""
+    """Returns a free port for each node id. All sockets stay bound until every port is chosen, so that no port is
+    chosen twice."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

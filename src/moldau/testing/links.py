@@ -1,5 +1,4 @@
-"""Network links between the nodes of a test cluster. A blocked link drops data silently, and its connections stay
-open."""
+"""Network links between the nodes of a test cluster. A blocked link drops data silently and keeps connections open."""
 
 import asyncio
 import threading
@@ -11,14 +10,14 @@ from moldau.client.errors import RequestTimedOutError
 from moldau.client.net.connection import Connection
 
 CONNECT_POLL_INTERVAL_S = 0.02
-"""How often a connection attempt over a blocked link is retried."""
+"""How often a new connection checks whether its link is still blocked, in seconds."""
 
 Direction = tuple[int, int]
-"""Sending and receiving node id."""
+"""The ids of the sending node and the receiving node."""
 
 
 class _DroppingTransport:
-    """Discards what is written to a blocked link."""
+    """A transport that discards all data written to a blocked link."""
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -31,7 +30,7 @@ class _DroppingTransport:
 
 
 class _BlockableConnection(Connection):
-    """A connection that can be blocked: writes are discarded, reads pause, and it still looks open."""
+    """A connection that can be blocked. A blocked connection discards writes or pauses reads, but looks open."""
 
     is_blocked = False
 
@@ -58,10 +57,11 @@ class NodeLinks:
         self._lock = threading.Lock()
         self._blocked: set[Direction] = set()
         self._open: dict[int, list[tuple[int, asyncio.AbstractEventLoop, _BlockableConnection]]] = {}
-        """By the node that opened the connection: target node, event loop and connection."""
+        """Open connections by the id of the node that opened them. Each entry has the target node id, the event loop
+        and the connection."""
 
     def connector_for(self, node_id: int) -> Callable[..., Any]:
-        """Returns the `connect` function that this node uses to reach others."""
+        """Returns the function with which a node opens connections to other nodes."""
 
         async def connect(host: str, port: int, *, client_id: str, timeout_ms: int) -> Connection:
             target = self._node_of_port.get(port, -1)
@@ -93,7 +93,7 @@ class NodeLinks:
                 _call_in_loop(loop, partial(self._apply_faults, node_id, target, connection))
 
     def heal(self) -> None:
-        """Unblocks all links, and closes the connections that were blocked because they have lost data."""
+        """Unblocks all links. Closes the connections that were blocked, because they have lost data."""
         with self._lock:
             self._blocked.clear()
             connections = [each for opened in self._open.values() for each in opened]
@@ -101,7 +101,7 @@ class NodeLinks:
             _call_in_loop(loop, connection.close_if_blocked)
 
     def close_connections(self, node_id: int) -> None:
-        """Closes the connections that a killed node had opened. Called in that node's event loop."""
+        """Closes the connections that a killed node had opened. Must be called in the event loop of this node."""
         with self._lock:
             opened = self._open.pop(node_id, [])
         for _, _, connection in opened:
@@ -121,5 +121,5 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> 
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:
-        # The loop is closed, and its connections with it.
+        # The loop is closed, so its connections are closed, too.
         return

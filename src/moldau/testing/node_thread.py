@@ -14,15 +14,15 @@ from moldau.testing.broker import new_loop
 T = TypeVar("T")
 
 _killed_nodes: list[Any] = []
-"""Loops, tasks and nodes that were killed. Garbage collection would run cleanup code that a killed process never
-runs."""
+"""The event loops, tasks and nodes of killed nodes. They are kept in memory, because garbage collection would run
+cleanup code that a killed process never runs."""
 
 
 class NodeThread:
     def __init__(
         self, settings: BrokerSettings, connect: Callable[..., Any], on_kill: Callable[[], None]
     ) -> None:
-        """`connect` opens connections to other nodes; `on_kill` is called in the node's event loop when it is
+        """`connect` opens connections to other nodes. `on_kill` is called in the node's event loop when the node is
         killed."""
         self._settings = settings
         self._on_kill = on_kill
@@ -38,7 +38,8 @@ class NodeThread:
         return self._node
 
     def start(self) -> "Future[None]":
-        """Starts the thread. The future completes when the node has started, or with the error."""
+        """Starts the thread and the node. The future completes when the node has started, or fails with the error of
+        the start."""
         self._thread.start()
         return self.submit(self._node.start())
 
@@ -46,7 +47,7 @@ class NodeThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self) -> "Future[None]":
-        """Shuts the node down as SIGTERM would; call `join` when the future is done."""
+        """Shuts the node down as SIGTERM would. Call `join` when the future is done."""
         return self.submit(self._node.stop())
 
     def join(self) -> None:
@@ -55,7 +56,7 @@ class NodeThread:
         self._loop.close()
 
     def kill(self) -> None:
-        """Ends the node as SIGKILL would: its sockets close and none of its code runs any more."""
+        """Ends the node as SIGKILL would. The node's sockets close, and its code no longer runs."""
         self._is_killed = True
         self._loop.call_soon_threadsafe(self._abort)
         self._resumed.set()
@@ -67,7 +68,7 @@ class NodeThread:
         _killed_nodes.append((self._loop, pending, self._node))
 
     def pause(self) -> None:
-        """Suspends the node as SIGSTOP would, with its connections open."""
+        """Suspends the node as SIGSTOP would. Connections stay open."""
         is_paused = threading.Event()
         self._resumed.clear()
 
@@ -90,5 +91,5 @@ class NodeThread:
     def _abort(self) -> None:
         self._node.abort()
         self._on_kill()
-        # Aborted sockets are closed in the next iteration of the loop, which is the last.
+        # Stop the loop after one more iteration, because aborted sockets are closed in the next iteration.
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)

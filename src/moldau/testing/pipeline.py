@@ -1,4 +1,5 @@
-"""Test runs of pipelines over given rows, without a broker. All other steps are those of a real run.
+"""Test runs of pipelines over rows of the test, without a broker. All steps between source and sink are those of a real
+run.
 
     def test_revenue():
         orders = [{"product": "tea", "quantity": 2, "price": 1.5}, b"not JSON"]
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 _FIRST_TIME = datetime(2024, 1, 1, tzinfo=UTC)
-"""Records without a timestamp get this one, a millisecond apart."""
+"""The default timestamp of a source's first record. The default of each later record is one millisecond later."""
 
 
 class Record(NamedTuple):
-    """A record in full, where a value, or a key and a value, is not enough."""
+    """A record with all fields, for rows that need more than a key and a value."""
 
     value: Any
-    """Bytes or None unchanged; a mapping or text is encoded in the source's format."""
+    """Bytes and None are used unchanged. Text is encoded as UTF-8. A mapping is encoded in the source's format."""
     key: bytes | str | None = None
     timestamp: datetime | None = None
     headers: Sequence[tuple[str, bytes | None]] = ()
@@ -59,17 +60,17 @@ class DeadLetter:
     key: bytes | None
     value: bytes | None
     headers: Mapping[str, bytes | None]
-    """All headers, those about the error too."""
+    """All headers, including those that describe the error."""
 
 
 @dataclass(frozen=True)
 class PipelineResult:
     rows: Mapping[str, list[dict[str, Any]]]
-    """By sink: the written rows, or the resulting table of an upsert. Times have a zone."""
+    """By sink, the written rows, or all rows of the table after an upsert. Timestamps have a time zone."""
     records: Mapping[str, list[tuple[bytes | None, bytes | None]]] = field(default_factory=dict)
-    """By sink, for topics: key and value."""
+    """By sink, the keys and values of the written records. Only for sinks that write to a topic."""
     dead_letters: list[DeadLetter] = field(default_factory=list)
-    """The bad records, unless they fail the run."""
+    """The bad records. Empty if the pipeline fails on bad records."""
 
 
 def run_pipeline(
@@ -78,10 +79,11 @@ def run_pipeline(
     *,
     spark: "SparkSession | None" = None,
 ) -> PipelineResult:
-    """Runs a pipeline or a pipeline file over rows for each source.
+    """Runs a pipeline or a pipeline file over the rows of each source.
 
-    Rows are mappings, texts, bytes, None for tombstones, `(key, value)` or a `Record`. Raises PipelineError like a
-    run. Without a session the active one is used, or a local one is started.
+    A row is a mapping, text, bytes, None (a tombstone), `(key, value)` or a `Record`. Without `spark`, the active
+    session is used. If no session is active, a local session is started. Raises PipelineError for the same errors as a
+    real run.
     """
     if isinstance(pipeline, Pipeline):
         pipeline = pipeline.definition()
@@ -144,7 +146,7 @@ class _TestRun:
         return self._table(prepared, sink) if sink.mode == "upsert" else _collect(prepared)
 
     def _table(self, frame: "DataFrame", sink: Sink) -> list[dict[str, Any]]:
-        """Returns the table after an upsert into an empty one."""
+        """Returns the rows of a new table after an upsert of the frame."""
         from dataclasses import replace
 
         from moldau.pipelines.planner.sink_writers import upsert_function
@@ -200,7 +202,7 @@ def _record(source: Source, given_row: Any) -> Record:
 
 
 def _raw_row(source: Source, index: int, record: Record) -> tuple[Any, ...]:
-    """Returns the columns of the data source in order."""
+    """Returns the record as a row with the columns of the data source, in order."""
     key = record.key.encode() if isinstance(record.key, str) else record.key
     topic = record.topic or (source.topics[0] if source.topics else source.name)
     time = record.timestamp or _FIRST_TIME + timedelta(milliseconds=index)

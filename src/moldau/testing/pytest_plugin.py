@@ -2,7 +2,7 @@
 nodes, for each test.
 
 A mark sets topics and settings: `@pytest.mark.moldau(topics={"orders": 3}, settings={"num.partitions": "2"})`. For a
-cluster it may also set `nodes=5`.
+cluster the mark may also set `nodes=5`.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def moldau_broker(request: pytest.FixtureRequest) -> "Iterator[Broker]":
     """A running broker with its records in memory; `.bootstrap` is its address."""
-    # Imported here so that test runs without a broker do not pay for it.
+    # Import here, so that test runs without a broker do not load the broker's modules.
     from moldau.testing.broker import Broker
 
     mark = request.node.get_closest_marker("moldau")

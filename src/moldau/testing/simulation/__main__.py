@@ -17,7 +17,7 @@ SCENARIOS: Mapping[str, type[Scenario]] = {
 }
 ABLATIONS = [name for scenario in SCENARIOS.values() for name in scenario.ablations()]
 MINIMUM_COUNTS = {"operations", "faults"}
-"""Reported as a minimum per seed: a seed with too few of these proves too little."""
+"""Counts whose minimum over all seeds is reported, because a seed with few operations or faults proves too little."""
 LOG_LINES_SHOWN = 30
 EVENTS_SHOWN = 40
 VIOLATIONS_SHOWN = 20

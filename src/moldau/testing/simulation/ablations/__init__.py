@@ -1,1 +1,1 @@
-"""Ablations: safeguards that can be disabled to show that the checkers detect it."""
+"""Ablations: each disables a safeguard, to show that the checkers detect the missing safeguard."""

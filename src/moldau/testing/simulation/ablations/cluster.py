@@ -1,5 +1,5 @@
-"""Cluster ablations: each disables one safeguard in the code under test and picks a fault profile in which it matters.
-The simulation must then report a violation."""
+"""Cluster ablations. Each disables one safeguard in the code under test, and picks a fault profile in which the
+safeguard matters. The simulation must then report a violation."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ def _returning(value: object) -> Callable[..., object]:
 
 
 def without_fsync() -> AbstractContextManager[object]:
-    """Leaders and followers count appended records as durable."""
+    """Makes leaders and followers count appended records as durable."""
 
     def flushed_offset(flusher: LogFlusher) -> int:
         return flusher._log.end_offset
@@ -56,7 +56,7 @@ def without_fsync() -> AbstractContextManager[object]:
 
 
 def with_unsynced_followers() -> AbstractContextManager[object]:
-    """A follower reports records as replicated before it has synced them."""
+    """Makes followers report records as replicated before they have synced them."""
 
     def replicated_offset(follower: FollowerReplica) -> int:
         return follower.log.end_offset
@@ -65,7 +65,7 @@ def with_unsynced_followers() -> AbstractContextManager[object]:
 
 
 def without_truncation() -> AbstractContextManager[object]:
-    """A follower does not truncate where its log diverges from the leader's."""
+    """Keeps followers from truncating their log where it diverges from the leader's log."""
 
     def truncation_offset(epochs: LeaderEpochCache, end_offset: int, diverging: EpochEndOffset) -> int:
         return end_offset
@@ -74,7 +74,7 @@ def without_truncation() -> AbstractContextManager[object]:
 
 
 def without_maximal_in_sync() -> AbstractContextManager[object]:
-    """A leader uses the ISR that it has proposed before the controller has accepted it."""
+    """Makes leaders use a proposed ISR before the controller has accepted it."""
 
     def maximal_isr(state: PartitionLeaderState) -> tuple[int, ...]:
         return state.image.isr if state.proposal is None else state.proposal.isr
@@ -83,12 +83,12 @@ def without_maximal_in_sync() -> AbstractContextManager[object]:
 
 
 def without_lease() -> AbstractContextManager[object]:
-    """A leader acknowledges records after its lease has expired."""
+    """Makes leaders acknowledge records after their lease has expired."""
     return mock.patch.object(Partition, "check_lease", _returning(None))
 
 
 def without_high_watermark() -> AbstractContextManager[object]:
-    """Consumers read beyond the high watermark."""
+    """Lets consumers read beyond the high watermark."""
 
     def visible_end(partition: Partition, *, committed_only: bool) -> int:
         return partition.log.end_offset
@@ -97,7 +97,7 @@ def without_high_watermark() -> AbstractContextManager[object]:
 
 
 def without_producers_on_followers() -> AbstractContextManager[object]:
-    """A follower does not keep producer state."""
+    """Makes followers lose their producer state after each append."""
     append = FollowerReplica._append_from_leader
 
     async def append_followed(follower: FollowerReplica, batches: list[Batch]) -> None:
@@ -111,17 +111,17 @@ def without_producers_on_followers() -> AbstractContextManager[object]:
 
 
 def without_partition_epoch() -> AbstractContextManager[object]:
-    """The controller accepts an ISR change based on an old partition epoch."""
+    """Makes the controller accept an ISR change that is based on an old partition epoch."""
     return mock.patch.object(isr, "_check_partition_epoch", _returning(None))
 
 
 def without_broker_epoch() -> AbstractContextManager[object]:
-    """The controller treats every restart of a broker as clean."""
+    """Makes the controller treat every restart of a broker as clean."""
     return mock.patch.object(brokers, "is_clean_restart", _returning(True))
 
 
 def without_group_load() -> AbstractContextManager[object]:
-    """A coordinator serves before it has loaded its groups."""
+    """Makes group coordinators serve requests before they have loaded their groups."""
     return mock.patch.object(ShardDriver, "is_empty", True)
 
 
@@ -129,7 +129,7 @@ def without_group_load() -> AbstractContextManager[object]:
 
 
 def with_votes_saved_later() -> AbstractContextManager[object]:
-    """A vote is granted before it is on disk."""
+    """Makes nodes grant a vote before the vote is on disk."""
     save = FileQuorumStateStore.save
 
     async def save_later(elections: FileQuorumStateStore, election: ElectionState) -> None:
@@ -137,24 +137,24 @@ def with_votes_saved_later() -> AbstractContextManager[object]:
             await asyncio.sleep(SAVING_S)
             await save(elections, election)
 
-        # No reference is needed: the simulated loop keeps its tasks.
+        # No reference to the task is needed, because the simulated loop keeps its tasks.
         asyncio.get_running_loop().create_task(later())
 
     return mock.patch.object(FileQuorumStateStore, "save", save_later)
 
 
 def without_log_check() -> AbstractContextManager[object]:
-    """A vote is granted to a candidate whose log is behind."""
+    """Makes nodes vote for a candidate whose log is behind their own log."""
     return mock.patch.object(QuorumState, "is_up_to_date", _returning(True))
 
 
 def without_pre_vote() -> AbstractContextManager[object]:
-    """A node that misses its leader starts an election without a pre-vote."""
+    """Makes a node without a leader start an election without a pre-vote."""
     return mock.patch.object(QuorumState, "needs_pre_vote", _returning(False))
 
 
 def without_majority() -> AbstractContextManager[object]:
-    """Metadata counts as committed when the leader alone has it."""
+    """Makes metadata count as committed when only the leader has it on disk."""
 
     def majority_end_offset(leader: LeaderState) -> int:
         return leader.log.durable_offset

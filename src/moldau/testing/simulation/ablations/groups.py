@@ -1,4 +1,4 @@
-"""Group ablations: each disables one safeguard of the group coordinator. The simulation must then report a
+"""Group ablations. Each disables one safeguard of the group coordinator. The simulation must then report a
 violation."""
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from moldau.groups.shard import GroupCoordinatorShard
 
 
 def without_generation_check() -> AbstractContextManager[object]:
-    """Members of an old generation are not fenced."""
+    """Makes the coordinator accept members of an old generation."""
 
     def check_generation(group: ClassicGroupMetadata, generation: int) -> None:
         pass
@@ -26,7 +26,7 @@ def without_generation_check() -> AbstractContextManager[object]:
 
 
 def without_member_fencing() -> AbstractContextManager[object]:
-    """A commit is checked by its generation only, not by its member id or instance id."""
+    """Makes the coordinator check only the generation of a commit, not the member id and instance id."""
 
     def validate_offset_commit(group: ClassicGroup, now: Now, claim: MemberIdentity) -> None:
         if not (claim.generation < 0 and group.metadata.is_empty):
@@ -36,7 +36,7 @@ def without_member_fencing() -> AbstractContextManager[object]:
 
 
 def with_replies_before_durable() -> AbstractContextManager[object]:
-    """The coordinator responds when its records are written, before they are committed."""
+    """Makes the coordinator respond when its records are written, before they are committed."""
     park = runtime.CoordinatorRuntime._park
 
     def release_at_once(
@@ -51,7 +51,7 @@ def with_replies_before_durable() -> AbstractContextManager[object]:
 
 
 def without_tombstones() -> AbstractContextManager[object]:
-    """Tombstones are ignored when groups are loaded."""
+    """Makes the coordinator ignore tombstones when it loads groups."""
 
     def decode_if_not_deleted(key: bytes, value: bytes | None) -> GroupRecord | None:
         return None if value is None else decode(key, value)

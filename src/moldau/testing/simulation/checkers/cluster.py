@@ -92,7 +92,7 @@ def _check_send(send: SendOperation, log_offsets: Mapping[bytes, Sequence[int]],
 
 
 def _check_acknowledged_offsets(history: ClusterHistory) -> Anomalies:
-    """No two records are acknowledged at one offset, even if neither is in the final log."""
+    """Checks that no two records were acknowledged at the same offset, even if neither is in the final log."""
     taken: dict[tuple[Partition, int], bytes] = {}
     for send in history.sends:
         if not send.is_acknowledged or send.acks != ACKS_ALL or send.offset is None:
@@ -110,8 +110,8 @@ def _check_acknowledged_offsets(history: ClusterHistory) -> Anomalies:
 def _check_send_order(
     history: ClusterHistory, log_offsets: Mapping[Partition, Mapping[bytes, Sequence[int]]]
 ) -> Anomalies:
-    """Later records of an idempotent producer have higher offsets. Lossy topics are exempt: with records the broker
-    loses its producer state, and then accepts whichever batch arrives first."""
+    """Checks that later records of an idempotent producer have higher offsets. Lossy topics are skipped, because a
+    broker that loses records also loses producer state. It then accepts whichever batch arrives first."""
     last: dict[tuple[str, Partition], tuple[bytes, int]] = {}
     for send in history.sends:
         offsets = log_offsets.get(send.partition, {}).get(send.values[0])
@@ -175,7 +175,7 @@ def _check_poll_positions(
 
 
 def _check_unread(history: ClusterHistory) -> Anomalies:
-    """Every reader has read its partitions to the end."""
+    """Checks that every reader has read its partitions to the end."""
     read: dict[tuple[str, Partition], set[int]] = {}
     for poll in history.polls:
         read.setdefault((poll.consumer, poll.partition), set()).update(offset for offset, _ in poll.records)

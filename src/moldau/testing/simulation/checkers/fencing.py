@@ -1,7 +1,7 @@
-"""An index of which members of a group are fenced, derived from the responses that members received. Pure.
+"""An index of the fenced members of groups, derived from the responses that members received. Pure.
 
-A generation that was handed out fences all earlier ones, and a static member that joins again fences the previous owner
-of its instance id.
+A SyncGroup response of a generation fences all earlier generations. A static member that joins again fences the
+previous member with the same instance id.
 """
 
 import math
@@ -31,7 +31,8 @@ class FencingIndex:
             self._joins.setdefault((join.group, join.member), join)
 
     def newer_generation(self, identity: RequestIdentity, before: float = math.inf) -> SyncOperation | None:
-        """Returns a sync of a generation newer than the identity's that completed before `before`."""
+        """Returns a SyncGroup of a newer generation than that of `identity`, or None. The SyncGroup completed before
+        `before`, and was sent after `identity` had received its own SyncGroup response."""
         own = self._own_syncs.get(identity)
         if own is None:
             return None
@@ -42,8 +43,9 @@ class FencingIndex:
         return None
 
     def successor(self, identity: RequestIdentity, before: float = math.inf) -> SyncOperation | None:
-        """Returns the sync of a member that took over the identity's instance id and completed before `before`. A join
-        alone is not enough: a crash of the coordinator may undo it."""
+        """Returns a SyncGroup that completed before `before`, sent by a member that took over the instance id of
+        `identity`. Returns None if there is none. A JoinGroup alone is not enough, because a crash of the coordinator
+        may undo it."""
         join = self._joins.get((identity.group, identity.member))
         if identity.instance_id is None or join is None:
             return None

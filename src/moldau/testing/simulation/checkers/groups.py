@@ -1,7 +1,7 @@
 """Checker of group histories. Pure.
 
-Committed offsets are registers, one per group and partition. Generations and member ids fence: requests of a fenced
-member must fail. A group must read every record, and must not commit a record before reading it.
+The committed offset of a group and partition is checked as a register. Requests of a fenced member must fail. A group
+must read every record, and must not commit a record before reading it.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from moldau.testing.simulation.checkers.register import Interval, RegisterValue,
 Key = tuple[str, Partition]
 
 NOTHING = "nothing"
-"""Value of a register after a deletion."""
+"""The value of a register after a deletion."""
 
 
 def check_groups(history: GroupHistory) -> list[Violation]:
@@ -112,7 +112,7 @@ def _check_lost_commits(
     offset_fetches: Sequence[OffsetFetchOperation],
     deletions: Sequence[DeleteOperation],
 ) -> Anomalies:
-    """An empty offset fetch needs a deletion after every commit that is known to have happened."""
+    """Checks that an offset fetch returns no offset only if every earlier commit may have been deleted."""
     for fetch in offset_fetches:
         if fetch.offset != NOTHING_COMMITTED:
             continue
@@ -131,7 +131,8 @@ def _check_regressed_commits(
     values: Mapping[str, RegisterValue],
     offset_fetches: Sequence[OffsetFetchOperation],
 ) -> Anomalies:
-    """A member continues from the committed offset: one that commits less was not the owner, or did not fetch it."""
+    """Checks that a member does not commit a lower offset than an earlier commit. A member continues from the committed
+    offset. If a member commits a lower offset, it was not the owner or did not fetch the committed offset."""
     for commit in commits:
         if commit.result is not OperationResult.OK or commit.identity.generation == NO_GENERATION:
             continue
@@ -162,7 +163,8 @@ def _check_regressed_commits(
 
 
 def _check_double_ownership(history: GroupHistory) -> Anomalies:
-    """A generation has one owner per partition. Generations restart only after the group was deleted."""
+    """Checks that each partition has one owner in a generation. A generation number repeats only after the group was
+    deleted."""
     generations: defaultdict[tuple[str, int], list[SyncOperation]] = defaultdict(list)
     for sync in history.syncs:
         generations[sync.identity.group, sync.identity.generation].append(sync)
@@ -178,7 +180,8 @@ def _check_double_ownership(history: GroupHistory) -> Anomalies:
 
 
 def _owner(sync: SyncOperation) -> str:
-    """Returns the instance id of a static member, which keeps its partitions across restarts, else the member id."""
+    """Returns the instance id of a static member, because a static member keeps its partitions across restarts. Returns
+    the member id of other members."""
     return sync.identity.instance_id or sync.identity.member
 
 
@@ -222,7 +225,8 @@ def _check_fencing(history: GroupHistory) -> Anomalies:
 
 
 def _check_commits_were_read(history: GroupHistory) -> Anomalies:
-    """Groups read from offset 0, so every record below a member's commit was delivered to some member before."""
+    """Checks that every record below a member's commit was delivered to some member before. Groups read from offset
+    0."""
     read: defaultdict[Key, set[int]] = defaultdict(set)
     next_unread: defaultdict[Key, int] = defaultdict(int)
     deliveries = iter(history.deliveries)

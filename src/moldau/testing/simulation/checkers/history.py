@@ -1,16 +1,17 @@
-"""History of a run: the operations of its clients in order, and the final state. Checkers see nothing else."""
+"""The history of a run: the operations of the clients in order, and the final state. Checkers use no other input."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Partition = tuple[str, int]
 LogContent = Sequence[tuple[int, bytes]]
-"""Offsets and values of a log."""
+"""The offsets and values of the records in a log."""
 
 
 @dataclass(slots=True)
 class SendOperation:
-    """One batch for one partition. A retry of an idempotent producer is the same operation."""
+    """A batch that a producer sends to one partition. The retries of an idempotent producer belong to the same
+    operation."""
 
     producer: str
     partition: Partition
@@ -18,11 +19,12 @@ class SendOperation:
     acks: int
     is_idempotent: bool
     invoked_at: int
-    """Invocation and completion times count events of the history."""
+    """The time of the request. Times are event numbers of the history."""
     completed_at: int | None = None
     is_acknowledged: bool = False
     offset: int | None = None
-    """Offset of the first record; None if the broker confirmed a duplicate without an offset."""
+    """The offset of the first record. None before the acknowledgement, or if the broker confirmed a duplicate without
+    an offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,11 @@ class History:
 @dataclass(slots=True)
 class ClusterHistory(History):
     lossy_topics: dict[str, str] = field(default_factory=dict)
-    """Topics that may lose acknowledged records, with the reason: unclean elections, or cached writes on several nodes
-    that end uncleanly."""
+    """Topics that may lose acknowledged records, with the reason: unclean elections, or cached writes and unclean ends
+    of several nodes."""
     replicas: dict[Partition, Mapping[int, LogContent]] = field(default_factory=dict)
-    """Final log of each replica after healing, by node id."""
+    """The final log of each replica after healing, by partition and node id."""
     readers: dict[str, Sequence[Partition]] = field(default_factory=dict)
-    """Readers that must read their partitions from offset 0 to the end."""
+    """The partitions that each reader must read from offset 0 to the end, by the reader's name."""
     operations: int = 0
-    """Operations that are not listed elsewhere: polls, topic changes, reassignments and elections."""
+    """The number of polls, topic changes, reassignments and elections."""

@@ -1,7 +1,7 @@
-"""History of group operations: the requests of clients to their coordinators, with the results.
+"""The history of group operations: the requests of clients to their coordinators, with the results.
 
-Times count events over all clients. An operation without a completion may have taken effect at any time after its
-invocation, or never.
+Times are event numbers, counted over all clients. An operation without a completion may have taken effect at any time
+after its invocation, or never.
 """
 
 import math
@@ -17,7 +17,7 @@ NOTHING_COMMITTED = -1
 
 
 class RequestIdentity(NamedTuple):
-    """Group, generation and member that a request claims to come from."""
+    """The group, generation and member that a request names as its sender."""
 
     group: str
     generation: int
@@ -41,14 +41,15 @@ class ClientOperation:
 
     @property
     def completed_by(self) -> float:
-        """Latest time at which the operation took effect, if it did."""
+        """The latest time at which the operation can have taken effect. Infinite for an operation without a
+        completion."""
         return math.inf if self.completed_at is None else self.completed_at
 
 
 @dataclass(slots=True, kw_only=True)
 class CommitOperation(ClientOperation):
     tag: str
-    """Unique metadata of the commit, returned by every offset fetch that sees it."""
+    """The unique metadata of the commit. An offset fetch returns the metadata together with the committed offset."""
     identity: RequestIdentity
     partition: Partition
     offset: int
@@ -62,12 +63,12 @@ class CommitOperation(ClientOperation):
 class DeleteOperation(ClientOperation):
     group: str
     partition: Partition | None
-    """None for the whole group."""
+    """The partition whose offset is deleted, or None for the whole group."""
 
 
 @dataclass(slots=True, kw_only=True)
 class JoinOperation(ClientOperation):
-    """A join whose response has a new member id."""
+    """A successful JoinGroup whose response has a new member id."""
 
     group: str
     instance_id: str | None
@@ -76,7 +77,7 @@ class JoinOperation(ClientOperation):
 
 @dataclass(slots=True, kw_only=True)
 class SyncOperation(ClientOperation):
-    """An assignment that was handed out."""
+    """A successful SyncGroup, whose response has the member's assignment."""
 
     identity: RequestIdentity
     partitions: Sequence[Partition]
@@ -84,7 +85,7 @@ class SyncOperation(ClientOperation):
 
 @dataclass(slots=True, kw_only=True)
 class HeartbeatOperation(ClientOperation):
-    """An accepted heartbeat."""
+    """A heartbeat that the coordinator accepted."""
 
     identity: RequestIdentity
 
@@ -102,7 +103,7 @@ class OffsetFetchOperation:
 
 
 class Delivery(NamedTuple):
-    """A record that a group's consumer returned to its user."""
+    """A record that a consumer of a group returned to the application."""
 
     at: int
     group: str
@@ -131,7 +132,7 @@ class GroupHistory:
     final_groups: dict[str, FinalGroupState] = field(default_factory=dict)
     """Final states of the consumer groups."""
     end_offsets: dict[Partition, int] = field(default_factory=dict)
-    """End offsets of the partitions that each of those groups must have read."""
+    """The end offsets of the partitions. Every group in `final_groups` must have read up to these offsets."""
     _events: int = 0
 
     def next_event(self) -> int:

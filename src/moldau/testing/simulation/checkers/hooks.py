@@ -1,5 +1,5 @@
-"""Hooks into the code under test that report what its state does not show: votes, acknowledgements and requests between
-nodes."""
+"""Hooks in the code under test. They report events that the state of a node does not show: votes, acknowledgements and
+requests between nodes."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ from moldau.wire.api_keys import ApiKey
 
 ACKS_ALL = -1
 REPLAYABLE_APIS = (ApiKey.VOTE, ApiKey.BEGIN_QUORUM_EPOCH, ApiKey.END_QUORUM_EPOCH)
-"""Requests that are replayed late, besides AlterPartition; they must have no effect then."""
+"""The requests that are sent again later, in addition to AlterPartition. Such late requests must have no effect."""
 REQUESTS_KEPT = 20
-"""Requests kept per API."""
+"""The number of latest requests that are kept per API."""
 TO_CONTROLLER = -1
 
 

@@ -17,10 +17,10 @@ from moldau.testing.simulation.scenarios.server import ServerHost
 ITERATIONS_PER_CHECK = 12
 VIOLATIONS_MAX = 5
 COMPARED_RECORDS_MAX = 200
-"""How many records are compared after a jump of the high watermark."""
+"""The maximum number of records that are compared when the high watermark rises."""
 
 Key = tuple[UUID, int]
-"""Topic id and partition: a topic that is created again has a new id."""
+"""The topic id and the partition. The name is not enough, because a topic may be deleted and created again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -50,7 +50,7 @@ class InvariantChecker:
     report: Callable[[str], None]
     counts: Counter[str]
     lossy_topics: Mapping[str, str]
-    """May lose committed records."""
+    """Topics that may lose committed records, with the reason."""
     trace: Callable[..., None]
     _iterations: int = field(default=0, init=False)
     _violations: int = field(default=0, init=False)
@@ -60,12 +60,12 @@ class InvariantChecker:
     _leaders: dict[tuple[Key, int], int] = field(default_factory=dict, init=False)
     """Leader by partition and epoch."""
     _committed: dict[Key, dict[int, int]] = field(default_factory=dict, init=False)
-    """Highest high watermark by partition and epoch."""
+    """The latest high watermark of the leader, by partition and leader epoch."""
     _epochs: dict[object, dict[int, int]] = field(default_factory=dict, init=False)
     """Leader epochs of committed records, by log and offset."""
     _metadata_committed: int = field(default=0, init=False)
     _led_quorum: dict[str, int] = field(default_factory=dict, init=False)
-    """Last epoch in which each node led the metadata quorum; it must survive restarts."""
+    """The last epoch in which each node led the metadata quorum. A node must remember this epoch after a restart."""
     _newest_image: MetadataImage | None = field(default=None, init=False)
     _votes: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
     """Candidate that each node has voted for, by node and epoch."""
@@ -112,7 +112,8 @@ class InvariantChecker:
         )
 
     def is_converged(self) -> bool:
-        """Returns whether all replicas of each partition end at the same offset, and it is committed."""
+        """Returns whether all replicas of each partition end at the same offset, and the leader's high watermark is at
+        this offset."""
         ends: dict[Key, set[int]] = {}
         for server in self.servers:
             for partition in _partitions(server.node):
@@ -123,7 +124,7 @@ class InvariantChecker:
         return all(len(each) == 1 for each in ends.values())
 
     def replica(self, node_id: int, partition: Partition) -> Any:
-        """Returns the partition's object on a node, or None."""
+        """Returns the replica of a partition on a node, or None if the node has no such replica."""
         node: Any = next(server.node for server in self.servers if server.node_id == node_id)
         table = getattr(node, "_partitions", None)
         return None if table is None else table._partitions.get(partition)
@@ -137,7 +138,7 @@ class InvariantChecker:
             self._report_violation(f"node {node_id} voted for nodes {both} in epoch {epoch}")
 
     def on_acknowledged(self, node_id: int, partition: str) -> None:
-        """Checks the node's lease when it sends an acknowledgement for acks=all."""
+        """Checks that a node still has its lease when it acknowledges records with acks=all."""
         server = next(each for each in self.servers if each.node_id == node_id)
         lease = getattr(getattr(server.node, "_lifecycle", None), "lease", None)
         if lease is not None and lease.expires_ms <= server.host.clock.monotonic_ms():
@@ -146,7 +147,8 @@ class InvariantChecker:
             )
 
     def _check_lease(self, before: MetadataImage, after: MetadataImage) -> None:
-        """A broker that becomes fenced must have no lease any more, because others may now lead in its place."""
+        """Checks that the lease of a broker has expired when the broker becomes fenced, because other brokers may lead
+        from then on."""
         for server in self.servers:
             earlier, later = before.brokers.get(server.node_id), after.brokers.get(server.node_id)
             lifecycle = getattr(server.node, "_lifecycle", None)
@@ -234,7 +236,7 @@ class InvariantChecker:
             for partition in topic.partitions:
                 key = (topic.topic_id, partition.index), partition.leader_epoch
                 if self._leaders.setdefault(key, partition.leader) != partition.leader:
-                    # An epoch without a leader is no conflict: it may end before one is elected.
+                    # -1 means that the epoch has no leader. This does not conflict with a leader.
                     if -1 in (partition.leader, self._leaders[key]):
                         self._leaders[key] = max(partition.leader, self._leaders[key])
                     else:
@@ -318,7 +320,8 @@ class InvariantChecker:
             if partition.is_leader:
                 self._check_isr(server, partition, after)
             if "compact" not in partition.log.settings.cleanup_policy:
-                # The first record of an epoch may be compacted before another replica learns of the epoch.
+                # Compacted topics are skipped, because the first record of an epoch may be compacted before another
+                # replica learns of the epoch.
                 key = partition.topic_id, name.partition
                 self._compare_committed(server, key, str(name), partition.log, before, after)
         if partition.is_leader:
@@ -328,7 +331,8 @@ class InvariantChecker:
     def _compare_committed(
         self, server: ServerHost, key: object, name: str, log: Any, before: int, after: int
     ) -> None:
-        """Logs are equal up to their high watermarks: records at the same offset have the same epoch."""
+        """Checks that logs are equal up to their high watermarks. Committed records at the same offset must have the
+        same leader epoch."""
         committed = self._epochs.setdefault(key, {})
         for offset in range(max(before, after - COMPARED_RECORDS_MAX), after):
             if offset == after - 1 or offset in committed:
@@ -339,11 +343,13 @@ class InvariantChecker:
                     return
 
     def _committed_up_to(self, key: Key, epoch: int) -> int:
-        """Returns the end of what was committed up to an epoch. An old leader does not know later commits."""
+        """Returns the highest high watermark up to this leader epoch. Later epochs are ignored, because an old leader
+        does not know what was committed in them."""
         return max((end for each, end in self._committed.get(key, {}).items() if each <= epoch), default=0)
 
     def _check_isr(self, server: ServerHost, partition: Any, high_watermark: int) -> None:
-        """Every in-sync replica has the committed records on disk, both by the leader's ISR and by the controller's."""
+        """Checks that every in-sync replica has the committed records on disk. Both the leader's ISR and the
+        controller's ISR are checked."""
         topic = partition.name.topic
         is_cached = partition.log.settings.write_caching
         state = partition.leader.state
@@ -352,7 +358,8 @@ class InvariantChecker:
         if (
             newest is not None
             and (newest.leader, newest.leader_epoch) == (server.node_id, partition.leader_epoch)
-            # The partition state of a node changes shortly before its image does.
+            # The image may be older than the leader's state, because a node updates its partition state before its
+            # image.
             and newest.partition_epoch >= state.image.partition_epoch
         ):
             isr |= dict.fromkeys(newest.isr)
@@ -361,8 +368,8 @@ class InvariantChecker:
             if other is None or other.topic_id != partition.topic_id:
                 continue
             if is_cached and (not self.is_registered(node_id) or _has_left_isr(node_id, newest, state.image)):
-                # It lost unsynced records in a restart, and the controller or the leader is about to remove it from the
-                # ISR.
+                # Skip this replica. It lost unsynced records in a restart, and the controller or the leader is about to
+                # remove it from the ISR.
                 continue
             has = other.log.end_offset if is_cached else other.log.durable_offset
             if has < high_watermark:
@@ -393,7 +400,7 @@ def _partitions(node: Any) -> Sequence[Any]:
 
 
 def _epoch_at(log: Any, offset: int) -> int:
-    """Returns the leader epoch of the record at an offset; -1 if the log does not know it."""
+    """Returns the leader epoch of the record at an offset, or -1 if the log has no epoch for the offset."""
     found = -1
     if offset < log.start_offset:
         return found

@@ -16,7 +16,7 @@ from moldau.testing.simulation.checkers.history import (
 )
 
 Anomalies = Iterator[tuple[str, str]]
-"""Names and details."""
+"""The names and details of anomalies."""
 
 ACKS_ALL = -1
 """Records acknowledged with acks=all must survive every fault."""
@@ -90,7 +90,8 @@ def _check_send(send: SendOperation, log_offsets: Mapping[bytes, list[int]]) -> 
 
 
 def _check_send_order(history: History, log_offsets: Mapping[Partition, dict[bytes, list[int]]]) -> Anomalies:
-    """Later records of a producer have higher offsets, if it is idempotent or the earlier send had completed."""
+    """Checks that later records of a producer have higher offsets. Skips pairs of a producer without idempotence if the
+    earlier send had not completed."""
     last: dict[tuple[str, Partition], tuple[SendOperation, int]] = {}
     for send in history.sends:
         offsets = log_offsets.get(send.partition, {}).get(send.values[0])
@@ -169,7 +170,7 @@ def check_topic_changes(history: History) -> Anomalies:
         states.append((change.is_creation, change.is_acknowledged))
     for topic, states in sorted(last.items()):
         exists = topic in history.topics
-        # An unacknowledged change may or may not have happened.
+        # Check only topics whose last change was acknowledged. An unacknowledged change may or may not have happened.
         if len(states) == 1 and states[0][1] and states[0][0] != exists:
             yield ("lost topic" if states[0][0] else "deleted topic is back"), topic
 

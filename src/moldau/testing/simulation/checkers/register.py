@@ -1,7 +1,7 @@
-"""Linearizability check of a register whose values are all written once. Pure.
+"""Linearizability check of a register in which every value is written only once. Pure.
 
-The operations on a value define a zone of time in which the register must have held it. A history is linearizable if
-and only if the zones do not conflict (Gibbons and Korach, Testing Shared Memories, 1997).
+The operations on a value define a zone: the time in which the register must have held the value. A history is
+linearizable if and only if no two zones conflict (Gibbons and Korach, Testing Shared Memories, 1997).
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import NamedTuple
 class Interval(NamedTuple):
     invoked_at: float
     completed_at: float
-    """Infinite for an operation that may still take effect."""
+    """Infinite for an operation that has not completed and may still take effect."""
 
 
 class RegisterValue(NamedTuple):
@@ -22,17 +22,19 @@ class RegisterValue(NamedTuple):
 
     @property
     def earliest_completion(self) -> float:
-        """Earliest completion: by then the value was written."""
+        """The earliest completion of an operation on the value. The value was written before this time."""
         return min(self.write.completed_at, *(read.completed_at for read in self.reads), math.inf)
 
     @property
     def latest_invocation(self) -> float:
-        """Latest invocation: at that time the value was still current, or not yet written."""
+        """The latest invocation of an operation on the value. The value was current at some time after this
+        invocation."""
         return max(self.write.invoked_at, *(read.invoked_at for read in self.reads), -math.inf)
 
 
 def contradictions(values: Sequence[RegisterValue]) -> Iterator[tuple[RegisterValue, RegisterValue]]:
-    """Yields pairs of values whose zones conflict: one was current both before and after the other."""
+    """Yields pairs of values whose zones conflict. One value of a pair was current both before and after the other
+    value."""
     certain = [value for value in values if value.earliest_completion < math.inf]
     forward_zones = sorted(
         (value for value in certain if value.earliest_completion < value.latest_invocation),
