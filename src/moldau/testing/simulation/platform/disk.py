@@ -1,7 +1,8 @@
-"""A simulated disk with two images: what programs have written, and what is durable.
+"""A simulated disk with two images: the written data, which programs see, and the durable data.
 
-After a power cut the disk shows the durable image plus a random part of the rest: appends may be torn anywhere or hold
-sectors of zeros or garbage, truncations may be undone, and names that no `sync_directory` covered may be missing.
+After a power cut, the disk has the durable data plus a random part of the other written data. Appends may be torn
+anywhere, or contain sectors of zeros or garbage. Truncations may be undone. Changes of file names may be lost if no
+`sync_directory` followed.
 """
 
 import asyncio
@@ -28,12 +29,13 @@ CAPACITY_BYTES = 1 << 40
 
 
 class CrashedDiskError(OSError):
-    """The host has crashed; this object belongs to an earlier boot."""
+    """The host of this disk has crashed. This object belongs to an earlier boot."""
 
 
 @dataclass(slots=True)
 class DiskFault:
-    """An injected error: the first `after` matching calls pass, the next `times` fail."""
+    """An injected error. The first `after` matching calls succeed, and the next `times` calls fail. If `times` is None,
+    all later calls fail."""
 
     operation: str
     path: str
@@ -61,12 +63,11 @@ class DiskSettings:
     slow_sync_ms_max: float = 400.0
     capacity_bytes: int = CAPACITY_BYTES
     ignored_fsync_glob: str = ""
-    """Syncs of paths that match this glob succeed without making anything durable, as if the node never called
-    fsync."""
+    """Syncs of paths that match this glob succeed but make nothing durable, as if the node never called fsync."""
 
 
 class SimulatedDisk:
-    """A volume during one boot of its host. `crash` and `kill` end the boot and return the disk of the next one."""
+    """A volume during one boot of its host. `crash` and `kill` end the boot and return the disk of the next boot."""
 
     def __init__(
         self,
@@ -98,9 +99,9 @@ class SimulatedDisk:
         after: int = 0,
         times: int | None = 1,
     ) -> DiskFault:
-        """Makes calls fail: `operation` is open, append, read, truncate, sync or sync_directory.
+        """Makes calls of an operation fail: open, append, read, truncate, sync or sync_directory.
 
-        `path` is a glob. With times=None calls fail until the fault is removed from `faults`. A failing append may have
+        `path` is a glob. With times=None, calls fail until the fault is removed from `faults`. A failed append may have
         written a part of its data.
         """
         fault = DiskFault(operation, path, error, after, times)
@@ -108,7 +109,8 @@ class SimulatedDisk:
         return fault
 
     def flip_bit(self, path: str) -> tuple[str, int] | None:
-        """Flips one durable bit in a file that matches the glob; returns the file and the position."""
+        """Flips one durable bit in a random file that matches the glob. Returns the file and the position, or None if
+        no file matches."""
         files = [
             (name, inode)
             for name, inode in self.volume.files()
@@ -123,14 +125,15 @@ class SimulatedDisk:
         return name, position
 
     def crash(self) -> "SimulatedDisk":
-        """Cuts the power; returns the disk of the next boot."""
+        """Cuts the power. Returns the disk of the next boot."""
         self._end_boot()
         self.volume.crash(self.random)
         self.trace_event("crash")
         return self._next_boot()
 
     def kill(self) -> "SimulatedDisk":
-        """Ends the process only: the page cache stays, and with it everything written."""
+        """Ends only the process. No written data is lost, because it stays in the page cache. Returns the disk of the
+        next boot."""
         self._end_boot()
         return self._next_boot()
 
@@ -173,7 +176,8 @@ class SimulatedDisk:
 
     def free_bytes(self) -> int:
         capacity = self.settings.capacity_bytes
-        # Counting is slow, and no scenario fills the default capacity.
+        # Do not count the used bytes of a disk with the default capacity. Counting is slow, and no scenario fills such
+        # a disk.
         return capacity if capacity == CAPACITY_BYTES else max(0, capacity - self.volume.used_bytes())
 
     # moldau.platform.disk.Disk
@@ -271,7 +275,8 @@ class SimulatedDisk:
         await waiter
 
     async def _replace_all(self, path: str) -> None:
-        """Runs as its own task because a replacement continues when its caller is cancelled."""
+        """Replaces a file with all queued data, one after the other. Runs as its own task, because a replacement
+        continues when its caller is cancelled."""
         queue = self._replacements[path]
         while queue:
             data, waiter = queue[0]

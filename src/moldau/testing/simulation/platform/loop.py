@@ -1,8 +1,8 @@
 """A deterministic event loop on virtual time: the same program with the same seed takes the same steps.
 
 Callbacks run in the order in which they were scheduled, as asyncio guarantees. A callback takes one virtual
-microsecond; when nothing is ready, time jumps to the next timer. Callbacks of a paused host are kept until it resumes.
-Each host sees time pass at the rate of its own clock. Calls that would leave the simulation (threads, sockets, signals)
+microsecond. When no callback is ready, time jumps to the next timer. Callbacks of a paused host are kept until the host
+resumes. Each host measures time with its own clock. Calls that would leave the simulation (threads, sockets, signals)
 raise DeterminismError.
 """
 
@@ -32,25 +32,25 @@ Ts = TypeVarTuple("Ts")
 
 NANOSECONDS = 1_000_000_000
 CALLBACK_NS = 1_000
-"""Virtual time that one callback takes, so that a busy loop cannot stop the clock."""
+"""The virtual time that one callback takes. It is not 0, because a busy loop would then stop the clock."""
 
 CLOSE_ATTEMPTS_MAX = 100
 
 
 class DeadlockError(RuntimeError):
-    """Nothing is ready, no timer is set, and the main task is not done."""
+    """No callback is ready, no timer is set, and the main task is not done."""
 
 
 class LivelockError(RuntimeError):
-    """The run exceeded its number of callbacks."""
+    """The run exceeded its maximum number of callbacks."""
 
 
 @dataclass(eq=False)
 class Incarnation:
-    """A host from one boot to the next crash: the owner of every callback, task and future created there.
+    """A host from one boot to the next crash. It owns every callback, task and future created on the host.
 
-    Tasks inherit the context they are created in, so everything that a host starts belongs to the same incarnation.
-    Nothing of it runs once `is_alive` is False, or while it is paused.
+    Tasks inherit the context of the code that creates them. So everything that a host starts belongs to the same
+    incarnation. Callbacks of an incarnation do not run after its end (`is_alive` is False), or while it is paused.
     """
 
     host: str
@@ -62,7 +62,7 @@ class Incarnation:
 
 
 OUTSIDE = Incarnation("outside", 0)
-"""The test driver: the code that starts, crashes and checks hosts."""
+"""The incarnation of the test driver, which is the code that starts, crashes and checks hosts."""
 
 current_incarnation: ContextVar[Incarnation] = ContextVar("current_incarnation", default=OUTSIDE)
 
@@ -114,7 +114,7 @@ _AnyHandle = SimulatedHandle | SimulatedTimer
 
 @dataclass(eq=False, slots=True)
 class _OwnedTask:
-    """A task and what is needed to end it without its cooperation."""
+    """A task, with the coroutine and context that are needed to end the task from outside."""
 
     task: asyncio.Task[Any]
     coroutine: Any
@@ -131,11 +131,11 @@ class SimulatedLoop(DeterministicLoop):
         timer_lateness_ms_max: float = 0.0,
         callbacks_max: int = 50_000_000,
     ) -> None:
-        """With randomness, timers fire late by up to `timer_lateness_ms_max`, as on a busy machine."""
+        """With `randomness`, timers fire late by up to `timer_lateness_ms_max`, as on a busy machine."""
         self.trace = trace or Trace()
         self.network: SimulatedNetwork | None = None
         self.errors: list[str] = []
-        """Errors that reached the exception handler; each is a bug in the program under test."""
+        """Errors that reached the exception handler. Each error is a bug in the program under test."""
         self._random = randomness
         self._timer_lateness_ns = int(timer_lateness_ms_max * 1e6) if randomness else 0
         self._callbacks_max = callbacks_max
@@ -145,9 +145,9 @@ class SimulatedLoop(DeterministicLoop):
         self._timers: list[tuple[int, int, SimulatedTimer]] = []
         self._timers_created = 0
         self._paused_handles: dict[Incarnation, list[_AnyHandle]] = {}
-        """Callbacks of paused incarnations, in the order they became ready."""
+        """Callbacks of paused incarnations, in the order in which they became ready."""
         self.on_iteration: Callable[[], None] | None = None
-        """Called between two iterations of the loop; it must not change anything."""
+        """A function that is called between two iterations of the loop. It must not change the simulated state."""
         self._tasks: dict[int, _OwnedTask] = {}
         self._tasks_created = 0
         self._running = False
@@ -159,7 +159,7 @@ class SimulatedLoop(DeterministicLoop):
     # Time
 
     def time(self) -> float:
-        """Returns the virtual time by the clock of the host whose code is running."""
+        """Returns the virtual time on the clock of the host whose code is running."""
         return self._now_ns / NANOSECONDS * current_incarnation.get().clock_rate
 
     @property
@@ -215,7 +215,7 @@ class SimulatedLoop(DeterministicLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Called by asyncio; cancelled timers are dropped when they are due."""
+        """Does nothing when asyncio cancels a timer, because cancelled timers are dropped when they are due."""
 
     # Futures and tasks
 
@@ -230,7 +230,8 @@ class SimulatedLoop(DeterministicLoop):
         incarnation = context.get(current_incarnation, OUTSIDE)
         self._tasks_created += 1
         number = self._tasks_created
-        # asyncio numbers tasks across all loops of a process, which would differ from run to run.
+        # Number the tasks of this loop, because asyncio's task numbers continue across all loops of a process. They
+        # would differ from run to run.
         label = str(name) if name is not None else f"{getattr(coro, '__qualname__', 'task')}#{number}"
         task: SimulatedTask = SimulatedTask(coro, loop=self, name=label, context=context, **options)
         task.incarnation = incarnation
@@ -246,7 +247,8 @@ class SimulatedLoop(DeterministicLoop):
         self._tasks.pop(number, None)
 
     def destroy(self, incarnation: Incarnation) -> None:
-        """Ends all tasks and timers of an incarnation. Finally blocks run, but can reach nothing."""
+        """Ends all tasks and timers of an incarnation. `finally` blocks run, but disk and network calls in them
+        fail."""
         owned_tasks = [
             (number, owned) for number, owned in self._tasks.items() if owned.incarnation is incarnation
         ]
@@ -257,7 +259,7 @@ class SimulatedLoop(DeterministicLoop):
             owned.context.run(_close_coroutine, owned.coroutine)
         owned_tasks.clear()
         self._paused_handles.pop(incarnation, None)
-        # Ready callbacks are left in the queue: `_run` skips those of a dead incarnation.
+        # Ready callbacks stay in the queue, because `_run` skips callbacks of a dead incarnation.
         self._timers = [timer for timer in self._timers if timer[2].incarnation is not incarnation]
         heapq.heapify(self._timers)
 
@@ -267,7 +269,7 @@ class SimulatedLoop(DeterministicLoop):
         self._paused_handles.setdefault(incarnation, [])
 
     def resume(self, incarnation: Incarnation) -> None:
-        """Makes all callbacks ready that were kept during the pause, in order."""
+        """Resumes an incarnation. The callbacks kept during the pause become ready, in order."""
         incarnation.is_paused = False
         self._ready.extend(self._paused_handles.pop(incarnation, ()))
 
@@ -287,7 +289,7 @@ class SimulatedLoop(DeterministicLoop):
             self._run(main.done, main)
         except BaseException:
             if is_new and not main.done():
-                # A warning about the unfinished task would hide the error that is being raised.
+                # Suppress the warning about the unfinished task, because it would hide the error that is being raised.
                 main._log_destroy_pending = False
             raise
         if not main.done():
@@ -311,7 +313,8 @@ class SimulatedLoop(DeterministicLoop):
                     raise DeadlockError(
                         f"no callback is ready and no timer is set; pending tasks:\n{self.pending_tasks()}"
                     )
-                # Callbacks scheduled from here on run after the timers that are due by then.
+                # Run only the callbacks that are ready now. New callbacks run in the next iteration, after the timers
+                # that are due.
                 for _ in range(len(self._ready)):
                     handle = self._ready.popleft()
                     if handle.cancelled() or not handle.incarnation.is_alive:
@@ -339,7 +342,7 @@ class SimulatedLoop(DeterministicLoop):
         self._now_ns += CALLBACK_NS
 
     def _schedule_due_timers(self) -> None:
-        """Makes due timers ready. If nothing else is ready, moves time to the next timer first."""
+        """Makes due timers ready. If no callback is ready, time first advances to the next timer."""
         timers = self._timers
         while timers and (timers[0][2].cancelled() or not timers[0][2].incarnation.is_alive):
             heapq.heappop(timers)
@@ -402,7 +405,7 @@ class SimulatedLoop(DeterministicLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         future = context.get("future") or context.get("task")
         if isinstance(future, SimulatedFuture | SimulatedTask) and not future.incarnation.is_alive:
-            # A dead host never retrieves the result.
+            # Ignore errors of a dead host, because it never retrieves results.
             return
         if self._exception_handler is None:
             self.default_exception_handler(context)
@@ -414,10 +417,10 @@ class SimulatedLoop(DeterministicLoop):
             self.create_task(generator.aclose())
 
     async def shutdown_asyncgens(self) -> None:
-        """Does nothing: generators are closed when they are dropped."""
+        """Does nothing, because generators are closed when they are garbage collected."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Does nothing: there is no executor."""
+        """Does nothing, because there is no executor."""
 
     def get_debug(self) -> bool:
         return self._debug
@@ -444,7 +447,8 @@ class SimulatedLoop(DeterministicLoop):
 
 
 def _close_coroutine(coroutine: Any) -> None:
-    """Closes a coroutine from the inside out, repeatedly if it awaits in its finally block."""
+    """Closes a coroutine after the coroutines that it awaits. Tries again if the coroutine awaits in a `finally`
+    block."""
     for _ in range(CLOSE_ATTEMPTS_MAX):
         awaited = getattr(coroutine, "cr_await", None)
         if inspect.iscoroutine(awaited):

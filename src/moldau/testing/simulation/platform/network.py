@@ -1,7 +1,7 @@
 """The network between simulated hosts: listeners, partitions and packet delays.
 
-Every host has a name and an address. Code runs on the host of its context's incarnation. `transport.py` carries the
-bytes.
+Every host has a name and an address. Code runs on the host of the incarnation in its context. `transport.py` transfers
+the bytes.
 """
 
 import asyncio
@@ -29,17 +29,18 @@ class NetworkSettings:
     delay_ms_min: float = 0.05
     delay_ms_max: float = 2.0
     slow_packet_chance: float = 0.01
-    """Probability that a packet is queued for long."""
+    """Probability that a packet has an additional delay of up to `slow_packet_ms_max`."""
     slow_packet_ms_max: float = 200.0
     loss_chance: float = 0.0
-    """Probability that a packet is lost and arrives by retransmission; it holds up later packets of its stream."""
+    """Probability that a packet is lost and then retransmitted. Later packets of the stream wait for the lost
+    packet."""
     retransmit_timeout_ms_min: float = 200.0
-    """Retransmission timeout; it doubles each time the packet is lost again."""
+    """The first retransmission timeout of a packet. The timeout doubles each time the packet is lost again."""
     duplication_chance: float = 0.0
     """Probability that a packet arrives twice. The receiver of a stream drops the duplicate."""
     window_bytes_min: int = 4 * 1024
     window_bytes_max: int = 256 * 1024
-    """Bytes in flight on a connection before its writer must wait."""
+    """The range of a connection's window. The window is the number of bytes in flight at which the writer must wait."""
     partial_read_chance: float = 0.3
     """Probability that a read returns only part of the received bytes."""
 
@@ -61,14 +62,14 @@ class SimulatedNetwork:
         self._held_packets: list[tuple[str, str, Callable[[], None]]] = []
         self._down: set[str] = set()
         self.counts: Counter[str] = Counter()
-        """Lost packets and dropped duplicates."""
+        """The numbers of lost packets and dropped duplicates."""
         self.add_host(OUTSIDE.host)
         loop.network = self
 
     # Hosts and paths
 
     def add_host(self, name: str) -> str:
-        """Assigns an address to the host, which it keeps across restarts."""
+        """Assigns an address to the host and returns it. The host keeps its address across restarts."""
         if name not in self._addresses:
             number = len(self._addresses) + 1
             self._addresses[name] = f"10.0.{number // 250}.{number % 250}"
@@ -78,9 +79,9 @@ class SimulatedNetwork:
         return self._addresses[host]
 
     def partition(self, one: Collection[str], other: Collection[str], *, one_way: bool = False) -> None:
-        """Blocks every path between the two sides; with `one_way`, only from the first to the second.
+        """Blocks every path between the two sides. With `one_way`, blocks only the paths from `one` to `other`.
 
-        Packets are held, not lost: they arrive after `heal`, as TCP would retransmit them.
+        Packets are not lost but arrive after `heal`, because TCP would retransmit them.
         """
         for a in sorted(one):
             for b in sorted(other):
@@ -120,17 +121,17 @@ class SimulatedNetwork:
             self.send(source, target, packet)
 
     def reset(self, one: Collection[str], other: Collection[str]) -> None:
-        """Resets every connection between the two sides; both ends see it."""
+        """Resets every connection between the two sides. Both ends of a connection see the reset."""
         for transport in list(self._transports.values()):
             if transport.host in one and transport.peer_host in other:
                 transport.reset()
                 transport.peer.reset()
 
     def crash(self, host: str, *, silent: bool = False, is_machine_up: bool = False) -> None:
-        """Drops the host's listeners and connections.
+        """Removes the listeners and connections of a host.
 
-        Peers see a reset. With `silent` they see it only when the host is up again and responds to their packets. A
-        machine that is up without its program refuses connections; one that is down does not respond.
+        Peers see a reset. With `silent`, peers see the reset only when the host is up again. With `is_machine_up`, only
+        the program has ended, so the host refuses new connections. Otherwise the host does not respond.
         """
         if not is_machine_up:
             self._down.add(host)
@@ -153,7 +154,8 @@ class SimulatedNetwork:
         return (source, target) in self._partitioned
 
     def send(self, source: str, target: str, packet: Callable[[], None]) -> None:
-        """Runs `packet` at the target after the network delay. Packets may overtake each other."""
+        """Calls `packet` when the packet arrives at the target. Packets may arrive in another order than they were
+        sent."""
         settings, draw = self.settings, self.random.random
         if source == target:
             delay_ms = 0.005 + 0.045 * draw()
@@ -178,7 +180,7 @@ class SimulatedNetwork:
         return total_ms
 
     def send_in_stream(self, source: str, target: str, packet: Callable[[], None]) -> None:
-        """Sends a numbered packet, possibly twice; the receiver drops the duplicate."""
+        """Sends a numbered packet, sometimes twice. The receiver drops the duplicate."""
         self.send(source, target, packet)
         if self.settings.duplication_chance and self.random.random() < self.settings.duplication_chance:
             self.send(source, target, packet)
@@ -262,8 +264,8 @@ class SimulatedNetwork:
         return client_end, protocol
 
     async def _handshake(self, owner: Incarnation, target: str, port: int) -> "SimulatedServer":
-        """Makes one round trip to the listener, and retries while the path is blocked."""
-        # The incarnation, and with it the clock rate, does not change while this runs.
+        """Makes one round trip to the listener. Sends the packet again while no response arrives."""
+        # Times of this host can be compared here, because its clock rate does not change while this method runs.
         deadline = self.loop.time() + CONNECT_TIMEOUT_MS / 1000
         while self.loop.time() < deadline:
             response = self._send_syn(owner.host, target, port)
@@ -330,7 +332,7 @@ def _fail_with_timeout(response: "asyncio.Future[SimulatedServer | None]") -> No
 
 
 class SimulatedSocket:
-    """The part of a socket's interface that shows a server's port."""
+    """A socket that only has an address. Servers use it to show their port."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address

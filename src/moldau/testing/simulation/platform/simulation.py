@@ -24,7 +24,7 @@ FULL_COLLECTION_INTERVAL_NS = 3_000_000_000
 
 
 class SimulatedClock:
-    """Clocks of a host on virtual time: a monotonic one with a random start, and a wall clock that may jump."""
+    """The clocks of a host on virtual time: a monotonic clock with a random start, and a wall clock that may jump."""
 
     def __init__(
         self, loop: SimulatedLoop, *, monotonic_start_ms: int = 0, wall_error_ms: int = 0, rate: float = 1.0
@@ -51,7 +51,7 @@ class SimulatedClock:
 
 
 class HostCrashed(Exception):
-    """The host crashed while code outside waited for it."""
+    """The host crashed while code outside of the host waited for a result."""
 
 
 class SimulationTimeout(Exception):
@@ -63,7 +63,7 @@ class UnhandledError(Exception):
 
 
 class Host:
-    """A machine. Its disk, its address and the error of its wall clock survive a crash; its tasks do not."""
+    """A machine. The disk, the address and the wall clock error of a host survive a crash. Its tasks do not survive."""
 
     def __init__(
         self,
@@ -105,13 +105,14 @@ class Host:
         )
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
-        """Starts a task on this host. It ends silently when the host crashes."""
+        """Starts a task on this host. The task ends silently when the host crashes."""
         context = contextvars.copy_context()
         context.run(current_incarnation.set, self._incarnation)
         return self._simulation.loop.create_task(coroutine, name=name, context=context)
 
     async def run(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> T:
-        """Runs a coroutine on this host; raises HostCrashed in the caller if the host goes down first."""
+        """Runs a coroutine on this host and returns its result. Raises HostCrashed in the caller if the host crashes
+        first."""
         if not self.is_up:
             coroutine.close()
             raise HostCrashed(self.name)
@@ -147,7 +148,7 @@ class Host:
         self._take_down(self.disk.kill, silent=False, is_machine_up=True)
 
     def pause(self) -> None:
-        """Suspends the process as SIGSTOP would: sockets stay open, disk and clocks continue."""
+        """Suspends the process as SIGSTOP would. Sockets stay open, and the disk and the clocks continue."""
         self._check_called_from_outside()
         self._simulation.trace.add(self._simulation.loop.now_ns, "pause", self.name)
         self._simulation.loop.pause(self._incarnation)
@@ -162,7 +163,7 @@ class Host:
 
     @property
     def boot(self) -> int:
-        """Number of the current boot."""
+        """The number of the current boot, starting at 0."""
         return self._incarnation.boot
 
     def _check_called_from_outside(self) -> None:
@@ -217,12 +218,13 @@ class Simulation:
         return self.trace.digest
 
     def random_for(self, purpose: str) -> random.Random:
-        """Returns a separate random stream for each purpose, so that an extra draw in one does not change another."""
+        """Returns the random stream of a purpose. Each purpose has its own stream, so that an extra draw from one
+        stream does not change another."""
         return random.Random(f"{self.seed}/{purpose}")
 
     def collect_garbage(self) -> None:
-        """Collects garbage while the host is alive, which reveals exceptions that were never retrieved. Full
-        collections are slow, and therefore rare."""
+        """Collects garbage while the host is alive, so that exceptions that were never retrieved are reported. Full
+        collections are rare, because they are slow."""
         is_due = self.loop.now_ns - self._collected_ns > FULL_COLLECTION_INTERVAL_NS
         gc.collect(2 if is_due else 0)
         if is_due:

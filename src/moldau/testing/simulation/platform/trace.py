@@ -20,7 +20,7 @@ ROUTINE_KINDS = (
     "connect",
     "reset",
 )
-"""Kinds of events that are too frequent to be shown to a reader."""
+"""Kinds of events that are too frequent to be shown."""
 
 LINES_PER_HASH = 500
 
@@ -28,7 +28,8 @@ Field = str | int | bytes
 
 
 class Trace:
-    """Fields are names, numbers and bytes, never addresses or anything else that differs between runs."""
+    """A hash of all events, and the latest events. The fields of an event are names, numbers and bytes. Memory
+    addresses and other values that differ between runs are not allowed."""
 
     def __init__(self, *, keep: bool = False) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
@@ -47,7 +48,7 @@ class Trace:
             self._notable_events.append(f"{time_ns / 1e9:10.3f} {line.partition(' ')[2]}")
 
     def add_step(self, time_ns: int, host: str, label: str) -> None:
-        """Adds a callback, by far the most frequent event."""
+        """Adds the execution of a callback, which is by far the most frequent event."""
         self._append(f"{time_ns} run {host} {label}")
 
     def _append(self, line: str) -> None:
@@ -68,9 +69,9 @@ class Trace:
         return self._hash.hexdigest()
 
     def notable_events(self) -> list[str]:
-        """Returns the latest events other than routine ones, with the time in seconds."""
+        """Returns the latest events that are not routine, with the time in seconds."""
         return list(self._notable_events)
 
     def events(self) -> list[str]:
-        """Returns the latest events, or all with `keep`, to find where two runs diverge."""
+        """Returns the latest events, or all events with `keep`. They show where two runs diverge."""
         return list(self._events)

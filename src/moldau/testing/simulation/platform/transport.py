@@ -1,8 +1,8 @@
 """One end of a simulated TCP connection, as an asyncio transport.
 
-Packets may arrive late, twice and in any order; the receiver orders them and drops duplicates. Reads return other
-chunks than were written. A writer that is faster than its reader is paused. A close delivers what was written, a reset
-drops it.
+Packets may arrive late, twice and in any order. The receiver orders the packets and drops duplicates. Reads return
+chunks of other sizes than the writes. A writer that is faster than its reader is paused. A close delivers all written
+data, and a reset drops undelivered data.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ SEGMENT_BYTES_MAX = 64 * 1024
 WRITE_BUFFER_BYTES_HIGH = 64 * 1024
 
 FIN = b""
-"""End of the stream, sent in place of data."""
+"""The end of the stream, sent as a packet without data."""
 
 
 class SimulatedTransport(asyncio.Transport):
@@ -37,7 +37,7 @@ class SimulatedTransport(asyncio.Transport):
     ) -> None:
         super().__init__()
         self.context = context
-        """Context of the protocol's callbacks, which carries their incarnation."""
+        """The context in which the protocol's callbacks run. It contains their incarnation."""
         self.host = incarnation.host
         self.peer: SimulatedTransport
         self.is_vanished = False
@@ -55,9 +55,9 @@ class SimulatedTransport(asyncio.Transport):
         self._in_flight = 0
         self._packets_sent = 0
         self._packets_read = 0
-        """Packets that the peer has received in order."""
+        """The number of packets that the peer has received in order."""
         self._out_of_order: dict[int, bytes] = {}
-        """Packets that the peer received before earlier ones."""
+        """Packets that the peer has received before an earlier packet, by packet number."""
         self._is_eof_requested = False
         self._fin_sent = False
         self._writing_paused = False
@@ -174,7 +174,7 @@ class SimulatedTransport(asyncio.Transport):
     # Sending
 
     def _send_buffered(self) -> None:
-        """Sends as much as the window allows, then FIN if everything was sent and EOF was requested."""
+        """Sends as much data as the window allows. Then sends FIN if all data was sent and EOF was requested."""
         while self._unsent and self._in_flight < self._window and not self._is_lost:
             size = min(len(self._unsent), self._window - self._in_flight, SEGMENT_BYTES_MAX)
             if self._network.random.random() < self._network.settings.partial_read_chance:
@@ -187,7 +187,7 @@ class SimulatedTransport(asyncio.Transport):
             self._send(FIN)
         if self._closing and not self._unsent and not self._is_lost:
             if self._received:
-                # As in the kernel, a close with unread received data is a reset.
+                # As in the kernel, closing a connection with unread data resets the connection.
                 self._send_reset()
             self._drop_connection(None)
 
@@ -298,7 +298,7 @@ class SimulatedTransport(asyncio.Transport):
             self._drop_connection(ConnectionResetError(errno.ECONNRESET, "connection reset by peer"))
 
     def vanish(self, *, reset_peer: bool) -> None:
-        """Ends this side without a call of its protocol, because its host has crashed."""
+        """Ends this side of the connection, because its host has crashed. The protocol is not called."""
         if not self._is_lost:
             self.is_vanished = True
             self._is_lost = True

@@ -1,4 +1,5 @@
-"""Content of a simulated disk: files and names, as programs see them and as a power cut would leave them."""
+"""The content of a simulated disk: files and names. Each has a written image, which programs see, and a durable image,
+which survives a power cut."""
 
 import random
 from collections.abc import Iterator
@@ -12,13 +13,13 @@ def split_path(path: str) -> list[str]:
 
 
 class SyncSnapshot:
-    """What a running sync covers: everything written before it started."""
+    """The data that a running sync makes durable. This is everything written before the sync started."""
 
     def __init__(self, start: int, data: bytes) -> None:
         self.start = start
         self.data = data
         self.common_size = start + len(data)
-        """Up to here the file still has the snapshot's content."""
+        """The size up to which the file still has the content of the snapshot."""
 
 
 class Inode:
@@ -31,7 +32,8 @@ class Inode:
         self._snapshots: list[SyncSnapshot] = []
         """Snapshots of running syncs, oldest first."""
         self._failed_ranges: list[tuple[int, int]] = []
-        """Ranges whose sync failed: the kernel marks them clean although the device may not have them."""
+        """Ranges whose sync failed. Like the kernel, later syncs treat such a range as clean, although the device may
+        not have its data."""
 
     @property
     def size(self) -> int:
@@ -69,7 +71,7 @@ class Inode:
 
     def make_durable(self, snapshot: SyncSnapshot, randomness: random.Random) -> None:
         if snapshot not in self._snapshots:
-            # A later sync has finished earlier and covered this snapshot.
+            # A sync that started later has already finished, and has made this snapshot durable.
             return
         del self._snapshots[: self._snapshots.index(snapshot) + 1]
         self._durable[snapshot.start :] = snapshot.data
@@ -80,7 +82,8 @@ class Inode:
                 self._common_size = min(self._common_size, start)
 
     def drop_cache(self, randomness: random.Random) -> None:
-        """Shows what the device has of the ranges whose sync failed, so that a later sync is reliable again."""
+        """Drops the page cache of the ranges whose sync failed. Reads then show the data on the device, so that a later
+        sync is reliable again."""
         for start, end in self._failed_ranges:
             if randomness.random() < 0.5:
                 self._written[start:end] = bytes(end - start)
@@ -92,7 +95,7 @@ class Inode:
         self._failed_ranges.append((snapshot.start, snapshot.common_size))
 
     def crash(self, randomness: random.Random) -> bool:
-        """Loses all or some of what is not durable; returns whether a torn part is left."""
+        """Loses a random part of the data that is not durable. Returns whether a torn write remains."""
         image = self._after_crash(randomness)
         is_torn = bytes(image) not in (bytes(self._durable), bytes(self._written))
         self._written = image
@@ -117,7 +120,7 @@ class Inode:
         return self._durable[: self._common_size] + self._torn(tail, old_tail, randomness)
 
     def _torn(self, tail: bytes, old_tail: bytes, randomness: random.Random) -> bytearray:
-        """Builds the tail sector by sector from new bytes, zeros, garbage, or bytes from before a truncation."""
+        """Returns a torn tail. Each sector has new bytes, zeros, garbage, or old bytes from before a truncation."""
         size = randomness.randint(0, len(tail)) if randomness.random() < 0.5 else len(tail)
         image = bytearray()
         while len(image) < size:
@@ -137,7 +140,7 @@ class Inode:
 
 @dataclass(eq=False)
 class SimulatedDirectory:
-    """Names as programs see them and as a power cut would leave them."""
+    """A directory, with the names that programs see and the names that survive a power cut."""
 
     names: "dict[str, TreeNode]" = field(default_factory=dict, init=False)
     durable_names: "dict[str, TreeNode]" = field(default_factory=dict, init=False)
@@ -149,7 +152,7 @@ DirectoryEntry = tuple[SimulatedDirectory, str]
 
 @dataclass(eq=False)
 class _NameChange:
-    """A change of names that is not durable yet. It is atomic."""
+    """A change of names that is not durable yet. A power cut keeps or loses the whole change."""
 
     node: TreeNode
     source: DirectoryEntry | None
@@ -172,7 +175,7 @@ class _NameChange:
 class Volume:
     root: SimulatedDirectory = field(default_factory=SimulatedDirectory)
     torn_writes: int = 0
-    """Files in which a power cut has left a torn write."""
+    """The number of files in which a power cut has left a torn write."""
     _changes: list[_NameChange] = field(default_factory=list)
 
     def find(self, path: str) -> TreeNode | None:
@@ -212,7 +215,8 @@ class Volume:
     # Durability
 
     def pending_changes(self, directory: SimulatedDirectory) -> list[object]:
-        """Returns the changes that a sync of the directory covers if it starts now, and those they depend on."""
+        """Returns the changes that a sync of the directory makes durable if it starts now. Earlier changes that they
+        depend on are included."""
         covered: list[_NameChange] = []
         entries: set[DirectoryEntry] = set()
         for change in reversed(self._changes):

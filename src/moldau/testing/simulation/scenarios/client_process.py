@@ -1,4 +1,4 @@
-"""Client programs on simulated hosts of their own, which can be stopped, killed and started again."""
+"""Client programs, each on its own simulated host. A program can be stopped, killed and started again."""
 
 import asyncio
 import itertools
@@ -36,7 +36,7 @@ class ClientProcess:
 
     @property
     def is_active(self) -> bool:
-        """Whether the program runs and was not asked to stop."""
+        """Whether the program is running and `stop` was not called."""
         return self.is_running and not self._is_stop_requested
 
     def start(self) -> None:
@@ -68,7 +68,7 @@ class ClientProcess:
 
 @dataclass(eq=False)
 class GroupClients:
-    """Creates the clients of a scenario, all of which record into one group history."""
+    """Creates the clients of a scenario. All clients record into one group history."""
 
     system: SystemUnderTest
     bootstrap: str

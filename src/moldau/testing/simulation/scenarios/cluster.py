@@ -1,7 +1,7 @@
 """Cluster scenario: clients produce, consume with and without groups, and administer a cluster under faults.
 
-During the faults nothing acknowledged may be lost, duplicated or reordered. After healing every workload must make
-progress. At the end all replicas are read and compared with what was acknowledged and read.
+During the faults, no acknowledged record may be lost, duplicated or reordered. After healing, every workload must make
+progress. At the end, all replicas are compared with each other, and with the records that were acknowledged or read.
 """
 
 import asyncio
@@ -168,7 +168,7 @@ class ClusterScenario(Scenario):
         if cluster.plan.profile == "rejoins" and cluster.outcome.counts["quorum elections"] > elections:
             cluster.outcome.add_violation("rejoining nodes caused elections")
         if cluster.outcome.violations:
-            # Later phases would prove nothing.
+            # Return here, because later phases prove nothing after a violation.
             return
         await cluster.heal()
         await self._check_progress()
@@ -284,7 +284,7 @@ class ClusterScenario(Scenario):
         )
 
     async def _wait_converged(self) -> None:
-        """Waits until all replicas are in sync and equal, and readers have read everything."""
+        """Waits until all replicas are in sync and equal, and the readers have read all records."""
         cluster = self.cluster
         await cluster.wait_until(self.invariants.is_fully_replicated, lambda: "all replicas are in sync")
         await cluster.wait_until(self.invariants.is_converged, lambda: "all replicas are equal")
@@ -315,7 +315,8 @@ class ClusterScenario(Scenario):
         )
 
     async def _read_final_state(self) -> None:
-        """Reads topics and committed offsets, which must agree with what was acknowledged."""
+        """Reads topics and committed offsets into the histories. The checkers compare them with the acknowledged
+        changes and commits."""
 
         async def fetch_all(cluster: RecordingCluster) -> None:
             for group in sorted({commit.identity.group for commit in self.groups.commits}):
@@ -326,7 +327,7 @@ class ClusterScenario(Scenario):
         await self._run_client(fetch_all)
 
     async def _run_client(self, operation: Callable[[RecordingCluster], Awaitable[None]]) -> None:
-        """Runs a client operation against a healthy cluster, with retries while leaders move."""
+        """Runs a client operation against a healthy cluster. Retries errors, because leaders may still change."""
 
         async def call() -> None:
             async with self._clients.open_cluster("observer") as cluster:
@@ -345,7 +346,7 @@ class ClusterScenario(Scenario):
 
 
 async def _read_replica(log: Log) -> LogContent:
-    """Returns offsets and values of all records, committed or not."""
+    """Returns the offsets and values of all records, committed or not."""
     found: list[tuple[int, bytes]] = []
     position, end = log.start_offset, log.end_offset
     while position < end:

@@ -1,7 +1,7 @@
-"""A cluster with a fault injector: nodes crash, pause and restart, disks fail, the network is partitioned; `heal` ends
-all faults.
+"""A cluster with a fault injector. Nodes crash, pause and restart, disks fail, and the network is partitioned. `heal`
+ends all faults.
 
-It knows nothing of clients; scenarios add workloads.
+This module does not start workloads. Scenarios add them.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ CLUSTER_ID = "c2ltdWxhdGVkLWNsdXN0ZQ"
 POLL_INTERVAL_S = 0.1
 HEAL_TIMEOUT_S = 60
 CLOCK_DRIFT_MAX = 0.03
-"""Leases must hold while clocks run faster or slower by this share."""
+"""The maximum share by which a clock runs faster or slower. Leases must be safe with such clocks."""
 
 NODE_DOWN_FAULTS = ("power cuts", "silent power cuts", "kills", "restarts", "last copies")
 POWER_FAULTS = ("power cuts", "power cuts", "silent power cuts", "power cuts of all", "kills", "restarts")
@@ -48,11 +48,11 @@ PROFILES: Mapping[str, Sequence[str]] = {
     "bad disks": (*DISK_FAULTS, "isolations", "pauses"),
     # Acknowledged records are in the memory of at least two nodes, so one unclean shutdown loses nothing.
     "one at a time": (*NODE_DOWN_FAULTS, "last copies", "pauses", *("isolations", "halves", "bridges") * 2),
-    # Long enough for followers to leave the ISR, too short for leaders to change.
+    # Faults are long enough for followers to leave the ISR, and too short for leaders to change.
     "flapping": ("isolations", "halves", "one-way cuts", "bridges", "pauses"),
     # The interval between faults leaves just enough time for one election.
     "elections": ("kills of all", "power cuts of all", "kills", "power cuts", "isolations"),
-    # One follower of the metadata quorum at a time is away for a while, which must not cause an election.
+    # One follower of the metadata quorum at a time is isolated or paused. This must not cause an election.
     "rejoins": ("isolations", "isolations", "pauses"),
     "everything": (*POWER_FAULTS, *KILL_FAULTS, *NETWORK_FAULTS, *DISK_FAULTS, "pauses", "clock jumps"),
 }
@@ -60,13 +60,13 @@ PROFILES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """Faults of a seed."""
+    """The faults of a seed."""
 
     nodes: int = 3
     profile: str = "everything"
     faults: int = 20
     fault_interval_s: float = 0.8
-    """Mean interval between faults. Faults may last longer, so some overlap."""
+    """The mean interval between faults. A fault may last longer than this interval, so some faults overlap."""
     fault_duration_s_min: float = 0.0
     fault_duration_s_max: float = 5.0
     sync_ms_max: float = 3.0
@@ -74,11 +74,11 @@ class FaultPlan:
 
     @property
     def is_one_at_a_time(self) -> bool:
-        """Whether a node ends uncleanly only after all others have recovered."""
+        """Whether a node ends uncleanly only after all other nodes have recovered."""
         return self.profile in ("one at a time", "rejoins")
 
     def needs_healthy_cluster(self, kind: str) -> bool:
-        """Whether a fault is injected only when all nodes have recovered."""
+        """Returns whether a fault of this kind is injected only when all nodes have recovered."""
         return self.profile == "rejoins" or (self.profile == "one at a time" and kind in NODE_DOWN_FAULTS)
 
 
@@ -128,7 +128,7 @@ class FaultyCluster:
             for number, host in enumerate(hosts, 1)
         ]
         self.clients = [self.simulation.add_host("clients")]
-        """Client hosts. The first is never taken down, so that observers can run there."""
+        """Client hosts. The first host is never taken down, so that observers can run on it."""
         self.invariants: InvariantChecker
         self.shrinkable_topics: Sequence[str] = ()
         """Topics whose ISR may be shrunk to the leader."""
@@ -159,7 +159,6 @@ class FaultyCluster:
         return self.servers[node_id - 1]
 
     def trace_event(self, kind: str, *fields: str | int) -> None:
-        """Adds an event to the trace."""
         self.simulation.trace.add(self.simulation.loop.now_ns, kind, *fields)
 
     # Start and stop
@@ -196,7 +195,7 @@ class FaultyCluster:
     async def wait_until(
         self, condition: Callable[[], bool], what: Callable[[], str], timeout_s: float = HEAL_TIMEOUT_S
     ) -> bool:
-        """Waits for what a healthy cluster does in this time; reports a violation otherwise."""
+        """Waits until the condition is true. Reports a violation if the condition is not true within the timeout."""
         if await self._poll_until(condition, timeout_s):
             return True
         if not self.outcome.violations:
@@ -205,7 +204,8 @@ class FaultyCluster:
         return False
 
     async def _poll_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Polls the condition; returns early once there is a violation."""
+        """Polls the condition until it is true, the timeout expires, or there is a violation. Returns whether the
+        condition is true."""
         deadline = self.simulation.loop.time() + timeout_s
         while not (is_true := condition()) and not self.outcome.violations:
             if self.simulation.loop.time() > deadline:
@@ -216,7 +216,7 @@ class FaultyCluster:
     # Faults
 
     async def inject_faults(self) -> None:
-        """Injects the faults of the plan. Some start before earlier ones have ended."""
+        """Injects the faults of the plan. Some faults start before earlier faults have ended."""
         for _ in range(self.plan.faults):
             await asyncio.sleep(self.random.expovariate(1 / self.plan.fault_interval_s))
             if self.outcome.violations:
@@ -257,7 +257,7 @@ class FaultyCluster:
             return
         available = [server for server in self.servers if not server.has_fault]
         if not available:
-            # Every node has a fault already, so use the network.
+            # Inject a network fault, because every node already has a fault.
             kind = self.random.choice(NETWORK_FAULTS)
             self._count_fault(kind)
             await self._inject_network_fault(kind)
@@ -308,7 +308,7 @@ class FaultyCluster:
                 await server.stop()
                 await asyncio.sleep(draw.choice((0.01, 0.5, 2)))
                 await self._boot_with_crashes(server)
-                # A short wait only: the other nodes may be down for long.
+                # Wait only for a short time, because the other nodes may be down for long.
                 await self._poll_until(lambda: server.is_serving, 5)
             case "pauses":
                 if server.host.is_up:
@@ -329,7 +329,7 @@ class FaultyCluster:
             server.crash(silent=kind == "silent power cuts" or self.random.random() < 0.3)
 
     async def _boot_with_crashes(self, server: ServerHost) -> None:
-        """Starts the node, which may crash again at any point of its recovery."""
+        """Starts the node. Sometimes crashes it again during its recovery."""
         server.boot()
         while self.random.random() < 0.2:
             await asyncio.sleep(self.random.expovariate(1 / 0.05))
@@ -369,8 +369,11 @@ class FaultyCluster:
         server.boot()
 
     async def _shrink_isr_to_leader(self, topic: str) -> None:
-        """Shrinks the ISR to its leader, then isolates the leader. One follower is isolated, another restarts after a
-        power cut. No other node has all committed records, so none may become leader."""
+        """Shrinks the ISR of a topic to its leader, then isolates the leader.
+
+        One follower leaves the ISR because it is isolated. Another follower restarts after a power cut. No node except
+        the leader has all committed records, so no other node may become leader.
+        """
         isr = [self.server(node_id) for node_id in self.invariants.isr_of(topic)]
         if len(isr) < 3:
             return
@@ -414,7 +417,7 @@ class FaultyCluster:
                 pair = draw.choice((([one], others), (others, [one]), ([one], others[:1])))
                 await self._partition_network(*pair, one_way=True)
             case "bridges":
-                # The first node reaches both halves.
+                # The first shuffled node reaches both sides of the partition.
                 middle = 1 + (len(names) - 1) // 2
                 await self._partition_network(shuffled[1:middle], shuffled[middle:])
             case "client cuts":

@@ -1,6 +1,6 @@
-"""A node with a fault injector: crashes at any point, disk errors and network faults; `heal` ends all faults.
+"""A node with a fault injector: crashes at any point, disk errors and network faults. `heal` ends all faults.
 
-It knows nothing of clients; scenarios add workloads.
+This module does not start workloads. Scenarios add them.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ DATA_DIR = "/var/moldau"
 HEAL_TIMEOUT_MS = 60_000
 POLL_INTERVAL_MS = 100
 BAD_DISK_START_TIMEOUT_S = 30
-"""How long a node may try to start on a bad disk. On a full disk it waits for space."""
+"""How long a node may try to start before its bad disk is repaired, in seconds. A node with a full disk waits for free
+space."""
 
 PROFILES: Mapping[str, Sequence[str]] = {
     "power cuts": ("crash", "crash", "crash", "kill", "restart"),
@@ -50,8 +51,8 @@ class FaultyNode:
         ignored_fsync_glob: str = "",
         keep_trace: bool = False,
     ) -> None:
-        """`sync_ms_max` are choices for the duration of syncs. Syncs of files that match `ignored_fsync_glob` make
-        nothing durable."""
+        """`sync_ms_max` lists the possible maximum durations of a sync. Syncs of files that match `ignored_fsync_glob`
+        make nothing durable."""
         self.random = draw = random.Random(f"{seed}/plan")
         self.simulation = Simulation(
             seed,
@@ -68,7 +69,7 @@ class FaultyNode:
         )
         self.server = self.simulation.add_host("server", disk=self._disk_settings)
         self.clients = [self.simulation.add_host("clients")]
-        """Client hosts. The first is never taken down, so that observers can run there."""
+        """Client hosts. The first host is never taken down, so that observers can run on it."""
         self.settings = BrokerSettings(listen=(f"{self.server.address}:{PORT}",), data_dir=DATA_DIR)
         self.partitions: Sequence[Partition] = ()
         """Partitions whose files disk faults may target."""
@@ -86,7 +87,7 @@ class FaultyNode:
     # Faults
 
     async def inject_faults(self, fault_interval_s_max: float = 2) -> None:
-        """Injects some faults of the seed's profile, one after the other; the node is up at the end."""
+        """Injects some faults of the seed's profile, one after the other. The node is up at the end."""
         for _ in range(self.random.randint(2, 6)):
             await asyncio.sleep(self.random.uniform(0.05, fault_interval_s_max))
             await self._inject_fault(self.random.choice(PROFILES[self.outcome.profile]))
@@ -126,7 +127,7 @@ class FaultyNode:
                 await self._run_on_bad_disk()
 
     def _affected_clients(self) -> Sequence[str]:
-        """Returns the clients that a network fault affects: all or some."""
+        """Returns the names of the clients that a network fault affects: all clients or some of them."""
         names = [host.name for host in self.clients]
         if len(names) == 1 or self.random.random() < 0.5:
             return names
@@ -163,7 +164,7 @@ class FaultyNode:
         self.server.restart()
 
     async def _boot_with_crashes(self) -> None:
-        """Starts the node, which may crash again at any point of its recovery."""
+        """Starts the node. Sometimes crashes it first during its recovery."""
         while self.random.random() < 0.3:
             booting = asyncio.create_task(self.boot())
             await asyncio.sleep(self.random.expovariate(1 / 0.02))
@@ -221,7 +222,7 @@ class FaultyNode:
     # Client operations
 
     async def wait_until(self, condition: Callable[[], Awaitable[bool]]) -> bool:
-        """Polls the condition; returns whether it becomes true within the time to recover."""
+        """Polls the condition. Returns whether the condition becomes true within HEAL_TIMEOUT_MS."""
         deadline = self.simulation.loop.time() + HEAL_TIMEOUT_MS / 1000
         while not await condition():
             if self.simulation.loop.time() > deadline:
@@ -250,7 +251,8 @@ class FaultyNode:
     async def read_logs(
         self, partitions: Iterable[Partition]
     ) -> dict[Partition, Sequence[tuple[int, bytes]]]:
-        """Returns offsets and values. A partition that cannot be read is a violation, and left out."""
+        """Returns the offsets and values of all records by partition. A partition that cannot be read is reported as a
+        violation and omitted."""
         logs: dict[Partition, Sequence[tuple[int, bytes]]] = {}
         for partition in partitions:
             try:

@@ -1,8 +1,8 @@
 """Groups scenario: consumers join, leave and are killed while their node has faults.
 
-During the faults no committed offset may be lost or move back, and no partition may have two owners in a generation.
-After healing every group must become stable, read everything and commit it. Committed offsets must survive clean
-restarts, both with active and with empty groups.
+During the faults, no committed offset may be lost or move back, and no partition may have two owners in a generation.
+After healing, every group must become stable, read all records and commit its offsets. Committed offsets must survive
+clean restarts, both with active and with empty groups.
 """
 
 import asyncio
@@ -51,16 +51,16 @@ ASSIGNORS: Sequence[Sequence[str]] = (
     ("range", "cooperative-sticky"),
 )
 METADATA_AGE_MS_MAX = 3_000
-"""Limits how long group leaders take to see new partitions."""
+"""The maximum age of client metadata. It limits how long group leaders take to see new partitions."""
 FAULT_INTERVAL_S_MAX = 6
-"""Groups need time to become stable between faults."""
+"""The maximum interval between faults. It is long, because groups need time to become stable between faults."""
 PROGRESS_MIN = 3
 
 
 class GroupsScenario(NodeScenario):
     NAME = "groups"
     SYNC_MS_MAX = (3.0, 20.0, 100.0)
-    """Slow syncs leave more time in which a response would be too early."""
+    """Syncs are slow, so that a crash can happen between a response that was sent too early and its sync."""
     IGNORED_FSYNCS = {"offsets-fsync": f"*/{OFFSETS_TOPIC}-*.log"}
 
     def __init__(self, seed: int, ablation: str | None = None, *, keep_trace: bool = False) -> None:
@@ -75,7 +75,7 @@ class GroupsScenario(NodeScenario):
             group_initial_rebalance_delay_ms=draw.choice((0, 100, 1000)),
             offsets_topic_num_partitions=offsets_partitions,
             offsets_topic_segment_bytes=draw.choice((1024, 2_000, 10_000)),
-            # Small segments, compacted all the time, whose tombstones are removed as soon as possible.
+            # Segments are small and compacted often, and tombstones may be removed soon.
             log_cleaner_backoff_ms=draw.choice((100, 1000)),
             topic_defaults=TopicSettings(
                 segment_bytes=draw.choice((10_000, 1_000_000)),
@@ -103,7 +103,7 @@ class GroupsScenario(NodeScenario):
         self._is_quiet = False
         self._pauses = self.node.simulation.random_for("pauses")
         self._duplicate_instances: list[ClientProcess] = []
-        """Members that use the instance id of a running static member; all are killed before groups must become
+        """Members that use the instance id of a running static member. They are killed before groups must become
         stable."""
 
     @classmethod
@@ -208,8 +208,8 @@ class GroupsScenario(NodeScenario):
                     self._duplicate_instances.append(self._clients.member_process(f"{name}-twin", plan))
 
     def _pause(self, usual_s: float, long_chance: float) -> float:
-        """Returns the pause between a member's polls: during churn sometimes longer than its poll interval, afterwards
-        short."""
+        """Returns the pause between a member's polls, in seconds. During churn, the pause is sometimes longer than the
+        member's poll interval. After churn it is short."""
         if self._is_quiet:
             return 0.02
         if self._pauses.random() < long_chance:
@@ -237,7 +237,7 @@ class GroupsScenario(NodeScenario):
     # After healing
 
     async def _stop_churn(self) -> None:
-        """Starts all members, without long pauses from here on, and kills duplicate instances."""
+        """Kills duplicate instances, starts all members, and ends long pauses."""
         self._is_quiet = True
         for duplicate in self._duplicate_instances:
             duplicate.kill()
@@ -263,7 +263,8 @@ class GroupsScenario(NodeScenario):
             self.node.outcome.add_violation(f"no progress after healing: {', '.join(stuck)}")
 
     async def _read_end_offsets(self) -> None:
-        """Reads end offsets after the last produce. Topics may have more partitions than the workloads know."""
+        """Reads the end offsets after the last produce request. First reads the partition counts, because topics may
+        have more partitions than the workloads know."""
         counts = await self.node.run_client(RawClient.topics)
         self._partitions = [(topic, index) for topic in self._topics for index in range(counts[topic])]
         for partition in self._partitions:
@@ -304,7 +305,7 @@ class GroupsScenario(NodeScenario):
         return all(committed.get(partition, 0) == end for partition, end in self.history.end_offsets.items())
 
     async def _read_final_state(self) -> None:
-        """Fetches all committed offsets; the recorder adds them to the history."""
+        """Fetches all committed offsets. The recording client adds them to the history."""
 
         async def fetch_all() -> None:
             async with self._clients.open_cluster("observer") as cluster:

@@ -1,7 +1,7 @@
 """One-node scenario: clients produce, consume, create and delete topics while their node has faults.
 
-During the faults nothing acknowledged may be lost. After healing every workload must make progress. At the end the logs
-are compared with what was acknowledged, before and after a clean restart.
+During the faults, no acknowledged record may be lost. After healing, every workload must make progress. At the end, the
+logs are compared with the acknowledged records. A clean restart must not change the logs.
 """
 
 import asyncio
@@ -71,7 +71,8 @@ class OneNodeScenario(NodeScenario):
         await node.restart()
         self.history.logs = await node.read_logs(self._partitions)
         for partition, log in before.items():
-            # Requests in flight when the last client stopped may have been processed since.
+            # Compare only the records from before the restart. The log may be longer now, because the node may have
+            # processed requests that were still in flight.
             if list(self.history.logs.get(partition, ()))[: len(log)] != log:
                 node.outcome.add_violation(f"a clean restart changed {partition[0]}-{partition[1]}")
         self.history.topics = list(await node.run_client(RawClient.topics))
@@ -124,7 +125,7 @@ class OneNodeScenario(NodeScenario):
             self.node.outcome.add_violation(f"no progress after healing: {', '.join(stuck)}")
 
     async def _catch_up(self) -> None:
-        """Makes consumers read to the end, which shows whether they miss anything."""
+        """Makes the consumers read their partitions to the end, so that the checker finds missed records."""
         for workload in self._workloads:
             if isinstance(workload, PartitionConsumer):
                 workload.reads_large_fetches = True

@@ -15,7 +15,7 @@ CLIENT_LOGGER = f"{ROOT}.client."
 
 
 class ScenarioError(Exception):
-    """The system under test misbehaved in a way that clients' histories do not show."""
+    """The system under test failed in a way that the histories of clients do not show."""
 
 
 def format_error(error: BaseException) -> str:
@@ -31,22 +31,22 @@ class SimulationOutcome:
     trace_hash: str = ""
     virtual_ms: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    """Counts by a plural noun: crashes, faults, records acknowledged."""
+    """Counts of events. The keys are plural nouns, such as crashes, faults or records acknowledged."""
     violations: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     """Latest log lines, each with the host that wrote it."""
     notable_events: list[str] = field(default_factory=list)
-    """Latest events of the trace, without routine ones."""
+    """The latest events of the trace that are not routine."""
 
     def add_violation(self, what: str) -> None:
-        """Records a violation; the run continues and may show more."""
+        """Records a violation. The run continues and may find more violations."""
         self.violations.append(what)
 
 
 @contextmanager
 def capture_log(wall_ms: Callable[[], int], on_client_error: Callable[[str], None]) -> Iterator[deque[str]]:
-    """Captures log lines, and keeps them from being printed. Clients must not log errors under any fault:
-    `on_client_error` is called when they do."""
+    """Captures log lines, so that they are not printed. Calls `on_client_error` with each error line of a client,
+    because clients must not log errors under any fault."""
     lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
 
     class Capture(logging.Handler):

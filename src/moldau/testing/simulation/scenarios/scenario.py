@@ -29,7 +29,8 @@ class SystemUnderTest(Protocol):
 class Scenario:
     NAME: ClassVar[str]
     IGNORED_FSYNCS: ClassVar[dict[str, str]] = {}
-    """Ablations by name, with the glob of files or directories whose fsync they disable."""
+    """The ablations that disable fsync, by name. The value is a glob of the files or directories whose fsync is
+    disabled."""
 
     def __init__(self, seed: int, ablation: str | None = None, *, keep_trace: bool = False) -> None:
         if ablation is not None and ablation not in self.ablations():
@@ -45,7 +46,7 @@ class Scenario:
         return tuple(cls.IGNORED_FSYNCS)
 
     def apply_ablation(self) -> AbstractContextManager[object]:
-        """Returns a context in which the code under test lacks the safeguard of the ablation."""
+        """Returns a context manager that disables the safeguard of the ablation in the code under test."""
         return nullcontext()
 
     async def main(self) -> None:
@@ -103,7 +104,8 @@ class NodeScenario(Scenario):
 def run_seeds(
     scenarios: Sequence[type[Scenario]], seeds: range, ablation: str | None, jobs: int
 ) -> Iterator[Iterator[list[SimulationOutcome]]]:
-    """Yields the outcomes of each seed, in order, run in parallel processes if `jobs` is above 1."""
+    """Yields an iterator over the outcomes of each seed, in order. If `jobs` is above 1, the seeds run in parallel
+    processes."""
     main = partial(_run_seed, scenarios, ablation)
     if jobs == 1:
         yield map(main, seeds)

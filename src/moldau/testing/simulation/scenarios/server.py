@@ -1,4 +1,4 @@
-"""A cluster node and its host: started, stopped, killed, crashed, paused, or with a bad disk."""
+"""A cluster node and its host. The node can be started, stopped, killed, crashed, or get a bad disk."""
 
 import asyncio
 import errno
@@ -22,14 +22,14 @@ class ServerHost:
     settings: BrokerSettings
     disk_settings: DiskSettings
     report: Callable[[str], None]
-    """Called with errors that clients' histories do not show."""
+    """A function that is called with errors that the histories of clients do not show."""
     node: Node | None = field(default=None, init=False)
-    """The node of this boot, from the start of its startup."""
+    """The node of the current boot. It is set when the node begins to start, and None if no node runs."""
     is_serving: bool = field(default=False, init=False)
     is_stopping: bool = field(default=False, init=False)
-    """The node was asked to stop, and resigns its leaderships."""
+    """Whether the node is stopping. A stopping node resigns its leaderships."""
     has_fault: bool = field(default=False, init=False)
-    """A fault is active on this host, so others leave it alone."""
+    """Whether a node fault is active on this host. No second node fault is then injected."""
     is_disk_bad: bool = field(default=False, init=False)
 
     @property
@@ -47,7 +47,7 @@ class ServerHost:
     # Start and stop
 
     def boot(self) -> None:
-        """Starts the node in the background, which may take as long as the other nodes are down."""
+        """Starts the node in the background. The start may take as long as the other nodes are down."""
         if not self.host.is_up:
             self.host.restart()
         self.is_stopping = False
@@ -73,7 +73,7 @@ class ServerHost:
         self.host.kill()
 
     async def stop(self) -> None:
-        """Stops the node cleanly, and kills it after a timeout."""
+        """Stops the node cleanly, then ends its process. Reports a node that does not stop within the timeout."""
         node = self.node
         if node is not None and self.is_serving:
             self.is_serving, self.is_stopping = False, True
@@ -90,7 +90,7 @@ class ServerHost:
             self.kill()
 
     def _check(self) -> None:
-        """Reports errors of a node that is about to be discarded."""
+        """Reports the errors of a node before it is discarded."""
         node, self.node, self.is_serving = self.node, None, False
         if node is not None and not self.is_disk_bad:
             if node.unexpected_errors:
@@ -109,6 +109,6 @@ class ServerHost:
         self.disk_settings.capacity_bytes = self.host.disk.volume.used_bytes() + room_bytes
 
     def repair_disk(self) -> None:
-        """Ends disk errors; a node that has seen one must still be restarted."""
+        """Ends disk errors. A node that has seen a disk error must still be restarted."""
         self.host.disk.faults.clear()
         self.disk_settings.capacity_bytes = DiskSettings().capacity_bytes

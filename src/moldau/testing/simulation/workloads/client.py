@@ -25,7 +25,7 @@ READ_BYTES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class PartitionFetch:
-    """Response to a fetch of one partition."""
+    """The response to a fetch of one partition."""
 
     high_watermark: int
     log_start_offset: int
@@ -33,7 +33,8 @@ class PartitionFetch:
 
 
 class RawClient:
-    """A client on one connection; `connect` opens it. Connection failures and error codes raise KafkaError."""
+    """A client with one connection, which `connect` opens. Raises KafkaError for connection failures and error
+    codes."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -84,7 +85,8 @@ class RawClient:
         return response.producer_id, response.producer_epoch
 
     async def produce(self, batches: Mapping[Partition, bytes], acks: int) -> Mapping[Partition, Message]:
-        """Sends one request with a batch per partition; returns the responses by partition, none with acks=0."""
+        """Sends one request with a batch per partition. Returns the responses by partition, which are empty with
+        acks=0."""
         tree = _produce_tree(batches, acks)
         if acks == 0:
             self._connection.send_without_response(ApiKey.PRODUCE, tree)
@@ -92,7 +94,7 @@ class RawClient:
         return self.produce_responses(await self._call(ApiKey.PRODUCE, tree))
 
     def send_produce(self, batches: Mapping[Partition, bytes], acks: int) -> "asyncio.Future[Message]":
-        """Sends a produce request without waiting; `produce_responses` decodes the response."""
+        """Sends a produce request without waiting for the response. `produce_responses` decodes the response."""
         tree = _produce_tree(batches, acks)
         return self._connection.send(ApiKey.PRODUCE, tree, timeout_ms=REQUEST_TIMEOUT_MS)
 
@@ -179,7 +181,7 @@ def _produce_tree(batches: Mapping[Partition, bytes], acks: int) -> Mapping[str,
 
 
 def _read_records(data: memoryview | None) -> list[Record]:
-    """Decodes the records of all complete batches; the byte limit may have truncated the last one."""
+    """Decodes the records of all complete batches. The byte limit of the fetch may have truncated the last batch."""
     records: list[Record] = []
     position, end = 0, 0 if data is None else len(data)
     while data is not None and end - position > LOG_OVERHEAD:

@@ -1,6 +1,6 @@
 """Cluster workloads: partition readers, topic and voter changes, replica moves, and replayed requests between nodes.
 
-Workloads continue through faults until stopped, and record what they learn in the history.
+Workloads continue during faults until they are stopped. They record operations and results in the history.
 """
 
 import random
@@ -31,13 +31,13 @@ from moldau.wire.api_keys import ApiKey
 REQUEST_TIMEOUT_MS = 5_000
 PREFERRED = 0
 REPLAYED_TOGETHER_MAX = 6
-"""Requests replayed on one connection."""
+"""The maximum number of requests that are replayed on one connection."""
 VOTERS_MIN = 2
 LISTENER = "PLAINTEXT"
 
 
 class PartitionReader(ClusterWorkload):
-    """Reads partitions from their start without a group, each record once."""
+    """Reads partitions from their start without a group. Reads each record once."""
 
     MUST_PROGRESS = False
 
@@ -89,7 +89,8 @@ class PartitionReader(ClusterWorkload):
     ) -> None:
         if error.code is not ErrorCode.offset_out_of_range:
             raise error
-        # Only lossy topics may lose records that were read; the checker knows which these are.
+        # Record an unexpected error and continue. The checker ignores the error for lossy topics, because they may lose
+        # records that were read.
         what = "log was cut" if isinstance(error, LogTruncationError) else "refused: offset_out_of_range"
         self.history.unexpected_errors.append(UnexpectedError(self.name, partition, what))
         self.positions[partition] = error.offset if isinstance(error, LogTruncationError) else 0
@@ -98,7 +99,7 @@ class PartitionReader(ClusterWorkload):
 
 @dataclass(eq=False)
 class ClusterTopicChurn(ClusterWorkload):
-    """Creates topics and deletes some of them again."""
+    """Creates topics, and later deletes some of them."""
 
     replication: int
     history: ClusterHistory
@@ -148,8 +149,8 @@ class ReplicaMover(ClusterWorkload):
 
 @dataclass(eq=False)
 class RequestReplayer(ClusterWorkload):
-    """Sends requests between nodes again, late, like a network that delayed them until after the sender's timeout and
-    retry."""
+    """Sends recorded requests between nodes a second time. This simulates a network that delivers a request after the
+    sender has timed out and retried."""
 
     MUST_PROGRESS = False
 
@@ -211,14 +212,14 @@ class TopicPlan:
     is_cached: bool = False
     """Whether records are acknowledged when the ISR has them, before they are on disk."""
     is_unclean: bool = False
-    """Whether a replica outside of the ISR may become leader when no other can."""
+    """Whether a replica outside of the ISR may become leader when no ISR member can."""
 
     @property
     def partitions(self) -> Sequence[Partition]:
         return [(self.name, index) for index in range(self.partition_count)]
 
     def loss_reason(self, is_one_at_a_time: bool) -> str | None:
-        """Returns why the topic may lose acknowledged records, or None."""
+        """Returns why the topic may lose acknowledged records, or None if it must not lose any."""
         if self.is_unclean:
             return "unclean elections"
         if self.is_cached and not is_one_at_a_time:
@@ -235,8 +236,8 @@ class TopicPlan:
 
 
 def draw_topics(draw: random.Random, *, is_cached: bool) -> list[TopicPlan]:
-    """Draws topics: at least one that must keep everything, and in some seeds one that may lose records. With
-    `is_cached`, that one has cached writes."""
+    """Returns the topics of a seed. One or two topics must keep all records. Some seeds have another topic with unclean
+    elections or cached writes. With `is_cached`, a topic with cached writes is always added."""
     topics = [TopicPlan("topic-0", draw.randint(1, 3))]
     if draw.random() < 0.5:
         topics.append(TopicPlan("topic-1", draw.randint(1, 2)))
@@ -265,8 +266,7 @@ async def reassign(cluster: RecordingCluster, wanted: Mapping[Partition, Sequenc
 
 
 async def create_topic_once(cluster: RecordingCluster, topic: str, replication: int) -> None:
-    """Creates a topic without retries. A delayed attempt could arrive after the topic was deleted, and create it
-    again."""
+    """Creates a topic without retries. A delayed retry could create the topic again after it was deleted."""
     wanted = {
         "name": topic,
         "num_partitions": 1,

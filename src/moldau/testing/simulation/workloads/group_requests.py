@@ -21,7 +21,8 @@ async def _call_coordinator(
 async def fetch_offsets(
     cluster: RecordingCluster, group: str, partitions: Sequence[Partition]
 ) -> dict[Partition, int]:
-    """Returns committed offsets of partitions that have one. On error raises KafkaError and forgets the coordinator."""
+    """Returns the committed offsets of the partitions that have one. Raises KafkaError for an error code, and forgets
+    the coordinator."""
     topics = [{"name": topic, "partition_indexes": [index]} for topic, index in partitions]
     tree = {"groups": [{"group_id": group, "topics": topics}]}
     found = (await _call_coordinator(cluster, group, ApiKey.OFFSET_FETCH, tree)).groups[0]
@@ -122,7 +123,8 @@ async def list_groups(cluster: RecordingCluster) -> None:
 
 
 async def describe_group(cluster: RecordingCluster, group: str) -> FinalGroupState:
-    """Returns the group as its coordinator describes it, `Dead` if it does not exist; raises KafkaError."""
+    """Returns the group as its coordinator describes it. The state is `Dead` if the group does not exist. Raises
+    KafkaError for other errors."""
     tree = {"groups": [group], "include_authorized_operations": False}
     found = (await _call_coordinator(cluster, group, ApiKey.DESCRIBE_GROUPS, tree)).groups[0]
     if found.error_code not in (ErrorCode.none, ErrorCode.group_id_not_found):

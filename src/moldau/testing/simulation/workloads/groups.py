@@ -1,6 +1,6 @@
 """Group workloads: consumers in groups, offsets stored without a group, requests of fenced members, and administration.
 
-All of them use a RecordingCluster, which writes the history.
+All workloads use a RecordingCluster, which writes the history.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ from moldau.testing.simulation.workloads.recorder import RecordingCluster
 from moldau.testing.simulation.workloads.records import TIMESTAMP_MS
 
 ClusterFactory = Callable[[str], RecordingCluster]
-"""Opens a cluster client for a client id on a fixed host."""
+"""A function that opens a cluster client with this client id on a fixed host."""
 
 OFFSET_MAX = 1_000_000
 PARTITIONS_MAX = 6
 DELIVERY_TIMEOUT_MS = 20_000
 RECENT_SYNCS_MAX = 40
-"""How many of the latest assignments FencedMember considers."""
+"""The number of latest assignments that FencedMember considers."""
 
 
 @dataclass(eq=False)
@@ -75,7 +75,8 @@ class ClusterWorkload:
                 await cluster.close()
 
     async def _on_connect(self, cluster: RecordingCluster) -> None:
-        """Runs after each connect, before `_run_once` can overwrite what a crash may have lost."""
+        """Called after each connect. Subclasses read state here, before `_run_once` overwrites state that a crash may
+        have lost."""
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         raise NotImplementedError
@@ -86,7 +87,7 @@ class ClusterWorkload:
 
 @dataclass(eq=False)
 class ClusterProducer(ClusterWorkload):
-    """Moldau's producer, sending single records to random partitions; idempotent only with acks=all."""
+    """Moldau's producer, which sends single records to random partitions. It is idempotent only with acks=all."""
 
     partitions: Sequence[Partition]
     history: History
@@ -96,7 +97,7 @@ class ClusterProducer(ClusterWorkload):
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         self._incarnations += 1
-        # A new producer id: requests of the previous producer may still be in flight.
+        # Use a new name for each producer, because requests of the previous producer may still be in flight.
         name = f"{self.name}-{self._incarnations}"
         linger_ms = self.randomness.choice((0, 5, 50))
         async with Producer(
@@ -140,12 +141,12 @@ class GroupMemberPlan:
     poll_interval_max_ms: int
     auto_commit: bool
     pause: Callable[[], float]
-    """Returns the seconds until the next poll, at times more than the poll interval allows."""
+    """Returns the number of seconds until the next poll. This is sometimes more than `poll_interval_max_ms`."""
 
 
 @dataclass(eq=False)
 class GroupMember(ClusterWorkload):
-    """Moldau's consumer in a group. Records that it returns count as read."""
+    """Moldau's consumer in a group. Records that the consumer returns count as read."""
 
     plan: GroupMemberPlan
     history: GroupHistory
@@ -161,7 +162,8 @@ class GroupMember(ClusterWorkload):
             enable_auto_commit=plan.auto_commit,
             auto_commit_interval_ms=draw.choice((100, 500, 2000)),
             session_timeout_ms=plan.session_timeout_ms,
-            # Members learn of a rebalance from heartbeats, and must rejoin within the poll interval.
+            # Heartbeats must be frequent, because members learn of a rebalance from heartbeats and must rejoin within
+            # the poll interval.
             heartbeat_interval_ms=min(plan.session_timeout_ms // 3, plan.poll_interval_max_ms // 4),
             max_poll_interval_ms=plan.poll_interval_max_ms,
             max_poll_records=draw.choice((3, 20, 500)),
@@ -183,14 +185,15 @@ class GroupMember(ClusterWorkload):
             try:
                 await consumer.commit()
             except KafkaError:
-                # The records are read again by the next owner of the partition.
+                # Ignore the error, because the next owner of the partition reads the records again.
                 pass
         await asyncio.sleep(plan.pause())
 
 
 @dataclass(eq=False)
 class OffsetStoreWorkload(ClusterWorkload):
-    """Commits offsets under a group id without joining the group. Several of these share the same offsets."""
+    """Commits offsets under a group id without joining the group. Several workloads may share a group id and its
+    offsets."""
 
     group: str
     partitions: Sequence[Partition]
@@ -218,7 +221,8 @@ class OffsetStoreWorkload(ClusterWorkload):
 
 @dataclass(eq=False)
 class FencedMember(ClusterWorkload):
-    """Sends commits and heartbeats of fenced members, like a client that was paused too long or a delayed packet."""
+    """Sends commits and heartbeats of fenced members. This simulates a client that was paused too long, or a delayed
+    packet."""
 
     MUST_PROGRESS = False
 
@@ -267,7 +271,7 @@ class PartitionGrower(ClusterWorkload):
     MUST_PROGRESS = False
 
     partitions: list[Partition]
-    """Extended with each new partition."""
+    """All partitions of the topics. Each new partition is appended."""
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         await self._pause(10)
@@ -280,8 +284,8 @@ class PartitionGrower(ClusterWorkload):
 
 @dataclass(eq=False)
 class GroupAdminWorkload(ClusterWorkload):
-    """Lists and describes groups, fetches their offsets and tries to delete them while members come and go. A deleted
-    group starts over."""
+    """Lists and describes groups, fetches their offsets, and tries to delete groups and offsets while members join and
+    leave. A deleted group starts again without offsets."""
 
     groups: Sequence[str]
     partitions: Sequence[Partition]

@@ -1,6 +1,7 @@
 """A cluster client that records every group request and its response in a history.
 
-It records below the client library, so that consumers and single requests are treated alike.
+Recording happens below the client library, so that requests of consumers and single requests are recorded in the same
+way.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -36,7 +37,8 @@ DEFINITE_FAILURES = (
     ErrorCode.coordinator_load_in_progress,
     ErrorCode.unknown_topic_or_partition,
 )
-"""Error codes after which the request definitely had no effect; after any other it may have had."""
+"""Error codes after which the request definitely had no effect. After other error codes, the request may have had an
+effect."""
 
 SendRequest = Callable[[Mapping[str, Any]], Awaitable[Message]]
 

@@ -1,6 +1,6 @@
 """Record workloads on raw connections: producers with and without idempotence, consumers, topic changes.
 
-Workloads continue through crashes and errors until stopped, and record what they learn in the history.
+Workloads continue during crashes and errors until they are stopped. They record operations and results in the history.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from moldau.wire.codec import Message
 from moldau.wire.kio import ErrorCode
 
 ClientFactory = Callable[[str], Awaitable[RawClient]]
-"""Opens a connection with a client id."""
+"""A function that opens a connection with this client id."""
 
 IN_FLIGHT_MAX = 5
 TIMESTAMP_MS = 1_767_139_200_000
@@ -63,7 +63,7 @@ class ClientWorkload:
         self._disconnect()
 
     async def run_once(self) -> None:
-        """Runs one step after `run` has ended; raises its error."""
+        """Runs one step after `run` has ended. Raises the error of the step."""
         await self._run_once(await self._connection())
 
     async def _run_once(self, client: RawClient) -> None:
@@ -84,7 +84,7 @@ class ClientWorkload:
             await asyncio.sleep(self.randomness.expovariate(1 / 0.02))
 
     def _values(self, number: int) -> list[bytes]:
-        """Returns unique values that depend only on their name, so that a corrupted byte shows."""
+        """Returns unique values, so that the checker detects a corrupted or duplicated value."""
         count = self.randomness.choice((1, 1, 2, 5, 20))
         return [
             f"{self.name}/{number}/{index}/".encode()
@@ -128,14 +128,14 @@ class PlainProducer(ClientWorkload):
                 self.progress += 1
         if self.acks == 0:
             self.progress += 1
-            # acks=0 has no backpressure, so limit the rate for the other clients' sake.
+            # Limit the rate, because acks=0 has no backpressure and would slow down the other clients.
             await asyncio.sleep(self.randomness.uniform(0.02, 0.2))
         await self._pause()
 
 
 @dataclass(eq=False)
 class IdempotentProducer(ClientWorkload):
-    """Keeps up to five batches in flight to one partition, and resends those without an acknowledgement in order."""
+    """Keeps up to five batches in flight to one partition. Sends unacknowledged batches again, in order."""
 
     partition: Partition
     _producer: tuple[int, int] | None = field(default=None, init=False)
@@ -171,7 +171,7 @@ class IdempotentProducer(ClientWorkload):
         self._window.append((send, batch))
 
     def _on_response(self, code: ErrorCode, offset: int) -> None:
-        """Handles the response to the oldest batch in flight; raises if the batch must be sent again."""
+        """Handles the response to the oldest batch in flight. Raises KafkaError if the batch was not acknowledged."""
         if code in (ErrorCode.none, ErrorCode.duplicate_sequence_number):
             send, _ = self._window.popleft()
             self.history.acknowledge(send, offset if code == ErrorCode.none and offset >= 0 else None)
@@ -193,7 +193,7 @@ class PartitionConsumer(ClientWorkload):
     partition: Partition
     position: int | None = field(default=None, init=False)
     reads_large_fetches: bool = field(default=False, init=False)
-    """Whether fetches are large; otherwise their size is random."""
+    """Whether all fetches are large. If not, the size of each fetch is random."""
 
     async def _run_once(self, client: RawClient) -> None:
         if self.position is None:
@@ -231,7 +231,7 @@ class PartitionConsumer(ClientWorkload):
 
 @dataclass(eq=False)
 class TopicChurn(ClientWorkload):
-    """Creates topics and deletes some of them again."""
+    """Creates topics, and later deletes some of them."""
 
     _created: int = field(default=0, init=False)
     _topics: list[str] = field(default_factory=list, init=False)
