@@ -34,7 +34,7 @@ TOTAL_FIELDS = 6
 stopped."""
 
 NULL_TIMESTAMP = -(2**63)
-"""The marker for a timestamp that does not fit into the timestamp column. The column is null there."""
+"""The marker for a timestamp that does not fit into the timestamp column. The column is null for such a record."""
 
 _LONG_MAX = 2**63 - 1
 _LONG_MIN = -(2**63)

@@ -26,8 +26,7 @@ def decode(
 ) -> tuple[int, dict[str, pa.Array]]:
     """Returns the number of records with start <= offset < end, and the requested columns.
 
-    `sections` are the decompressed records of the batches. `columns` must not contain topic and partition, which are
-    constant.
+    `sections` are the decompressed records of the batches. `columns` must not contain topic or partition.
     """
     found: dict[str, list[Any]] = {name: [] for name in columns}
     rows = 0
@@ -40,7 +39,7 @@ def decode(
 
 @contextmanager
 def error_context(what: object) -> Iterator[None]:
-    """Puts `what` before the message of an error about records, unless the message already contains it."""
+    """Puts `what` before the message of an error about records, unless the message already contains `what`."""
     try:
         yield
     except (CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError) as error:

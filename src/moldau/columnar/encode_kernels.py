@@ -40,8 +40,7 @@ def varint_size(value: int) -> int:
 
 @kernel_helper
 def encoded_size(length: int) -> int:
-    """Returns the encoded size of a value: the size of its length as a varint, and the length itself. -1 is the length
-    of null."""
+    """Returns the size of an encoded value: its length as a varint, and its bytes. -1 is the length of null."""
     return varint_size(length) + max(length, 0)
 
 

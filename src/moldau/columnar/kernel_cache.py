@@ -31,8 +31,8 @@ def kernel_cache_for(function: Callable[..., Any]) -> Any:
 
 @cache
 def _kernel_cache_class() -> Any:
-    """Returns the cache class. It is defined on first use, because the base classes are private classes of numba and
-    may be missing in other versions."""
+    """Returns the cache class. The class is defined on first use, because its base classes are private in numba and may
+    be missing in some versions."""
     caching: Any = import_module("numba.core.caching")
 
     class Locator(caching._CacheLocator):  # type: ignore[misc]

@@ -46,7 +46,7 @@ class Broker:
 
     @property
     def bootstrap(self) -> str:
-        """Bootstrap address, `host:port`."""
+        """The bootstrap address, `host:port`."""
         assert self._node is not None, "the broker is not running"
         return self._node.addresses[0].address
 

@@ -10,7 +10,7 @@ from moldau.client.errors import RequestTimedOutError
 from moldau.client.net.connection import Connection
 
 CONNECT_POLL_INTERVAL_S = 0.02
-"""How often a new connection checks whether its link is still blocked, in seconds."""
+"""The interval at which a new connection checks whether its link is still blocked, in seconds."""
 
 Direction = tuple[int, int]
 """The ids of the sending node and the receiving node."""

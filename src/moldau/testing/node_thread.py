@@ -1,4 +1,4 @@
-"""A node of a test cluster in its own thread, which can be stopped, killed and paused."""
+"""A node of a test cluster in its own thread. The node can be stopped, killed and paused."""
 
 import asyncio
 import threading

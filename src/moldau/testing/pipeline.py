@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 _FIRST_TIME = datetime(2024, 1, 1, tzinfo=UTC)
-"""The default timestamp of a source's first record. The default of each later record is one millisecond later."""
+"""The default timestamp of a source's first record. Each later record is one millisecond later."""
 
 
 class Record(NamedTuple):

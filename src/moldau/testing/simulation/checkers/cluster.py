@@ -111,7 +111,7 @@ def _check_send_order(
     history: ClusterHistory, log_offsets: Mapping[Partition, Mapping[bytes, Sequence[int]]]
 ) -> Anomalies:
     """Checks that later records of an idempotent producer have higher offsets. Lossy topics are skipped, because a
-    broker that loses records also loses producer state. It then accepts whichever batch arrives first."""
+    broker that loses records also loses producer state. The broker then accepts whichever batch arrives first."""
     last: dict[tuple[str, Partition], tuple[bytes, int]] = {}
     for send in history.sends:
         offsets = log_offsets.get(send.partition, {}).get(send.values[0])

@@ -44,8 +44,8 @@ class FencingIndex:
 
     def successor(self, identity: RequestIdentity, before: float = math.inf) -> SyncOperation | None:
         """Returns a SyncGroup that completed before `before`, sent by a member that took over the instance id of
-        `identity`. Returns None if there is none. A JoinGroup alone is not enough, because a crash of the coordinator
-        may undo it."""
+        `identity`. Returns None if no such SyncGroup exists. A JoinGroup alone is not enough, because a crash of the
+        coordinator may undo the join."""
         join = self._joins.get((identity.group, identity.member))
         if identity.instance_id is None or join is None:
             return None

@@ -96,8 +96,8 @@ class History:
 @dataclass(slots=True)
 class ClusterHistory(History):
     lossy_topics: dict[str, str] = field(default_factory=dict)
-    """Topics that may lose acknowledged records, with the reason: unclean elections, or cached writes and unclean ends
-    of several nodes."""
+    """Topics that may lose acknowledged records, with the reason. The reason is unclean elections, or cached writes on
+    several nodes that stop uncleanly."""
     replicas: dict[Partition, Mapping[int, LogContent]] = field(default_factory=dict)
     """The final log of each replica after healing, by partition and node id."""
     readers: dict[str, Sequence[Partition]] = field(default_factory=dict)

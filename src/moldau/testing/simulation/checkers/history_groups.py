@@ -21,7 +21,7 @@ class RequestIdentity(NamedTuple):
 
     group: str
     generation: int
-    """NO_GENERATION for commits outside of a membership."""
+    """NO_GENERATION for commits of a client that is not a member."""
     member: str
     instance_id: str | None
 

@@ -56,9 +56,9 @@ class InvariantChecker:
     _violations: int = field(default=0, init=False)
     _observations: dict[str, _NodeObservation] = field(default_factory=dict, init=False)
     _quorum_leaders: dict[int, int] = field(default_factory=dict, init=False)
-    """Leader of the metadata quorum by epoch."""
+    """The leader of the metadata quorum by epoch."""
     _leaders: dict[tuple[Key, int], int] = field(default_factory=dict, init=False)
-    """Leader by partition and epoch."""
+    """The leader by partition and leader epoch. -1 if the epoch has no leader."""
     _committed: dict[Key, dict[int, int]] = field(default_factory=dict, init=False)
     """The latest high watermark of the leader, by partition and leader epoch."""
     _epochs: dict[object, dict[int, int]] = field(default_factory=dict, init=False)
@@ -68,7 +68,7 @@ class InvariantChecker:
     """The last epoch in which each node led the metadata quorum. A node must remember this epoch after a restart."""
     _newest_image: MetadataImage | None = field(default=None, init=False)
     _votes: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
-    """Candidate that each node has voted for, by node and epoch."""
+    """The candidate that each node has voted for, by node id and epoch."""
 
     # Queries
 
@@ -147,8 +147,8 @@ class InvariantChecker:
             )
 
     def _check_lease(self, before: MetadataImage, after: MetadataImage) -> None:
-        """Checks that the lease of a broker has expired when the broker becomes fenced, because other brokers may lead
-        from then on."""
+        """Checks that the lease of a broker has expired when the broker becomes fenced, because other brokers may now
+        become leaders."""
         for server in self.servers:
             earlier, later = before.brokers.get(server.node_id), after.brokers.get(server.node_id)
             lifecycle = getattr(server.node, "_lifecycle", None)

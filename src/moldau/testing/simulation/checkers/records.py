@@ -90,8 +90,8 @@ def _check_send(send: SendOperation, log_offsets: Mapping[bytes, list[int]]) -> 
 
 
 def _check_send_order(history: History, log_offsets: Mapping[Partition, dict[bytes, list[int]]]) -> Anomalies:
-    """Checks that later records of a producer have higher offsets. Skips pairs of a producer without idempotence if the
-    earlier send had not completed."""
+    """Checks that later records of a producer have higher offsets. Without idempotence, this is checked only if the
+    earlier send had completed before the later send."""
     last: dict[tuple[str, Partition], tuple[SendOperation, int]] = {}
     for send in history.sends:
         offsets = log_offsets.get(send.partition, {}).get(send.values[0])

@@ -275,8 +275,8 @@ class SimulatedDisk:
         await waiter
 
     async def _replace_all(self, path: str) -> None:
-        """Replaces a file with all queued data, one after the other. Runs as its own task, because a replacement
-        continues when its caller is cancelled."""
+        """Runs the queued replacements of a file in order. Runs as its own task, because a replacement continues when
+        its caller is cancelled."""
         queue = self._replacements[path]
         while queue:
             data, waiter = queue[0]

@@ -114,7 +114,7 @@ _AnyHandle = SimulatedHandle | SimulatedTimer
 
 @dataclass(eq=False, slots=True)
 class _OwnedTask:
-    """A task, with the coroutine and context that are needed to end the task from outside."""
+    """A task, with the coroutine and the context that are needed to end the task after a crash."""
 
     task: asyncio.Task[Any]
     coroutine: Any
@@ -230,8 +230,8 @@ class SimulatedLoop(DeterministicLoop):
         incarnation = context.get(current_incarnation, OUTSIDE)
         self._tasks_created += 1
         number = self._tasks_created
-        # Number the tasks of this loop, because asyncio's task numbers continue across all loops of a process. They
-        # would differ from run to run.
+        # Number the tasks per loop, because asyncio numbers tasks across all loops of a process. Such numbers would
+        # differ from run to run.
         label = str(name) if name is not None else f"{getattr(coro, '__qualname__', 'task')}#{number}"
         task: SimulatedTask = SimulatedTask(coro, loop=self, name=label, context=context, **options)
         task.incarnation = incarnation

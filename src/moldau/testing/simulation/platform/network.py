@@ -40,7 +40,7 @@ class NetworkSettings:
     """Probability that a packet arrives twice. The receiver of a stream drops the duplicate."""
     window_bytes_min: int = 4 * 1024
     window_bytes_max: int = 256 * 1024
-    """The range of a connection's window. The window is the number of bytes in flight at which the writer must wait."""
+    """The limits of a connection's window. The window is the maximum number of bytes in flight in one direction."""
     partial_read_chance: float = 0.3
     """Probability that a read returns only part of the received bytes."""
 

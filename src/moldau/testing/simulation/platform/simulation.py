@@ -19,7 +19,7 @@ T = TypeVar("T")
 TIMER_LATENESS_MS_MAX = 0.5
 MONOTONIC_START_MS_MAX = 1_000_000_000
 WALL_START_MS = 1_767_225_600_000
-"""1 January 2026."""
+"""1 January 2026, in milliseconds since the Unix epoch."""
 FULL_COLLECTION_INTERVAL_NS = 3_000_000_000
 
 
@@ -55,7 +55,7 @@ class HostCrashed(Exception):
 
 
 class SimulationTimeout(Exception):
-    """The run did not finish within its virtual time."""
+    """The run did not finish within its limit of virtual time."""
 
 
 class UnhandledError(Exception):
@@ -63,7 +63,7 @@ class UnhandledError(Exception):
 
 
 class Host:
-    """A machine. The disk, the address and the wall clock error of a host survive a crash. Its tasks do not survive."""
+    """A machine. The disk, the address and the wall clock error of a host survive a crash. The tasks do not survive."""
 
     def __init__(
         self,

@@ -32,8 +32,8 @@ class Inode:
         self._snapshots: list[SyncSnapshot] = []
         """Snapshots of running syncs, oldest first."""
         self._failed_ranges: list[tuple[int, int]] = []
-        """Ranges whose sync failed. Like the kernel, later syncs treat such a range as clean, although the device may
-        not have its data."""
+        """Ranges whose sync failed. As in the kernel, a later sync treats these ranges as clean, although the device
+        may not have their data."""
 
     @property
     def size(self) -> int:

@@ -1,7 +1,7 @@
 """A cluster with a fault injector. Nodes crash, pause and restart, disks fail, and the network is partitioned. `heal`
 ends all faults.
 
-This module does not start workloads. Scenarios add them.
+Scenarios add the workloads.
 """
 
 import asyncio
@@ -350,7 +350,7 @@ class FaultyCluster:
             server.has_fault = False
 
     async def _inject_disk_fault(self, server: ServerHost, kind: str) -> None:
-        """Makes a disk fail, repairs it after a while and restarts the node, as an operator would."""
+        """Makes a disk fail. Later repairs the disk and restarts the node, as an operator would."""
         draw = self.random
         if kind == "full disks":
             server.fill_disk(draw.randint(0, 20_000))

@@ -1,6 +1,6 @@
 """A node with a fault injector: crashes at any point, disk errors and network faults. `heal` ends all faults.
 
-This module does not start workloads. Scenarios add them.
+Scenarios add the workloads.
 """
 
 import asyncio
@@ -164,7 +164,7 @@ class FaultyNode:
         self.server.restart()
 
     async def _boot_with_crashes(self) -> None:
-        """Starts the node. Sometimes crashes it first during its recovery."""
+        """Starts the node. Before that, sometimes crashes it during its recovery."""
         while self.random.random() < 0.3:
             booting = asyncio.create_task(self.boot())
             await asyncio.sleep(self.random.expovariate(1 / 0.02))

@@ -60,7 +60,8 @@ PROGRESS_MIN = 3
 class GroupsScenario(NodeScenario):
     NAME = "groups"
     SYNC_MS_MAX = (3.0, 20.0, 100.0)
-    """Syncs are slow, so that a crash can happen between a response that was sent too early and its sync."""
+    """Syncs are slow, so that a crash is likely between a response that was sent too early and the sync of its
+    records."""
     IGNORED_FSYNCS = {"offsets-fsync": f"*/{OFFSETS_TOPIC}-*.log"}
 
     def __init__(self, seed: int, ablation: str | None = None, *, keep_trace: bool = False) -> None:

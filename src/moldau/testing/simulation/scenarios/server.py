@@ -1,4 +1,4 @@
-"""A cluster node and its host. The node can be started, stopped, killed, crashed, or get a bad disk."""
+"""A cluster node and its host. The node can be started, stopped, killed and crashed, and its disk can fail."""
 
 import asyncio
 import errno
@@ -29,7 +29,7 @@ class ServerHost:
     is_stopping: bool = field(default=False, init=False)
     """Whether the node is stopping. A stopping node resigns its leaderships."""
     has_fault: bool = field(default=False, init=False)
-    """Whether a node fault is active on this host. No second node fault is then injected."""
+    """Whether a node fault is active on this host. If so, no other node fault is injected here."""
     is_disk_bad: bool = field(default=False, init=False)
 
     @property
