@@ -3,8 +3,9 @@
     Empty → PreparingRebalance → CompletingRebalance → Stable
               members join         members sync
 
-A generation starts when the members have joined. Its record is written when the leader syncs, and only `apply` makes
-the group Stable: if the write fails, the members sync again, and after a crash they join again.
+A generation starts when the members have joined. The record of the generation is written when the leader syncs. The
+group becomes Stable in `apply`, when the record is in the log. If the write fails, the members sync again. After a
+crash of the coordinator, the members join again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,11 +44,11 @@ from moldau.groups.requests import (
 )
 
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1_000
-"""How long the group waits for a member whose first join has not completed. It cannot send heartbeats, and its client
-may have given up and joined with another member id."""
+"""Session timeout of a member whose first join has not completed. Such a member cannot send heartbeats yet. Its client
+may have stopped, or may have joined again with another member id."""
 
 REJOIN_DELAY_MS_MIN = 1_000
-"""Minimum delay before the group checks again, if no member joined in time and only static members are left."""
+"""Minimum time before the next check for joins, if no member joined in time and only static members remain."""
 
 
 def check_session_timeout(session_timeout_ms: int, config: GroupCoordinatorConfig) -> None:
@@ -60,7 +61,7 @@ def check_session_timeout(session_timeout_ms: int, config: GroupCoordinatorConfi
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """The change of the group that takes effect when its record is in the log."""
+    """A change of the group that takes effect when its record is in the log."""
 
     value: GroupMetadataValue
     members: Sequence[ClassicGroupMember]
@@ -78,7 +79,7 @@ class ClassicGroup:
         self._join = DelayedJoin()
         self._sync = DelayedSync()
         self._session_deadlines = DeadlineQueue()
-        """Session deadlines of members and pending members. A member with a parked request may have none."""
+        """Session deadlines of members and pending members. A member with a parked request may have no deadline."""
         self._proposal: _Proposal | None = None
 
     @property
@@ -152,7 +153,10 @@ class ClassicGroup:
         return builder.build()
 
     def validate_offset_commit(self, now: Now, identity: MemberIdentity) -> None:
-        """Raises unless this committer may commit offsets; a member's commit counts as a heartbeat."""
+        """Raises an error if the sender may not commit offsets.
+
+        A member's commit extends the member's session like a heartbeat.
+        """
         if identity.generation < 0 and self.metadata.is_empty:
             return
         if (
@@ -172,14 +176,14 @@ class ClassicGroup:
     def _accepts_joining_member(self, request: JoinRequest) -> bool:
         member_id = request.member_id
         if member_id == UNKNOWN_MEMBER_ID and request.instance_id is not None:
-            # A static member that rejoins without its member id replaces its old self.
+            # A static member that rejoins without a member id replaces the member with the same instance id.
             member_id = self._members.static_member_id(request.instance_id) or UNKNOWN_MEMBER_ID
         match self.metadata.state:
             case GroupState.EMPTY:
                 return True
             case GroupState.PREPARING_REBALANCE:
-                # Counts joined members instead of known ones, so that a group above a lowered limit drops those that
-                # join last.
+                # Only members that have joined are counted. If the limit was lowered below the size of the group, the
+                # members that join last are rejected.
                 return member_id in self._join.parked or len(self._join.parked) < self._config.size_max
             case _:
                 return member_id in self._members or len(self._members) < self._config.size_max
@@ -233,7 +237,7 @@ class ClassicGroup:
     def _replace_static_member(
         self, builder: ResultBuilder, old: ClassicGroupMember, request: JoinRequest, request_id: RequestId
     ) -> None:
-        """Gives a static member that was restarted a new member id and fences the old one."""
+        """Gives a restarted static member a new member id and fences the old member id."""
         new = ClassicGroupMember.from_request(request.new_member_id, request)
         new.assignment = old.assignment
         if self.metadata.can_replace_without_rebalance(old, new):
@@ -249,7 +253,7 @@ class ClassicGroup:
         self._prepare_rebalance_or_complete_join(builder)
 
     def expire_pending_member(self, now: Now, member_id: str) -> None:
-        """Stops waiting for a member that has a member id but has not joined with it."""
+        """Stops waiting for a member that received a member id but has not joined with this id."""
         self._remove_pending_member(member_id)
         if self._can_complete_join:
             self._join.deadline_ms = now.monotonic_ms
@@ -263,7 +267,7 @@ class ClassicGroup:
             self._prepare_rebalance(builder)
 
     def _prepare_rebalance(self, builder: ResultBuilder) -> None:
-        """Ends the generation and makes all members join again."""
+        """Ends the current generation, so that all members must join again."""
         if self.metadata.state is GroupState.COMPLETING_REBALANCE:
             self._reset_assignments(builder)
         self._sync.cancel()
@@ -299,7 +303,10 @@ class ClassicGroup:
             self._complete_join(builder)
 
     def _complete_join(self, builder: ResultBuilder) -> None:
-        """Starts the next generation with the members that joined and the static members, which may be restarting."""
+        """Starts the next generation with the members that joined.
+
+        Static members that did not join stay in the group, because they may be restarting.
+        """
         self._join.finish()
         for member in list(self._members):
             if member.member_id not in self._join.parked and not member.is_static:
@@ -334,7 +341,7 @@ class ClassicGroup:
             self._reschedule_heartbeat(builder.now, self._members.by_id[member_id])
         synced = tuple(self._sync.parked)
         self._sync.parked.clear()
-        # Until the record is written they count as not synced: if the write fails, they must sync again.
+        # These members stay pending until the record is written, because they must sync again if the write fails.
         self._sync.pending_members.update(dict.fromkeys(synced))
         value = self.metadata.to_record_value(builder.now.wall_ms, assignments)
         self._propose(builder, _Proposal(value, tuple(self._members), synced))
@@ -354,7 +361,8 @@ class ClassicGroup:
         value = self.metadata.to_record_value(
             builder.now.wall_ms, assignments, members=members, leader=leader
         )
-        # An older leader, which does not know SkipAssignment, must not assign again: its old id is named as the leader.
+        # A leader whose client does not know SkipAssignment must not compute assignments again. Its response names the
+        # old member id as the leader, so that the client acts as a normal member.
         skips_assignment = request.supports_skipping_assignment and is_leader
         response = JoinResponse(
             generation=self.metadata.generation,
@@ -452,7 +460,7 @@ class ClassicGroup:
                 self._prepare_rebalance(builder)
                 return
         else:
-            # A static member's new id, of which the record could not be written.
+            # The id is the new member id of a static member, and the record with this id could not be written.
             return
         is_preparing = self.metadata.state is GroupState.PREPARING_REBALANCE
         if is_preparing and self._join.has_all_joined(len(self._members)):
@@ -465,7 +473,7 @@ class ClassicGroup:
         builder.records.append(GroupMetadataRecord(self.group_id, proposal.value))
 
     def apply(self, value: GroupMetadataValue) -> None:
-        """Applies a record that is in the log: the pending proposal, or one that is being loaded."""
+        """Applies a record that is in the log. The record is the pending proposal, or the log is being loaded."""
         proposal, self._proposal = self._proposal, None
         if proposal is not None and proposal.value == value:
             members = MemberSet(proposal.members, value.leader)

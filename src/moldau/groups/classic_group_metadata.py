@@ -28,7 +28,7 @@ class ClassicGroupMetadata:
         self.protocol_type: str | None = None
         self.protocol_name: str | None = None
         self.empty_since_ms: int | None = None
-        """Wall clock time; None if the group is not empty or the time is unknown."""
+        """Wall clock time at which the group became empty; None if the group is not empty or the time is unknown."""
         self.members = MemberSet()
         self._subscriptions: tuple[bytes, ...] | None = None
         """Protocol metadata of the members of the latest generation."""
@@ -88,7 +88,7 @@ class ClassicGroupMetadata:
         self._update_subscriptions()
 
     def update(self, value: GroupMetadataValue, members: MemberSet) -> None:
-        """Takes over the state of a group record: Stable with members, Empty without."""
+        """Replaces the state by that of a group record. The group is Stable if it has members, otherwise Empty."""
         self.members = members
         self.generation = value.generation
         self.protocol_type = value.protocol_type or None
@@ -106,7 +106,7 @@ class ClassicGroupMetadata:
         if self.state is not GroupState.STABLE:
             return False
         if list(new.protocol_names) == list(old.protocol_names):
-            # The votes are the same, so the protocol is too.
+            # The members' votes stay the same, so the selected protocol stays the same.
             return True
         others = [member for member in self.members if member is not old]
         return MemberSet([*others, new]).select_protocol() == self.protocol_name
@@ -155,13 +155,13 @@ class ClassicGroupMetadata:
         )
 
     def subscribed_topics(self) -> tuple[str, ...] | None:
-        """Returns the topics of a consumer group's subscriptions, or None if they are unknown."""
+        """Returns the topics that the members subscribe to, or None if the subscriptions are unknown."""
         if self.protocol_type != PROTOCOL_TYPE or self._subscriptions is None:
             return None
         topics: dict[str, None] = {}
         for subscription in self._subscriptions:
             try:
-                # All later versions of a subscription start with the fields of version 0.
+                # Every version is decoded as version 0, because later versions start with the fields of version 0.
                 topics.update(dict.fromkeys(decode_subscription(b"\0\0" + subscription[2:]).topics))
             except DecodeError:
                 return None

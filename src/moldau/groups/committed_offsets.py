@@ -26,7 +26,7 @@ class CommittedOffsets:
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, dict[int, CommittedOffset]]] = {}
         self._groups_by_topic: dict[TopicKey, dict[str, int]] = {}
-        """For each topic, the groups with offsets of it and the number of these offsets."""
+        """For each topic, the number of committed offsets by group id."""
 
     def apply(self, record: OffsetCommitRecord) -> None:
         previous = self.get(record.group_id, record.topic, record.partition)
@@ -57,7 +57,10 @@ class CommittedOffsets:
     def partitions_of_topic(
         self, key: TopicKey, committed_until_ms: int | None = None
     ) -> Iterator[tuple[str, int]]:
-        """Yields groups and partitions with offsets of a topic, optionally only those committed up to a time."""
+        """Yields the group id and the partition of each offset of a topic.
+
+        If `committed_until_ms` is set, offsets that were committed later are skipped.
+        """
         topic, topic_id = key
         for group_id in self._groups_by_topic.get(key, ()):
             for partition, committed in self._groups[group_id][topic].items():
@@ -97,7 +100,7 @@ class CommittedOffsets:
 def build_commit_records(
     group_id: str, offsets: Iterable[OffsetToCommit], wall_ms: int, metadata_length_max: int
 ) -> tuple[list[OffsetCommitRecord], dict[TopicPartition, MoldauError | None]]:
-    """Returns the records of a commit, and for each partition the error if it has no record."""
+    """Returns the records of a commit, and for each partition an error, or None if the partition has a record."""
     records: list[OffsetCommitRecord] = []
     errors: dict[TopicPartition, MoldauError | None] = {}
     for each in offsets:
@@ -110,8 +113,8 @@ def build_commit_records(
 
 
 def _to_committed_offset(offset: OffsetToCommit, wall_ms: int) -> CommittedOffset:
-    # The record version with an expiration has neither leader epoch nor topic id. They are dropped here already, so
-    # that the state is the same after a restart.
+    # The record version with an expiration has neither leader epoch nor topic id. Both are dropped here too, so that
+    # the state is the same before and after a restart.
     has_expiration = offset.expire_timestamp_ms != NO_EXPIRY
     return CommittedOffset(
         offset=offset.offset,

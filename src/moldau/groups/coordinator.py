@@ -1,6 +1,7 @@
-"""The group coordinator: awaitable calls for request handlers that return when the response is committed.
+"""The group coordinator: async methods that request handlers call.
 
-Each partition of `__consumer_offsets` that this node leads is a shard. The hash of a group id selects its partition.
+A method returns its response when the records on which the response depends are committed. Each partition of
+`__consumer_offsets` that this node leads is a shard. The hash of a group id selects the partition.
 """
 
 import asyncio
@@ -84,10 +85,10 @@ class GroupCoordinator:
         self._image = EMPTY_IMAGE
         self._shards: dict[int, ShardDriver] = {}
         self._closing_shards: dict[ShardDriver, asyncio.Task[None]] = {}
-        """Close tasks of unloaded shards, which may still be appending."""
+        """The tasks that close unloaded shards. Such a shard may still be appending."""
         self._load_tasks: dict[ShardDriver, asyncio.Task[None]] = {}
         self._load_lock = asyncio.Lock()
-        """Partitions are loaded one at a time, so that the node can serve requests meanwhile."""
+        """Held while a partition is loaded. Partitions are loaded one at a time, so that requests are still served."""
         self._load_start_ms = 0
         self._cleanup_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -127,7 +128,7 @@ class GroupCoordinator:
         if shard is not None:
             if partition is shard.partition and partition.leader_epoch == shard.leader_epoch:
                 return
-            # Another broker may have led the partition in between and written to it.
+            # The shard is unloaded, because another broker may have led the partition meanwhile and written to it.
             self._on_resignation(image.index)
         if partition is not None and partition.is_leader:
             self._on_election(image.index, partition, {} if shard is None else shard.deleted_topics)
@@ -158,7 +159,7 @@ class GroupCoordinator:
         try:
             for closing, task in list(self._closing_shards.items()):
                 if closing.partition is shard.partition:
-                    # Appends of the previous epoch must be in the log before it is loaded.
+                    # Appends of the previous leader epoch must be in the log before the log is loaded.
                     await asyncio.wait([task])
             while shard.is_loading:
                 await shard.load(
@@ -169,7 +170,8 @@ class GroupCoordinator:
                 if shard.is_loading:
                     await asyncio.sleep(LOAD_RETRY_BACKOFF_S)
             if shard.is_active:
-                # No earlier leader of this partition had a newer image than the one that made this node its leader.
+                # No earlier leader had a newer image while it led this partition. A topic that has offsets here and is
+                # missing in the image was therefore deleted.
                 shard.delete_offsets_of_missing_topics(self._image.topics)
         except Exception:
             self._log_unexpected_error("loading groups failed unexpectedly", shard)
@@ -203,7 +205,7 @@ class GroupCoordinator:
     def _run_cleanup(self) -> None:
         topic = self._image.topics.get(OFFSETS_TOPIC)
         for partition in topic.partitions if topic is not None else ():
-            # Its log may have been opened since, if that failed before for lack of disk space or descriptors.
+            # Opening the log may have failed earlier, for lack of disk space or file descriptors, and succeeded now.
             if partition.index not in self._shards:
                 self._on_partition_changed(partition)
         for shard in self._shards.values():
@@ -226,7 +228,7 @@ class GroupCoordinator:
 
     @property
     def unexpected_errors(self) -> int:
-        """Background operations that failed with an unexpected exception."""
+        """The number of background operations that failed with an unexpected exception."""
         return self._past_unexpected_errors + sum(
             shard.unexpected_errors for shard in (*self._shards.values(), *self._closing_shards)
         )
@@ -234,7 +236,10 @@ class GroupCoordinator:
     # Lookup of coordinators
 
     async def ensure_topic(self) -> TopicImage:
-        """Returns `__consumer_offsets` and creates it if needed; raises CoordinatorNotAvailableError."""
+        """Returns `__consumer_offsets`, and creates the topic first if it is missing.
+
+        Raises CoordinatorNotAvailableError if the topic cannot be created.
+        """
         return await self._topic.ensure()
 
     async def coordinator_partition(self, group_id: str) -> PartitionRegistration:
@@ -261,13 +266,16 @@ class GroupCoordinator:
     async def _submit_for_group(
         self, group_id: str, kind: type[T], operation: WriteOperation, *, size_bytes: int = 0
     ) -> T:
-        """Submits an operation that needs a group id; only offsets can belong to the empty group id."""
+        """Submits an operation that needs a group id. Raises InvalidGroupIdError if the group id is empty.
+
+        `size_bytes` is a lower bound of the size of the group record. Raises RecordTooLargeError if it is too large.
+        """
         if not group_id:
             raise InvalidGroupIdError("the group id is empty")
         bytes_max = self._shard(group_id).record_bytes_max
         if size_bytes > bytes_max:
-            # The group's record could never be written. Kafka notices that at the leader's sync and fails all members
-            # with UNKNOWN_SERVER_ERROR; here only the member that is too large gets MESSAGE_TOO_LARGE.
+            # The group's record could never be written. Kafka detects this when the leader syncs, and fails all members
+            # with UNKNOWN_SERVER_ERROR. Here only the member that is too large gets MESSAGE_TOO_LARGE.
             raise RecordTooLargeError(f"member of {size_bytes} bytes; a group's maximum is {bytes_max} bytes")
         return await self._submit(group_id, kind, operation)
 
@@ -301,7 +309,7 @@ class GroupCoordinator:
                 lambda shard, now, request_id: shard.groups.heartbeat(now, identity, request_id),
             )
         except CoordinatorLoadInProgressError:
-            # As in Kafka: a heartbeat succeeds while groups are loading, so that clients keep their coordinator.
+            # As in Kafka, a heartbeat succeeds while groups are loading, so that clients keep their coordinator.
             return
 
     async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> LeaveResponse:
@@ -357,7 +365,10 @@ class GroupCoordinator:
         )
 
     async def list_groups(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[ListedGroup]:
-        """Returns the groups that this node coordinates; raises CoordinatorLoadInProgressError while loading."""
+        """Returns the groups that this node coordinates.
+
+        Raises CoordinatorLoadInProgressError while groups are loading.
+        """
         shards = [self._shards[index] for index in sorted(self._shards)]
         if any(shard.is_loading for shard in shards):
             raise CoordinatorLoadInProgressError("groups are loading")
@@ -365,7 +376,7 @@ class GroupCoordinator:
         listed: list[ListedGroup] = []
         for response in await asyncio.gather(*requests, return_exceptions=True):
             if isinstance(response, NotCoordinatorError):
-                # The shard was unloaded meanwhile; its new coordinator lists these groups.
+                # The shard was unloaded meanwhile. Another node is the coordinator now and lists these groups.
                 continue
             if isinstance(response, BaseException):
                 raise response

@@ -1,26 +1,27 @@
 """Priority queue of deadlines that are mostly postponed before they are due.
 
-A lazy heap: a postponed deadline keeps its heap entry until that is due, and a cleared one leaves a stale entry.
+The heap is lazy. A postponed deadline keeps its old heap entry until that entry is due. A cleared deadline leaves a
+stale entry in the heap.
 """
 
 import heapq
 
 _STALE_ENTRIES_SLACK = 64
-"""Stale entries that are tolerated before the heap is rebuilt, however small the queue is."""
+"""The heap is rebuilt when it has more than twice as many entries as keys, plus this number."""
 
 
 class DeadlineQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[int, str]] = []
         self._entries: dict[str, int] = {}
-        """The valid heap entry of each key, never later than its deadline."""
+        """The time of each key's valid heap entry. This time is never later than the key's deadline."""
         self._deadlines: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._deadlines)
 
     def set(self, key: str, deadline_ms: int | None) -> None:
-        """Sets or, with None, clears the deadline of a key."""
+        """Sets the deadline of a key, or clears it if `deadline_ms` is None."""
         if deadline_ms is None:
             self._deadlines.pop(key, None)
             self._entries.pop(key, None)
@@ -34,7 +35,7 @@ class DeadlineQueue:
 
     @property
     def next_ms(self) -> int | None:
-        """The earliest deadline."""
+        """The earliest deadline; None if the queue is empty."""
         while self._heap:
             entry_ms, key = self._heap[0]
             if self._entries.get(key) != entry_ms:
@@ -48,7 +49,7 @@ class DeadlineQueue:
         return None
 
     def pop_due(self, now_ms: int) -> str | None:
-        """Removes and returns the key with the earliest deadline if it is due."""
+        """Removes and returns the key with the earliest deadline, or returns None if no deadline is due."""
         next_ms = self.next_ms
         if next_ms is None or next_ms > now_ms:
             return None

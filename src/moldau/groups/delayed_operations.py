@@ -1,4 +1,7 @@
-"""Delayed join and sync of a classic group: the parked requests, the members the group waits for, and the deadline."""
+"""The delayed join and the delayed sync of a classic group.
+
+Each has the parked requests, the members that the group waits for, and a deadline.
+"""
 
 from dataclasses import dataclass, field
 
@@ -11,11 +14,11 @@ class _DelayedOperation:
     parked: dict[str, RequestId] = field(default_factory=dict)
     """Parked requests by member id."""
     pending_members: dict[str, None] = field(default_factory=dict)
-    """Member ids whose request the group still waits for."""
+    """Ids of the members whose request the group still waits for."""
     deadline_ms: int | None = None
 
     def park(self, builder: ResultBuilder, member_id: str, request_id: RequestId) -> None:
-        """Parks a member's request and fails an earlier one of the same member."""
+        """Parks a member's request. Fails an earlier parked request of the same member."""
         if member_id in self.parked:
             error = RebalanceInProgressError("superseded by a later request of the same member")
             builder.complete(self.parked.pop(member_id), error)
@@ -24,16 +27,16 @@ class _DelayedOperation:
 
 @dataclass(slots=True)
 class DelayedJoin(_DelayedOperation):
-    """Joins that wait for the other members; used in PreparingRebalance.
+    """The parked JoinGroup requests of a group in PreparingRebalance, which wait for the other members.
 
-    `pending_members` have received a member id and are expected to join with it. The first join of an empty group is
-    delayed, and each new member extends the delay.
+    `pending_members` have received a member id and are expected to join with this id. The first join of an empty group
+    is delayed, and new members extend the delay.
     """
 
     _initial_delay_ms: int | None = None
-    """The current delay of the initial join; None in any other join."""
+    """The current delay of the first join of an empty group; None for other joins."""
     _remaining_ms: int = 0
-    """By how much the initial delay can still be extended."""
+    """The time by which the initial delay can still be extended."""
     _is_new_member_added: bool = False
 
     @property
@@ -50,7 +53,7 @@ class DelayedJoin(_DelayedOperation):
         self._is_new_member_added = True
 
     def try_extend(self, now_ms: int, delay_ms: int) -> bool:
-        """Extends the initial delay if members were added during it; returns whether it did."""
+        """Extends the initial delay if members were added during the delay. Returns whether the delay was extended."""
         if self._initial_delay_ms is None or not self._is_new_member_added or not self._remaining_ms:
             return False
         remaining_ms = max(self._remaining_ms - self._initial_delay_ms, 0)
@@ -70,7 +73,7 @@ class DelayedJoin(_DelayedOperation):
 
 @dataclass(slots=True)
 class DelayedSync(_DelayedOperation):
-    """Syncs that wait for the leader's; used in CompletingRebalance.
+    """The parked SyncGroup requests of a group in CompletingRebalance, which wait for the leader's SyncGroup.
 
     `pending_members` have not synced since the generation started.
     """

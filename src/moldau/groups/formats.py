@@ -1,7 +1,7 @@
 """Encoding of `__consumer_offsets` in Kafka's formats for group and offset records.
 
-All versions that Kafka has written are decoded; encoded are the versions of Kafka 4.3. Record types of the newer group
-protocols (consumer, share, streams) are ignored, as Kafka ignores unknown types.
+This module decodes all versions that Kafka has ever written, and encodes the versions that Kafka 4.3 writes. Record
+types of the newer group protocols (consumer, share, streams) are ignored, as Kafka ignores unknown types.
 """
 
 import struct
@@ -129,7 +129,7 @@ _Write = Callable[[bytearray, Any], None]
 
 
 def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
-    """Returns key and value of a record; raises InvalidRequestError if a string is too long for the format."""
+    """Returns the key and value of a record. Raises InvalidRequestError if a string is too long for the format."""
     if isinstance(record, GroupMetadataRecord):
         key = _encode_message(GROUP_KEY_VERSION, _write_group_key, {"group": record.group_id})
         return key, None if record.metadata is None else _encode_group_value(record.metadata)
@@ -140,12 +140,12 @@ def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
         raise _value_too_large(error) from None
 
 
-# Most records are offset commits, so they are packed by hand; tests compare them with Kafka's bytes.
+# Most records are offset commits. They are packed by hand for speed, and tests compare the result with Kafka's bytes.
 
 
 @lru_cache(maxsize=4096)
 def _encode_offset_key(group_id: str, topic: str) -> bytes:
-    """Returns an offset key without the partition; cached, because consumers commit the same keys repeatedly."""
+    """Returns an offset key without the partition. Keys are cached, because consumers commit the same keys often."""
     out = bytearray(_VERSION.pack(OFFSET_KEY_VERSION))
     for text in (group_id.encode(), topic.encode()):
         out += _VERSION.pack(len(text)) + text
@@ -172,7 +172,7 @@ def _encode_offset_value(committed: CommittedOffset) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _topic_id_tag(topic_id: UUID | None) -> bytes:
-    """Returns the tagged fields of an offset value: none, or tag 0 with the 16 bytes of the topic id."""
+    """Returns the tagged fields of an offset value: no field, or tag 0 with the 16 bytes of the topic id."""
     return b"\0" if topic_id is None else b"\x01\0\x10" + topic_id.bytes
 
 
@@ -218,7 +218,7 @@ def _value_too_large(error: struct.error) -> InvalidRequestError:
 
 
 def decode(key: bytes | memoryview, value: bytes | memoryview | None) -> GroupRecord | None:
-    """Decodes a record, or returns None for an ignored type; raises CorruptRecordError."""
+    """Decodes a record. Returns None if the record type is ignored. Raises CorruptRecordError."""
     key_view = memoryview(key)
     version = _read_version(key_view, "key")
     if version in OFFSET_KEY_VERSIONS:
@@ -264,10 +264,10 @@ def _decode_member(message: Message) -> MemberMetadataValue:
         instance_id=message.get("group_instance_id"),
         client_id=message.client_id,
         client_host=message.client_host,
-        # The first protocol version had one timeout for both.
+        # Version 0 has only a session timeout, which was also the rebalance timeout.
         rebalance_timeout_ms=message.session_timeout if rebalance_timeout_ms == -1 else rebalance_timeout_ms,
         session_timeout_ms=message.session_timeout,
-        # Copied: a view would keep the whole batch in memory.
+        # The bytes are copied, because a view would keep the whole batch in memory.
         subscription=bytes(message.subscription),
         assignment=bytes(message.assignment),
     )

@@ -1,4 +1,4 @@
-"""The groups of one partition of `__consumer_offsets` and their membership. Pure."""
+"""The groups of one partition of `__consumer_offsets` and their members, without I/O."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,9 +27,10 @@ from moldau.groups.requests import (
 )
 
 PENDING_MEMBER_IDS_BYTES_MAX = 4 * 1024 * 1024
-"""Maximum memory for member ids that no member has joined with yet, over all groups. Above it the oldest ids expire."""
+"""Maximum memory in all groups for pending member ids, with which no member has joined yet. Above this limit the oldest
+ids expire."""
 _PENDING_MEMBER_ID_OVERHEAD_BYTES = 500
-"""Memory for a pending member id besides its text and the group id."""
+"""Memory for a pending member id in addition to the texts of the member id and the group id."""
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class GroupRegistry:
         """Groups whose latest group record is not a tombstone."""
         self._deadlines = DeadlineQueue()
         self._pending_member_ids: deque[tuple[str, str]] = deque()
-        """Group ids and pending member ids, oldest first. Members may have joined with some of them."""
+        """Pairs of group id and pending member id, oldest first. Members may have joined with some of these ids."""
         self._pending_member_ids_bytes = 0
 
     # Finding groups
@@ -64,7 +65,7 @@ class GroupRegistry:
     def run(self, group: ClassicGroup, operation: Callable[[ClassicGroup], T]) -> T:
         """Runs an operation, then updates the group's deadline or removes the group.
 
-        A group without records that nobody is joining is removed, so that rejected joins do not leave groups behind.
+        The group is removed if it has no records and no member is joining. A rejected join therefore leaves no group.
         """
         try:
             return operation(group)
@@ -157,7 +158,7 @@ class GroupRegistry:
         return self._deadlines.next_ms
 
     def tick(self, now: Now) -> GroupResult:
-        """Handles deadlines up to `now`, but at most one group that writes records.
+        """Handles deadlines up to `now`, and stops after the first group that writes records.
 
         A failed write then affects no other group. If more groups are due, `next_deadline_ms` stays in the past.
         """
@@ -176,7 +177,7 @@ class GroupRegistry:
         return CoordinatorResult((), [CompletedRequest(request_id, description)])
 
     def list_groups(self, states: Sequence[str], types: Sequence[str], request_id: RequestId) -> GroupResult:
-        """Lists groups; an empty filter matches all groups, an unknown state or type matches none."""
+        """Lists the groups with one of these states and types. An empty filter matches all groups."""
         wanted_states = {each.strip().lower() for each in states}
         wanted_types = {each.lower() for each in types}
         listed = [group.metadata.as_listed_group() for group in self.groups.values()]

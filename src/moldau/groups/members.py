@@ -20,10 +20,10 @@ class ClassicGroupMember:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     protocols: tuple[Protocol, ...]
-    """Supported protocols with their metadata, the preferred one first."""
+    """Supported protocols with their metadata, the preferred protocol first."""
     assignment: bytes = b""
     is_new: bool = False
-    """True until the first join completes; the member cannot send heartbeats before that."""
+    """True until the member's first join completes. Until then the member cannot send heartbeats."""
 
     @classmethod
     def from_request(cls, member_id: str, request: JoinRequest) -> Self:
@@ -39,7 +39,7 @@ class ClassicGroupMember:
 
     @classmethod
     def from_record(cls, value: MemberMetadataValue, protocol_name: str | None) -> Self:
-        """Restores a member from the log, which only has the metadata of the selected protocol."""
+        """Restores a member from the log. A record has only the metadata of the selected protocol."""
         return cls(
             member_id=value.member_id,
             instance_id=value.instance_id,
@@ -57,7 +57,7 @@ class ClassicGroupMember:
 
     @property
     def protocol_names(self) -> dict[str, None]:
-        """Names without duplicates, the preferred one first."""
+        """Protocol names without duplicates, the preferred protocol first."""
         return dict.fromkeys(protocol.name for protocol in self.protocols)
 
     def metadata(self, protocol_name: str | None) -> bytes:
@@ -90,12 +90,12 @@ class ClassicGroupMember:
 
 
 class MemberSet:
-    """The members of one group in join order, iterated as ClassicGroupMember."""
+    """The members of one group in join order. Iteration yields ClassicGroupMember objects."""
 
     def __init__(self, members: Iterable[ClassicGroupMember] = (), leader: str | None = None) -> None:
         self.by_id: dict[str, ClassicGroupMember] = {}
         self.leader: str | None = None
-        """Member id of the leader: the first member, or the one that replaced it. None without members."""
+        """The member id of the group leader; None if the group has no members."""
         self._static_members: dict[str, str] = {}
         """Member ids by instance id."""
         self._supported_protocols: dict[str, int] = {}
@@ -118,7 +118,10 @@ class MemberSet:
         return self._static_members.get(instance_id)
 
     def require(self, member_id: str, instance_id: str | None) -> ClassicGroupMember:
-        """Returns a member; raises if it is unknown, or if another member has its instance id now."""
+        """Returns a member. Raises UnknownMemberIdError if the member is unknown.
+
+        Raises FencedInstanceIdError if another member has the instance id now.
+        """
         self.check_not_fenced(member_id, instance_id)
         member = self.by_id.get(member_id)
         if member is None:
@@ -144,7 +147,10 @@ class MemberSet:
         return any(self._supported_protocols.get(protocol.name, 0) == len(self) for protocol in protocols)
 
     def select_protocol(self) -> str:
-        """Returns the protocol with most votes; each member votes for its preferred one that all members support."""
+        """Returns the protocol with the most votes.
+
+        Each member votes for the first of its protocols that all members support.
+        """
         votes: dict[str, int] = {}
         for member in self:
             vote = next(
@@ -171,7 +177,10 @@ class MemberSet:
             self.leader = next(iter(self.by_id), None)
 
     def replace(self, member_id: str, replacement: ClassicGroupMember) -> None:
-        """Replaces a static member that rejoined with a new member id; it stays leader if it was."""
+        """Replaces a static member that rejoined with a new member id.
+
+        If the old member was leader, the replacement becomes leader.
+        """
         was_leader = self.leader == member_id
         self.remove(member_id)
         self.add(replacement)
@@ -198,7 +207,8 @@ class MemberSet:
 def _java_map_bucket(name: str) -> int:
     """Returns the bucket of a string in a Java HashMap of 16 buckets (up to 12 entries).
 
-    Kafka breaks a tie of votes by the iteration order of such a map. The same order here selects the same protocol.
+    If several protocols have the most votes, Kafka selects the first in the iteration order of such a map. The same
+    order is used here, so that the same protocol is selected.
     """
     code = java_hash(name) & 0xFFFFFFFF
     return (code ^ code >> 16) & 15

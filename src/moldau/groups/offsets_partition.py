@@ -1,4 +1,4 @@
-"""Loading of a shard from its partition of `__consumer_offsets`, and appends to it."""
+"""Loading of a shard from its partition of `__consumer_offsets`, and appends to this partition."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record, iterate_records
 
 RECORDS_PER_YIELD = 200
-"""Records applied before yielding to the event loop."""
+"""The number of records that are applied before loading yields to the event loop."""
 
 
 async def load(
@@ -25,9 +25,10 @@ async def load(
     bytes_per_read: int,
     load_lock: AbstractAsyncContextManager[object],
 ) -> int:
-    """Waits until the log is committed, applies it to the shard while holding `load_lock`, and returns its end offset.
+    """Waits until the log is committed, then applies the log to the shard while holding `load_lock`.
 
-    Raises the errors of `Partition.read`, and CorruptRecordError if a batch is invalid.
+    Returns the end offset of the log. Raises the errors of `Partition.read`, and CorruptRecordError if a batch is
+    invalid.
     """
     end_offset = partition.log.end_offset
     committed = partition.commit_future(end_offset, leader_epoch)
@@ -82,7 +83,7 @@ def _decode_batch(batch: Batch) -> list[GroupRecord]:
 
 
 class PartitionWriter:
-    """The log of a shard's runtime; appends fail in any other leader epoch than that of the shard."""
+    """The log to which a shard's runtime appends. An append fails if the partition has another leader epoch."""
 
     def __init__(self, partition: Partition, leader_epoch: int, clock: Clock) -> None:
         self._partition = partition
@@ -101,7 +102,7 @@ class PartitionWriter:
         data = build_batch(records)
         if len(data) <= self._partition.log.settings.max_message_bytes:
             return [Batch(data)]
-        # Tombstones are independent of each other and can be split; any other change must be written atomically.
+        # Tombstones may be split into several batches, because each is valid alone. Other changes must be atomic.
         if len(records) == 1 or any(record.value is not None for record in records):
             raise RecordTooLargeError(f"batch of {len(data)} bytes is too large for {self._partition.name}")
         middle = len(records) // 2

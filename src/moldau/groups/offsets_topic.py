@@ -1,4 +1,4 @@
-"""The topic `__consumer_offsets`: its creation and the partition of a group."""
+"""Creation of the topic `__consumer_offsets`, and the mapping from group ids to its partitions."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _INT_MIN = -(2**31)
 
 
 def partition_for(group_id: str, partitions: int) -> int:
-    """Returns the partition of a group, the same as in Kafka."""
+    """Returns the partition of a group. Kafka selects the same partition."""
     code = java_hash(group_id)
     return 0 if code == _INT_MIN else abs(code) % partitions
 
@@ -51,7 +51,7 @@ class TopicCreator(Protocol):
 
 
 class OffsetsTopic:
-    """Creates the topic when the first coordinator is looked up; concurrent lookups share one creation."""
+    """Creates the topic when a client first looks up a coordinator. Concurrent lookups share one creation."""
 
     def __init__(
         self, metadata: MetadataLoader, controller: TopicCreator, settings: EffectiveSettings
@@ -63,13 +63,16 @@ class OffsetsTopic:
         self._last_logged_error = ""
 
     async def ensure(self) -> TopicImage:
-        """Returns the topic once it exists on this node; raises CoordinatorNotAvailableError."""
+        """Returns the topic, and creates it first if it is missing.
+
+        Raises CoordinatorNotAvailableError if the topic cannot be created.
+        """
         topic = self._metadata.image.topics.get(OFFSETS_TOPIC)
         if topic is not None:
             return topic
         if self._creation is None:
             self._creation = asyncio.get_running_loop().create_task(self._create())
-        # Shielded: a cancelled caller must not cancel the creation for others.
+        # The task is shielded, because a cancelled caller must not cancel the creation for other callers.
         await asyncio.shield(self._creation)
         topic = self._metadata.image.topics.get(OFFSETS_TOPIC)
         if topic is None:
@@ -89,7 +92,10 @@ class OffsetsTopic:
             self._creation = None
 
     def _check_broker_count(self) -> None:
-        """Raises unless enough brokers are active; the topic would keep a lower replication factor forever."""
+        """Raises InvalidReplicationFactorError if too few brokers are active.
+
+        Otherwise the topic would be created with a lower replication factor and keep it.
+        """
         required = self._settings.broker.offsets_topic_replication_factor
         active = sum(broker.is_active for broker in self._metadata.image.brokers.values())
         if active < required:

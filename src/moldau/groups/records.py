@@ -22,14 +22,14 @@ class MemberMetadataValue:
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadataValue:
-    """The state of a group after its last completed rebalance, or since it is empty."""
+    """The state of a group after its last completed rebalance, or after it became empty."""
 
     protocol_type: str
     generation: int
     protocol_name: str | None
     leader: str | None
     state_timestamp_ms: int
-    """Wall clock time since when the group has this state; -1 if unknown."""
+    """Wall clock time at which the group entered this state; -1 if unknown."""
     members: tuple[MemberMetadataValue, ...]
 
 
@@ -37,13 +37,13 @@ class GroupMetadataValue:
 class CommittedOffset:
     offset: int
     leader_epoch: int
-    """NO_LEADER_EPOCH if the client did not send one."""
+    """NO_LEADER_EPOCH if the client did not send a leader epoch."""
     metadata: str
     commit_timestamp_ms: int
     expire_timestamp_ms: int = NO_EXPIRY
-    """Only set by OffsetCommit 2 to 4, which have a retention time in the request."""
+    """Set only by OffsetCommit versions 2 to 4, because only these requests have a retention time."""
     topic_id: UUID | None = None
-    """The topic's id, if known. A new topic of the same name does not inherit the offsets of a deleted one."""
+    """The topic's id, if known. It distinguishes a deleted topic from a new topic of the same name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Requests and responses of the group coordinator, shared by state machines, driver and request handlers.
 
-Errors are exceptions of `moldau.errors`: raised if a request fails at once, or the response of a parked request.
+Errors are exceptions of `moldau.errors`. A request that fails at once raises the error. A parked request gets the
+error as its response.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,19 +19,19 @@ UNKNOWN_MEMBER_ID = ""
 """The member id of a new member, and of a consumer that commits without being a member."""
 
 RequestId = int
-"""Identifies a request until it is completed; assigned by the driver."""
+"""Identifies a request until it is completed. The driver assigns the id."""
 
 TopicPartition = tuple[str, int]
 
 TopicKey = tuple[str, UUID | None]
-"""Name and id of a topic; the id is None for offsets that were committed without one."""
+"""Name and id of a topic. The id is None for offsets that were committed without a topic id."""
 
 
 class Now(NamedTuple):
     monotonic_ms: int
-    """For timeouts."""
+    """Used for timeouts."""
     wall_ms: int
-    """For timestamps in records and the expiration of offsets."""
+    """Used for timestamps in records and for the expiration of offsets."""
 
 
 class CompletedRequest(NamedTuple):
@@ -39,8 +40,8 @@ class CompletedRequest(NamedTuple):
 
 
 GroupResult = CoordinatorResult[GroupRecord, Sequence[CompletedRequest]]
-"""Records, and the requests that are completed when the records are committed. These can be the current request,
-requests that were parked before, or none if the current request is parked."""
+"""Records, and the requests that are completed when the records are committed. An operation can complete the current
+request, requests that were parked before, both, or none."""
 
 EMPTY_RESULT: GroupResult = CoordinatorResult((), ())
 
@@ -83,7 +84,7 @@ class GroupCoordinatorConfig:
     initial_rebalance_delay_ms: int = 3_000
     size_max: int = 2**31 - 1
     offset_metadata_length_max: int = 4_096
-    """In UTF-16 code units, which is what Kafka counts although its setting is named bytes."""
+    """In UTF-16 code units, because Kafka counts these although the setting is named `offset.metadata.max.bytes`."""
     offsets_retention_ms: int = 7 * 24 * 3_600_000
 
 
@@ -100,7 +101,7 @@ class JoinRequest:
     group_id: str
     member_id: str
     new_member_id: str
-    """The generated member id, used if the member is new."""
+    """The generated member id for a member that is new."""
     instance_id: str | None
     client_id: str
     client_host: str
@@ -109,14 +110,14 @@ class JoinRequest:
     protocol_type: str
     protocols: tuple[Protocol, ...]
     requires_known_member_id: bool
-    """Version 4 and later: a new dynamic member must join again with its member id (MEMBER_ID_REQUIRED)."""
+    """True in version 4 and later. A new dynamic member then has to join again with its id (MEMBER_ID_REQUIRED)."""
     supports_skipping_assignment: bool
-    """Version 9 and later: the leader understands SkipAssignment."""
+    """True in version 9 and later, in which clients understand SkipAssignment."""
     reason: str = ""
 
     @property
     def size_bytes(self) -> int:
-        """Lower bound of the bytes that the member takes in the group's record."""
+        """A lower bound of the member's bytes in the group's record."""
         texts = len(self.client_id) + len(self.instance_id or "")
         return texts + sum(len(each.name) + len(each.metadata) for each in self.protocols)
 
@@ -136,7 +137,7 @@ class JoinResponse:
     skip_assignment: bool
     member_id: str
     members: tuple[JoinedMember, ...]
-    """All members for the leader, empty for the others."""
+    """All members in the leader's response, empty in the responses of other members."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,12 +148,12 @@ class SyncRequest:
     instance_id: str | None
     protocol_type: str | None
     protocol_name: str | None
-    """None in versions that do not send it."""
+    """None in request versions without this field."""
     assignments: Mapping[str, bytes]
 
     @property
     def size_bytes(self) -> int:
-        """Lower bound of the bytes that the assignments take in the group's record."""
+        """A lower bound of the bytes of the assignments in the group's record."""
         return sum(map(len, self.assignments.values()))
 
 
@@ -225,7 +226,7 @@ class CommitResponse:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsResponse:
-    """Committed offsets in request order, or all of them sorted by partition."""
+    """Committed offsets in request order; sorted by topic and partition if the request was for all offsets."""
 
     offsets: Mapping[TopicPartition, CommittedOffset | None]
 

@@ -1,6 +1,7 @@
-"""All groups and committed offsets of one partition of `__consumer_offsets`, as a pure replicated state machine.
+"""All groups and committed offsets of one partition of `__consumer_offsets`, as a replicated state machine without I/O.
 
-`offsets`, and the generations of `groups`, change only in `apply`; the state of a rebalance in progress is volatile.
+Committed offsets change only in `apply`, and groups become Stable only in `apply`. The state of a rebalance in
+progress is only in memory.
 """
 
 from collections import deque
@@ -35,12 +36,12 @@ from moldau.groups.requests import (
 from moldau.wire.consumer_protocol import PROTOCOL_TYPE
 
 TOMBSTONES_BYTES_MAX = 256 * 1024
-"""Maximum size of the tombstones in one cleanup step, well below the maximum size of a batch."""
+"""Maximum bytes of the tombstones in one cleanup step. This is well below the maximum size of a batch."""
 _TOMBSTONE_OVERHEAD_BYTES = 300
-"""Bytes of a tombstone besides the group id: the longest topic name and the record's framing."""
+"""Maximum bytes of a tombstone without the group id, for the longest topic name and the record's other fields."""
 
 OFFSETS_PER_EXPIRATION_PASS = 1_000
-"""Offsets and groups that one expiration step checks, so that requests can run in between."""
+"""The number of offsets and groups that one expiration step checks. Requests can run between two steps."""
 
 
 class GroupCoordinatorShard:
@@ -64,7 +65,7 @@ class GroupCoordinatorShard:
     # Offsets
 
     def commit(self, now: Now, request: CommitRequest, request_id: RequestId) -> GroupResult:
-        """Commits offsets; raises GroupIdNotFoundError if a member commits to a group that does not exist."""
+        """Commits offsets. Raises GroupIdNotFoundError if a member commits to a group that does not exist."""
         identity = request.identity
         group = self.groups.groups.get(identity.group_id)
         if group is not None:
@@ -79,7 +80,7 @@ class GroupCoordinatorShard:
     def fetch_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition] | None, request_id: RequestId
     ) -> GroupResult:
-        """Returns the offsets of some partitions, or all offsets of the group; a missing group has none."""
+        """Returns the offsets of `partitions`, or all offsets of the group if `partitions` is None."""
         offsets: dict[TopicPartition, CommittedOffset | None] = {}
         exists = group_id in self.groups.groups
         if partitions is not None:
@@ -120,15 +121,16 @@ class GroupCoordinatorShard:
         return CoordinatorResult(records, [CompletedRequest(request_id, EMPTY_RESPONSE)])
 
     def delete_offsets_of_topics(self, topics: Mapping[TopicKey, int]) -> GroupResult | None:
-        """Deletes the offsets of deleted topics, given with the time of deletion in ms.
+        """Deletes offsets of deleted topics. `topics` has the deletion time of each topic in ms.
 
-        Returns a result of limited size, to be followed by another call with the same topics, or None if no offset is
-        left.
+        One call deletes a limited number of offsets. The caller repeats the call with the same topics until it returns
+        None, which means that no offset is left.
         """
         records: list[GroupRecord] = []
         remaining_bytes = TOMBSTONES_BYTES_MAX
         for key, deleted_ms in topics.items():
-            # A later commit without topic id may belong to a new topic of the same name.
+            # Offsets without topic id that were committed after the deletion are kept, because they may belong to a
+            # new topic of the same name.
             committed_until_ms = deleted_ms if key[1] is None else None
             for group_id, partition in self.offsets.partitions_of_topic(key, committed_until_ms):
                 records += _tombstones(group_id, [(key[0], partition)])
@@ -138,9 +140,10 @@ class GroupCoordinatorShard:
         return CoordinatorResult(records, ()) if records else None
 
     def expire_offsets(self, now: Now) -> GroupResult | None:
-        """Deletes expired offsets, and empty groups without offsets, of some groups.
+        """Checks some groups: deletes their expired offsets, and deletes empty groups that have no offsets left.
 
-        Each call continues where the previous one stopped; returns None once at the end of a round.
+        Each call continues after the groups that the previous call checked. After the last group, one call returns
+        None, and the next call starts a new round over all groups.
         """
         if self._groups_to_expire is None:
             self._groups_to_expire = deque(self.groups.groups)
@@ -169,7 +172,7 @@ class GroupCoordinatorShard:
     def _expired_offsets(
         self, group: ClassicGroupMetadata, now: Now, count_max: int
     ) -> tuple[list[TopicPartition], int]:
-        """Returns up to `count_max` expired offsets of a group, and the number of its other offsets."""
+        """Returns up to `count_max` expired offsets of a group, and the number of the group's other offsets."""
         condition = _expiration_condition(group, self._config.offsets_retention_ms)
         is_subscribed = _subscription_predicate(group)
         expired: list[TopicPartition] = []
@@ -197,16 +200,19 @@ def _tombstones(
 
 
 def _tombstone_bytes(group_id: str) -> int:
-    """Upper bound of the size of a tombstone of this group."""
+    """Returns an upper bound of the size of one tombstone of this group."""
     return 3 * len(group_id) + _TOMBSTONE_OVERHEAD_BYTES
 
 
 def _subscription_predicate(group: ClassicGroupMetadata) -> Callable[[str], bool]:
-    """Returns a function that tells whether the group subscribes to a topic; unknown subscriptions match all topics."""
+    """Returns a function that returns whether the group subscribes to a topic.
+
+    The function returns True for every topic if the subscriptions are unknown.
+    """
     if group.is_empty or group.protocol_type != PROTOCOL_TYPE:
         return lambda topic: False
 
-    # Decoded on first use only: the subscriptions of a large group take time.
+    # Subscriptions are decoded on first use, because decoding those of a large group takes time.
     @cache
     def topics() -> frozenset[str] | None:
         subscribed = group.subscribed_topics()
@@ -216,11 +222,15 @@ def _subscription_predicate(group: ClassicGroupMetadata) -> Callable[[str], bool
 
 
 def _expiration_condition(group: ClassicGroupMetadata, retention_ms: int) -> OffsetExpirationCondition | None:
-    """Returns when the group's offsets of unsubscribed topics expire; None if they do not expire for now."""
+    """Returns when offsets of topics that the group does not subscribe to expire.
+
+    Returns None if no offsets expire in the current state of the group.
+    """
     if not group.protocol_type:
         return OffsetExpirationCondition(retention_ms)
     if group.is_empty:
-        # Not before the last commit, so that offsets which an administrator sets for an old empty group are kept.
+        # The condition also counts from the commit, if that is later than `empty_since_ms`. So offsets are kept that an
+        # administrator has just set for an old empty group.
         return OffsetExpirationCondition(retention_ms, group.empty_since_ms or 0)
     if group.protocol_type == PROTOCOL_TYPE and group.state is GroupState.STABLE:
         return OffsetExpirationCondition(retention_ms)

@@ -1,7 +1,7 @@
-"""The asyncio driver of one GroupCoordinatorShard while this node leads its partition in one leader epoch.
+"""The asyncio driver of one GroupCoordinatorShard, for one leader epoch in which this node leads the partition.
 
-It runs operations on the shard, keeps the futures of pending requests, and runs one timer for all of the shard's
-deadlines. Unloading fails everything that is pending.
+The driver runs operations on the shard, keeps the futures of pending requests, and has one timer for all deadlines of
+the shard. Unloading fails all pending requests.
 """
 
 import asyncio
@@ -47,12 +47,12 @@ log = get_logger(__name__)
 
 WriteOperation = Callable[[GroupCoordinatorShard, Now, RequestId], GroupResult]
 BackgroundOperation = Callable[[GroupCoordinatorShard, Now], GroupResult | None]
-"""Returns None if there is nothing left to do."""
+"""An operation without a request. It returns None if nothing is left to do."""
 
 NO_LOCK = nullcontext()
 
 TICK_BACKOFF_MS = 1_000
-"""Backoff of timeouts after their records could not be written, for example because the disk is full."""
+"""Delay before timeouts are handled again after writing records failed, for example because the disk is full."""
 
 
 @dataclass(slots=True)
@@ -60,19 +60,19 @@ class _PendingOperation:
     """An operation from its submission until its records are committed."""
 
     request_id: RequestId | None
-    """The request that submitted it; None for background operations."""
+    """The request that submitted the operation; None for a background operation."""
     deadline_ms: int
     is_commit: bool = False
     on_committed: Callable[[], None] | None = None
-    """Called when its records are committed."""
+    """Called when the operation's records are committed."""
     result: GroupResult | None = None
     is_timed_out: bool = False
-    """True if the request failed with a timeout before the operation ran, so that it must not run any more."""
+    """True if the request failed with a timeout before the operation ran. The operation must not run after that."""
     is_finished: bool = False
 
     @property
     def request_ids(self) -> list[RequestId]:
-        """The requests that this operation completes."""
+        """The ids of the requests that this operation completes."""
         if self.result is not None:
             return [completed.request_id for completed in self.result.response]
         return [] if self.request_id is None else [self.request_id]
@@ -83,10 +83,10 @@ class ShardDriver:
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
         self.unexpected_errors = 0
-        """Background operations that failed with an unexpected exception."""
+        """The number of background operations that failed with an unexpected exception."""
         self.is_loading = True
         self.deleted_topics: dict[TopicKey, int] = {}
-        """Deleted topics that may still have offsets here, with the time of their deletion in ms."""
+        """Deleted topics that may still have offsets in this shard, with their deletion times in ms."""
         self._clock = clock
         self._commit_timeout_ms = commit_timeout_ms
         self._runtime: CoordinatorRuntime[GroupCoordinatorShard, GroupRecord] = CoordinatorRuntime(
@@ -97,7 +97,7 @@ class ShardDriver:
         self._pending_responses: dict[RequestId, asyncio.Future[GroupResponse]] = {}
         self._last_request_id = 0
         self._pending_operations: deque[_PendingOperation] = deque()
-        """In submission order, which is also the order of their deadlines."""
+        """Operations in submission order, which is also the order of their deadlines."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0
         self._is_tick_pending = False
@@ -111,7 +111,7 @@ class ShardDriver:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the log is empty, so that nothing needs to be loaded."""
+        """Whether the log is empty. An empty log does not need to be loaded."""
         return self.partition.log.start_offset == self.partition.log.end_offset
 
     @property
@@ -126,8 +126,8 @@ class ShardDriver:
     ) -> None:
         """Loads the log while holding `load_lock` and activates the shard.
 
-        After a transient error `is_loading` stays true and the caller tries again; after any other error the shard is
-        unloaded.
+        After a transient error, `is_loading` stays true and the caller must call again. After any other error, the
+        shard is unloaded.
         """
         try:
             end_offset = await load(self.partition, self.leader_epoch, shard, bytes_per_read, load_lock)
@@ -153,7 +153,7 @@ class ShardDriver:
         self._delete_offsets_of_deleted_topics()
 
     def unload(self, error: MoldauError) -> None:
-        """Fails all pending requests with `error` and later ones with NOT_COORDINATOR."""
+        """Fails all pending requests with `error` and later requests with NOT_COORDINATOR."""
         self.is_loading = False
         self._shard = None
         for listeners, registration in self._listener_registrations:
@@ -173,7 +173,7 @@ class ShardDriver:
                 future.set_exception(error)
 
     async def close(self) -> None:
-        """Unloads and waits until no append is in progress."""
+        """Unloads the shard and waits until no append is in progress."""
         error = self._not_coordinator_error()
         self.unload(error)
         # An unexpected error of the runtime was already returned to the request that caused it.
@@ -181,7 +181,8 @@ class ShardDriver:
 
     def _on_load_failed(self, error: Exception) -> None:
         is_offline = self.partition.failure is not None or self.partition.log.failure is not None
-        # A lease can be renewed in the same epoch, in which no other broker has led the partition.
+        # The cause may be an expired lease. In the same leader epoch, loading is retried, because the lease can be
+        # renewed and no other broker has led the partition.
         is_same_leader = self.partition.is_leader and self.partition.leader_epoch == self.leader_epoch
         is_transient = isinstance(error, StorageError) or (
             isinstance(error, NotLeaderOrFollowerError) and is_same_leader
@@ -208,7 +209,7 @@ class ShardDriver:
         return NotCoordinatorError(f"this node does not coordinate the groups of {self.partition.name}")
 
     def _lease_expired_error(self) -> MoldauError:
-        """Makes clients look up the coordinator again, which may be another node by now."""
+        """Returns an error that makes clients look up the coordinator again, which may be another node."""
         return NotCoordinatorError(f"the broker lease has expired, cannot coordinate {self.partition.name}")
 
     def _log_failure(self, message: str, error: BaseException) -> None:
@@ -225,11 +226,12 @@ class ShardDriver:
     def submit(
         self, operation: WriteOperation, *, is_commit: bool = False
     ) -> "asyncio.Future[GroupResponse]":
-        """Submits the operation of a request; raises if the shard is not loaded or the broker has no lease."""
+        """Submits the operation of a request. Raises an error if the shard is not loaded or the broker has no lease."""
         if not self.partition.has_lease:
             raise self._lease_expired_error()
         if self._shard is not None:
-            # A renewed lease does not notify listeners: release responses that were committed without a lease.
+            # Listeners are not notified when the lease is renewed. Responses may still be parked whose records were
+            # committed while the broker had no lease, so they are completed here.
             self._on_partition_progress()
         if self._shard is None:
             raise self._unavailable_error()
@@ -249,20 +251,20 @@ class ShardDriver:
             self._start(self._new_operation(None), lambda shard: operation(shard, self._now()))
 
     def run_repeatedly(self, operation: BackgroundOperation) -> None:
-        """Runs a background operation again after each commit, until it returns None."""
+        """Runs a background operation. Runs it again each time its records are committed, until it returns None."""
         if self._shard is not None:
             pending = self._new_operation(None, on_committed=lambda: self.run_repeatedly(operation))
             self._start(pending, lambda shard: operation(shard, self._now()))
 
     def on_topics_deleted(self, topics: Iterable[TopicKey]) -> None:
-        """Deletes the offsets of deleted topics, now or after loading."""
+        """Deletes the offsets of deleted topics now, or after loading if the shard is still loading."""
         self.deleted_topics.update(dict.fromkeys(topics, self._clock.wall_ms()))
         self._delete_offsets_of_deleted_topics()
 
     def delete_offsets_of_missing_topics(self, topics: Mapping[str, TopicImage]) -> None:
         """Deletes offsets of topics that do not exist any more.
 
-        A crash may have happened between the deletion of a topic and that of its offsets.
+        A coordinator may have crashed after a topic was deleted and before the topic's offsets were deleted.
         """
         if self._shard is not None:
             self.on_topics_deleted(
@@ -274,7 +276,7 @@ class ShardDriver:
             )
 
     def cleanup(self) -> None:
-        """Deletes expired offsets, and offsets of deleted topics whose deletion failed before."""
+        """Deletes expired offsets. Deletes offsets of deleted topics again if an earlier attempt failed."""
         self.run_repeatedly(lambda shard, now: shard.expire_offsets(now))
         self._delete_offsets_of_deleted_topics()
 
@@ -285,7 +287,7 @@ class ShardDriver:
             result = shard.delete_offsets_of_topics(topics)
             if result is None:
                 for key, deleted_ms in topics.items():
-                    # The time differs if the topic was created and deleted again meanwhile.
+                    # The deletion time differs if a topic of this name was created and deleted again meanwhile.
                     if self.deleted_topics.get(key) == deleted_ms:
                         del self.deleted_topics[key]
             return result
@@ -329,7 +331,7 @@ class ShardDriver:
         if error is not None:
             self._on_operation_failed(operation, error)
         elif operation.result is not None:
-            # Without a lease another broker may coordinate the group already, so the response may be stale.
+            # Without a lease the response may be stale, because another broker may coordinate the group already.
             lease_error = None if self.partition.has_lease else self._lease_expired_error()
             for request_id, response in operation.result.response:
                 self._complete_request(request_id, lease_error or response)
@@ -353,7 +355,7 @@ class ShardDriver:
             self._fail(error)
 
     def _complete_request(self, request_id: RequestId, response: GroupResponse | BaseException) -> None:
-        """Completes a request, unless it already failed with a timeout."""
+        """Completes a request, unless the request already failed with a timeout."""
         future = self._pending_responses.pop(request_id, None)
         if future is None or future.done():
             return
@@ -386,7 +388,7 @@ class ShardDriver:
         if due_ms is None:
             return
         if self._timer is not None:
-            # A timer that fires too early is cheaper than a new timer for every heartbeat.
+            # An earlier timer is kept, because firing too early is cheaper than a new timer for every heartbeat.
             if self._timer_due_ms <= due_ms:
                 return
             self._timer.cancel()
@@ -430,7 +432,7 @@ class ShardDriver:
 
 
 def _to_coordinator_error(error: BaseException, *, is_commit: bool) -> BaseException:
-    """Returns the error that Kafka's coordinator returns if an append fails with `error`."""
+    """Returns the error that Kafka's group coordinator returns if an append fails with `error`."""
     if isinstance(error, NotEnoughReplicasError | UnknownTopicOrPartitionError | RequestTimedOutError):
         return CoordinatorNotAvailableError(str(error))
     if isinstance(error, StorageError | NotLeaderOrFollowerError | FencedLeaderEpochError):
