@@ -25,7 +25,8 @@ SECTION_STARTS = {
     "producer.id.expiration.ms": "Log maintenance",
     "log.format": "Process",
 }
-"""Sections of the documentation, by the first setting of each. The settings below are declared in this order."""
+"""The sections of the documentation, each with its first setting as the key. The settings below are declared in this
+order."""
 SECTIONS = (*SECTION_STARTS.values(), TOPIC_DEFAULTS)
 
 
@@ -437,15 +438,15 @@ class BrokerSettings:
     )
     topic_defaults: TopicSettings = field(default_factory=TopicSettings)
     explicitly_set: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-    """Names set by a flag, an environment variable or the config file, even if to the default value."""
+    """Names of settings that a flag, an environment variable or the config file sets, even to the default value."""
 
     def __post_init__(self) -> None:
-        # Also checked for settings built in Python: a node must not expose a listener by mistake.
+        # Settings built in Python are checked too, because a node must not expose a listener by mistake.
         check_listeners(self.listeners, self.advertised)
         parse_voters(self.quorum_voters)
 
     def find_conflict(self) -> str | None:
-        """Returns why two settings exclude each other, or None."""
+        """Returns an error message if two settings contradict each other, otherwise None."""
         request_bytes_max = self.socket_request_max_bytes
         if self.queued_max_request_bytes < request_bytes_max:
             return (
@@ -474,7 +475,7 @@ class BrokerSettings:
 
     @property
     def voters(self) -> tuple[VoterAddress, ...]:
-        """The voters of a new cluster; empty if this node is the only one."""
+        """The voters of a new cluster; empty if this node is the only voter."""
         return parse_voters(self.quorum_voters)
 
     @property
@@ -492,7 +493,7 @@ class BrokerSettings:
 
 @cache
 def _listeners(addresses: tuple[str, ...], setting: str) -> tuple[ListenerEndpoint, ...]:
-    # Cached: called for every follower fetch.
+    # The result is cached, because this function is called for every follower fetch.
     return parse_listeners(addresses, setting)
 
 
@@ -512,7 +513,7 @@ def broker_definitions() -> Mapping[str, SettingDefinition]:
 
 @cache
 def broker_aliases() -> Mapping[str, tuple[SettingDefinition, Alias]]:
-    """Returns the aliases of broker settings."""
+    """Returns the aliases of broker settings by name, each with the definition of its setting."""
     definitions = broker_definitions().values()
     return MappingProxyType(
         {alias.name: (each, alias) for each in definitions for alias in each.setting.aliases}
@@ -527,7 +528,7 @@ def get_value(settings: BrokerSettings, name: str) -> Any:
 def with_values(
     settings: BrokerSettings, values: Mapping[str, Any], explicitly_set: frozenset[str]
 ) -> BrokerSettings:
-    """Returns a copy with the values of some settings replaced."""
+    """Returns a copy of `settings` with some values replaced."""
     broker_values: dict[str, Any] = {}
     topic_values: dict[str, Any] = {}
     for name, value in values.items():

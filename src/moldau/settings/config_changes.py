@@ -15,7 +15,7 @@ from moldau.wire.decoder_runtime import STRING_BYTES_MAX
 
 
 def validate_topic_configs(configs: Mapping[str, str | None], defaults: TopicSettings | None = None) -> None:
-    """Raises InvalidConfigError unless a topic can have all these configs together."""
+    """Raises InvalidConfigError if a topic config is invalid or contradicts another."""
     definitions = setting_definitions(TopicSettings)
     values = _parse_all(configs, definitions, "topic")
     changes = {definitions[name].attribute: value for name, value in values.items()}
@@ -23,7 +23,7 @@ def validate_topic_configs(configs: Mapping[str, str | None], defaults: TopicSet
 
 
 def validate_broker_configs(configs: Mapping[str, str | None], static: BrokerSettings | None = None) -> None:
-    """Raises InvalidConfigError unless a broker, or the cluster-wide default, can have all these dynamic configs."""
+    """Raises InvalidConfigError if a broker config is invalid, cannot be changed at runtime, or contradicts another."""
     definitions = broker_definitions()
     values = _parse_all(configs, definitions, "broker")
     static_names = [name for name in values if not definitions[name].setting.dynamic]
@@ -36,19 +36,19 @@ def validate_broker_configs(configs: Mapping[str, str | None], static: BrokerSet
 
 
 def append_to_list(resource_type: int, name: str, current: str | None, added: str | None) -> str:
-    """Returns the value of a list config after APPEND; `current` is None if the resource does not set it."""
+    """Returns the value of a list config after APPEND. `current` is None if the resource does not set the config."""
     elements, change = _list_change(resource_type, name, current, added, "append")
     return format_value(tuple(dict.fromkeys(elements + change)))
 
 
 def subtract_from_list(resource_type: int, name: str, current: str | None, removed: str | None) -> str:
-    """Returns the value of a list config after SUBTRACT; `current` is None if the resource does not set it."""
+    """Returns the value of a list config after SUBTRACT. `current` is None if the resource does not set the config."""
     elements, change = _list_change(resource_type, name, current, removed, "subtract")
     return format_value(tuple(element for element in elements if element not in change))
 
 
 def find_setting(resource_type: int, name: str) -> SettingDefinition:
-    """Returns a setting of a topic or a broker; raises InvalidConfigError if the name is unknown."""
+    """Returns a setting of a topic or a broker. Raises InvalidConfigError if the name is unknown."""
     if resource_type == TOPIC_RESOURCE:
         return _find(name, setting_definitions(TopicSettings), "topic")
     return _find(name, broker_definitions(), "broker")
@@ -78,7 +78,7 @@ def _parse_all(
         definition = _find(name, definitions, kind)
         if text is None:
             raise InvalidConfigError(f"Null value not supported for {kind} configs: {name}")
-        # APPEND can build a value that does not fit into a DescribeConfigs response.
+        # The size is limited, because APPEND can build a value that does not fit into a DescribeConfigs response.
         size_bytes = len(text.encode())
         if size_bytes > STRING_BYTES_MAX:
             raise InvalidConfigError(

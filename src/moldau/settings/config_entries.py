@@ -38,7 +38,7 @@ class ConfigEntry:
     type: ConfigType
     documentation: str
     synonyms: Sequence[ConfigSynonym]
-    """The values from all sources, the effective one first."""
+    """The values from all sources, the effective value first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ def describe_broker(layers: ConfigLayers) -> list[ConfigEntry]:
     for name, definition in broker_definitions().items():
         synonyms = list(_broker_synonyms(definition, layers))
         entries.append(_build_entry(name, definition, synonyms, read_only=not definition.setting.dynamic))
-        # Kafka tools look up Kafka's names. They are read-only, because only the main name can be changed.
+        # Aliases are included, because Kafka tools look up Kafka's names. Aliases are read-only, because only the main
+        # name can be changed.
         entries += [
             _build_entry(alias.name, definition, [_alias_synonym(alias, synonyms[0])], read_only=True)
             for alias in definition.setting.aliases
@@ -77,7 +78,7 @@ def describe_broker(layers: ConfigLayers) -> list[ConfigEntry]:
 
 
 def describe_broker_defaults(layers: ConfigLayers) -> list[ConfigEntry]:
-    """Returns only the settings that are changed for all brokers."""
+    """Returns only the settings that have a cluster-wide dynamic config."""
     definitions = broker_definitions()
     source = ConfigSource.DYNAMIC_DEFAULT_BROKER
     return [
@@ -100,7 +101,7 @@ def _broker_synonyms(definition: SettingDefinition, layers: ConfigLayers) -> Ite
 
 
 def _alias_synonym(alias: Alias, effective: ConfigSynonym) -> ConfigSynonym:
-    """Converts the effective value to the unit of an alias; None if it is not a multiple of that unit."""
+    """Converts the effective value to the unit of an alias. The value is None if it is not a multiple of the unit."""
     value = effective.value
     if alias.factor > 1 and value is not None:
         units, remainder = divmod(int(value), alias.factor)

@@ -38,11 +38,12 @@ class EffectiveSettings:
         self._image = image
         self._broker = self._apply_dynamic_configs()
         self._topics: dict[str, TopicSettings] = {}
-        """Cache of topics that have configs; others share the broker's defaults, so unknown names use no memory."""
+        """Cached settings of topics that have configs. Other topics use the broker's defaults and are not cached, so
+        that unknown topic names use no memory."""
 
     @property
     def broker(self) -> BrokerSettings:
-        """The current broker settings; replaced on every dynamic change, so callers must not keep them."""
+        """The current broker settings. Callers must not keep this object, because every dynamic change replaces it."""
         return self._broker
 
     def topic(self, name: str) -> TopicSettings:
@@ -55,7 +56,7 @@ class EffectiveSettings:
         return settings
 
     def topic_settings_with(self, overrides: Mapping[str, str]) -> TopicSettings:
-        """Returns the settings of a topic with these configs."""
+        """Returns the settings of a topic that has the configs `overrides`."""
         definitions = setting_definitions(TopicSettings)
         values = _parse_configs(overrides, definitions)
         changes = {definitions[name].attribute: value for name, value in values.items()}
@@ -82,7 +83,7 @@ class EffectiveSettings:
         validate_broker_configs(configs, self.static)
 
     def describe_topic(self, name: str, overrides: Mapping[str, str] | None = None) -> list[ConfigEntry]:
-        """Describes a topic with the configs `overrides`, by default those of the metadata image."""
+        """Describes a topic with the configs `overrides`, by default the topic's configs in the metadata image."""
         if overrides is None:
             overrides = self._image.config(ConfigResource(TOPIC_RESOURCE, name))
         return config_entries.describe_topic(overrides, self._layers())
@@ -91,7 +92,7 @@ class EffectiveSettings:
         return config_entries.describe_broker(self._layers())
 
     def describe_broker_defaults(self) -> list[ConfigEntry]:
-        """Describes the resource of all brokers, which has an empty name."""
+        """Describes the cluster-wide dynamic broker configs. Their resource has an empty name."""
         return config_entries.describe_broker_defaults(self._layers())
 
     def _layers(self) -> ConfigLayers:
@@ -111,9 +112,10 @@ class EffectiveSettings:
 def _parse_configs(
     configs: Mapping[str, str], definitions: Mapping[str, SettingDefinition]
 ) -> dict[str, Any]:
-    """Parses configs and ignores invalid ones.
+    """Parses configs and ignores invalid configs.
 
-    They were validated before they were committed, but possibly by another version; they must not prevent startup.
+    Configs were validated before they were committed, but possibly by another version of Moldau. Invalid configs must
+    not prevent startup.
     """
     values = {}
     for name, text in configs.items():

@@ -19,10 +19,10 @@ DEFAULT_NAME = "PLAINTEXT"
 
 class ListenerEndpoint(NamedTuple):
     name: str
-    """Clients of a listener receive the advertised address of the same name."""
+    """The listener name. Clients of a listener receive the advertised address with the same listener name."""
     host: str
     port: int
-    """0 for any free port."""
+    """0 means any free port."""
 
     @property
     def is_wildcard(self) -> bool:
@@ -42,7 +42,7 @@ class ListenerEndpoint(NamedTuple):
 
 
 def parse_listeners(addresses: Sequence[str], setting: str) -> tuple[ListenerEndpoint, ...]:
-    """Parses listeners with unique names; unnamed ones become PLAINTEXT, PLAINTEXT_2, ..."""
+    """Parses listeners with unique names. Listeners without a name are named PLAINTEXT, PLAINTEXT_2, ..."""
     listeners: list[ListenerEndpoint] = []
     for position, address in enumerate(addresses, start=1):
         listener = _parse(address, setting, DEFAULT_NAME if position == 1 else f"{DEFAULT_NAME}_{position}")
@@ -78,7 +78,7 @@ def _parse(address: str, setting: str, default_name: str) -> ListenerEndpoint:
 
 
 def check_listeners(listeners: Sequence[ListenerEndpoint], advertised: Sequence[ListenerEndpoint]) -> None:
-    """Raises InvalidConfigError if clients would receive an address that they cannot connect to."""
+    """Raises InvalidConfigError if a client would receive an address to which clients cannot connect."""
     if not listeners:
         raise InvalidConfigError("listen: at least one address is required, for example 127.0.0.1:9092")
     names = [listener.name for listener in listeners]
@@ -103,7 +103,7 @@ def check_listeners(listeners: Sequence[ListenerEndpoint], advertised: Sequence[
 def advertised_endpoints(
     bound: Sequence[ListenerEndpoint], advertised: Sequence[ListenerEndpoint]
 ) -> tuple[ListenerEndpoint, ...]:
-    """Returns the endpoints to advertise for bound listeners, with the actual ports."""
+    """Returns the endpoints to advertise for bound listeners. Port 0 is replaced by the bound port."""
     by_name = {listener.name: listener for listener in advertised}
     endpoints = []
     for listener in bound:

@@ -1,6 +1,7 @@
 """Parsers for option values written as text, shared by broker settings, Spark options and pipeline files.
 
-A parser raises OptionValueError whose message is what the option accepts. The caller adds the option and its value.
+A parser raises OptionValueError with a message that describes the accepted values. The caller adds the name and the
+value of the option to the message.
 """
 
 import re
@@ -31,7 +32,7 @@ _ABBREVIATIONS = {
 
 
 class OptionValueError(ValueError):
-    """A text that is no value of its option. The message is what the option accepts, as `true or false`."""
+    """The error for an invalid value. Its message describes the accepted values, for example `true or false`."""
 
 
 class Duration(NamedTuple):
@@ -44,7 +45,7 @@ class Duration(NamedTuple):
         return int(self.amount * _UNITS_MS[self.unit])
 
     def __str__(self) -> str:
-        """`10 seconds`, as Spark writes intervals."""
+        """Returns the duration in Spark's format for intervals, for example `10 seconds`."""
         return f"{self.amount:g} {self.unit}{'' if self.amount == 1 else 's'}"
 
 
@@ -68,7 +69,10 @@ def parse_number(text: str) -> float:
 
 
 def parse_duration(text: str, default_unit: str | None = None) -> Duration:
-    """Parses `10 seconds`, `500ms`, `1 h`; a number alone has the default unit, if there is one."""
+    """Parses a duration such as `10 seconds`, `500ms` or `1 h`.
+
+    A number without a unit has the default unit, and is invalid if `default_unit` is None.
+    """
     found = _DURATION.fullmatch(text.strip().lower())
     unit = "" if found is None else found[2] or default_unit or ""
     unit = _ABBREVIATIONS.get(unit, unit.removesuffix("s"))
@@ -86,13 +90,13 @@ def parse_choice(text: str, choices: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean retention.ms?`, or nothing if no known name is similar in any case."""
+    """Returns a hint such as `; did you mean retention.ms?`, or "" if no known name is similar. Ignores case."""
     by_lower_case = {each.lower(): each for each in known}
     found = get_close_matches(name.lower(), list(by_lower_case), n=1, cutoff=0.6)
     return f"; did you mean {by_lower_case[found[0]]}?" if found else ""
 
 
 def suggest_names(name: str, known: Iterable[str]) -> str:
-    """Returns the known name that is similar, else all known names, as the end of an error message."""
+    """Returns the end of an error message: the most similar known name, or all known names if none is similar."""
     names = list(known)
     return did_you_mean(name, names) or f"; there are {', '.join(names)}"

@@ -38,7 +38,7 @@ class Alias(NamedTuple):
 
     name: str
     factor: int = 1
-    """The setting's units per unit of the alias."""
+    """A value of the alias times this factor is the value of the setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     """Allowed values of a string, or of each element of a list."""
     values: str = ""
-    """Allowed values in words, if type, limits and choices do not describe them fully."""
+    """The allowed values in words, if type, limits and choices do not fully describe the allowed values."""
     broker_name: str | None = None
     """Topic settings only: the broker setting that provides the default (`log.retention.ms`)."""
     aliases: tuple[Alias, ...] = ()
@@ -62,10 +62,10 @@ class Setting:
     section: str = ""
     """Broker settings only: the section in docs/settings.md and `--help`."""
     dynamic: bool = False
-    """Broker settings only: can be changed at runtime with AlterConfigs."""
+    """Broker settings only: whether the setting can be changed at runtime with AlterConfigs."""
     sensitive: bool = False
     check: Callable[[Any], str | None] | None = None
-    """Returns an error message for values that type, limits and choices do not reject."""
+    """An additional check after type, limits and choices. It returns an error message, or None for a valid value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class SettingDefinition:
     type: ConfigType
     default: Any
     is_topic_default: bool = False
-    """True for a broker setting that is the default of a topic setting; `attribute` is then a TopicSettings field."""
+    """True for a broker setting that is the default of a topic setting. `attribute` is then a TopicSettings field."""
 
 
 def setting(default: T, name: str, doc: str, **more: Any) -> T:
-    """Declares a dataclass field as a setting, with the field's annotation as its type."""
+    """Declares a dataclass field as a setting. The field's annotation is the type of the setting."""
     metadata = {"setting": Setting(name=name, doc=doc, **more)}
     field: T = dataclasses.field(default=default, metadata=metadata)
     return field

@@ -1,7 +1,7 @@
 """Sources of a node's static settings: defaults, TOML file, environment, flags, in increasing precedence.
 
-Errors name the origin of the invalid value. Within one source, the aliases of a setting have Kafka's precedence
-(log.retention.ms over .minutes over .hours).
+Errors name the source of the invalid value. Within one source, the aliases of a setting have the same precedence as in
+Kafka: log.retention.ms, then log.retention.minutes, then log.retention.hours.
 """
 
 import re
@@ -30,7 +30,7 @@ class RawSetting(NamedTuple):
     value: Any
     origin: str
     is_toml: bool = False
-    """Whether the value has a TOML type; flags and environment variables are text."""
+    """Whether the value has a TOML type. Values of flags and environment variables are text."""
 
 
 class ResolvedSetting(NamedTuple):
@@ -46,7 +46,7 @@ def build_settings(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> BrokerSettings:
-    """Builds the settings of a node from `flags` by setting name and `environment` by variable name."""
+    """Builds the settings of a node. `environment` has variable names as keys, and `flags` has setting names."""
     resolved: dict[str, ResolvedSetting] = {}
     environment = environment or {}
     file = file or environment.get(CONFIG_VARIABLE)
@@ -96,7 +96,7 @@ def _read_environment(environment: Mapping[str, str]) -> Iterable[RawSetting]:
 
 
 def _read_file(path: str) -> Iterable[RawSetting]:
-    # Imported lazily: most nodes have no config file and should start fast.
+    # Imported lazily, because most nodes have no config file and should start fast.
     from moldau.settings.toml_file import read_toml
 
     for name, value, origin in read_toml(path):
@@ -155,7 +155,10 @@ def _parse_raw(definition: SettingDefinition, alias: Alias, written: RawSetting)
 
 
 def _parse_scaled(definition: SettingDefinition, alias: Alias, text: str) -> Any:
-    """Converts a value to the setting's unit; negative values such as -1 (no limit) have no unit."""
+    """Converts a value from the alias's unit to the setting's unit.
+
+    Negative values such as -1 (no limit) are not converted.
+    """
     try:
         value = parse_integer(text)
     except OptionValueError:
@@ -164,7 +167,7 @@ def _parse_scaled(definition: SettingDefinition, alias: Alias, text: str) -> Any
 
 
 def _toml_to_text(definition: SettingDefinition, value: Any) -> str | None:
-    """Returns a TOML value as text, or None if its type does not match the setting."""
+    """Returns a TOML value as text, or None if the TOML type does not match the setting."""
     match definition.type:
         case ConfigType.BOOLEAN:
             matches = isinstance(value, bool)

@@ -20,7 +20,7 @@ def read_toml(file: str) -> Iterable[tuple[str, Any, str]]:
     except UnicodeDecodeError:
         raise InvalidConfigError(f"the config file {path} is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
-        # In TOML, max.connections cannot be both a number and a table with the key per.ip.
+        # The hint is for a TOML rule: max.connections cannot be both a number and a table with the key per.ip.
         hint = '; quote the longer name: "max.connections.per.ip" = 5'
         hint = hint if "overwrite" in str(error) else ""
         raise InvalidConfigError(f"the config file {path} is not valid TOML: {error}{hint}") from None
@@ -38,7 +38,7 @@ def _flatten(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Returns the line number of each dotted name, which tomllib does not provide."""
+    """Returns the line number of each dotted name, because tomllib does not provide line numbers."""
     lines: dict[str, int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), start=1):

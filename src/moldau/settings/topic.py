@@ -1,4 +1,4 @@
-"""Topic settings, each with a broker setting of the name `broker_name` as its default.
+"""Topic settings. The default of each topic setting is the broker setting `broker_name`.
 
 Names, defaults and limits are Kafka's unless a description says otherwise.
 """
@@ -253,7 +253,7 @@ class TopicSettings:
     )
 
     def find_conflict(self) -> str | None:
-        """Returns why two settings exclude each other, or None."""
+        """Returns an error message if two settings contradict each other, otherwise None."""
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             return (
                 f"min.compaction.lag.ms ({self.min_compaction_lag_ms}) is greater than "

@@ -9,7 +9,7 @@ from moldau.settings.registry import INT_MAX, LONG_MAX, LONG_MIN, ConfigType, Se
 
 
 def parse_value(definition: SettingDefinition, text: str) -> Any:
-    """Parses and validates `text`; raises InvalidConfigError with the message that Kafka would give."""
+    """Parses and validates `text`. Raises InvalidConfigError with the same message as Kafka."""
     try:
         value = _parse_text(definition, text)
         violation = find_violation(definition, value)
@@ -41,7 +41,7 @@ def _parse_text(definition: SettingDefinition, text: str) -> Any:
 
 
 def find_violation(definition: SettingDefinition, value: Any) -> str | None:
-    """Returns why a value of the right type is not allowed, or None if it is."""
+    """Returns an error message if a value of the right type is not allowed, otherwise None."""
     setting = definition.setting
     if isinstance(value, bool):
         return None
@@ -60,7 +60,7 @@ def find_violation(definition: SettingDefinition, value: Any) -> str | None:
 
 
 def format_value(value: Any) -> str:
-    """Formats a value so that `parse_value` returns it again."""
+    """Returns a value as text. `parse_value` converts the text back to the same value."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
@@ -69,7 +69,7 @@ def format_value(value: Any) -> str:
 
 
 def describe_allowed_values(definition: SettingDefinition) -> str:
-    """Describes a setting's allowed values for documentation and errors: `an integer from 1 to 9`."""
+    """Returns a setting's allowed values in words, for documentation and errors, such as `an integer from 1 to 9`."""
     setting = definition.setting
     if setting.values:
         return setting.values

@@ -23,7 +23,7 @@ class VoterAddress(NamedTuple):
 
 
 def parse_voters(voters: Sequence[str]) -> tuple[VoterAddress, ...]:
-    """Returns the voters by ascending id; raises InvalidConfigError if one is invalid or a duplicate."""
+    """Returns the voters by ascending id. Raises InvalidConfigError if a voter is invalid or a duplicate."""
     voters_by_id: dict[int, VoterAddress] = {}
     for text in voters:
         match = VOTER_PATTERN.fullmatch(text.strip())
