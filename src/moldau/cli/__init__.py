@@ -1,1 +1,1 @@
-"""The command line `moldau`: one package per noun, one file per command."""
+"""The command line `moldau`. Each command group is a package, and each command is a file."""

@@ -1,4 +1,4 @@
-"""Cluster connections of commands: connect, run an operation, and report errors."""
+"""Functions with which commands connect to a cluster, run an operation, and report errors."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -17,13 +17,13 @@ T = TypeVar("T")
 
 REQUEST_TIMEOUT_MS = 15_000
 CONNECT_TIMEOUT_MS = 5_000
-"""Long enough for a broker that is starting up."""
+"""How long to retry the first connection. The time is long enough for a broker that is starting up."""
 SLOW_NOTICE_DELAY_S = 1.0
-"""Delay before a command says what it is waiting for."""
+"""Delay before a command prints what it is waiting for."""
 
 
 def run_admin(operation: Callable[[Admin], Coroutine[Any, Any, T]], bootstrap: str) -> T:
-    """Runs an operation with an admin client; prints an error and exits if it fails."""
+    """Runs an operation with an admin client. Prints an error and exits if the operation fails."""
 
     async def run() -> T:
         async with connected_cluster(bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as cluster:
@@ -35,7 +35,7 @@ def run_admin(operation: Callable[[Admin], Coroutine[Any, Any, T]], bootstrap: s
 
 @asynccontextmanager
 async def connected_cluster(bootstrap: str, *, request_timeout_ms: int = 30_000) -> AsyncIterator[Cluster]:
-    """Connects to a cluster; fails soon if no broker listens, which is usually a wrong address."""
+    """Connects to a cluster. Fails after CONNECT_TIMEOUT_MS if no broker responds, for example at a wrong address."""
     cluster = Cluster(bootstrap, request_timeout_ms=request_timeout_ms)
     try:
         with notify_if_slow(f"waiting for {bootstrap} ..."):
@@ -63,7 +63,7 @@ def notify_if_slow(notice: str) -> Iterator[None]:
 
 
 def run_or_exit(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
-    """Runs a coroutine; prints an error and exits if it fails."""
+    """Runs a coroutine. Prints an error and exits if the coroutine fails."""
     try:
         return asyncio.run(work)
     except KafkaError as error:
@@ -72,7 +72,7 @@ def run_or_exit(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
         print_error(error)
         raise typer.Exit(1) from None
     except OSError as error:
-        # Connection errors are KafkaErrors, so this is standard input or output.
+        # Connection errors are KafkaErrors, so this error comes from standard input or output.
         print_error(CommandError(error.strerror or str(error)))
         raise typer.Exit(1) from None
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -80,7 +80,7 @@ def run_or_exit(work: Coroutine[Any, Any, T], bootstrap: str) -> T:
 
 
 async def list_partitions(admin: Admin, topics: list[str]) -> list[TopicPartition]:
-    """Returns all partitions of these topics; raises KafkaError if a topic does not exist."""
+    """Returns all partitions of these topics. Raises KafkaError if a topic does not exist."""
     partitions = []
     for topic in topics:
         description = await admin.describe_topic(topic)

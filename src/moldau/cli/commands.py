@@ -1,4 +1,7 @@
-"""The command tree. Command modules are imported when the command or its help is run; `moldau --help` imports none."""
+"""The command tree.
+
+The module of a command is imported when the command runs or prints its help. `moldau --help` imports no such module.
+"""
 
 from importlib import import_module
 from typing import Annotated, Any
@@ -10,7 +13,8 @@ from moldau.cli.settings import settings
 from moldau.cli.version import print_version, version
 
 GROUPS = ("topic", "group", "cluster", "pipeline", "spark", "log")
-"""Packages `moldau.cli.<group>` with HELP and COMMANDS; `<group>/<command>.py` defines `<group>_<command>`."""
+"""The command groups. Each is a package `moldau.cli.<group>` with HELP and COMMANDS. The file `<group>/<command>.py`
+defines the function `<group>_<command>`."""
 
 
 def _load_command(name: str, module_name: str, function: str) -> Any:
@@ -48,7 +52,7 @@ def moldau(
 
 
 RAW_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""For commands whose arguments, including `--help`, are parsed by the lazily imported command itself."""
+"""Context settings of lazily imported commands. The imported command parses all arguments, including `--help`."""
 
 
 @app.command("serve", context_settings=RAW_ARGUMENTS)

@@ -25,7 +25,7 @@ err_console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 class CommandError(Exception):
-    """A command failed; the message is a sentence for the user."""
+    """The failure of a command. The message is a sentence for the user."""
 
 
 def print_notice(line: str) -> None:
@@ -51,7 +51,7 @@ def exit_with_error(error: KafkaError, bootstrap: str) -> NoReturn:
 
 
 def report_results(results: Mapping[Any, object], done: str) -> None:
-    """Prints the result of each item and exits with 1 if one of them is an exception."""
+    """Prints the result of each item. Exits with code 1 if a result is an exception."""
     has_failed = False
     for key, result in results.items():
         if isinstance(result, Exception):
@@ -69,14 +69,17 @@ def pluralize(count: int, noun: str) -> str:
 
 
 class TextTable(Table):
-    """A table that prints strings literally: brackets in user data are not markup."""
+    """A table that prints strings literally, because brackets in user data are not markup."""
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 def make_table(*columns: str, numbers: tuple[str, ...] = (), truncated: tuple[str, ...] = ()) -> TextTable:
-    """Makes a table; columns in `numbers` are right-aligned, and cells too wide for the terminal fold or truncate."""
+    """Makes a table. The columns in `numbers` are right-aligned.
+
+    Cells that are too wide for the terminal are truncated in the columns in `truncated`, and folded in other columns.
+    """
     table = TextTable(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(
@@ -89,7 +92,7 @@ def make_table(*columns: str, numbers: tuple[str, ...] = (), truncated: tuple[st
 
 
 def print_table(table: Table) -> None:
-    """Prints a table; without a terminal, lines are neither folded nor padded."""
+    """Prints a table. If standard output is not a terminal, lines are neither folded nor padded."""
     if sys.stdout.isatty():
         out_console.print(table)
         return

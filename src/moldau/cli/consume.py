@@ -1,4 +1,4 @@
-"""`moldau consume`: prints the records of topics. With a group, only printed records are committed."""
+"""`moldau consume`: prints the records of topics. With a group, only the offsets of printed records are committed."""
 
 import asyncio
 import base64
@@ -21,12 +21,14 @@ POLL_MS = 200
 TOPIC_TIMEOUT_MS = 500
 """How long to wait for a topic that was just created and is not known to all brokers yet."""
 ASSIGNMENT_NOTICE_DELAY_S = 5.0
-"""Longer than the initial rebalance delay of brokers; after that, another member is slow to join."""
+"""Delay before a notice says that the group waits for other members. The delay is longer than the brokers' initial
+rebalance delay, so the usual cause is a member that is slow to join."""
 UNASSIGNED_TIMEOUT_S = 3.0
-"""After this time without partitions, other consumers of the group have all of them."""
+"""How long an assignment may stay empty with --exit. After this time the command fails, because other members of the
+group have all partitions."""
 POSITIONS_TIMEOUT_S = 5.0
 FINAL_WRITE_TIMEOUT_S = 2.0
-"""How long the reader of standard output has to accept the last write after a stop signal."""
+"""How long the last write to standard output may take after a stop signal."""
 
 
 def consume(
@@ -79,7 +81,7 @@ def consume(
     reset: Literal["earliest", "latest"] = "earliest" if from_beginning or exit_at_end else "latest"
 
     async def run() -> int | None:
-        """Returns the number of the signal that stopped it, if any."""
+        """Returns the number of the signal that stopped the command, or None."""
         async with connected_cluster(bootstrap) as cluster:
             consumer = Consumer(cluster=cluster, group_id=group, auto_offset_reset=reset)
             await consumer.start()
@@ -115,11 +117,14 @@ class _RecordPrinter:
         self._group = group
         self._format_record = _format_json if as_json else _format_value
         self._assigned_at: float | None = None
-        """Time of the last assignment; None without a group."""
+        """Loop time of the last assignment; None before the first assignment or without a group."""
         self._unassigned_notice: asyncio.TimerHandle | None = None
 
     async def start(self, topics: list[str], *, may_wait: bool) -> None:
-        """Subscribes or assigns; raises KafkaError if a topic does not exist, unless `may_wait`."""
+        """Subscribes to the topics, or assigns all their partitions if there is no group.
+
+        Raises KafkaError if a topic does not exist, unless `may_wait` is true.
+        """
         cluster = self._consumer.cluster
         try:
             await cluster.wait_for_topics(topics, timeout_ms=TOPIC_TIMEOUT_MS)
@@ -169,7 +174,7 @@ class _RecordPrinter:
         await self._consumer.close()
 
     async def _write(self, records: list[ConsumerRecord]) -> bool:
-        """Writes records; returns False if a stop was requested and the write did not complete in time."""
+        """Writes records. Returns False if a stop was requested and the write did not complete in time."""
         written = self._output.write(b"".join([self._format_record(record) + b"\n" for record in records]))
         is_written = False
         try:
@@ -181,7 +186,7 @@ class _RecordPrinter:
                 is_written = True
         finally:
             if not is_written:
-                # Not printed, so they must not be committed.
+                # The records were not printed, so their offsets must not be committed.
                 for record in reversed(records):
                     self._consumer.seek(TopicPartition(record.topic, record.partition), record.offset)
         return is_written
@@ -193,7 +198,7 @@ class _RecordPrinter:
             return False
         ends = await self._consumer.end_offsets(partitions)
         try:
-            # The topic may be deleted meanwhile; the next poll handles that.
+            # The time is limited, because the topic may be deleted meanwhile. The next poll handles the deletion.
             async with asyncio.timeout(POSITIONS_TIMEOUT_S):
                 positions = await asyncio.gather(*(self._consumer.position(each) for each in partitions))
         except TimeoutError:

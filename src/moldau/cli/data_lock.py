@@ -1,4 +1,4 @@
-"""Exclusive use of a data directory: a file lock on `.lock`, released when the process exits."""
+"""A lock for exclusive use of a data directory: a file lock on `.lock` that ends when the process exits."""
 
 import fcntl
 import os
@@ -12,7 +12,10 @@ LOCK_FILE = ".lock"
 
 @contextmanager
 def data_lock(data_dir: str) -> Iterator[None]:
-    """Locks a data directory and creates it if needed; raises StorageError if it is in use or not writable."""
+    """Locks a data directory, and creates the directory first if it is missing.
+
+    Raises StorageError if the directory is in use or not writable.
+    """
     try:
         os.makedirs(data_dir, exist_ok=True)
         descriptor = os.open(os.path.join(data_dir, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -28,7 +31,7 @@ def data_lock(data_dir: str) -> Iterator[None]:
 def _lock(descriptor: int, data_dir: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Only for the error message of the next process; the lock does not depend on it.
+        # The process id in the file is only for the error message of another process. It does not affect the lock.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError:

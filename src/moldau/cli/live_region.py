@@ -1,4 +1,4 @@
-"""Live region at the bottom of a terminal, with permanent lines above it."""
+"""A live region at the bottom of a terminal, with permanent lines above the region."""
 
 import threading
 from collections import deque
@@ -13,7 +13,7 @@ REFRESH_INTERVAL_S = 0.125
 
 
 class LiveRegion:
-    """Draws lines and live region in one thread, so that they do not overwrite each other."""
+    """Draws the lines and the live region in one thread, so that they do not overwrite each other."""
 
     def __init__(self, console: Console, render: Callable[[], RenderableType]) -> None:
         self._console = console
@@ -24,7 +24,7 @@ class LiveRegion:
         self._thread = threading.Thread(target=self._refresh_loop, name="moldau terminal", daemon=True)
 
     def print_above(self, line: RenderableType) -> None:
-        """Queues a permanent line; can be called from any thread."""
+        """Queues a permanent line. Any thread may call this method."""
         self._lines_above.append(line)
 
     def _refresh_loop(self) -> None:
@@ -32,7 +32,7 @@ class LiveRegion:
             pass
 
     def _try_draw(self) -> bool:
-        """Draws; returns False if the terminal was closed, which must not fail the command."""
+        """Draws the lines and the region. Returns False if the terminal was closed, so that the command continues."""
         try:
             self._draw()
         except OSError:
@@ -42,7 +42,7 @@ class LiveRegion:
     def _draw(self) -> None:
         if self._lines_above:
             lines = [self._lines_above.popleft() for _ in range(len(self._lines_above))]
-            # Cleared first, because the next content may be higher.
+            # The region is cleared first, because its next content may have more lines.
             self._live.update(Group(), refresh=True)
             for line in lines:
                 self._console.print(line)

@@ -10,11 +10,11 @@ T = TypeVar("T", str, list[str], str | None, list[str] | None)
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 STRING_BYTES_MAX = 2**15 - 1
-"""Maximum length of a string in Kafka's protocol."""
+"""Maximum length of a string in Kafka's protocol, in bytes."""
 
 
 def validate_text(value: T) -> T:
-    """Rejects arguments that are not UTF-8 or too long for the protocol."""
+    """Raises BadParameter if an argument is not UTF-8 or is too long for Kafka's protocol."""
     for each in [value] if isinstance(value, str) else value or ():
         try:
             size = len(each.encode())

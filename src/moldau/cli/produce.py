@@ -18,9 +18,9 @@ from moldau.client.producer.producer import Producer, RecordMetadata
 from moldau.records.compression import CODECS_BY_NAME
 
 CODECS = [each for each in CODECS_BY_NAME if each != "uncompressed"]
-"""Without `uncompressed`, which is only valid as a topic setting."""
+"""The codecs of a producer. `uncompressed` is excluded, because it is only valid as a topic setting."""
 LINES_PER_YIELD = 500
-"""Lines sent before yielding to the event loop, so that batches can be sent."""
+"""The number of lines that are read before the command yields to the event loop, so that batches can be sent."""
 TOPIC_TIMEOUT_MS = 5_000
 """How long brokers may take to create a missing topic."""
 
@@ -100,7 +100,7 @@ def produce(
                     await asyncio.sleep(0)
 
     async def run() -> int | None:
-        """Returns the number of the signal that stopped it, if any."""
+        """Returns the number of the signal that stopped the command, or None."""
         async with (
             connected_cluster(bootstrap) as cluster,
             Producer(cluster, compression=compression) as producer,

@@ -79,7 +79,7 @@ async def _run_until_stopped(platform: "Platform", settings: BrokerSettings) -> 
     is_signalled = False
 
     def on_signal(number: int) -> None:
-        """Stops the node on the first signal, and the process on the second."""
+        """Stops the node on the first signal. Exits the process at once on the second signal."""
         nonlocal is_signalled
         if is_signalled:
             os._exit(128 + number)
@@ -92,7 +92,7 @@ async def _run_until_stopped(platform: "Platform", settings: BrokerSettings) -> 
     node = Node(platform, settings, on_fatal=lambda _: stop.set())
     if not await _start_unless_stopped(node, stop):
         return
-    # The node's objects live until it stops, so the garbage collector need not scan them.
+    # The node's objects exist until the node stops, so the garbage collector does not need to scan them.
     gc.collect()
     gc.freeze()
     sys.stdout.write(ready_line([each.address for each in node.addresses], settings))
@@ -104,7 +104,7 @@ async def _run_until_stopped(platform: "Platform", settings: BrokerSettings) -> 
 
 
 async def _start_unless_stopped(node: "Node", stop: "asyncio.Event") -> bool:
-    """Starts the node, which may wait for its cluster; returns False if it is stopped before it has started."""
+    """Starts the node. Returns False if a stop is requested first, because a starting node may wait for its cluster."""
     import asyncio
 
     starting = asyncio.create_task(node.start())
@@ -145,7 +145,7 @@ def loop_factory(choice: str) -> "Callable[[], asyncio.AbstractEventLoop]":
 
 
 def _raise_file_limit() -> None:
-    """Raises the soft limit of open files to the hard limit: segments and connections use a descriptor each."""
+    """Raises the soft limit of open files to the hard limit, because each segment and connection uses a descriptor."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

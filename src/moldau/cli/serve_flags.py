@@ -1,4 +1,4 @@
-"""Flags of `moldau serve`, one per setting, parsed with argparse because importing Typer would slow down startup."""
+"""Flags of `moldau serve`, one per setting. The parser is argparse, because importing Typer would slow down startup."""
 
 import argparse
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class Flags(NamedTuple):
     config: str | None
     """Path of the TOML file."""
     settings: dict[str, str]
-    """Text by setting name, for the flags that are present."""
+    """The text of each flag that is present, by setting name."""
     wants_help: bool
 
 
@@ -25,7 +25,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_flags(arguments: Sequence[str]) -> Flags:
-    """Raises InvalidConfigError if a flag is unknown or has no value."""
+    """Parses flags. Raises InvalidConfigError if a flag is unknown or has no value."""
     parser = _parser()
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:

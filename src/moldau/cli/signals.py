@@ -10,9 +10,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stop_signal() -> Iterator["asyncio.Future[int]"]:
-    """Yields a future that the first signal completes with its number.
+    """Yields a future that the first signal completes. The result of the future is the signal number.
 
-    A second signal cancels the current task, and a third one has the default effect.
+    A second signal cancels the current task, and a third signal has the default effect.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""Standard input and output that do not block the event loop."""
+"""Reading of standard input and writing of standard output without blocking the event loop."""
 
 import asyncio
 import io
@@ -18,7 +18,7 @@ LINE_BYTES_MAX = 1024 * 1024
 
 
 async def read_lines(stream: BinaryIO) -> AsyncIterator[list[bytes]]:
-    """Yields batches of lines without newlines; text after the last newline is a line too."""
+    """Yields batches of lines without newlines. Text after the last newline is also a line."""
     partial: list[bytes] = []
     partial_bytes = 0
     async for chunk in _read_chunks(stream):
@@ -42,7 +42,8 @@ async def _read_chunks(stream: BinaryIO) -> AsyncIterator[bytes]:
         while chunk := stream.read(CHUNK_BYTES):
             yield chunk
         return
-    # Not a pipe transport, which would make the terminal non-blocking for all processes that share it.
+    # An asyncio pipe transport is not used, because it would make the terminal non-blocking for all processes that
+    # share the terminal.
     while True:
         await _wait_readable(descriptor)
         chunk = os.read(descriptor, CHUNK_BYTES)
@@ -70,7 +71,7 @@ class OutputWriter:
     """Writes in a daemon thread, because a blocked write cannot be cancelled."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        # Unbuffered: a blocked write would hold the buffer's lock when the process exits.
+        # The stream is unbuffered, because a blocked write would hold the buffer's lock when the process exits.
         self._stream = getattr(stream, "raw", stream)
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
@@ -86,7 +87,7 @@ class OutputWriter:
         self._queue.put(None)
 
     def write(self, data: bytes) -> "asyncio.Future[None]":
-        """Returns a future that completes when all is written, or fails with OSError."""
+        """Queues data. Returns a future that completes when all data is written, or fails with OSError."""
         written: asyncio.Future[None] = self._loop.create_future()
         self._queue.put((data, written))
         return written
@@ -99,7 +100,7 @@ class OutputWriter:
                 self._write_all(data)
             except OSError as error:
                 failure = error
-            # The event loop may be closed already.
+            # The call raises RuntimeError if the event loop is already closed.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(_complete_write, written, failure)
 
@@ -108,7 +109,7 @@ class OutputWriter:
         while remaining:
             count = self._stream.write(remaining)
             if count is None:
-                # The pipe is full and another process made it non-blocking.
+                # The pipe is full, and another process made the pipe non-blocking.
                 select.select([], [self._stream], [])
             else:
                 remaining = remaining[count:]
@@ -121,5 +122,5 @@ def _complete_write(written: "asyncio.Future[None]", failure: OSError | None) ->
         written.set_result(None)
     else:
         written.set_exception(failure)
-        # Marks the exception as retrieved, in case nothing awaits the future any more.
+        # This call marks the exception as retrieved, because nothing may be awaiting the future any more.
         written.exception()

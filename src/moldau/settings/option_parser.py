@@ -90,7 +90,7 @@ def parse_choice(text: str, choices: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns a hint such as `; did you mean retention.ms?`, or "" if no known name is similar. Ignores case."""
+    """Returns `; did you mean retention.ms?`, or an empty string if no known name is similar. Ignores case."""
     by_lower_case = {each.lower(): each for each in known}
     found = get_close_matches(name.lower(), list(by_lower_case), n=1, cutoff=0.6)
     return f"; did you mean {by_lower_case[found[0]]}?" if found else ""

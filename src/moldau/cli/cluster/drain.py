@@ -18,7 +18,7 @@ from moldau.errors import MoldauError
 
 POLL_INTERVAL_S = 0.5
 STALLED_POLLS_MAX = 20
-"""Consecutive polls without any progress before the command gives up; longer than a leader election takes."""
+"""The number of consecutive polls without progress after which the command fails. A leader election takes less time."""
 MOVES_PER_REQUEST = 200
 NO_LEADER = "it has no leader to copy records from"
 
@@ -28,11 +28,11 @@ Reasons = dict[TopicPartition, str]
 
 class DrainPlan(NamedTuple):
     moves: Moves
-    """Reassignments to request."""
+    """Reassignments that the command has to request."""
     moving: Moves
     """Reassignments in progress."""
     stalled: Reasons
-    """Reassignments in progress that cannot complete, and why."""
+    """Reassignments in progress that cannot complete, with the reasons."""
 
     @property
     def remaining_count(self) -> int:
@@ -64,7 +64,7 @@ async def _drain(node: int, bootstrap: str) -> None:
 
 
 async def move_all(admin: Admin, node: int) -> None:
-    """Moves all replicas; raises CommandError if none of the remaining ones can be moved."""
+    """Moves all replicas of a node. Raises CommandError if none of the remaining replicas can be moved."""
     columns = (TextColumn("moving"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err_console, transient=True) as progress:
         bar = progress.add_task("moving", total=None)
@@ -72,7 +72,7 @@ async def move_all(admin: Admin, node: int) -> None:
         started: Moves = {}
         printed: Reasons = {}
         while True:
-            # Planned again each time, because topics may be created on this node meanwhile.
+            # The moves are planned again each time, because topics may be created on this node meanwhile.
             plan = await _plan(admin, node, started)
             total = max(total, plan.remaining_count)
             progress.update(bar, total=total, completed=total - plan.remaining_count)
@@ -93,7 +93,7 @@ async def move_all(admin: Admin, node: int) -> None:
 
 
 def _print_stalled(stalled: Reasons, printed: Reasons) -> None:
-    """Prints why partitions cannot be moved, once for each reason."""
+    """Prints why partitions cannot be moved. Prints the same reason only once per partition."""
     for partition, reason in stalled.items():
         if printed.get(partition) != reason:
             print_notice(f"{partition} cannot be moved yet: {reason}")
@@ -139,16 +139,17 @@ async def _plan(admin: Admin, node: int, started: Moves) -> DrainPlan:
 def _ongoing_target(
     partition: PartitionInfo, ongoing: OngoingReassignment | None, started: tuple[int, ...] | None
 ) -> tuple[int, ...] | None:
-    """Returns the replicas that a partition is being moved to, or None."""
+    """Returns the replicas that a partition is being moved to, or None if the partition is not being moved."""
     if ongoing is not None:
         return tuple(replica for replica in ongoing.replicas if replica not in ongoing.removing)
-    # Reassignments come from the controller, replicas from any node. A node that lags behind still shows the removed
-    # replicas of a completed move, and moving all of these would increase the replication factor.
+    # The list of reassignments comes from the controller, but the list of replicas comes from any node. A node that
+    # lags behind still lists replicas that a completed move has removed. A new move of all listed replicas would
+    # increase the replication factor, so the move is treated as still in progress.
     return started if started is not None and set(started) < set(partition.replicas) else None
 
 
 async def _start_moves(admin: Admin, moves: Moves) -> Reasons:
-    """Requests reassignments; returns those that the controller rejects, and why."""
+    """Requests reassignments. Returns the reassignments that the controller rejects, with the reasons."""
     rejected: Reasons = {}
     requests = list(moves.items())
     for first in range(0, len(requests), MOVES_PER_REQUEST):

@@ -25,7 +25,7 @@ from moldau.pipelines.templates import template
 
 PIPELINE = "orders-revenue"
 FIRST_RESULT_TIMEOUT_S = 300.0
-"""With --seconds; about twenty times what an idle machine needs."""
+"""How long the demo waits for the first result with --seconds. An idle machine needs about 15 seconds."""
 
 
 def demo(
@@ -88,7 +88,7 @@ def run_demo(
     master: str | None,
     keep: bool,
 ) -> tuple[RunOutcome, bool]:
-    """Returns the outcome of the pipeline and whether it had results."""
+    """Runs the demo. Returns the outcome of the pipeline and whether the pipeline had results."""
     out_console.print(
         "Moldau demo: a node, generated orders, and a pipeline on Spark that computes their revenue.\n"
     )
@@ -165,7 +165,7 @@ def _stop_after(stop_request: StopRequest, traffic: DemoTraffic, seconds: float 
 
 
 def _require_spark() -> None:
-    """Raises ImportError before anything is started if an optional dependency is missing."""
+    """Raises ImportError if an optional dependency is missing, before the demo starts anything."""
     import deltalake  # noqa: F401
     import pyarrow  # noqa: F401
     import pyspark  # noqa: F401

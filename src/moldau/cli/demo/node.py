@@ -1,8 +1,9 @@
 """The node of the demo, in a separate process.
 
-It stops when the demo exits, which closes a pipe. If the demo was killed, the node also removes the demo's directory.
+The node stops when the demo exits, because the exit closes a pipe. If the demo was killed, the node also removes
+DIRECTORY, unless DIRECTORY is empty. The other arguments are those of `moldau serve`.
 
-    python -m moldau.cli.demo.node DIRECTORY --listen 127.0.0.1:0 ...    # like `moldau serve`; "" removes nothing
+    python -m moldau.cli.demo.node DIRECTORY --listen 127.0.0.1:0 ...
 """
 
 import os
@@ -26,7 +27,10 @@ POLL_INTERVAL_S = 0.1
 
 
 def choose_port(requested: int | None) -> int:
-    """Returns the requested port, else 9092 if it is free so that commands work without --bootstrap, else 0."""
+    """Returns the requested port, if there is one.
+
+    Otherwise returns 9092 if this port is free, so that commands work without --bootstrap, or 0 if it is in use.
+    """
     if requested is not None:
         return requested
     return PORT if _is_port_free(PORT) else 0
@@ -34,7 +38,7 @@ def choose_port(requested: int | None) -> int:
 
 def _is_port_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As in servers: connections in TIME_WAIT do not block the port.
+        # The option is the same as in servers, so that connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -45,14 +49,14 @@ def _is_port_free(port: int) -> bool:
 
 @contextmanager
 def run_node(port: int, directory: Path, cleanup_directory: Path | None = None) -> Iterator[str]:
-    """Runs the node with its output in `node.log` and yields its address.
+    """Runs the node and yields the node's address. The log of the node is in `node.log`.
 
     The node removes `cleanup_directory` if the demo is killed.
     """
     log = directory / "node.log"
     command = [sys.executable, "-m", __name__, str(cleanup_directory or ""), "--listen", f"127.0.0.1:{port}"]
     command += ["--data-dir", str(directory / "data"), "--group-initial-rebalance-delay-ms", "0"]
-    # Settings in the environment are meant for other nodes.
+    # Settings in the environment are removed, because they are for other nodes.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
     with log.open("wb") as errors:
         process = subprocess.Popen(
@@ -62,7 +66,7 @@ def run_node(port: int, directory: Path, cleanup_directory: Path | None = None) 
             stderr=errors,
             env=environment,
             text=True,
-            # Ctrl-C is handled by the demo, which stops the node last.
+            # In a new session the node does not receive Ctrl-C. The demo handles Ctrl-C and stops the node last.
             start_new_session=True,
         )
     try:
@@ -85,7 +89,7 @@ def run_node(port: int, directory: Path, cleanup_directory: Path | None = None) 
 
 
 def main(cleanup_directory: str, arguments: list[str]) -> int:
-    """Runs in the node's process."""
+    """Runs the node in the node's process and returns the exit code."""
     from moldau.cli.serve import serve
 
     is_orphaned = threading.Event()
@@ -103,7 +107,7 @@ def main(cleanup_directory: str, arguments: list[str]) -> int:
 
 
 def _remove_directory(directory: Path) -> None:
-    """Removes the directory once Spark, which may outlive the demo for a moment, has released its locks."""
+    """Removes the directory after Spark has released its locks. Spark may exit shortly after the demo."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while time.monotonic() < deadline and any(
         each.is_locked() for each in state_directories(directory / DIRECTORY)

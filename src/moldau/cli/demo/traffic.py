@@ -45,7 +45,7 @@ class DemoTraffic:
         self.sent = 0
         self.dead = 0
         self.results: Results = {}
-        """Replaced on every change, so that other threads can read it at any time."""
+        """The mapping is replaced on every change, so that other threads can read it at any time."""
         self.failure: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -104,7 +104,7 @@ class DemoTraffic:
 
 
 def merge_records(results: Results, records: Iterable[ConsumerRecord]) -> Results:
-    """Merges records into results; the latest record of a minute and product has its sum."""
+    """Returns results updated with records. A later record for the same minute and product replaces an earlier one."""
     changed = {minute: dict(products) for minute, products in results.items()}
     for record in records:
         row = json.loads(record.value or b"")

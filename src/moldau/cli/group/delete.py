@@ -52,7 +52,7 @@ def group_delete(
 
 
 async def _delete_offsets(admin: Admin, group: str, topics: list[str]) -> DeleteResults:
-    # Raises if the group does not exist, which is probably a typing error.
+    # This call raises an error if the group does not exist, because the name is then probably mistyped.
     await admin.describe_group(group)
     committed = await admin.list_group_offsets(group)
     results: DeleteResults = {}

@@ -30,7 +30,7 @@ from moldau.records.compression import NAMES
 from moldau.records.record import Record, iterate_records
 
 SHOWN_CHARACTERS_MAX = 120
-"""Maximum length of a key or value in text output; JSON output is complete."""
+"""Maximum length of a key or value in text output. JSON output is not truncated."""
 
 Line = dict[str, Any]
 
@@ -147,7 +147,7 @@ def _format_json(file: LogFile, line: Line) -> str:
 
 
 def _namedtuples_to_dicts(value: Any) -> Any:
-    """Converts named tuples in a control record to dicts, which JSON would encode as lists."""
+    """Converts named tuples in a control record to dicts, because JSON would encode named tuples as lists."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, dict):

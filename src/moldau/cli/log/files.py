@@ -1,4 +1,4 @@
-"""Discovery and reading of log files for offline tools, without trusting their contents."""
+"""Discovery and reading of log files for offline tools. The contents of the files may be invalid."""
 
 import enum
 import mmap
@@ -46,13 +46,16 @@ class LogFile(NamedTuple):
 
     @property
     def base_offset(self) -> int:
-        """The offset in the file name, or 0."""
+        """The offset in the file name, or 0 if the name has no offset."""
         match = _OFFSET.match(self.path.name)
         return int(match[0]) if match else 0
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether it is a metadata snapshot, whose records have offsets from 0 and whose name has its end offset."""
+        """Whether the file is a metadata snapshot.
+
+        Offsets in a snapshot start at 0, and the file name has the end offset of the snapshot.
+        """
         return self.kind is LogFileKind.METADATA_SNAPSHOT
 
     @property
@@ -68,7 +71,7 @@ class LogFile(NamedTuple):
 
     @property
     def log(self) -> Path:
-        """Path of the segment that an index belongs to."""
+        """The path of the segment that an index belongs to."""
         return self.path.with_suffix(LOG_SUFFIX)
 
 
@@ -90,9 +93,9 @@ def kind_of(path: Path) -> LogFileKind | None:
 
 
 def find_log_files(paths: Iterable[Path]) -> list[LogFile]:
-    """Returns the log files among `paths` and in directories, with the files of a log next to each other.
+    """Returns the log files in `paths`, and those in directories in `paths`. Files of one log are next to each other.
 
-    In directories, leftovers of deletion or compaction are ignored.
+    In directories, temporary files of deletion or compaction are ignored.
     """
     log_files: dict[Path, LogFile] = {}
     for path in paths:
@@ -121,7 +124,10 @@ def find_log_files(paths: Iterable[Path]) -> list[LogFile]:
 
 
 def read_batches(path: Path) -> Iterator[tuple[int, Batch]]:
-    """Yields positions and batches without checking checksums; raises CorruptRecordError at an invalid batch."""
+    """Yields the position of each batch and the batch. Does not check checksums.
+
+    Raises CorruptRecordError if a batch is incomplete or has an invalid header.
+    """
     with path.open("rb") as file:
         end = file.seek(0, 2)
         if not end:
@@ -146,7 +152,10 @@ def read_batches(path: Path) -> Iterator[tuple[int, Batch]]:
 
 
 def read_entries(path: Path, layout: struct.Struct) -> list[tuple[int, int]]:
-    """Returns index entries without the zeros that Kafka preallocates; raises CorruptRecordError."""
+    """Returns index entries without the zeros that Kafka preallocates.
+
+    Raises CorruptRecordError if the file size is not a multiple of the entry size.
+    """
     data = path.read_bytes()
     if len(data) % layout.size:
         raise CorruptRecordError(f"{len(data)} bytes are not a multiple of the entry size {layout.size}")

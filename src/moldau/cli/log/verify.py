@@ -49,14 +49,14 @@ HINTS = {
 
 
 class SegmentSummary:
-    """Positions, offsets and timestamps of a segment's batches, for checking its indexes."""
+    """Positions, offsets and timestamps of a segment's batches, used to check the indexes of the segment."""
 
     def __init__(self) -> None:
         self.positions = array("q")
         self.base_offsets = array("q")
         self.last_offsets = array("q")
         self.max_timestamps = array("q")
-        """Maximum timestamp up to and including each batch."""
+        """For each batch, the maximum timestamp of this batch and all earlier batches."""
 
     def add(self, position: int, batch: Batch) -> None:
         previous_max = self.max_timestamps[-1] if self.max_timestamps else batch.max_timestamp
@@ -67,7 +67,7 @@ class SegmentSummary:
 
 
 class BatchTail:
-    """Last offset and epoch of the batches checked so far."""
+    """The highest offset and leader epoch of the batches checked so far."""
 
     def __init__(self) -> None:
         self.last_offset = -1
@@ -88,7 +88,7 @@ class DirectoryVerifier:
         self._tail = BatchTail()
 
     def problems(self) -> Iterator[tuple[LogFile, str]]:
-        """Yields all problems; epochs are checked before segments, and segments before their indexes."""
+        """Yields all problems. Leader epochs are checked before segments, and segments before their indexes."""
         order = (
             LogFileKind.EPOCHS,
             LogFileKind.BATCHES,
@@ -144,7 +144,7 @@ class DirectoryVerifier:
             is_damaged = True
             yield problem
         if not is_damaged:
-            # The batches are valid; this checks the header and footer of the snapshot.
+            # The batches are valid, so only the header and footer of the snapshot remain to be checked.
             snapshot_format.decode_snapshot(file.snapshot_id, file.path.read_bytes())
 
     def _check_batch(self, file: LogFile, batch: Batch, tail: BatchTail) -> Iterator[str]:
@@ -169,7 +169,10 @@ class DirectoryVerifier:
             yield from _check_records(file, batch)
 
     def _segment_of(self, file: LogFile) -> SegmentSummary | None:
-        """Returns the segment of an index, reading it if only the index is checked; None if it does not exist."""
+        """Returns the segment that an index belongs to, or None if the segment does not exist.
+
+        Reads the segment first if only the index is checked.
+        """
         if file.log not in self._segments:
             if not file.log.is_file():
                 return None
@@ -178,7 +181,8 @@ class DirectoryVerifier:
                 for position, batch in read_batches(file.log):
                     segment.add(position, batch)
             except CorruptRecordError:
-                # Reported when the segment itself is checked; the index can point to valid batches before it.
+                # The error is reported when the segment itself is checked. The index can still be checked against the
+                # valid batches before the error.
                 pass
         return self._segments[file.log]
 

@@ -67,7 +67,7 @@ def pipeline_check(
 
 @contextmanager
 def _java_log() -> Iterator[Path]:
-    """Yields a file for the output of Java; it is kept only if Spark failed to start and printed something."""
+    """Yields a file for the output of Java. The file is deleted, unless Spark failed to start and wrote to the file."""
     descriptor, name = tempfile.mkstemp(prefix="moldau-check-", suffix=".log")
     os.close(descriptor)
     log = Path(name)

@@ -28,7 +28,7 @@ COLOURS = {
     QueryStatus.FAILED: "red",
 }
 LINE_INTERVAL_S = 10.0
-"""Interval between progress lines of a query, without a terminal."""
+"""Interval between the progress lines of a query if standard output is not a terminal."""
 
 
 class Display(Protocol):
@@ -114,7 +114,7 @@ class SilentDisplay:
 
 
 class JsonDisplay(SilentDisplay):
-    """Prints each batch as a line of JSON, as in the state directory."""
+    """Prints each batch as a line of JSON, in the format of the progress file in the state directory."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -163,7 +163,7 @@ class LineDisplay(SilentDisplay):
 
 
 class LiveDisplay(SilentDisplay):
-    """Displays a live table of queries with the current step below it."""
+    """Displays a live table of queries, with the current step below the table."""
 
     def __init__(self, title: str, console: Console | None = None) -> None:
         self._title = title

@@ -60,7 +60,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")
 def load_pipeline(file: Path, bootstrap: str | None) -> PipelineDefinition:
     from moldau.pipelines.spec.loader import load
 
-    # Resolved, so that the paths of tables and checkpoints do not depend on the working directory.
+    # The path is resolved, so that the paths of tables and checkpoints do not depend on the working directory.
     file = file.parent.resolve() / file.name
     return load(file, overrides={} if bootstrap is None else {"bootstrap": bootstrap})
 
@@ -70,7 +70,7 @@ def state_directory(pipeline: PipelineDefinition, state: Path | None) -> StateDi
 
 
 def find_run(name_or_file: str, state: Path | None) -> tuple[StateDirectory, "RunRecord"]:
-    """Returns the state directory and the latest run of a pipeline; raises CommandError if it has not run."""
+    """Returns the state directory and the latest run of a pipeline. Raises CommandError if the pipeline has not run."""
     if name_or_file.endswith((".yaml", ".yml", ".py")):
         if not Path(name_or_file).is_file():
             raise CommandError(f"File {name_or_file} does not exist.")

@@ -64,7 +64,7 @@ def pipeline_run(
 def run_and_report(
     pipeline: PipelineDefinition, state: Path | None, options: RunOptions, *, as_json: bool, quiet: bool
 ) -> None:
-    """Runs a pipeline, displays its progress, and exits with its exit code."""
+    """Runs a pipeline and displays its progress. Exits with code 1 if the run failed, and with 130 after Ctrl-C."""
     directory = state_directory(pipeline, state)
     with stop_on_signals() as stop_request:
         with display(f"pipeline {pipeline.name}", as_json=as_json, quiet=quiet) as shown:

@@ -76,7 +76,7 @@ def pipeline_status(name: Name, state: State = None, as_json: Json = False) -> N
 
 
 def _file_change_note(record: RunRecord) -> str:
-    """Returns a note if the pipeline file differs from the one of the run."""
+    """Returns a note if the pipeline file was changed or deleted since the run started, otherwise an empty string."""
     try:
         is_same = not record.file or file_hash(Path(record.file)) == record.file_hash
     except OSError:
@@ -85,7 +85,7 @@ def _file_change_note(record: RunRecord) -> str:
 
 
 def run_state(directory: StateDirectory, record: RunRecord) -> str:
-    """Returns the state of the latest run; a run that neither holds the lock nor recorded an outcome was killed."""
+    """Returns the state of the latest run. The run was killed if it has no outcome and does not hold the lock."""
     if directory.is_locked():
         return "running"
     return record.outcome or "killed"

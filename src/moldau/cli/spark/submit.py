@@ -60,7 +60,7 @@ def _prepare(name: str, master: str | None, conf: dict[str, str]) -> None:
 
 
 def _run(file: Path, arguments: list[str]) -> None:
-    """Runs the program as Python would, with its directory first in sys.path and its own sys.argv."""
+    """Runs the program like `python FILE`: sys.path has the program's directory, and sys.argv has its arguments."""
     sys.argv = [str(file), *arguments]
     sys.path.insert(0, str(file.absolute().parent))
     try:

@@ -97,7 +97,7 @@ async def _run(plan: ClusterPlan) -> int:
                     out_console.print("Stopping. Press Ctrl-C again to kill nodes that have not stopped.")
                 await _stop(processes)
     except asyncio.CancelledError:
-        # A second signal.
+        # A second signal cancelled this task.
         print_notice("Killing the nodes that have not stopped.")
         return KILLED
     finally:
@@ -106,7 +106,10 @@ async def _run(plan: ClusterPlan) -> int:
 
 
 async def _wait_all_ready(processes: list[NodeProcess], stop_requested: "asyncio.Future[int]") -> bool:
-    """Returns False if a stop is requested first; raises CommandError if a node exits."""
+    """Waits until all nodes are ready. Returns False if a stop is requested first.
+
+    Raises CommandError if a node exits.
+    """
 
     async def wait_ready(process: NodeProcess) -> None:
         node = process.plan
@@ -153,7 +156,7 @@ def _print_cluster_info(plan: ClusterPlan) -> None:
 
 
 async def _watch(processes: list[NodeProcess], stop_requested: "asyncio.Future[int]") -> None:
-    """Prints a notice for each node that exits; returns when a stop is requested or no node is left."""
+    """Prints a notice for each node that exits. Returns when a stop is requested or no node is running."""
     exits = {asyncio.create_task(process.wait()): process for process in processes}
     try:
         while exits and not stop_requested.done():
@@ -177,7 +180,7 @@ def _print_exit(process: NodeProcess, code: int, remaining: int) -> None:
 
 
 async def _stop(processes: list[NodeProcess]) -> None:
-    """Stops all nodes at once; each moves its leadership to nodes that are still running."""
+    """Stops all nodes at the same time. Each node moves its leadership to nodes that are still running."""
 
     async def stop(process: NodeProcess) -> None:
         if process.is_running:

@@ -1,4 +1,4 @@
-"""The process of a node of `moldau up`: `moldau serve` that also stops when its parent process exits.
+"""The process of one node of `moldau up`. It runs `moldau serve`, and also stops when the parent process exits.
 
 python -m moldau.cli.up.node --config FILE
 """
@@ -13,7 +13,7 @@ from moldau.cli.serve import serve
 
 def main(arguments: list[str]) -> int:
     def stop_when_parent_exits() -> None:
-        # The parent never writes: the read returns when the pipe is closed.
+        # The parent never writes to the pipe, so the read returns only when the parent exits and the pipe is closed.
         os.read(sys.stdin.fileno(), 1)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -28,7 +28,7 @@ class NodeProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        # Settings in the environment are meant for other nodes.
+        # Settings in the environment are removed, because they are for other nodes.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
         with self.plan.log_file.open("ab") as log:
             self._log_start = log.tell()
@@ -42,13 +42,13 @@ class NodeProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,
-                # Ctrl-C is handled by the parent, which stops the nodes.
+                # In a new session the node does not receive Ctrl-C. The parent handles Ctrl-C and stops the nodes.
                 start_new_session=True,
             )
         self.plan.pid_file.write_text(f"{self.pid}\n")
 
     async def wait_ready(self) -> bool:
-        """Waits until the node serves; returns False if it exits first."""
+        """Waits until the node is ready. Returns False if the node exits first."""
         assert self._process is not None
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
@@ -57,7 +57,7 @@ class NodeProcess:
         return False
 
     async def wait(self) -> int:
-        """Waits for the process to exit and returns its exit code; 0 if it was never started."""
+        """Waits until the process exits. Returns the exit code, or 0 if the process was never started."""
         if self._process is None:
             return 0
         code = await self._process.wait()
@@ -75,7 +75,7 @@ class NodeProcess:
             self._process.send_signal(number)
 
     def last_log_line(self) -> str:
-        """Returns the last line of its log since it was started, usually the reason of its exit."""
+        """Returns the last log line since the node was started. This line is usually the reason for an exit."""
         output = self.plan.log_file.read_bytes()[self._log_start :]
         lines = output.decode(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("moldau: ") if lines else "no log output"
