@@ -1,6 +1,6 @@
 """The command tree.
 
-The module of a command is imported when the command runs or prints its help. `moldau --help` imports no such module.
+The module of a command is imported when the command runs or prints its help. `moldau --help` does not import it.
 """
 
 from importlib import import_module

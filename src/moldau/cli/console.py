@@ -69,7 +69,7 @@ def pluralize(count: int, noun: str) -> str:
 
 
 class TextTable(Table):
-    """A table that prints strings literally, because brackets in user data are not markup."""
+    """A table that prints strings literally, because brackets in user data must not be parsed as markup."""
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
         super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)

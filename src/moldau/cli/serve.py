@@ -104,7 +104,7 @@ async def _run_until_stopped(platform: "Platform", settings: BrokerSettings) -> 
 
 
 async def _start_unless_stopped(node: "Node", stop: "asyncio.Event") -> bool:
-    """Starts the node. Returns False if a stop is requested first, because a starting node may wait for its cluster."""
+    """Starts the node, which may have to wait for other nodes. Returns False if a stop is requested meanwhile."""
     import asyncio
 
     starting = asyncio.create_task(node.start())

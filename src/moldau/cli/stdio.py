@@ -122,5 +122,5 @@ def _complete_write(written: "asyncio.Future[None]", failure: OSError | None) ->
         written.set_result(None)
     else:
         written.set_exception(failure)
-        # This call marks the exception as retrieved, because nothing may be awaiting the future any more.
+        # This call marks the exception as retrieved, so that asyncio does not log it if no task awaits the future.
         written.exception()

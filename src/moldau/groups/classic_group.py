@@ -334,7 +334,7 @@ class ClassicGroup:
                 builder.complete(request_id, self.metadata.join_response(member.member_id))
 
     def _propose_assignments(self, builder: ResultBuilder, leader_assignments: Mapping[str, bytes]) -> None:
-        """Proposes the leader's assignments; a member without one gets an empty assignment."""
+        """Proposes the leader's assignments. A member that the leader omitted gets an empty assignment."""
         assignments = {member_id: leader_assignments.get(member_id, b"") for member_id in self._members.by_id}
         for member_id, request_id in self._sync.parked.items():
             builder.complete(request_id, self.metadata.sync_response(assignments[member_id]))
@@ -460,7 +460,7 @@ class ClassicGroup:
                 self._prepare_rebalance(builder)
                 return
         else:
-            # The id is the new member id of a static member, and the record with this id could not be written.
+            # A rejoined static member has this new member id, but the record with the id could not be written.
             return
         is_preparing = self.metadata.state is GroupState.PREPARING_REBALANCE
         if is_preparing and self._join.has_all_joined(len(self._members)):
@@ -473,7 +473,7 @@ class ClassicGroup:
         builder.records.append(GroupMetadataRecord(self.group_id, proposal.value))
 
     def apply(self, value: GroupMetadataValue) -> None:
-        """Applies a record that is in the log. The record is the pending proposal, or the log is being loaded."""
+        """Applies a record that is in the log: the record of the pending proposal, or a record that is being loaded."""
         proposal, self._proposal = self._proposal, None
         if proposal is not None and proposal.value == value:
             members = MemberSet(proposal.members, value.leader)

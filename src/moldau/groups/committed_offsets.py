@@ -11,7 +11,10 @@ _NO_TOPICS: Mapping[str, Mapping[int, CommittedOffset]] = {}
 
 
 class OffsetExpirationCondition(NamedTuple):
-    """Offsets expire after the retention time, counted from the later of their commit and `start_ms`."""
+    """The condition under which offsets expire.
+
+    The retention time of an offset starts at its commit, or at `start_ms` if that is later.
+    """
 
     retention_ms: int
     start_ms: int = 0
@@ -129,7 +132,7 @@ def _to_committed_offset(offset: OffsetToCommit, wall_ms: int) -> CommittedOffse
 def _check_metadata_length(metadata: str | None, length_max: int) -> MoldauError | None:
     if metadata is None or len(metadata) <= length_max // 2:
         return None
-    # Kafka counts the chars of a Java string, which are UTF-16 code units, although its setting is named bytes.
+    # Kafka counts the UTF-16 code units of the text, although the setting is named offset.metadata.max.bytes.
     length = len(metadata.encode("utf-16-le", "surrogatepass")) // 2
     if length <= length_max:
         return None

@@ -97,7 +97,7 @@ class GroupCoordinator:
     # Metadata changes
 
     def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        """Loads the shards of partitions that this node leads now and unloads the others."""
+        """Loads the shards of partitions that this node leads now, and unloads all other shards."""
         self._image = image
         if self._is_closed:
             return
@@ -205,7 +205,7 @@ class GroupCoordinator:
     def _run_cleanup(self) -> None:
         topic = self._image.topics.get(OFFSETS_TOPIC)
         for partition in topic.partitions if topic is not None else ():
-            # Opening the log may have failed earlier, for lack of disk space or file descriptors, and succeeded now.
+            # Opening the log may have failed earlier, for lack of disk space or descriptors. The log may be open now.
             if partition.index not in self._shards:
                 self._on_partition_changed(partition)
         for shard in self._shards.values():
@@ -222,7 +222,7 @@ class GroupCoordinator:
             self._on_resignation(index)
 
     async def close(self) -> None:
-        """Stops and waits until no append is in progress."""
+        """Unloads all shards and waits until no append is in progress."""
         self.stop()
         await asyncio.gather(*self._closing_shards.values())
 
@@ -268,7 +268,7 @@ class GroupCoordinator:
     ) -> T:
         """Submits an operation that needs a group id. Raises InvalidGroupIdError if the group id is empty.
 
-        `size_bytes` is a lower bound of the size of the group record. Raises RecordTooLargeError if it is too large.
+        Raises RecordTooLargeError if `size_bytes`, a lower bound of the group record's size, is above the maximum.
         """
         if not group_id:
             raise InvalidGroupIdError("the group id is empty")

@@ -143,7 +143,7 @@ class MemberSet:
         return max((member.rebalance_timeout_ms for member in self), default=0)
 
     def supports_any(self, protocols: Iterable[Protocol]) -> bool:
-        """Returns whether all members support at least one of these protocols."""
+        """Returns whether at least one of these protocols is supported by all members."""
         return any(self._supported_protocols.get(protocol.name, 0) == len(self) for protocol in protocols)
 
     def select_protocol(self) -> str:

@@ -45,7 +45,7 @@ def new_offsets_topic(settings: BrokerSettings) -> NewTopic:
 
 
 class TopicCreator(Protocol):
-    """The active controller, on this node or another one."""
+    """The active controller, on this node or on another node."""
 
     async def create_topics(self, topics: Sequence[NewTopic]) -> list[CreateTopicResult]: ...
 
@@ -94,7 +94,7 @@ class OffsetsTopic:
     def _check_broker_count(self) -> None:
         """Raises InvalidReplicationFactorError if too few brokers are active.
 
-        Otherwise the topic would be created with a lower replication factor and keep it.
+        The topic is not created with a lower replication factor, because it would keep this factor.
         """
         required = self._settings.broker.offsets_topic_replication_factor
         active = sum(broker.is_active for broker in self._metadata.image.brokers.values())

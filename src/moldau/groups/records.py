@@ -1,4 +1,4 @@
-"""Records of `__consumer_offsets` as plain values; `formats.py` encodes them."""
+"""Records of `__consumer_offsets` as plain values. `formats.py` encodes and decodes the records."""
 
 from dataclasses import dataclass
 from uuid import UUID

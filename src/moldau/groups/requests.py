@@ -101,7 +101,7 @@ class JoinRequest:
     group_id: str
     member_id: str
     new_member_id: str
-    """The generated member id for a member that is new."""
+    """The generated member id. It is used only if the member is new."""
     instance_id: str | None
     client_id: str
     client_host: str
@@ -221,7 +221,7 @@ class CommitRequest:
 @dataclass(frozen=True, slots=True)
 class CommitResponse:
     errors: Mapping[TopicPartition, MoldauError | None]
-    """In request order."""
+    """The error of each partition, or None, in request order."""
 
 
 @dataclass(frozen=True, slots=True)

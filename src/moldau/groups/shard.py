@@ -222,15 +222,15 @@ def _subscription_predicate(group: ClassicGroupMetadata) -> Callable[[str], bool
 
 
 def _expiration_condition(group: ClassicGroupMetadata, retention_ms: int) -> OffsetExpirationCondition | None:
-    """Returns when offsets of topics that the group does not subscribe to expire.
+    """Returns the condition under which the group's offsets expire, except those of subscribed topics.
 
     Returns None if no offsets expire in the current state of the group.
     """
     if not group.protocol_type:
         return OffsetExpirationCondition(retention_ms)
     if group.is_empty:
-        # The condition also counts from the commit, if that is later than `empty_since_ms`. So offsets are kept that an
-        # administrator has just set for an old empty group.
+        # The retention time starts at the commit if that is later than `empty_since_ms`. Therefore offsets that an
+        # administrator sets for an old empty group do not expire at once.
         return OffsetExpirationCondition(retention_ms, group.empty_since_ms or 0)
     if group.protocol_type == PROTOCOL_TYPE and group.state is GroupState.STABLE:
         return OffsetExpirationCondition(retention_ms)

@@ -230,8 +230,8 @@ class ShardDriver:
         if not self.partition.has_lease:
             raise self._lease_expired_error()
         if self._shard is not None:
-            # Listeners are not notified when the lease is renewed. Responses may still be parked whose records were
-            # committed while the broker had no lease, so they are completed here.
+            # Listeners are not notified when the lease is renewed. Records may have been committed while the broker had
+            # no lease. The parked responses of such records are completed here.
             self._on_partition_progress()
         if self._shard is None:
             raise self._unavailable_error()
@@ -251,7 +251,7 @@ class ShardDriver:
             self._start(self._new_operation(None), lambda shard: operation(shard, self._now()))
 
     def run_repeatedly(self, operation: BackgroundOperation) -> None:
-        """Runs a background operation. Runs it again each time its records are committed, until it returns None."""
+        """Repeats a background operation after each commit of its records, until the operation returns None."""
         if self._shard is not None:
             pending = self._new_operation(None, on_committed=lambda: self.run_repeatedly(operation))
             self._start(pending, lambda shard: operation(shard, self._now()))

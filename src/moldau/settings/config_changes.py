@@ -15,7 +15,7 @@ from moldau.wire.decoder_runtime import STRING_BYTES_MAX
 
 
 def validate_topic_configs(configs: Mapping[str, str | None], defaults: TopicSettings | None = None) -> None:
-    """Raises InvalidConfigError if a topic config is invalid or contradicts another."""
+    """Raises InvalidConfigError if a topic config is invalid or contradicts another config."""
     definitions = setting_definitions(TopicSettings)
     values = _parse_all(configs, definitions, "topic")
     changes = {definitions[name].attribute: value for name, value in values.items()}
@@ -23,7 +23,7 @@ def validate_topic_configs(configs: Mapping[str, str | None], defaults: TopicSet
 
 
 def validate_broker_configs(configs: Mapping[str, str | None], static: BrokerSettings | None = None) -> None:
-    """Raises InvalidConfigError if a broker config is invalid, cannot be changed at runtime, or contradicts another."""
+    """Raises InvalidConfigError if a broker config is invalid, is not dynamic, or contradicts another config."""
     definitions = broker_definitions()
     values = _parse_all(configs, definitions, "broker")
     static_names = [name for name in values if not definitions[name].setting.dynamic]

@@ -101,7 +101,7 @@ def _print_stalled(stalled: Reasons, printed: Reasons) -> None:
 
 
 async def _plan(admin: Admin, node: int, started: Moves) -> DrainPlan:
-    """Plans the moves off a node; `started` are the moves in progress at the last poll."""
+    """Plans moves of a node's replicas to other nodes. `started` are the moves in progress at the last poll."""
     cluster = await admin.describe_cluster(fenced_too=True)
     if node not in [each.node_id for each in cluster.brokers + cluster.fenced]:
         raise CommandError(f"Node {node} does not exist. Run `moldau cluster status` to see the nodes.")

@@ -29,7 +29,7 @@ POLL_INTERVAL_S = 0.1
 def choose_port(requested: int | None) -> int:
     """Returns the requested port, if there is one.
 
-    Otherwise returns 9092 if this port is free, so that commands work without --bootstrap, or 0 if it is in use.
+    Otherwise returns 9092, so that commands work without --bootstrap. Returns 0 (any free port) if 9092 is in use.
     """
     if requested is not None:
         return requested

@@ -38,7 +38,7 @@ def revenue_table(results: Results) -> Table:
 
 
 def revenue_line(results: Results) -> str:
-    """Formats the latest minute, for output without a terminal."""
+    """Returns the revenue of the latest minute as a line, for output that is not a terminal."""
     minute = max(results)
     products = ", ".join(f"{product} {each.revenue:.2f}" for product, each in sorted(results[minute].items()))
     return f"revenue at {minute:%H:%M}: {products}"

@@ -52,7 +52,7 @@ def group_delete(
 
 
 async def _delete_offsets(admin: Admin, group: str, topics: list[str]) -> DeleteResults:
-    # This call raises an error if the group does not exist, because the name is then probably mistyped.
+    # The call raises an error if the group does not exist. Without it, a mistyped group would only have no offsets.
     await admin.describe_group(group)
     committed = await admin.list_group_offsets(group)
     results: DeleteResults = {}

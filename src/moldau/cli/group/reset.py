@@ -19,7 +19,7 @@ from moldau.client.admin.admin import EARLIEST, LATEST, Admin
 from moldau.client.record import TopicPartition
 
 ResetPlan = dict[TopicPartition, tuple[int | None, int]]
-"""The current and the new committed offset of each partition. The current offset is None if none is committed."""
+"""The current and the new committed offset of each partition. The current offset is None if it does not exist."""
 
 
 def group_reset(

@@ -1,4 +1,4 @@
-"""`moldau pipeline stop`: stops a running pipeline and waits for it."""
+"""`moldau pipeline stop`: stops a running pipeline and waits until it has stopped."""
 
 import os
 import signal
