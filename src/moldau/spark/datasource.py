@@ -1,6 +1,6 @@
-"""The data source `format("moldau")`: reads and writes topics in batches and streams.
+"""The data source `format("moldau")`, which reads and writes topics in batches and streams.
 
-Spark creates and pickles it in several short-lived processes per query, so this module imports little.
+Spark creates and pickles the data source in several short-lived processes per query, so this module imports little.
 """
 
 from collections.abc import Mapping

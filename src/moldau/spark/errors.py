@@ -1,4 +1,4 @@
-"""Errors for authors of Spark queries: the cause, and what to do."""
+"""Errors for authors of Spark queries. Each message names the cause and what to do."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class SparkSourceError(Exception):
-    """A query that cannot be planned or run. The message is complete for a user."""
+    """A query cannot be planned or run. The message tells the user enough without a traceback."""
 
 
 class OptionError(SparkSourceError):
@@ -19,21 +19,21 @@ class DataLossError(SparkSourceError):
 
 
 _USER_MESSAGE = re.compile(
-    # After a parenthesis the name is part of a plan, which Spark quotes in its own errors.
+    # Ignore a name after a parenthesis, because it belongs to a query plan that Spark quotes in its own errors.
     r"(?<!\()(?:SparkSourceError|OptionError|DataLossError|PipelineError): (.+?)(?=\n\s*(?:at |===|SQLSTATE|$)|\Z)",
     re.S,
 )
 
 
 def find_user_message(error: BaseException) -> str | None:
-    """Returns the message of one of the errors above from Spark's wrapping of it, or None for other errors."""
+    """Returns the message of a SparkSourceError or PipelineError that Spark has wrapped, or None for other errors."""
     found = _USER_MESSAGE.search(str(error))
     return None if found is None else found.group(1).strip()
 
 
 @contextmanager
 def user_facing_errors(bootstrap: str) -> Iterator[None]:
-    """Translates client errors to SparkSourceError with the bootstrap servers, and hides tracebacks of workers."""
+    """Translates client errors to SparkSourceError with the bootstrap servers. Hides the tracebacks of workers."""
     try:
         yield
     except SparkSourceError:
@@ -60,7 +60,10 @@ def _error_text(error: Exception, bootstrap: str) -> str:
 
 
 def _hide_traceback() -> None:
-    """Spark reads the variable when it serializes the error; the worker exits afterwards."""
+    """Makes Spark omit the traceback of an error in a worker.
+
+    Spark reads the variable when it serializes the error. The worker exits afterwards, so the variable is not reset.
+    """
     if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
 

@@ -1,7 +1,7 @@
-"""Event loop thread of a process, for calls from Spark's threads to the asyncio client.
+"""The event loop thread of a process, for calls from Spark's threads to the asyncio client.
 
-Spark calls readers and writers from threads of several processes, and reuses forked workers for many tasks.
-Connections are cached per process and settings; a forked process starts with none.
+Spark calls readers and writers from threads of several processes, and reuses forked workers for many tasks. Connections
+are cached by settings within a process. A forked process starts without connections.
 """
 
 import asyncio
@@ -26,12 +26,13 @@ class EventLoopThread:
         self._on_close: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self.process_id = os.getpid()
         self.is_closed = False
-        # A daemon thread, because the process may exit at any time.
+        # Use a daemon thread, because the process may exit at any time.
         self._thread = threading.Thread(target=self._loop.run_forever, name="moldau client", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine in the loop and returns its result; cancels it if the caller is interrupted."""
+        """Runs a coroutine in the event loop and returns its result. Cancels the coroutine if the caller is
+        interrupted."""
         future = self.start(work)
         try:
             return future.result()
@@ -43,8 +44,10 @@ class EventLoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def cluster(self, settings: Mapping[str, Any]) -> Cluster:
-        """Returns a connected cluster with these arguments of `Cluster`, all hashable. Call it in the loop; the
-        cluster stays open for later callers."""
+        """Returns a connected cluster. `settings` are the arguments of `Cluster`; all values must be hashable.
+
+        Call this coroutine in the event loop. The cluster stays open for later callers.
+        """
         key = settings_key(settings)
         async with self._connect_lock:
             cluster = self._clusters.get(key)
@@ -66,7 +69,7 @@ class EventLoopThread:
         self._on_close.append(work)
 
     def close(self) -> None:
-        """Closes everything, for a process that continues without Spark."""
+        """Closes all clusters and the event loop. Use this in a process that continues without Spark."""
         self.is_closed = True
         self.run(self._close_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -92,7 +95,7 @@ _instance_lock = threading.Lock()
 
 
 def event_loop_thread() -> EventLoopThread:
-    """Returns the instance of this process, created if needed."""
+    """Returns the event loop thread of this process. Creates the thread if needed."""
     global _process_instance
     with _instance_lock:
         if (

@@ -44,12 +44,15 @@ PRODUCER = """
     transactional.id value.serializer
     """
 NAMES = frozenset((COMMON + CONSUMER + PRODUCER).split())
-"""The settings of Kafka's clients. Those that have no effect here are accepted too, so that a query written for
-Spark's Kafka connector works; unknown ones are refused, so that a typo is noticed."""
+"""The settings of Kafka's clients.
+
+Settings that have no effect here are accepted, so that queries for Spark's Kafka connector work. Unknown settings are
+refused, so that a typo is noticed.
+"""
 
 
 class OptionReader:
-    """Typed access to options. `prefix` precedes the names in error messages."""
+    """Typed access to options. Error messages contain `prefix` before the option's name."""
 
     def __init__(self, values: Mapping[str, str], prefix: str = "") -> None:
         self._values = values
@@ -101,9 +104,9 @@ def known_options(
 ) -> OptionReader:
     """Returns the options by their documented names.
 
-    Options whose lower-case name is in `ignored` or begins with one of `prefixes` are left out. `misplaced` maps
-    lower-case names to the reason why they are refused. `unknown` begins the message about an unknown name, which
-    suggests one of `names` or of `suggested`.
+    Options whose lower-case name is in `ignored` or starts with one of `prefixes` are omitted. `misplaced` maps
+    lower-case names to an error message. `unknown` is the start of the error message for an unknown name. This message
+    suggests a similar name from `names` or `suggested`.
     """
     documented = {name.lower(): name for name in names}
     found = {}
@@ -122,7 +125,7 @@ def known_options(
 def kafka_settings(options: Mapping[str, str], refused: Mapping[str, str] | None = None) -> OptionReader:
     """Returns the `kafka.*` options by their lower-case names without the prefix.
 
-    Raises OptionError for a name that no Kafka client has, and for those that `refused` maps to a reason.
+    Raises OptionError for a name that no Kafka client has. `refused` maps names that are not allowed to the reason.
     """
     found = {}
     for option, value in options.items():

@@ -1,1 +1,1 @@
-"""Launcher of Spark: a Java, tuned settings, a class cache, and the code for executors."""
+"""Launcher of Spark. Finds Java, sets tuned settings, uses a class cache, and sends Moldau's code to executors."""

@@ -1,7 +1,7 @@
-"""Cache of Spark's loaded and linked classes, which makes sessions start faster.
+"""A cache of Spark's loaded and linked classes, which makes sessions start faster.
 
-It is built once per Spark and Java in the user's cache directory, as an AOT cache from Java 25 on and as a class data
-archive before. It is optional.
+The cache is optional. It is built once for each pair of Spark and Java, in the user's cache directory. From Java 25 on
+it is an AOT cache; for older releases it is a class data archive.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ except ImportError:  # pragma: no cover
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
-"""Incremented when the training or Java's options change, to invalidate old caches."""
+"""The format version. Increment it when the training or Java's options change, to invalidate old caches."""
 AOT_RELEASE_MIN = 25
 FREE_BYTES_MIN = 700 * 2**20
-"""A cache takes 200 MB, and about as much while it is built."""
+"""The free disk space that a build needs. A cache takes 200 MB, and the build needs about 200 MB more."""
 CHECK_TIMEOUT_S = 60.0
 RETRY_AFTER_S = 24 * 3600
 
@@ -54,12 +54,13 @@ class ClassCache:
 
     @property
     def _installation_id(self) -> str:
-        """Identifies the Java and Spark directories; the same for successive caches of an installation."""
+        """Identifies the Java and Spark directories. Successive caches of an installation have the same id."""
         return _short_hash(self.java.home, self.spark.home)
 
     @property
     def _fingerprint(self) -> str:
-        """Changes with the Java build, the jars and the options; Java would silently ignore an outdated cache."""
+        """A hash of the Java build, the jars and the options. It is in the file name, because Java silently ignores an
+        outdated cache."""
         jars = sorted(
             (each.name, each.stat().st_size, each.stat().st_mtime_ns)
             for each in self.spark.jars.glob("*.jar")
@@ -67,7 +68,7 @@ class ClassCache:
         return _short_hash(FORMAT, self.java.build, platform.machine(), self.spark.class_path(), jars)
 
     def is_ready(self) -> bool:
-        """Returns whether the cache exists unmodified since it was installed."""
+        """Returns whether the cache exists and was not modified after its installation."""
         try:
             status = self.path.stat()
             marker = json.loads(self._marker.read_text())
@@ -76,7 +77,7 @@ class ClassCache:
         return bool(marker == {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns})
 
     def jvm_options(self) -> list[str]:
-        """Returns the options for a process that uses the cache. Java silently ignores an unusable one."""
+        """Returns the Java options that enable the cache. Java silently ignores an unusable cache."""
         if self.java.release >= AOT_RELEASE_MIN:
             return [f"-XX:AOTCache={self.path}", *_quiet("aot")]
         return [f"-XX:SharedArchiveFile={self.path}", "-Xshare:auto", *_quiet("cds")]
@@ -90,7 +91,7 @@ class ClassCache:
         return self.path.with_suffix(".log")
 
     def unavailable_reason(self, now_s: float) -> str | None:
-        """Returns why the cache cannot be built now, or None."""
+        """Returns the reason why the cache cannot be built now, or None if it can."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.directory).free
@@ -107,12 +108,12 @@ class ClassCache:
 
     @contextmanager
     def locked_output(self) -> Iterator[Path | None]:
-        """Yields the path to build the cache at, or None if another process is building it."""
+        """Yields the path at which to build the cache, or None if the cache exists or another process builds it."""
         with (self.directory / f"{self._installation_id}.lock").open("w") as lock:
             if not _try_lock(lock.fileno()) or self.is_ready():
                 yield None
                 return
-            # Removes also what killed processes left.
+            # Remove the files that killed processes left.
             self._clean_up()
             try:
                 yield self.path.with_name(f"{self.path.stem}.new-{os.getpid()}{self.path.suffix}")
@@ -124,13 +125,13 @@ class ClassCache:
             leftover.unlink(missing_ok=True)
 
     def install(self, output: Path) -> bool:
-        """Installs a new cache if Java can use it, and removes older ones."""
+        """Installs a new cache if Java can use it, and removes older caches. Returns whether it was installed."""
         if not self._is_usable(output):
             return False
         status = output.stat()
         note = output.with_suffix(".json")
         note.write_text(json.dumps({"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}))
-        # Between the two renames the marker does not match, so no process uses the cache.
+        # Between the two renames no process uses the cache, because the marker does not match the cache file.
         os.replace(note, self._marker)
         os.replace(output, self.path)
         for old in self.directory.glob(f"{self._installation_id}-*"):
@@ -161,13 +162,13 @@ class ClassCache:
 
 
 def training_options(java: Java, output: Path) -> list[str]:
-    """Returns the options for the process whose classes are recorded."""
+    """Returns the Java options of the training process, whose classes are recorded."""
     name = "AOTCacheOutput" if java.release >= AOT_RELEASE_MIN else "ArchiveClassesAtExit"
     return [f"-XX:{name}={output}"]
 
 
 def _quiet(subject: str) -> list[str]:
-    # Java logs about its caches on standard output, which belongs to results.
+    # Send these logs to standard error, because Java writes them to standard output, which is for results.
     return ["-Xlog:disable", f"-Xlog:all=error,{subject}*=off:stderr"]
 
 
@@ -186,6 +187,9 @@ def _short_hash(*parts: object) -> str:
 
 
 def is_enabled(environ: Mapping[str, str]) -> bool:
-    """Off with `MOLDAU_CLASS_CACHE=off`, and by default in CI, where machines are not reused."""
+    """Returns whether the cache is enabled.
+
+    `MOLDAU_CLASS_CACHE=off` disables the cache. The default in CI is off, because CI machines are not reused.
+    """
     setting = environ.get("MOLDAU_CLASS_CACHE", "off" if environ.get("CI") else "on")
     return not re.fullmatch(r"off|no|false|0", setting.strip(), re.I)

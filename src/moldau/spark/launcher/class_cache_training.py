@@ -1,4 +1,4 @@
-"""Training run of the class cache: does once what most sessions do.
+"""The training of the class cache. Runs the operations that most sessions use, so that Java records their classes.
 
 Runs as a program: `python -m moldau.spark.launcher.class_cache_training OUTPUT`.
 """
@@ -115,7 +115,7 @@ def main(output: str) -> None:
     )
 
     def give_up(*_: object) -> NoReturn:
-        # Kills Java: a normal exit would write the cache of an unfinished training.
+        # Kill Java, because after a normal exit Java would write the cache of an unfinished training.
         gateway.kill()
         os._exit(1)
 

@@ -1,5 +1,7 @@
-"""Checks of a standalone cluster before the first query: the master responds, and executors exist and have the
-required Python and packages."""
+"""Checks of a standalone cluster before the first query.
+
+The master must respond. Executors must exist and have the required Python version and packages.
+"""
 
 import errno
 import importlib.util
@@ -16,15 +18,15 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 REQUIRED_PACKAGES = ("pyarrow", "numpy", "pandas", "cramjam", "crc32c", "kio")
-"""Imported by the data source on executors; numba is optional."""
+"""Packages that the data source imports on executors. numba is not listed, because it is optional."""
 RETRY_INTERVAL_S = 0.25
 POLL_INTERVAL_S = 0.05
 
 
 def reach_master(master: Master, within_s: float) -> str:
-    """Returns the local address of a connection to the master, by which executors can reach this driver.
+    """Returns the local address of a connection to the master. Executors can reach this driver at that address.
 
-    Raises LaunchError if no master listens within this time.
+    Raises LaunchError if no master listens within `within_s`.
     """
     deadline = time.monotonic() + within_s
     while True:
@@ -61,7 +63,7 @@ def unresponsive_master_error(master: Master, within_s: float, version: str) -> 
 
 
 def wait_for_executors(context: "SparkContext", master: Master, within_s: float) -> None:
-    """Raises LaunchError if the master provides no executor within this time."""
+    """Waits for the first executor. Raises LaunchError if the master provides none within `within_s`."""
     deadline = time.monotonic() + within_s
     state = context._jsc.sc()
     while True:
@@ -70,7 +72,7 @@ def wait_for_executors(context: "SparkContext", master: Master, within_s: float)
                 f"The master {master.url} has terminated the application: its executors could not "
                 "start. See the workers' logs (work/app-… in their directories)."
             )
-        # The driver counts as one.
+        # The status also contains the driver.
         if state.getExecutorMemoryStatus().size() > 1:
             return
         if time.monotonic() > deadline:
@@ -85,7 +87,7 @@ def wait_for_executors(context: "SparkContext", master: Master, within_s: float)
 
 
 def check_executors(context: "SparkContext") -> None:
-    """Runs a task on executors and raises LaunchError with the packages they lack."""
+    """Runs tasks on the executors. Raises LaunchError with the packages that the executors lack."""
     count = max(1, context.defaultParallelism)
     try:
         found = context.parallelize(range(count), count).mapPartitions(_find_missing_packages).collect()
@@ -110,7 +112,7 @@ def _find_missing_packages(_: Iterable[int]) -> Iterator[tuple[str, tuple[str, .
 
 
 def executor_error_text(failure: str, python: str) -> str:
-    """Explains why executors could not run the first task, from Spark's message."""
+    """Returns an explanation, from Spark's message, why executors could not run the first task."""
     if "PYTHON_VERSION_MISMATCH" in failure:
         versions = re.search(r"version: (\S+) than that in driver:? (\S+?),", failure)
         executor_version, driver_version = versions.groups() if versions else ("another version", "this one")

@@ -1,6 +1,6 @@
-"""PySpark's worker daemon without its error message when Spark needs no more rows.
+"""PySpark's worker daemon without the error message for a socket that Spark closes early.
 
-`show` and `limit` close a worker's socket early, which PySpark prints as a failure.
+`show` and `limit` close a worker's socket when they need no more rows. PySpark would print this as a failure.
 """
 
 import socket
@@ -14,7 +14,8 @@ def work(sock: socket.socket, authenticated: bool) -> int:
     try:
         return int(_work(sock, authenticated))
     except OSError:
-        # Errors of user code were reported before, so this is the socket. A result other than 0 retires the worker.
+        # This is an error of the socket, because errors of user code were reported before. A result other than 0 ends
+        # the worker.
         return 1
 
 

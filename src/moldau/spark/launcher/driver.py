@@ -1,4 +1,4 @@
-"""Start of the Java process of a driver, with the class cache and quiet logs."""
+"""Starts the Java process of a driver, with the class cache and fewer log messages."""
 
 import os
 import subprocess
@@ -21,11 +21,11 @@ TRAINING_TIMEOUT_S = 300.0
 class DriverOptions:
     quiet: bool = False
     say: Callable[[str], None] | None = None
-    """Receives messages about slow steps; None prints them unless `quiet`."""
+    """A callback for messages about slow steps. None prints the messages to standard error, unless `quiet`."""
     log: Path | None = None
     descriptors: Sequence[int] = ()
     for_all_sessions: bool = False
-    """The settings apply to every session of the process, also to those that PySpark creates."""
+    """Whether the settings apply to every session of the process, including sessions that PySpark creates."""
 
 
 def start_driver(
@@ -37,8 +37,11 @@ def start_driver(
     java: Java | None = None,
     class_options: Sequence[str] | None = None,
 ) -> gateway.Gateway:
-    """Starts the gateway. `code` is a zip for workers on this machine, which plan like executors. `class_options`
-    default to those of the class cache."""
+    """Starts the gateway.
+
+    `code` is a zip file with Moldau's code for Python workers on this machine, which plan queries. `class_options` are
+    the Java options of the class cache; None looks them up.
+    """
     java = java or find_java()
     if class_options is None:
         class_options = class_cache_options(
@@ -59,8 +62,10 @@ def start_driver(
 
 
 def log_options(spark: SparkHome, level: str, *, deploy: str = "warn") -> list[str]:
-    """Returns our logging options unless the user has a log4j2.properties. `deploy` is the level of masters and
-    workers."""
+    """Returns Moldau's logging options, or none if the user has a log4j2.properties.
+
+    `deploy` is the log level of masters and workers.
+    """
     if (spark.settings / "log4j2.properties").is_file():
         return []
     configuration = Path(__file__).with_name("log4j2.properties")
@@ -72,7 +77,10 @@ def log_options(spark: SparkHome, level: str, *, deploy: str = "warn") -> list[s
 
 
 def class_cache_options(java: Java, spark: SparkHome, *, say: Callable[[str], None]) -> list[str]:
-    """Builds the class cache if it is missing. A failure never prevents the start."""
+    """Returns the Java options of the class cache. Builds the cache if it is missing.
+
+    A failed build does not prevent the start of Spark.
+    """
     if not is_enabled(os.environ):
         return []
     cache = ClassCache(cache_directory(os.environ), java, spark)
@@ -101,14 +109,14 @@ def _build_class_cache(cache: ClassCache, say: Callable[[str], None]) -> None:
 
 
 def _train_class_cache(cache: ClassCache, output: Path) -> bool:
-    """Trains in another Python process, because PySpark connects to one Java process only."""
+    """Trains in another Python process, because PySpark can connect to only one Java process."""
     with cache.log.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "moldau.spark.launcher.class_cache_training", str(output)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Ctrl-C interrupts this process only; the child ends with it because its pipe closes.
+            # Ctrl-C must interrupt this process only. `finally` then terminates the child.
             process_group=0,
             env=_training_environment(cache),
         )
@@ -121,7 +129,8 @@ def _train_class_cache(cache: ClassCache, output: Path) -> bool:
 
 
 def _training_environment(cache: ClassCache) -> dict[str, str]:
-    """Returns an environment with this Java, Spark and Python, without the user's session settings."""
+    """Returns the environment of the training, with this Java, Spark and Python, but without the user's session
+    settings."""
     is_installed = {
         name: value
         for name, value in os.environ.items()

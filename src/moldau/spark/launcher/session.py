@@ -1,4 +1,4 @@
-"""`moldau.spark.session()`: a Spark session without installation or configuration."""
+"""`moldau.spark.session()`, which returns a Spark session without installation or configuration."""
 
 import atexit
 import os
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _start_lock = threading.Lock()
 _gateway_process: Gateway | None = None
-"""The Java process that this process has started."""
+"""The Java process that this Python process has started."""
 _gateway_master: str | None = None
 _submitted_settings: dict[str, str] = {}
 """The settings of `moldau spark submit` or `shell`."""
@@ -55,12 +55,14 @@ def session(
     log: Path | None = None,
     descriptors: Sequence[int] = (),
 ) -> "SparkSession":
-    """Returns the running session, or starts one.
+    """Returns the running session, or starts a session.
 
-    The master is this argument, else `spark.master`, else MASTER in the environment, else `local[*]`. Settings
-    override ours. With `quiet` only errors are printed. `say` receives messages about slow steps before Spark starts,
-    and `log` the output of Java and of local Python workers; the default for both is standard error. Java keeps the
-    descriptors open until it exits, so a lock on one may outlive this process briefly. Raises LaunchError.
+    The master is the argument `master`, else the setting `spark.master`, else the environment variable MASTER, else
+    `local[*]`. `settings` override Moldau's defaults. With `quiet` only errors are printed.
+
+    `say` receives messages about slow steps before Spark starts. `log` receives the output of Java and of local Python
+    workers. The default for both is standard error. Java keeps `descriptors` open until it exits, so a lock on a
+    descriptor may last a little longer than this process. Raises LaunchError.
     """
     spark = find_spark()
     spark_master, chosen = resolve_settings(
@@ -84,7 +86,7 @@ def session(
 
 
 def start_submitted(spark: SparkHome, spark_master: Master, settings: Mapping[str, str]) -> None:
-    """Applies these settings to every session of the process, also to those that PySpark creates."""
+    """Applies these settings to every session of the process, including sessions that PySpark creates."""
     _submitted_settings.update(settings)
     _set_worker_python(settings)
     with _start_lock:
@@ -118,7 +120,7 @@ def _new_context(
     from pyspark import SparkConf, SparkContext
 
     conf = SparkConf().setAll(list(session_settings(prepared).items()))
-    # The Java process already has the files of a submitted program.
+    # Pass no files for a submitted program, because the Java process already has them.
     files = [] if _submitted_settings else python_files(prepared)
     if spark_master.kind is not MasterKind.STANDALONE:
         return SparkContext(conf=conf, pyFiles=files)
@@ -134,10 +136,11 @@ def _new_context(
 
 
 def _with_runtime_settings(spark_master: Master, chosen: Mapping[str, str]) -> dict[str, str]:
-    """Adds what is known only now: the driver's address, and the archive of our code for executors."""
+    """Adds settings that are known only at the start: the driver's address, and the archive of Moldau's code for
+    executors."""
     prepared = dict(chosen)
     if spark_master.kind is MasterKind.STANDALONE:
-        # The address that the master sees; host names may not resolve on other machines.
+        # Use the address from the connection to the master, because host names may not resolve on other machines.
         address = reach_master(spark_master, parse_seconds(MASTER_TIMEOUT, chosen[MASTER_TIMEOUT]))
         prepared.setdefault("spark.driver.host", address)
     if spark_master.kind is not MasterKind.LOCAL:
@@ -148,7 +151,8 @@ def _with_runtime_settings(spark_master: Master, chosen: Mapping[str, str]) -> d
 def _connect_gateway(
     spark: SparkHome, spark_master: Master, settings: Mapping[str, str], options: DriverOptions
 ) -> None:
-    """Connects to a Java process, which successive sessions with the same master share."""
+    """Connects to a Java process, and starts it if needed. Successive sessions with the same master share the
+    process."""
     global _gateway_process, _gateway_master
     is_external = "PYSPARK_GATEWAY_PORT" in os.environ or (
         _gateway_process is None and _pyspark_gateway() is not None
@@ -170,7 +174,7 @@ def _connect_gateway(
 
 
 def _silence_query_logs() -> None:
-    """Disables loggers that print every query error to standard error again, as JSON with Java's stack."""
+    """Disables loggers that repeat every query error on standard error, as JSON with a Java stack trace."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -178,14 +182,15 @@ def _silence_query_logs() -> None:
 
 
 def _pyspark_gateway() -> Any:
-    """Returns PySpark's gateway without importing PySpark, which can happen while Java starts."""
+    """Returns PySpark's gateway, or None. Does not import PySpark, so that PySpark can be imported while Java
+    starts."""
     pyspark = sys.modules.get("pyspark")
     return None if pyspark is None else pyspark.SparkContext._gateway
 
 
 @contextmanager
 def _startup_deadline(spark_master: Master, within_s: float) -> Iterator[None]:
-    """Kills the Java process if the block takes too long; Spark would retry for a minute."""
+    """Kills the Java process if the block takes too long, because Spark would retry for a minute."""
     java, timed_out = _gateway_process, threading.Event()
     if java is None:
         yield
@@ -246,7 +251,7 @@ PACKAGES = ("moldau", "pyspark_moldau")
 
 
 def build_code_archive() -> Path:
-    """Writes a zip of this process's code, which is deleted at exit."""
+    """Writes a zip file of Moldau's code and returns its path. The file is deleted when the process exits."""
     directory = Path(tempfile.mkdtemp(prefix="moldau-code-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     path = directory / "moldau.zip"

@@ -1,4 +1,4 @@
-"""Discovery of Spark: SPARK_HOME, else the installed PySpark."""
+"""Discovery of Spark. SPARK_HOME comes first, then the installed PySpark."""
 
 import importlib.util
 import os
@@ -13,20 +13,20 @@ from moldau.spark.errors import NO_PYSPARK, LaunchError
 class SparkHome:
     home: Path
     settings: Path
-    """The directory of `spark-defaults.conf`; it may not exist."""
+    """The directory of `spark-defaults.conf`. The directory may not exist."""
 
     @property
     def jars(self) -> Path:
         return self.home / "jars"
 
     def class_path(self) -> str:
-        # slf4j's own jar goes first, because other jars contain old copies of its classes.
+        # Put the jar of slf4j first, because other jars contain old copies of its classes.
         first = sorted(self.jars.glob("slf4j-api-*.jar"))
         return ":".join([*map(str, first), f"{self.jars}/*"])
 
 
 def find_spark(environ: Mapping[str, str] | None = None) -> SparkHome:
-    """Finds Spark without importing PySpark, which can happen while Java starts."""
+    """Finds Spark without importing PySpark, so that PySpark can be imported while Java starts."""
     environ = os.environ if environ is None else environ
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:

@@ -1,4 +1,4 @@
-"""Default settings of Spark sessions, each with its reason. The user's settings override them."""
+"""The default settings of Spark sessions, with reasons. The user's settings override these defaults."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.master_url import Master, MasterKind, parse_master
 
 SOCKET_PATH_BYTES_MAX = 100
-"""Unix socket paths are limited to 104 bytes on some systems."""
+"""The maximum length of a Unix socket path. Some systems allow only 104 bytes."""
 SOCKET_NAME_BYTES = 1 + len(".00000000-0000-0000-0000-000000000000.sock")
 
 MASTER_TIMEOUT = "spark.moldau.masterTimeout"
@@ -20,27 +20,30 @@ EXECUTOR_TIMEOUT = "spark.moldau.executorTimeout"
 """How long the first executor may take to start on a busy cluster."""
 
 COMMON_SETTINGS = {
-    # Rows with headers reach Python writers 12 times faster if Spark does not measure each row.
+    # Spark then does not measure each row. Rows with headers reach Python writers 12 times faster.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
-    # The same days and hours on every machine, and in Kafka's tools.
+    # Days and hours are then the same on every machine and in Kafka's tools.
     "spark.sql.session.timeZone": "UTC",
     # The progress bar would garble printed rows.
     "spark.ui.showConsoleProgress": "false",
     MASTER_TIMEOUT: "30s",
     EXECUTOR_TIMEOUT: "60s",
-    # Drivers rarely need a web server and a port; `spark.ui.enabled=true` enables it.
+    # The web UI is off, because drivers rarely need a web server and a port.
     "spark.ui.enabled": "false",
 }
 
 LOCAL_SETTINGS = {
-    # No other machine connects to a local driver, and a laptop's host name may not resolve.
+    # Use the loopback address, because no other machine connects to a local driver and a laptop's host name may not
+    # resolve.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Executors share the driver's process.
+    # The driver needs more memory, because executors share the driver's process.
     "spark.driver.memory": "2g",
-    # Avoids errors printed when `show` ends workers early. On clusters the daemon may start before our code arrives.
+    # This daemon prints no errors when `show` ends workers early. Clusters do not use it, because there the daemon may
+    # start before Moldau's code arrives.
     "spark.python.daemon.module": "moldau.spark.launcher.daemon",
-    # Skips checksum files of local checkpoints. With Unix sockets this halves the time of a small micro-batch.
+    # These settings skip the checksum files of local checkpoints. Together with Unix sockets, this halves the time of a
+    # small micro-batch.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -48,7 +51,7 @@ LOCAL_SETTINGS = {
 }
 
 LOCAL_SHUFFLE_PARTITIONS = (2, 8)
-"""Minimum and maximum for a local master, which gets one per thread."""
+"""The minimum and maximum number of shuffle partitions for a local master, which gets one partition per thread."""
 CLUSTER_SHUFFLE_PARTITIONS = "16"
 
 
@@ -62,7 +65,8 @@ def default_settings(master: Master, *, temporary: str | None = None) -> dict[st
     if master.kind is MasterKind.LOCAL:
         fewest, most = LOCAL_SHUFFLE_PARTITIONS
         chosen |= LOCAL_SETTINGS
-        # Stateful micro-batches pay for each partition; Spark's default of 200 is for terabytes.
+        # Use few partitions, because stateful micro-batches have a cost per partition. Spark's default of 200 is for
+        # terabytes.
         chosen["spark.sql.shuffle.partitions"] = str(min(max(master.threads, fewest), most))
     else:
         chosen["spark.sql.shuffle.partitions"] = CLUSTER_SHUFFLE_PARTITIONS
@@ -70,7 +74,7 @@ def default_settings(master: Master, *, temporary: str | None = None) -> dict[st
 
 
 def parse_seconds(name: str, text: str) -> float:
-    """Parses a duration of Spark's settings: 30s, 2m, 500ms; a number alone is in seconds."""
+    """Parses a duration of Spark's settings, such as 30s, 2m or 500ms. A number without a unit is in seconds."""
     try:
         return parse_duration(text, "s").milliseconds / 1000
     except OptionValueError as error:
@@ -101,8 +105,11 @@ def resolve_settings(
     defaults: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> tuple[Master, dict[str, str]]:
-    """Merges the settings of a session. Precedence: its code, how it was submitted, spark-defaults.conf, our
-    defaults."""
+    """Merges the settings of a session.
+
+    Highest precedence first: the session's code, the settings of the submit command, spark-defaults.conf, Moldau's
+    defaults.
+    """
     users = {**defaults, **submitted, **{name: str(value) for name, value in session_settings.items()}}
     parsed = parse_master(master or users.get("spark.master") or environ.get("MASTER") or "local[*]")
     users["spark.master"] = parsed.url

@@ -1,4 +1,4 @@
-"""Master and workers of a standalone cluster. The process is replaced by Spark's."""
+"""The master and workers of a standalone cluster. This Python process is replaced by Spark's Java process."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ from moldau.spark.launcher.java_command import MASTER_CLASS, WORKER_CLASS, java_
 from moldau.spark.launcher.spark_home import SparkHome, find_spark
 
 MEMORY = "1g"
-"""For the process itself; executors have their own."""
+"""The memory of the master or worker process. Executors have their own memory."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def exec_worker(options: WorkerOptions) -> NoReturn:
 
 
 def _check_port_free(host: str, port: int) -> None:
-    """Raises LaunchError if the port is in use: Spark would silently take the next one."""
+    """Raises LaunchError if the port is in use, because Spark would silently take the next port."""
     try:
         with socket.create_server((host, port)):
             pass
@@ -79,7 +79,7 @@ def _exec_spark(name: str, arguments: list[str], host: str) -> NoReturn:
     class_options = class_cache_options(java, spark, say=write_stderr)
     options = [*class_options, *log_options(spark, "warn", deploy="info"), "-Dspark.port.maxRetries=0"]
     command = java_command(java, spark, name, arguments, options=options, memory=MEMORY)
-    # Executors bind only to the address of their worker.
+    # Set the local address, so that executors bind only to the address of their worker.
     environ = {"SPARK_LOCAL_IP": host, **os.environ, **worker_environment(spark)}
     environ["JAVA_HOME"] = str(make_java_home(cache_directory(os.environ), java, class_options))
     sys.stdout.flush()
@@ -88,7 +88,7 @@ def _exec_spark(name: str, arguments: list[str], host: str) -> NoReturn:
 
 
 def worker_environment(spark: SparkHome) -> Mapping[str, str]:
-    """Returns what a worker needs to start executors."""
+    """Returns the environment variables that a worker needs to start executors."""
     core = next(iter(sorted(spark.jars.glob("spark-core_*.jar"))), None)
     scala = re.match(r"spark-core_([\d.]+)-", core.name) if core else None
     found = {"SPARK_HOME": str(spark.home)}
@@ -113,7 +113,8 @@ def wrapper_script(java: Java, options: Sequence[str]) -> str:
 def make_java_home(directory: Path, java: Java, options: Sequence[str]) -> Path:
     """Creates a JAVA_HOME for executors, atomically.
 
-    Its `java` is a script that drops a module which the real Java may lack, and adds the class cache.
+    Its program `java` is a script. The script drops a module option that the real Java may not support, and adds the
+    class cache.
     """
     text = wrapper_script(java, options)
     home = directory / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

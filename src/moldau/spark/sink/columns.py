@@ -1,6 +1,6 @@
-"""Columns of rows that become records: those of Spark's Kafka connector, and `timestamp`.
+"""The columns of rows that become records: those of Spark's Kafka connector, and `timestamp`.
 
-All other columns are dropped, as in Spark's connector, so that rows read from one topic can be written to another.
+All other columns are dropped, as in Spark's connector, so that rows from one topic can be written to another.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ _TYPE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class SinkColumns:
-    """Positions of the columns in a row; None if a column is missing or not used."""
+    """The positions of the columns in a row. None means that the column is missing or not used."""
 
     value: int
     key: int | None = None
@@ -41,11 +41,14 @@ class SinkColumns:
     partition: int | None = None
     timestamp: int | None = None
     ignored: tuple[str, ...] = ()
-    """Columns that are not written."""
+    """The names of columns that are not written."""
 
 
 def sink_columns(schema: StructType, *, has_topic: bool, includes_headers: bool) -> SinkColumns:
-    """Raises SparkSourceError that names the wrong column. `has_topic`: an option sets the topic of all rows."""
+    """Returns the positions of the columns. Raises SparkSourceError with the name of a wrong column.
+
+    `has_topic` means that an option sets the topic of all rows.
+    """
     positions: dict[str, int] = {}
     ignored: list[str] = []
     for position, field in enumerate(schema.fields):

@@ -1,12 +1,14 @@
-"""The data source `moldau_delta`: appends to a Delta table with the library deltalake, without a JAR.
+"""The data source `moldau_delta`, which appends to a Delta table with the library deltalake, without a JAR.
 
     frame.writeStream.format("moldau_delta").option("path", …).option("checkpointLocation", …).start()
 
 Executors write Parquet files into the table's directory, and the driver commits all files of a micro-batch at once. The
-commit carries the batch number as an application transaction under the option appId, else under the query's id. So a
-batch that the table already has is skipped, unless another checkpoint wrote it under the same appId: that is an error.
-A batch write is idempotent only with appId and batchId. Files of a failed batch are removed; those of killed
-processes and tasks are not part of the table, and `DeltaTable.vacuum` removes them.
+commit contains an application transaction: the batch number, under the option appId or else under the query's id. A
+batch that the table already has is therefore skipped. It is an error if another checkpoint wrote that batch under the
+same appId.
+
+A batch write is idempotent only with appId and batchId. The files of a failed batch are removed. Files of killed
+processes and tasks remain, but are not part of the table; `DeltaTable.vacuum` removes them.
 
 The driver and all executors must reach the path. Object stores (s3://, az://, gs://, with `storage.*` options) use the
 same code but are untested.
@@ -66,7 +68,7 @@ class DeltaSink(DataSource):
 
 
 class _DeltaTableWriter:
-    """The part that batch and streaming writes share."""
+    """The code that batch and streaming writes share."""
 
     def __init__(self, options: DeltaOptions, schema: StructType) -> None:
         self.options = options
@@ -146,5 +148,5 @@ class DeltaStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _delta_messages(messages: Sequence[WriterCommitMessage | None]) -> list[DeltaCommitMessage]:
-    """Drops the None of failed tasks."""
+    """Returns the messages of successful tasks. Spark passes None for a failed task."""
     return [each for each in messages if isinstance(each, DeltaCommitMessage)]

@@ -1,6 +1,6 @@
 """Commits to a Delta table on the driver.
 
-A commit adds all files of a batch atomically, with the batch's number as an application transaction, so that a
+A commit adds all files of a batch atomically. It contains the batch number as an application transaction, so that a
 repeated batch is recognised.
 """
 
@@ -22,17 +22,17 @@ from moldau.spark.sink.delta_schema import as_nullable, check_rows_fit_table, no
 from moldau.spark.sink.delta_stats import stats_json, without_bounds
 
 ATTEMPTS_MAX = 10
-"""An attempt fails only if another writer commits first."""
+"""The maximum number of attempts to commit. An attempt fails only if another writer commits first."""
 
 _log = get_logger("spark.sink.delta")
 
 
 class CommitConflictError(Exception):
-    """Another writer committed first, so the decision must be made again."""
+    """Another writer committed first, so the commit must be prepared again from the new table version."""
 
 
 def open_table(location: Location) -> DeltaTable | None:
-    """Returns None if the table does not exist."""
+    """Returns the table, or None if it does not exist. Raises SparkSourceError if the table cannot be opened."""
     try:
         return DeltaTable(location.path, storage_options=location.options)
     except TableNotFoundError:
@@ -69,8 +69,8 @@ def is_batch_committed(
 ) -> bool:
     """Returns whether the table already has this batch of the application.
 
-    Raises SparkSourceError for different rows under an old number: a query only repeats its last batch, and only
-    under its own id, which is in its checkpoint.
+    Raises SparkSourceError if the batch number is old but the rows may be different. A query repeats only its last
+    batch, and only under its own query id, which is stored in its checkpoint.
     """
     if table is None or app_id is None or batch_id is None:
         return False
@@ -92,8 +92,11 @@ def is_batch_committed(
 def batch_commit_properties(
     app_id: str | None, batch_id: int | None, query_id: str | None = None, *, creates_table: bool = False
 ) -> CommitProperties:
-    """Returns the application transaction that `is_batch_committed` reads. A commit that `creates_table` is not
-    retried by the library, which would overwrite a table that another writer has created."""
+    """Returns the application transactions that `is_batch_committed` reads.
+
+    With `creates_table` the library does not retry the commit, because a retry would overwrite a table that another
+    writer has created.
+    """
     batches = []
     if app_id is not None and batch_id is not None:
         batches.append(Transaction(app_id, batch_id))
@@ -107,7 +110,7 @@ def _query_app_id(app_id: str, query_id: str) -> str:
 
 
 def retry_commit(location: Location, attempt: Callable[[DeltaTable | None], bool]) -> bool:
-    """Calls `attempt` with the current table until it does not conflict with another writer."""
+    """Calls `attempt` with the current table until the commit does not conflict with another writer."""
     for _ in range(ATTEMPTS_MAX):
         try:
             return attempt(open_table(location))
@@ -125,8 +128,11 @@ def retry_commit(location: Location, attempt: Callable[[DeltaTable | None], bool
 def detect_landed_commit(
     location: Location, has_landed: Callable[[DeltaTable], bool], *, creates_table: bool
 ) -> Iterator[None]:
-    """Handles a failed commit: it may have succeeded if the response was lost or a later step failed, so `has_landed`
-    inspects the table. Raises CommitConflictError if a retry may help."""
+    """Finds out whether a commit that raised an error has succeeded anyway.
+
+    The response may have been lost, or a later step may have failed. `has_landed` therefore inspects the table. Raises
+    CommitConflictError if a retry may help.
+    """
     try:
         yield
     except (DeltaError, OSError, ValueError) as error:
@@ -155,8 +161,11 @@ def commit_files(
     batch_id: int | None,
     query_id: str | None = None,
 ) -> bool:
-    """Adds the files in one commit, which creates the table if needed. Returns False if the batch was committed
-    before; then the files are removed. `query_id` is set for a streaming query with its own appId."""
+    """Adds the files in one commit, and creates the table if needed.
+
+    Returns False and removes the files if the batch was committed before. `query_id` is set only for a streaming query
+    with the option appId.
+    """
 
     def attempt(table: DeltaTable | None) -> bool:
         if is_batch_committed(table, app_id, batch_id, query_id):
@@ -199,7 +208,7 @@ def _append(
     table: DeltaTable, schema: dict[str, Any], files: Sequence[WrittenFile], transactions: CommitProperties
 ) -> None:
     if len(schema["fields"]) < len(table.schema().fields):
-        # Columns that the rows lack have no bounds.
+        # Remove the bounds, because the files have no bounds for table columns that the rows lack.
         files = [replace(each, stats=without_bounds(each.stats)) for each in files]
     table.create_write_transaction(
         [_add_action(each) for each in files],
@@ -211,7 +220,8 @@ def _append(
 
 
 def _check_nulls(table: DeltaTable, files: Sequence[WrittenFile], location: Location) -> None:
-    """Raises SparkSourceError for nulls in columns that do not allow them, which would make the table unreadable."""
+    """Raises SparkSourceError if a NOT NULL column contains nulls, because such nulls would make the table
+    unreadable."""
     partition_by = table.metadata().partition_columns
     for name in non_null_columns(table_schema_json(table)):
         for file in files:
@@ -226,8 +236,10 @@ def _check_nulls(table: DeltaTable, files: Sequence[WrittenFile], location: Loca
 
 
 def remove_uncommitted(location: Location, files: Sequence[WrittenFile]) -> None:
-    """Removes files of a failed batch unless they were committed. In an object store they are left for `vacuum`,
-    because a pending commit may still succeed there."""
+    """Removes the files of a failed batch, except files that were committed.
+
+    In an object store the files are left for `vacuum`, because a pending commit may still succeed there.
+    """
     if not files or not location.is_directory:
         return
     table = open_table(location)

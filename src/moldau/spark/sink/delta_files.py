@@ -1,7 +1,6 @@
-"""Parquet files of one task, with the statistics for the table. They are not part of the table until they are
-committed.
+"""Parquet files of one task, with their Delta statistics. The files are not part of the table until they are committed.
 
-Memory is bounded: row groups are written when a file, or all files together, have buffered enough, and the number of
+Memory is bounded. A row group is written when one file, or all files together, have buffered enough rows. The number of
 open files is limited.
 """
 
@@ -39,17 +38,17 @@ class WrittenFile:
     """A file to be added to its table."""
 
     path: str
-    """Relative to the table."""
+    """The path relative to the table's directory."""
     size: int
     modified_ms: int
     partition_values: dict[str, str | None]
     stats: dict[str, Any]
     null_columns: frozenset[str] = frozenset()
-    """Columns with nulls."""
+    """The names of columns that contain nulls."""
 
     @property
     def name(self) -> str:
-        """Unique among all files."""
+        """The file name, which is unique among all files."""
         return self.path.rpartition("/")[2]
 
 
@@ -68,7 +67,7 @@ class _OpenFile:
 
 
 class TableFiles:
-    """Call `write` for each batch, then `finish`, or `discard` on failure."""
+    """Writer of a task's Parquet files. Call `write` for each batch, then `finish`, or `discard` after a failure."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class TableFiles:
         self._file_bytes_max = file_bytes_max
         self._files_open_max = files_open_max
         self._store = table_file_system(location)
-        # By partition values, the most recently used last.
+        # The open files by partition values. The most recently used file is last.
         self._open: OrderedDict[tuple[str | None, ...], _OpenFile] = OrderedDict()
         self._buffered_bytes = 0
         self._started_paths: list[str] = []
@@ -100,7 +99,8 @@ class TableFiles:
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        # Spark labels times with the session's time zone, which does not change the instants.
+        # Cast to the expected types, because Spark labels timestamps with the session's time zone. This does not change
+        # the instants.
         batch = pa.record_batch(
             [
                 column.cast(expected.type)
@@ -119,7 +119,7 @@ class TableFiles:
         return self._written_files
 
     def discard(self) -> None:
-        """Removes all files, unfinished ones too."""
+        """Removes all files of the task, including unfinished ones."""
         for each in self._open.values():
             if each.writer is not None:
                 each.writer.close()
@@ -178,7 +178,7 @@ class TableFiles:
 
 
 def table_file_system(location: Location) -> pafs.FileSystem:
-    """Returns the file system of the table's directory, which is created if needed."""
+    """Returns the file system of the table's directory. Creates the directory if needed."""
     try:
         if location.is_directory:
             os.makedirs(location.path, exist_ok=True)
@@ -206,8 +206,10 @@ def remove_files(store: pafs.FileSystem, paths: list[str]) -> None:
 def split_by_partition(
     batch: pa.RecordBatch, partition_by: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Yields the partition values, as Delta writes them, and the rows of each partition in order, without the
-    partition columns."""
+    """Yields the rows of each partition with the partition values.
+
+    The values are formatted for the Delta log. The rows keep their order and lack the partition columns.
+    """
     if not partition_by:
         yield (), batch
         return
@@ -239,7 +241,7 @@ def _partition_texts(values: pa.Array, name: str) -> list[str | None]:
 
 
 def partition_value_text(value: Any) -> str | None:
-    """Formats a partition value for the Delta log, where an empty string counts as null."""
+    """Formats a partition value for the Delta log. An empty string becomes null, as Delta requires."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -250,7 +252,7 @@ def partition_value_text(value: Any) -> str | None:
 
 
 def _path(partition_by: tuple[str, ...], values: tuple[str | None, ...]) -> str:
-    """Returns a unique path. The directories are for people: the table stores the values itself."""
+    """Returns a unique path. Its directories only help people, because the table's log stores the partition values."""
     directories = [
         f"{quote(name, safe='')}={_NULL_DIRECTORY if value is None else quote(value, safe='')[:_DIRECTORY_NAME_MAX]}"
         for name, value in zip(partition_by, values, strict=True)

@@ -17,11 +17,11 @@ _COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A table's location: an absolute directory, or the URL of an object store with its access options."""
+    """The location of a table: an absolute directory, or the URL of an object store with access options."""
 
     path: str
     storage_options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """May contain secrets."""
+    """The access options of an object store. They may contain secrets, so they are not in the `repr`."""
 
     @property
     def is_directory(self) -> bool:
@@ -37,14 +37,15 @@ class DeltaOptions:
     location: Location
     partition_by: tuple[str, ...] = ()
     app_id: str | None = None
-    """The id of the table's application transactions; None for the id of the streaming query."""
+    """The id of the application transactions in the table; None to use the id of the streaming query."""
     batch_id: int | None = None
-    """For batch writes: the number of the batch within the application."""
+    """The number of the batch within the application; None for streaming queries."""
     compression: str = "snappy"
 
 
 def locate(path: str, storage_options: Mapping[str, str] | None = None) -> Location:
-    """Makes a relative path absolute, because executors may have another working directory."""
+    """Returns the location of a path. A relative path becomes absolute, because executors may have another working
+    directory."""
     parts = urlsplit(path)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
@@ -58,7 +59,7 @@ def locate(path: str, storage_options: Mapping[str, str] | None = None) -> Locat
 
 
 def parse_delta_options(options: Mapping[str, str], *, is_streaming: bool) -> DeltaOptions:
-    """Options that begin with `storage.` are passed to the object store, with their names in lower case."""
+    """Parses the options. Those that begin with `storage.` are passed to the object store, with names in lower case."""
     own = known_options(
         options, _NAMES, prefixes=(_STORAGE, "__"), ignored=SPARK_OPTIONS, unknown=f"{FORMAT} has no option"
     )

@@ -1,7 +1,7 @@
 """Compatibility of Spark rows with a Delta table.
 
-Delta stores schemas as Spark's JSON, so both are compared in that form. Nullability and comments belong to the table;
-columns of a new table are nullable, as with Spark's streaming writers.
+Delta stores schemas as Spark's JSON, so both schemas are compared in that form. Types are compared without nullability
+and comments. Columns of a new table are nullable, as with Spark's streaming writers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -127,8 +127,10 @@ def check_rows_fit_table(
     configuration: Mapping[str, Any],
     path: str,
 ) -> None:
-    """Raises SparkSourceError for rows that do not fit the table, and for tables with features that this writer does
-    not support."""
+    """Raises SparkSourceError or OptionError if the rows do not fit the table.
+
+    Raises SparkSourceError if the table has features that this writer does not support.
+    """
     _check_writer_features(table_schema, configuration, path)
     rows = {each["name"]: each for each in schema["fields"]}
     table = {each["name"]: each for each in table_schema["fields"]}

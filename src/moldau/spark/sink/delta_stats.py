@@ -1,7 +1,7 @@
-"""Delta statistics of a file from its Parquet footer: row and null counts, and bounds by which readers skip files.
+"""Delta statistics of a file, from its Parquet footer: row counts, null counts and the bounds of columns.
 
-Bounds are written for all columns or for none, because some readers take a missing bound for a column without values.
-Files with NaN, infinity, years after 9999 or very many columns have none.
+Readers skip files by their bounds. Bounds are written for all columns or for none, because some readers assume that a
+column without bounds has no values. Files with NaN, infinity, years after 9999 or very many columns have no bounds.
 """
 
 import json
@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 COLUMNS_MAX = 100
-"""More would inflate the table's log, which every reader loads."""
+"""The maximum number of columns for which bounds are written. More would inflate the table's log, which every reader
+loads."""
 _TEXT_MAX = 64
 _LAST_CHARACTER = "\U0010ffff"
 _ORDERED_TYPES = (
@@ -30,7 +31,7 @@ _ORDERED_TYPES = (
 
 
 class _UnboundedError(Exception):
-    """No bound can be given for a column."""
+    """A column has a value for which no bound can be written."""
 
 
 def has_bounds(rows: pa.Table) -> bool:
@@ -43,7 +44,7 @@ def has_bounds(rows: pa.Table) -> bool:
 
 
 def file_stats(metadata: pq.FileMetaData, schema: pa.Schema, *, bounded: bool) -> dict[str, Any]:
-    """Returns the statistics for the Delta log. `bounded`: `has_bounds` holds for all rows."""
+    """Returns the statistics for the Delta log. `bounded` is the result of `has_bounds` for all rows of the file."""
     column_numbers = {metadata.schema.column(number).path: number for number in range(metadata.num_columns)}
     parts = {
         field.name: [
@@ -92,7 +93,7 @@ def _bounds(parts: list[Any]) -> tuple[Any, Any]:
     try:
         return min(each.min for each in filled), max(each.max for each in filled)
     except OverflowError:
-        # A time or date outside the years 1 to 9999.
+        # A time or date is outside the years 1 to 9999.
         raise _UnboundedError from None
 
 

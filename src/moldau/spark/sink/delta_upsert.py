@@ -1,4 +1,4 @@
-"""Upserts into a Delta table for `foreachBatch`: the rows of a batch replace or delete those with the same key.
+"""Upserts into a Delta table for `foreachBatch`. The rows of a batch replace or delete table rows with the same key.
 
     query = frame.writeStream.foreachBatch(
         lambda batch, batch_id: upsert(batch, batch_id, path, "orders", key=["id"], order_by=["time"])
@@ -6,7 +6,7 @@
 
 Spark finds the last row of each key. The driver collects these rows and merges them in one commit with (app_id,
 batch_id), so that a repeated batch is skipped. A batch must fit into the driver's memory; the source's
-maxOffsetsPerTrigger limits it. `order_by` applies within a batch; later batches override earlier ones.
+maxOffsetsPerTrigger limits the size of a batch. `order_by` applies within a batch; later batches override earlier ones.
 """
 
 import json
@@ -52,10 +52,12 @@ def upsert(
 ) -> bool:
     """Merges the rows of a batch into the table, which is created if needed. Returns False for a repeated batch.
 
-    A row replaces the whole row with its key: table columns that it lacks become null. Of several rows with one key
-    the last by `order_by` counts; without `order_by` keys must be unique. `delete_when` is SQL that is true for rows
-    that delete their key. Columns in `leave_out` serve these two options only and are not stored. A query with a new
-    checkpoint needs another `app_id`, because its batch numbers start at 0 again.
+    A row replaces the whole table row with the same key. Table columns that the new row lacks become null. If several
+    rows have the same key, the last row by `order_by` is used. Without `order_by`, keys must be unique.
+
+    `delete_when` is an SQL condition; a row for which it is true deletes its key. Columns in `leave_out` are not
+    stored; they can be used in `order_by` and `delete_when`. A query with a new checkpoint needs another `app_id`,
+    because the batch numbers start at 0 again.
     """
     schema = _check_columns(frame.schema, key, order_by, partition_by, leave_out)
     location = locate(path, storage_options)
@@ -118,7 +120,7 @@ def _last_rows(
     """Returns the last row of each key, with a column that marks deletions."""
     deletes: Column = F.lit(False) if delete_when is None else F.coalesce(F.expr(delete_when), F.lit(False))
     marked = frame.withColumn(_DELETES_COLUMN, deletes)
-    # Without an order, rank 2 reveals a repeated key.
+    # Without an order, keep rank 2 too, because a row of rank 2 shows that a key is repeated.
     order = [F.col(_quote(name)).desc_nulls_last() for name in order_by] or [F.lit(0)]
     window = Window.partitionBy(*[F.col(_quote(name)) for name in key]).orderBy(*order)
     ranked = marked.withColumn(_RANK_COLUMN, F.row_number().over(window))
@@ -158,7 +160,7 @@ def _merge(table: DeltaTable, rows: pa.Table, key: Sequence[str], app_id: str, b
     columns = {
         _quote(name): f"source.{_quote(name)}" for name in rows.column_names if name != _DELETES_COLUMN
     }
-    # A row replaces the old one completely.
+    # Set the missing columns to null, because a row replaces the old row completely.
     missing = {
         _quote(field.name): "NULL" for field in table.schema().fields if field.name not in rows.column_names
     }

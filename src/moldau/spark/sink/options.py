@@ -1,7 +1,7 @@
-"""The options of `format("moldau")` for writing: those of Spark's Kafka connector, with the same names and rules. Pure.
+"""The options of `format("moldau")` for writing. They have the names and rules of Spark's Kafka connector. No I/O.
 
-`kafka.*` options are settings of Kafka's producer. Those that tune a Java client have no effect, nor has `linger.ms`:
-rows arrive in batches already.
+`kafka.*` options are settings of Kafka's producer. Settings that tune a Java client have no effect. `linger.ms` has no
+effect either, because rows already arrive in batches.
 """
 
 import re
@@ -16,7 +16,7 @@ from moldau.spark.source.options import STRATEGIES, parse_connection
 
 NAMES = ("topic", "includeHeaders")
 SPARK_OPTIONS = ("checkpointlocation", "queryname")
-"""Added to the options by Spark itself."""
+"""Options that Spark itself adds."""
 
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _ACKS = {"all": -1, "-1": -1, "0": 0, "1": 1}
@@ -29,9 +29,9 @@ _NUMBER_SETTINGS = {
     "max.in.flight.requests.per.connection": ("max_in_flight", 1),
     "max.request.size": ("max_request_size", 1),
 }
-"""Kafka's settings to the arguments of `Producer`, with their lowest values."""
+"""Maps each setting of Kafka to the argument of `Producer` and the lowest valid value."""
 _DEFAULTS = {"batch_size": 512 * 1024, "buffer_memory": 32 * 1024 * 1024, "max_request_size": 1024 * 1024}
-"""Larger batches than a producer's usual ones, because a task has all its rows at hand."""
+"""Defaults for larger batches than a normal producer has, because a task has all its rows available at once."""
 _DEFAULT_COMPRESSION = "none"
 _MISPLACED_OPTIONS = {
     name.lower(): f'{name} is for reading; name the topic to write with .option("topic", …) or a column `topic`'
@@ -53,7 +53,7 @@ class TopicSinkOptions:
     producer: Mapping[str, Any]
     """The arguments of `Producer`."""
     topic: str | None = None
-    """For all rows; overrides the column `topic`."""
+    """The topic of all rows, which overrides the column `topic`; None to use the column."""
     includes_headers: bool = True
 
     @property
@@ -62,7 +62,7 @@ class TopicSinkOptions:
 
 
 def parse_topic_options(options: Mapping[str, str]) -> TopicSinkOptions:
-    """Raises OptionError with the option's name and what it accepts."""
+    """Returns the parsed options. Raises OptionError with the option's name and the values that it accepts."""
     own = known_options(
         options,
         NAMES,
@@ -85,7 +85,7 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicSinkOptions:
 
 
 def is_valid_topic_name(name: str) -> bool:
-    """Applies Kafka's rule for topic names."""
+    """Returns whether the name follows Kafka's rule for topic names."""
     return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
@@ -98,7 +98,7 @@ def _producer(kafka: OptionReader) -> dict[str, Any]:
     for name, (argument, low) in _NUMBER_SETTINGS.items():
         if name in kafka:
             settings[argument] = kafka.integer(name, low, low)
-    # Kafka's 0 stands for a batch per record.
+    # In Kafka, 0 means one batch per record.
     settings["batch_size"] = max(1, settings["batch_size"])
     settings["compression"] = kafka.choice("compression.type", COMPRESSIONS, _DEFAULT_COMPRESSION)
     settings["acks"] = _ACKS[kafka.choice("acks", _ACKS, "all")]
@@ -107,7 +107,10 @@ def _producer(kafka: OptionReader) -> dict[str, Any]:
 
 
 def _is_idempotent(kafka: OptionReader, settings: Mapping[str, Any]) -> bool:
-    """Kafka's rule: if not set, idempotence is on when the other settings allow it."""
+    """Returns whether the producer is idempotent.
+
+    As in Kafka, the default is True if the other settings allow idempotence.
+    """
     is_allowed = bool(settings["acks"] == -1 and settings.get("max_in_flight", 5) <= 5)
     is_wanted = kafka.boolean("enable.idempotence", is_allowed)
     if is_wanted and not is_allowed:

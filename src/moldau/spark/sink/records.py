@@ -1,4 +1,4 @@
-"""Arrow columns of the records to write: topic, partition, timestamp and size of each row, with validation. Pure."""
+"""Arrow columns of the records to write: topic, partition, timestamp and size of each row, with validation. No I/O."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,28 +15,33 @@ from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import invalid_topic_name_text, is_valid_topic_name
 
 RECORD_OVERHEAD = 21
-"""Upper estimate of the lengths, attributes and deltas of a single large record (19 bytes). In a batch of many
-records it can be up to 36."""
+"""An upper estimate, in bytes, of the lengths, attributes and deltas of a single large record (actually 19 bytes).
+
+In a batch of many records, a record can have up to 36 bytes of overhead.
+"""
 _HEADER_OVERHEAD = 10
 _UNASSIGNED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns:
-    """Rows of one topic."""
+    """The rows of one topic."""
 
     key: Any
-    """An Arrow column, or None if all rows have null; so are `headers` and `partition`."""
+    """The keys as an Arrow column; None if all keys are null. `headers` and `partition` may be None too."""
     value: Any
     headers: Any
     partition: Any
     timestamp_ms: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
-    """Approximate bytes of each record before compression."""
+    """The approximate size of each record before compression, in bytes."""
 
 
 def merge_batches(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
-    """Merges Arrow batches until they have `bytes_min`: few rows per partition make small record batches."""
+    """Merges Arrow batches until each table has at least `bytes_min` bytes; the last table may have fewer.
+
+    Small tables would have few rows per partition and so make small record batches.
+    """
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
@@ -73,7 +78,7 @@ def split_by_topic(
 
 
 def record_columns(table: pa.Table, columns: SinkColumns, now_ms: int) -> RecordColumns:
-    """Returns the columns of the records; rows without a timestamp get `now_ms`."""
+    """Returns the columns of the records. Rows without a timestamp get `now_ms`."""
     key, value, headers, partition, timestamp = (
         None if index is None else _column(table, index)
         for index in (columns.key, columns.value, columns.headers, columns.partition, columns.timestamp)
@@ -90,7 +95,7 @@ def record_columns(table: pa.Table, columns: SinkColumns, now_ms: int) -> Record
 
 
 def _column(table: pa.Table, index: int) -> pa.Array:
-    """Returns the column as one array; several chunks are copied."""
+    """Returns the column as one array. Several chunks are copied into one."""
     chunked = table.column(index)
     return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
 
@@ -155,8 +160,10 @@ def _key_text(key: pa.Scalar) -> str:
 
 
 class RowPartitioner:
-    """Partitioner of rows: by the column `partition`, else by key. Rows with neither fill one batch per partition in
-    turn."""
+    """Chooses a partition for each row: by the column `partition`, or else by key.
+
+    Rows without a partition and a key fill one batch for each partition in turn.
+    """
 
     def __init__(self, turn: int) -> None:
         self._next_partition = turn
@@ -164,7 +171,7 @@ class RowPartitioner:
     def partitions(
         self, rows: RecordColumns, topic: str, count: int, available: Sequence[int], batch_bytes: int
     ) -> npt.NDArray[np.int32]:
-        """`available` are the partitions that have a leader."""
+        """Returns the partition of each row. `available` contains the partitions that have a leader."""
         if rows.key is None:
             partitions = np.full(len(rows.sizes), _UNASSIGNED, np.int32)
         else:

@@ -1,7 +1,7 @@
-"""Writer of a task's rows to topics: the task encodes sections while the event loop thread sends earlier ones.
+"""Writer of a task's rows to topics. A section is the encoded records of one batch, without producer id and sequence.
 
-A producer is cached per process and settings. After a failed write it is closed, so that nothing of that write is
-sent later.
+The task encodes sections while the event loop thread sends earlier ones. Producers are cached by settings within a
+process. After a failed write the producer is closed, so that no records of the failed write are sent later.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ MERGED_BATCH_BYTES_MIN = 4 * 1024 * 1024
 def write_rows(
     batches: Iterator[pa.RecordBatch], options: TopicSinkOptions, columns: SinkColumns
 ) -> dict[tuple[str, int], int]:
-    """Returns the record counts by topic and partition, after all records are acknowledged."""
+    """Writes all rows and waits for the acknowledgements. Returns the record counts by topic and partition."""
     use_native(os.environ.get("MOLDAU_NATIVE") != "0")
     sender = SectionSender(event_loop_thread(), options)
     try:
@@ -98,16 +98,17 @@ def _send(
 
 
 TOPIC_WAIT_MS = 15_000
-"""How long to wait for a topic that does not exist; automatic creation takes less."""
+"""How long to wait for a topic that does not exist. Automatic topic creation takes less time."""
 
 CONFIGS_WAIT_MS = 5000
 """How long to wait for the topic's max.message.bytes."""
 
 SECTIONS_MAX = 1000
-"""Limit on the number of sections in flight."""
+"""The maximum number of sections in flight."""
 
 _producers: dict[tuple[EventLoopThread, Any], Producer] = {}
-"""By event loop thread: entries that a fork copied are never found."""
+"""Producers by event loop thread and settings. A forked process has another event loop thread, so it never finds the
+producers of its parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class TopicTarget:
     available: tuple[int, ...]
     """Partitions with a leader."""
     batch_bytes_max: int | None
-    """max.message.bytes of the topic; None if it is not known."""
+    """The topic's max.message.bytes; None if unknown."""
 
 
 class SectionSender:
@@ -152,7 +153,8 @@ class SectionSender:
         return producer, asyncio.Lock()
 
     def topic_target(self, topic: str) -> TopicTarget:
-        """Returns the topic's metadata, fetched once per task, so that all rows are partitioned by the same count."""
+        """Returns the topic's metadata. The metadata is fetched once per task, so that all rows are partitioned by the
+        same partition count."""
         if topic not in self._targets:
             self._targets[topic] = self._loop_thread.run(self._fetch_target(topic))
         return self._targets[topic]
@@ -172,10 +174,10 @@ class SectionSender:
         return TopicTarget(count, available, await _batch_bytes_max(cluster, topic))
 
     def send(self, topic: str, partition: int, section: Section) -> None:
-        """Queues a section; waits while too many are in flight. Raises the error of an earlier one."""
+        """Queues a section. Waits while too many sections are in flight. Raises the error of an earlier section."""
         size = len(section.data)
         while self._in_flight and (
-            # Raises an error at the next call and not only at the end.
+            # Wait for a section that is already done, so that its error is raised now and not only by `flush`.
             self._in_flight[0][1].done()
             or self._in_flight_bytes + size > self._bytes_max
             or len(self._in_flight) >= SECTIONS_MAX
@@ -185,12 +187,12 @@ class SectionSender:
         self._in_flight_bytes += size
 
     def flush(self) -> None:
-        """Waits until everything is acknowledged."""
+        """Waits until all sections are acknowledged."""
         while self._in_flight:
             self._wait_for_oldest()
 
     def abort(self) -> None:
-        """Discards what has not been sent, after a failure."""
+        """Discards the sections that have not been sent, after a failure."""
         for _, each in self._in_flight:
             each.cancel()
         self._in_flight.clear()
@@ -205,7 +207,7 @@ class SectionSender:
 
     async def _deliver(self, topic: str, partition: int, section: Section) -> None:
         try:
-            # The lock is fair, so sections are sent in order.
+            # Send under the lock, which is fair, so that sections are sent in order.
             async with self._send_lock:
                 delivered = await self._producer.send_section(topic, partition, section)
             await delivered
@@ -220,8 +222,10 @@ async def _close_producer(producer_key: tuple[EventLoopThread, Any]) -> None:
 
 
 async def _batch_bytes_max(cluster: Cluster, topic: str) -> int | None:
-    """Returns max.message.bytes: sections cannot be split later. None if the broker does not return it, for example
-    for lack of permission."""
+    """Returns the topic's max.message.bytes, because sections cannot be split later.
+
+    Returns None if the broker does not return the value, for example because a permission is missing.
+    """
     resource = ConfigResource(ResourceType.TOPIC, topic)
     found = (await Admin(cluster, timeout_ms=CONFIGS_WAIT_MS).describe_configs([resource]))[resource]
     limit = None if isinstance(found, KafkaError) else found.get("max.message.bytes")

@@ -1,9 +1,10 @@
 """Batch and streaming writers of topics: `df.write.format("moldau")` and `df.writeStream.format("moldau")`.
 
-Delivery is at least once: a task that Spark retries, or a micro-batch that is replayed, writes its rows again. Each
-attempt writes its rows once and in order through an idempotent producer, and ends when all are acknowledged.
+Delivery is at least once. A task that Spark retries, or a micro-batch that is replayed, writes its rows again. Each
+attempt writes its rows once and in order through an idempotent producer. The attempt ends when all records are
+acknowledged.
 
-Spark creates writers in short-lived driver processes, so only tasks import the code that writes.
+Spark creates writers in short-lived driver processes, so the code that writes is imported only in tasks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,7 @@ _BATCH_ID = "streaming.sql.batchId"
 @dataclass(frozen=True, slots=True)
 class SparkTask:
     query_id: str | None
-    """Stored in the checkpoint, so it survives restarts. None in a batch write."""
+    """The id of the streaming query, which the checkpoint stores across restarts; None in a batch write."""
     batch_id: int | None
     partition_id: int
     attempt: int
@@ -60,11 +61,11 @@ class TopicCommitMessage(WriterCommitMessage):
 
     task: SparkTask
     counts: dict[tuple[str, int], int]
-    """Records by topic and partition."""
+    """The number of records by topic and partition."""
 
 
 class TopicRowWriter:
-    """The part that batch and streaming writes share."""
+    """The code that batch and streaming writes share."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._options = parse_topic_options(options)
@@ -76,7 +77,7 @@ class TopicRowWriter:
         from moldau.spark.sink.task_writer import write_rows
 
         task = current_task(TaskContext.get())
-        # Warn once per query: writers are created several times per batch, in different processes.
+        # Warn only in the first task, because writers are created several times per batch, in different processes.
         if self._columns.ignored and task.is_first:
             _log.warning(f"a record has no columns {', '.join(self._columns.ignored)}: they are not written")
         with user_facing_errors(self._options.bootstrap):
@@ -95,7 +96,8 @@ class TopicWriter(DataSourceArrowWriter):
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
-    """Created several times per micro-batch, so the constructor has no side effects."""
+    """The writer of a streaming query. Spark creates it several times per micro-batch, so the constructor has no side
+    effects."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool = False) -> None:
         if overwrite:
@@ -108,7 +110,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         return self._rows.write(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to do: records are visible once they are acknowledged."""
+        """Does nothing, because records are visible as soon as they are acknowledged."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing to undo: the batch is written again when the query restarts."""
+        """Does nothing, because the batch is written again when the query restarts."""

@@ -1,1 +1,1 @@
-"""Reader of topics for Spark: offsets are planned on the driver, and executors decode batches to Arrow."""
+"""Reader of topics for Spark. The driver plans offset ranges, and executors decode record batches to Arrow."""

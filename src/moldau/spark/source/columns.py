@@ -1,4 +1,4 @@
-"""Columns of a read: those of Spark's Kafka connector, or a subset that a query requests."""
+"""The columns of a read: those of Spark's Kafka connector, or a subset that the query requests."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -31,15 +31,15 @@ TYPES: dict[str, DataType] = {
     HEADERS: ArrayType(_HEADER),
 }
 _TEXT_COLUMNS = ("key", "value")
-"""Columns that may be requested as STRING; their bytes must be UTF-8."""
+"""Columns that may be requested as STRING. The bytes of these columns must then be UTF-8."""
 _NULLABLE_COLUMNS = ("key", "value", "timestamp", HEADERS)
-"""Columns that may be null, the timestamp if Spark cannot represent it."""
+"""Columns that may be null. The timestamp is null if Spark cannot represent the time."""
 
 
 class SourceColumn(NamedTuple):
     name: str
     is_text: bool
-    """Whether the bytes are decoded as UTF-8."""
+    """Whether the bytes of the column are decoded as UTF-8."""
 
 
 def schema(*, include_headers: bool) -> StructType:
@@ -48,7 +48,7 @@ def schema(*, include_headers: bool) -> StructType:
 
 
 def requested_columns(schema_requested: StructType) -> Sequence[SourceColumn]:
-    """Returns the columns of a requested schema; raises SparkSourceError that names the expected type."""
+    """Returns the columns of a requested schema. Raises SparkSourceError with the expected type of a wrong column."""
     columns = []
     for field in schema_requested.fields:
         expected = TYPES.get(field.name)

@@ -1,4 +1,4 @@
-"""Detection of lost records: an error or, with failOnDataLoss=false, a warning."""
+"""Detection of lost records. A loss is an error, or a warning if failOnDataLoss is false."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ _log = get_logger("spark.source")
 
 
 def report_data_loss(what: str, *, fails: bool, action: str) -> None:
-    """Raises DataLossError, or logs a warning with the `action` that the query takes instead."""
+    """Raises DataLossError if `fails`. Otherwise logs a warning with the `action` that the query takes."""
     if fails:
         raise DataLossError(
             f"{what}: records may have been lost. With failOnDataLoss set to false the query {action}"
@@ -27,7 +27,10 @@ class DataLoss(NamedTuple):
 def find_data_loss(
     start: StreamPosition, now: StreamPosition, subscription: TopicSubscription
 ) -> list[DataLoss]:
-    """Compares a position with the current logs: deleted, recreated, truncated or unsubscribed topics are losses."""
+    """Returns the data losses between the position `start` and the current logs.
+
+    Deleted, recreated, truncated and unsubscribed topics are data losses.
+    """
     found = [
         DataLoss(
             f"the topic {topic!r} was deleted and recreated since it was read", "reads it from its beginning"

@@ -1,6 +1,6 @@
-"""Committer of a query's offsets to its consumer group, so that tools can show its lag.
+"""Committer of a query's offsets to the query's consumer group, so that tools can show the lag.
 
-A query resumes from its checkpoint alone, so a failed commit is only a warning.
+A failed commit is only a warning, because a query resumes from its checkpoint and not from the group.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from moldau.spark.source.offsets import Offsets
 TIMEOUT_MS = 10_000
 
 RECOMMIT_INTERVAL_S = 3600.0
-"""Unchanged offsets are committed again after this time, because brokers expire those of inactive groups."""
+"""Unchanged offsets are committed again after this time, because brokers expire the offsets of inactive groups."""
 
 _log = get_logger("spark.source")
 
 
 class OffsetCommitter:
-    """Runs in the event loop thread. Commits are sequential; newer offsets replace pending ones."""
+    """Runs in the event loop thread. Sends one commit at a time. Newer offsets replace pending ones."""
 
     def __init__(self, cluster: Cluster, group_id: str) -> None:
         self._group_id = group_id
@@ -35,7 +35,7 @@ class OffsetCommitter:
         self._has_warned = False
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commits in the background, so that no micro-batch waits for it."""
+        """Commits in the background, so that no micro-batch waits for the commit."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._committed_at_s >= RECOMMIT_INTERVAL_S:
             self._committed, self._committed_at_s = {}, now_s
@@ -57,7 +57,7 @@ class OffsetCommitter:
             while self._pending:
                 offsets, self._pending = self._pending, {}
                 await self._commit(offsets)
-                # Failed offsets count as committed: they are retried when they change.
+                # Treat failed offsets as committed too, so that they are retried only when they change.
                 self._committed |= offsets
         finally:
             self._commit_task = None

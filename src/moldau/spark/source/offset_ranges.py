@@ -1,4 +1,4 @@
-"""Offset ranges of tasks, and the limits on the size of a micro-batch. Pure."""
+"""Offset ranges of tasks, and the limits on the size of a micro-batch. No I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class OffsetRange(NamedTuple):
     partition: int
     start: int
     end: int
-    """Exclusive."""
+    """The end offset, exclusive."""
 
     @property
     def size(self) -> int:
-        """The maximum number of records; compaction and transactions leave gaps."""
+        """The number of offsets. The range may have fewer records, because compaction and transactions leave gaps."""
         return self.end - self.start
 
     @property
@@ -32,10 +32,10 @@ class OffsetRange(NamedTuple):
 def split_ranges(
     ranges: Iterable[OffsetRange], *, partitions_min: int | None = None, records_max: int | None = None
 ) -> list[OffsetRange]:
-    """Splits ranges into one per task.
+    """Splits ranges into one range per task.
 
-    Empty ranges are dropped. Ranges with more than `records_max` offsets are divided, and the largest ones further
-    until there are about `partitions_min`.
+    Empty ranges are dropped. Ranges with more than `records_max` offsets are divided. If the result has fewer than
+    `partitions_min` ranges, the largest ranges are divided further until there are about `partitions_min`.
     """
     found = sorted(each for each in ranges if each.size > 0)
     if records_max is not None:
@@ -46,9 +46,9 @@ def split_ranges(
 
 
 def _divide_largest(ranges: Sequence[OffsetRange], count: int) -> list[OffsetRange]:
-    """Divides ranges in proportion to their size.
+    """Divides ranges in proportion to their size, into about `count` ranges in total.
 
-    Ranges too small to divide are excluded from the total, so that the large ones are divided far enough.
+    Ranges that are too small to divide are excluded from the total size, so that the large ones are divided far enough.
     """
     total = sum(each.size for each in ranges)
     large = {each for each in ranges if _part_count(each.size, total, count) > 1}
@@ -74,18 +74,18 @@ def _divide(whole: OffsetRange, parts: int) -> list[OffsetRange]:
 class TriggerLimits:
     offsets_max: int | None = None
     offsets_min: int | None = None
-    """A smaller micro-batch is delayed,"""
+    """A micro-batch with fewer offsets is delayed. None means that no micro-batch is delayed."""
     delay_max_ms: int = 15 * 60 * 1000
-    """but at most this long after the previous one."""
+    """The maximum delay, measured from the previous micro-batch."""
 
 
 def pending_offsets(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> int:
-    """Counts the offsets from `start` to `end`; partitions that are not in `start` do not count."""
+    """Returns the number of offsets from `start` to `end`. Partitions that are not in `start` are ignored."""
     return sum(max(0, offset - start.get(partition, offset)) for partition, offset in end.items())
 
 
 def is_delayed(limits: TriggerLimits, pending_offsets: int, since_last_ms: int | None) -> bool:
-    """Returns whether a micro-batch waits for more records. The first one after a start does not."""
+    """Returns whether a micro-batch has to wait for more records. The first micro-batch after a start never waits."""
     if limits.offsets_min is None or since_last_ms is None or since_last_ms >= limits.delay_max_ms:
         return False
     return pending_offsets < limits.offsets_min
@@ -94,10 +94,10 @@ def is_delayed(limits: TriggerLimits, pending_offsets: int, since_last_ms: int |
 def cap_offsets(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], offsets_max: int
 ) -> Offsets:
-    """Returns the end of a micro-batch of about `offsets_max` offsets.
+    """Returns the end offsets of a micro-batch of about `offsets_max` offsets.
 
-    Partitions share the limit in proportion to their pending offsets, at least 1 each, so many small partitions may
-    exceed it. `start` must contain all partitions.
+    Partitions share the limit in proportion to their pending offsets. Each partition gets at least 1 offset, so many
+    small partitions may exceed the limit. `start` must contain all partitions.
     """
     total = pending_offsets(start, end)
     if total <= offsets_max:

@@ -1,4 +1,7 @@
-"""Offset tracker of a streaming query on the driver: end offsets, new, deleted and recreated partitions."""
+"""The offset tracker of a streaming query, on the driver.
+
+Tracks end offsets and new, deleted and recreated partitions.
+"""
 
 import asyncio
 import time
@@ -20,22 +23,22 @@ from moldau.spark.source.range_planner import plan_start, stream_ranges
 
 
 class StreamOffsetTracker:
-    """Coroutines run in the event loop thread, one at a time."""
+    """The tracker of one streaming query. Its coroutines run in the event loop thread, one at a time."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._catalog = PartitionCatalog(options, is_stream=True)
         self._committer: OffsetCommitter | None = None
         self._fixed_end: StreamPosition | None = None
-        """The final position, with Trigger.AvailableNow."""
+        """The final position of the query with Trigger.AvailableNow; None with other triggers."""
         self._log_starts: Offsets = {}
         """Earliest offsets of partitions that are new to the query."""
         self._last_batch_s: float | None = None
         self.latest: Offsets = {}
-        """End offsets of all partitions, as last fetched."""
+        """The end offsets of all partitions at the last fetch."""
 
     async def initial_position(self) -> StreamPosition:
-        """Returns where a new query starts, with a generated consumer group if none is set."""
+        """Returns the start position of a new query, with a generated consumer group if the options name no group."""
         start = await plan_start(self._catalog, self._options)
         prefix = self._options.group_id_prefix
         group = None if self._options.group_id else f"{prefix}-{uuid.uuid4().hex[:8]}"
@@ -45,8 +48,10 @@ class StreamOffsetTracker:
         self._fixed_end = await self._fetch_position(refresh_metadata=True)
 
     async def next_position(self, start: StreamPosition, limits: TriggerLimits | None) -> StreamPosition:
-        """Returns the end of the next micro-batch, or `start` if there is none. Without limits it is the end of all
-        logs."""
+        """Returns the end of the next micro-batch, or `start` if no micro-batch is due.
+
+        If `limits` is None, the micro-batch ends at the end of all logs.
+        """
         await self.commit_to_group(start)
         now = await self._current_position(start)
         resumed, end = start.resume_offsets(now), now.offsets
@@ -59,10 +64,10 @@ class StreamOffsetTracker:
         count = pending_offsets(complete, end)
         if count == 0:
             if self._fixed_end is not None and self._committer is not None:
-                # The query ends here, and its process with it.
+                # Wait for pending commits, because the query and its process end now.
                 await self._committer.drain()
         elif limits is not None:
-            # After data loss the position must move at once, or later records would be taken for the lost ones.
+            # Do not delay after data loss. New records could get the offsets of lost records and would then be skipped.
             may_wait = self._fixed_end is None and resumed == start.offsets
             if may_wait and is_delayed(limits, count, self._since_last_batch_ms()):
                 return start
@@ -75,12 +80,12 @@ class StreamOffsetTracker:
     async def ranges(self, start: StreamPosition, end: StreamPosition) -> list[OffsetRange]:
         """Plans the ranges between two positions.
 
-        A micro-batch that is repeated after a restart may refer to a topic that was recreated since: its offsets are
-        skipped.
+        After a restart, Spark may repeat a micro-batch whose topic was recreated in the meantime. The offsets of such a
+        topic are skipped.
         """
         recreated = await self._recreated_topics(end)
         if recreated:
-            # The metadata may come from a broker that is behind.
+            # Refresh the metadata, because it may come from a broker that lags behind.
             await self._catalog.list_partitions(refresh_metadata=True)
             recreated = await self._recreated_topics(end)
         for topic in recreated:
@@ -99,7 +104,8 @@ class StreamOffsetTracker:
         return position.recreated_topics(current)
 
     async def commit_to_group(self, position: StreamPosition) -> None:
-        """Commits a position to the consumer group in the background: all records before it are in the sink."""
+        """Commits a position to the consumer group in the background. All records before the position must be in the
+        sink."""
         group = self._options.group_id or position.group
         if group is None or not self._options.publishes_offsets:
             return
@@ -119,7 +125,7 @@ class StreamOffsetTracker:
         return StreamPosition(ends, await self._catalog.topic_ids(ends))
 
     async def _current_position(self, start: StreamPosition) -> StreamPosition:
-        """Returns the end of the logs, and reports data loss since `start`."""
+        """Returns the end of all logs as a position. Reports data loss since `start`."""
         if self._fixed_end is not None:
             self._report(find_data_loss(start, self._fixed_end, self._options.subscription))
             return self._fixed_end
@@ -129,7 +135,7 @@ class StreamOffsetTracker:
             if not lost:
                 return now
             if attempt < self._options.offset_attempts:
-                # A new leader may not know the latest offsets yet.
+                # Retry, because a new leader may not know the latest offsets yet.
                 await asyncio.sleep(self._options.offset_retry_ms / 1000)
         self._report(lost)
         return now

@@ -1,4 +1,4 @@
-"""Offsets in options and checkpoints: JSON by topic and partition, and the start or end of a read. Pure."""
+"""Offsets in options and checkpoints (JSON by topic and partition), and the start or end of a read. No I/O."""
 
 import json
 from collections.abc import Mapping
@@ -45,16 +45,17 @@ OffsetRangeLimit = EarliestOrLatest | SpecificOffsets | GlobalTimestamp | Specif
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """Position of a stream in its checkpoint: the connector's offsets, topic ids and the generated consumer group."""
+    """The position of a stream in its checkpoint: offsets, topic ids and the generated consumer group."""
 
     offsets: Offsets
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """By topic, if brokers have ids. They identify topics that were deleted and recreated."""
+    """Topic ids by topic name; empty if the brokers have no topic ids. A changed id means that the topic was recreated.
+    """
     group: str | None = None
-    """The consumer group generated for the query."""
+    """The consumer group generated for the query; None if an option names the group."""
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a canonical document: Spark compares its text."""
+        """Returns a JSON document with sorted keys, because Spark compares positions as text."""
         document: dict[str, Any] = {} if self.group is None else {GROUP_KEY: self.group}
         if self.topic_ids:
             document[TOPIC_IDS_KEY] = dict(sorted(self.topic_ids.items()))
@@ -73,7 +74,7 @@ class StreamPosition:
         return StreamPosition(offsets, document.get(TOPIC_IDS_KEY, {}), document.get(GROUP_KEY))
 
     def without_recreated(self, later: "StreamPosition") -> Offsets:
-        """Returns the offsets of topics that were not recreated since."""
+        """Returns the offsets of topics that were not recreated between this position and `later`."""
         recreated_topics = self.recreated_topics(later)
         return {
             partition: offset
@@ -85,15 +86,15 @@ class StreamPosition:
         return [topic for topic, id_ in self.topic_ids.items() if later.topic_ids.get(topic, id_) != id_]
 
     def is_same_topic(self, topic: str, later: "StreamPosition") -> bool:
-        """Returns whether the topic is known to be the same."""
+        """Returns whether the topic has the same known id in both positions."""
         return topic in self.topic_ids and self.topic_ids[topic] == later.topic_ids.get(topic)
 
     def resume_offsets(self, later: "StreamPosition") -> Offsets:
-        """Returns where to resume in partitions of `later`; partitions that are not included start at the earliest
-        offset.
+        """Returns the offsets at which the partitions of `later` are resumed.
 
-        If a log ends before the offset, a topic with the same id is resumed at its end. Otherwise the topic counts as
-        recreated.
+        A partition that is not in the result starts at its earliest offset. A log may end before the offset of this
+        position. If the topic id is the same, such a partition is resumed at the end of its log. Otherwise the topic is
+        treated as recreated.
         """
         return {
             partition: min(offset, later.offsets[partition])
@@ -106,7 +107,8 @@ class StreamPosition:
 def parse_offset_limit(
     option: str, text: str, *, illegal: int | None = None
 ) -> EarliestOrLatest | SpecificOffsets:
-    """Parses `earliest`, `latest` or JSON of offsets. `illegal` is the one that the option does not allow."""
+    """Parses `earliest`, `latest` or JSON of offsets. `illegal` is EARLIEST or LATEST if the option does not allow this
+    one."""
     words = {"earliest": EARLIEST, "latest": LATEST}
     word = text.strip().lower()
     if word in words:

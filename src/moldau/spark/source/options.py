@@ -1,6 +1,6 @@
-"""The options of `format("moldau")` for reading: those of Spark's Kafka connector, with the same names and rules.
+"""The options of `format("moldau")` for reading. They have the names and rules of Spark's Kafka connector.
 
-All options are checked, also those that a query does not use. Pure.
+All options are checked, also those that a query does not use. No I/O.
 """
 
 import re
@@ -50,7 +50,7 @@ NAMES = (
 GROUP_ID_PREFIX = "spark-moldau-source"
 
 READ_TIMEOUT_MS = 60_000
-"""How long a task waits for a partition that returns no records."""
+"""How long a task waits for a partition that returns no records, before the task fails."""
 
 _REFUSED_SETTINGS = {
     "auto.offset.reset": "startingOffsets sets where a new query starts; a restarted one resumes from its checkpoint",
@@ -66,7 +66,7 @@ _CONNECTION_NUMBERS = {
     "retry.backoff.max.ms": ("retry_backoff_max_ms", 0),
     "metadata.max.age.ms": ("metadata_max_age_ms", 1),
 }
-"""Kafka's settings to the arguments of `Cluster`, with the lowest value."""
+"""Maps each setting of Kafka to the argument of `Cluster` and the lowest valid value."""
 
 _MISPLACED_OPTIONS = {
     "path": 'load() takes no path here; name the topics with .option("subscribe", "orders")',
@@ -111,9 +111,10 @@ class SourceOptions:
     subscription: TopicSubscription
     starting: OffsetRangeLimit
     ending: OffsetRangeLimit
-    """For batch queries; a stream has no end."""
+    """The end of a batch query. A stream ignores this value."""
     starts_at_latest_without_match: bool = False
-    """A partition without a record at or after the starting time is read from its end, instead of failing the query."""
+    """What to do if a partition has no record at or after the starting time. If True, the partition is read from its
+    end. If False, the query fails."""
     fail_on_data_loss: bool = True
     include_headers: bool = False
     partitions_min: int | None = None
@@ -132,7 +133,7 @@ class SourceOptions:
 
 
 def parse_source_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOptions:
-    """Raises OptionError with the option's name and what it accepts."""
+    """Returns the parsed options. Raises OptionError with the option's name and the values that it accepts."""
     own = known_options(
         options,
         NAMES,
@@ -174,7 +175,7 @@ def parse_source_options(options: Mapping[str, str], *, is_stream: bool) -> Sour
 
 
 def parse_connection(options: Mapping[str, str]) -> Mapping[str, Any]:
-    """Returns the arguments of `Cluster` for the `kafka.*` options; all values are hashable. Raises OptionError."""
+    """Returns the arguments of `Cluster` for the `kafka.*` options. All values are hashable. Raises OptionError."""
     kafka = kafka_settings(options)
     bootstrap = kafka.text("bootstrap.servers", "").strip()
     if not bootstrap:
@@ -198,13 +199,13 @@ def parse_connection(options: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def check_read_options(options: Mapping[str, str]) -> None:
-    """Checks the options at load(), before it is known whether the query is a batch or a stream."""
+    """Checks the options at load(), when it is not yet known whether the query is a batch or a stream."""
     is_batch = any(name.lower() in _lower_names(options) for name in ENDINGS)
     parse_source_options(options, is_stream=not is_batch)
 
 
 def is_read_query(options: Mapping[str, str]) -> bool:
-    """Tells reads from writes: only reads name the partitions."""
+    """Returns whether the options belong to a read, because only reads name the partitions."""
     return any(name.lower() in _lower_names(options) for name in STRATEGIES)
 
 
@@ -246,7 +247,10 @@ def _subscription(own: OptionReader) -> TopicSubscription:
 def _parse_limit(
     own: OptionReader, side: str, default: OffsetRangeLimit, illegal: int | None
 ) -> OffsetRangeLimit:
-    """Parses all that are set; the most general wins: one time for all, then times by partition, then offsets."""
+    """Parses all options of this side and returns the most general one.
+
+    One time for all partitions precedes times by partition, and these precede offsets.
+    """
     parsers: list[tuple[str, Callable[[str, str], OffsetRangeLimit]]] = [
         (f"{side}Timestamp", _parse_time),
         (f"{side}OffsetsByTimestamp", parse_times),

@@ -1,4 +1,4 @@
-"""Partitions of a subscription and their offsets, as the driver sees them."""
+"""The partitions of a subscription and their offsets, queried by the driver."""
 
 import asyncio
 import re
@@ -26,16 +26,16 @@ from moldau.spark.source.offsets import (
 from moldau.spark.source.options import SourceOptions
 
 STREAM_METADATA_AGE_MS = 1_000
-"""How often a stream looks for new partitions, unless kafka.metadata.max.age.ms is set."""
+"""The interval at which a stream looks for new partitions, unless kafka.metadata.max.age.ms is set."""
 
 _FIRST_ATTEMPT_MS = 1_000
-"""Timeout of the first ListOffsets attempt; it doubles for each retry."""
+"""The timeout of the first ListOffsets attempt. The timeout doubles with each retry."""
 
 _UNKNOWN_TOPIC_CODES = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
 
 
 class PartitionCatalog:
-    """Coroutines run in the event loop thread."""
+    """The partitions of one subscription. The coroutines run in the event loop thread."""
 
     def __init__(self, options: SourceOptions, *, is_stream: bool) -> None:
         self._options = options
@@ -70,7 +70,7 @@ class PartitionCatalog:
             cluster.untrack(self._topics())
 
     async def list_partitions(self, *, refresh_metadata: bool) -> list[TopicPartition]:
-        """Returns the existing partitions of the subscription, by cached metadata unless `refresh_metadata`."""
+        """Returns the existing partitions of the subscription. Uses cached metadata unless `refresh_metadata`."""
         refresh_metadata = refresh_metadata and self._cluster is not None
         cluster = await self.cluster()
         if refresh_metadata:
@@ -90,7 +90,7 @@ class PartitionCatalog:
         return sorted(each for each in found if not assigned or each in assigned)
 
     async def topic_ids(self, partitions: Iterable[TopicPartition]) -> dict[str, str]:
-        """Returns the ids of the partitions' topics, by cached metadata."""
+        """Returns the ids of the partitions' topics by topic name, from cached metadata."""
         cluster = await self.cluster()
         found = {}
         for name in {partition.topic: None for partition in partitions}:
@@ -100,7 +100,7 @@ class PartitionCatalog:
         return found
 
     async def require_partitions(self) -> list[TopicPartition]:
-        """Returns all partitions; raises SparkSourceError if a named topic or partition does not exist."""
+        """Returns all partitions. Raises SparkSourceError if a named topic or partition does not exist."""
         partitions = await self.list_partitions(refresh_metadata=True)
         cluster = await self.cluster()
         for name in self._topics():
@@ -117,15 +117,15 @@ class PartitionCatalog:
         return partitions
 
     async def earliest_offsets(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Returns the earliest offsets; partitions deleted meanwhile are left out."""
+        """Returns the earliest offsets. Omits partitions that were deleted in the meantime."""
         return await self._list_offsets(dict.fromkeys(partitions, EARLIEST))
 
     async def latest_offsets(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Returns the end offsets, as visible at the query's isolation level."""
+        """Returns the end offsets that are visible at the query's isolation level."""
         return await self._list_offsets(dict.fromkeys(partitions, LATEST))
 
     async def resolve(self, side: str, limit: OffsetRangeLimit, partitions: list[TopicPartition]) -> Offsets:
-        """Resolves a starting or ending limit to offsets, with EARLIEST and LATEST as they are.
+        """Resolves a starting or ending limit to offsets. EARLIEST and LATEST are not resolved.
 
         Raises OptionError if the option does not match the existing partitions.
         """
@@ -156,7 +156,7 @@ class PartitionCatalog:
         return {partition: found.get(partition, LATEST) for partition in times_ms}
 
     async def _list_offsets(self, times: Mapping[TopicPartition, int]) -> Offsets:
-        """Calls list_offsets until it succeeds, the timeout expires or the partitions no longer exist."""
+        """Calls list_offsets until the call succeeds, the timeout expires or all partitions are deleted."""
         cluster = await self.cluster()
         level = self._options.fetch_options.isolation_level
         remaining = dict(times)
@@ -182,7 +182,7 @@ class PartitionCatalog:
                     existing = set(await self.list_partitions(refresh_metadata=True))
                     deleted = [partition for partition in remaining if partition not in existing]
                     if deleted:
-                        # Deleted partitions failed the request: retry the others.
+                        # The request failed because of the deleted partitions, so retry without them.
                         remaining = {
                             partition: time for partition, time in remaining.items() if partition in existing
                         }
@@ -208,7 +208,10 @@ class PartitionCatalog:
         return sorted(dict.fromkeys(names))
 
     async def _raise_unknown_topic(self, cluster: Cluster, name: str) -> None:
-        """Raises SparkSourceError with a suggestion. Returns if the topic is being created, once it exists."""
+        """Raises SparkSourceError with a suggestion for the topic name.
+
+        If the topic is being created, waits until the topic exists and returns.
+        """
         code = cluster.topic_errors.get(name, ErrorCode.unknown_topic_or_partition)
         if code not in _UNKNOWN_TOPIC_CODES:
             await cluster.wait_for_topics([name])

@@ -1,4 +1,4 @@
-"""Planner of offset ranges on the driver, from the options and the current logs."""
+"""Planner of offset ranges on the driver. Uses the options and the current offsets of the logs."""
 
 import asyncio
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ async def _plan_batch(catalog: PartitionCatalog, options: SourceOptions) -> list
 
 
 async def plan_start(catalog: PartitionCatalog, options: SourceOptions) -> Offsets:
-    """Returns where a new stream starts."""
+    """Returns the offsets at which a new stream starts."""
     partitions = await catalog.require_partitions()
     starts, first, last = await asyncio.gather(
         catalog.resolve("starting", options.starting, partitions),
@@ -69,14 +69,14 @@ async def plan_start(catalog: PartitionCatalog, options: SourceOptions) -> Offse
 
 
 def batch_range(requested: OffsetRange, log: range, options: SourceOptions) -> OffsetRange:
-    """Limits a range to the offsets in the log; raises DataLossError or OptionError."""
+    """Limits a range to the offsets in the log. Raises DataLossError or OptionError."""
     where = f"{requested.topic_partition} at {options.bootstrap}"
     if requested.end < requested.start:
         if isinstance(options.starting, SpecificOffsets) or isinstance(options.ending, SpecificOffsets):
             raise OptionError(
                 f"{where} would be read from {requested.start} to {requested.end}: the end is before the start"
             )
-        # The times are in reverse order, or the records are not ordered by time.
+        # The range is empty because the times are in reverse order or the records are not ordered by time.
         return requested._replace(end=requested.start)
     if requested.size and requested.start < log.start:
         report_data_loss(
@@ -100,7 +100,7 @@ def _to_log_offset(offset: int, limit: OffsetRangeLimit, log: range) -> int:
         return log.start if offset == EARLIEST else log.stop
     if isinstance(limit, SpecificOffsets):
         return offset
-    # The log may have changed between the two requests.
+    # Limit the offset to the log, because the log may have changed between the two requests.
     return min(max(offset, log.start), log.stop)
 
 
@@ -115,7 +115,7 @@ def _report_deleted(partition: TopicPartition, options: SourceOptions) -> None:
 def stream_ranges(
     start: StreamPosition, end: StreamPosition, first: Mapping[TopicPartition, int], options: SourceOptions
 ) -> list[OffsetRange]:
-    """Returns the ranges of a micro-batch. `first` has the earliest offsets of partitions that are not resumed."""
+    """Returns the ranges of a micro-batch. `first` contains the earliest offsets of partitions that are not resumed."""
     carried = start.resume_offsets(end)
     topics = {partition.topic for partition in carried}
     ranges = []

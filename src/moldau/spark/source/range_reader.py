@@ -1,6 +1,6 @@
-"""Reader of one offset range in a task: the event loop thread fetches batches while the task decodes earlier ones.
+"""Reader of one offset range in a task. The event loop thread fetches batches while the task decodes earlier batches.
 
-Worker processes run many tasks, so connections and fetchers are kept for the next task.
+A worker process runs many tasks, so connections and fetchers are kept for the next task.
 """
 
 import asyncio
@@ -30,17 +30,19 @@ ARROW_BYTES = 8 * 1024 * 1024
 """Approximate size of an Arrow batch for Spark."""
 
 _IDLE_CHECK_MS = 2_000
-"""After this time without a response the partition is checked."""
+"""The metadata of the partition is checked after this time without a response."""
 _UNKNOWN_PARTITION_MS = 3_000
-"""A partition unknown for this long counts as deleted; brokers learn of a new one at different times."""
+"""A partition that is unknown for this long is treated as deleted. A shorter time could be too short for a new
+partition, because brokers learn of it at different times."""
 _REFRESH_TIMEOUT_MS = 1_000
 _LOG_OFFSETS_TIMEOUT_MS = 10_000
-"""Time limits of the final metadata and ListOffsets requests, which find the cause of a timeout."""
+"""The timeouts of the last Metadata and ListOffsets requests, which find the cause of a timed-out read."""
 _RETRY_BACKOFF_MS = 100
-"""Delay before an inconsistent leader is queried again."""
+"""The delay before a fetch is retried after a response that contradicts the log's offsets."""
 
 _idle_fetchers: dict[tuple[Cluster, FetchOptions], list[Fetcher]] = {}
-"""Fetchers not in use. A forked process has its own clusters as keys, and so none of its parent's fetchers."""
+"""Fetchers that are not in use. A forked process creates its own clusters, which are the keys, so it never uses a
+fetcher of its parent."""
 
 _log = get_logger("spark.source")
 
@@ -79,7 +81,8 @@ def read_range(
 def to_spark_batch(
     part: pa.RecordBatch, columns: Sequence[SourceColumn], target: pa.Schema, offset_range: OffsetRange
 ) -> pa.RecordBatch:
-    """Converts to the types and nullability that Spark checks for, and bytes to text if requested."""
+    """Converts a batch to the types and nullability that Spark expects. Decodes bytes to text for columns requested as
+    STRING."""
     arrays = [
         _decode_text(array, column, offset_range) if column.is_text else array
         for array, column in zip(part.columns, columns, strict=True)
@@ -98,7 +101,7 @@ def _decode_text(array: pa.Array, column: SourceColumn, offset_range: OffsetRang
 
 
 class RangeReader:
-    """State of one range; runs in the event loop thread."""
+    """The state of one range read. Runs in the event loop thread."""
 
     def __init__(self, offset_range: OffsetRange, options: SourceOptions) -> None:
         self._range = offset_range
@@ -108,14 +111,14 @@ class RangeReader:
         self._cluster: Cluster | None = None
         self._fetcher: Fetcher | None = None
         self._failure: KafkaError | None = None
-        """An error that followed the batches returned last."""
+        """The error that came after the batches that `next` returned last. The next call handles this error."""
         self._idle_since_s = 0.0
         self._is_rest_skipped = False
-        """The rest of the range was lost, which has been reported."""
+        """Whether the rest of the range was lost. The loss has been reported."""
 
     async def next(self) -> CompletedFetch | None:
         """Returns the next batches, or None at the end of the range. Raises SparkSourceError and KafkaError."""
-        # Time that Spark spent since the last call does not count as idle.
+        # Restart the idle time, because the time that Spark spent since the last call does not count as idle.
         self._idle_since_s = self._now_s()
         fetcher = self._fetcher or await self._open()
         while True:
@@ -127,7 +130,7 @@ class RangeReader:
             elif not (fetched_partitions := await fetcher.next(_IDLE_CHECK_MS)):
                 await self._check_partition()
             else:
-                # One partition is assigned, so there is one entry.
+                # There is one entry, because one partition is assigned.
                 (fetched,) = fetched_partitions
                 self._failure = fetched.error
                 if fetched.is_empty:
@@ -155,7 +158,10 @@ class RangeReader:
         return fetcher
 
     async def _handle_error(self, fetcher: Fetcher, error: KafkaError) -> None:
-        """Continues at the earliest offset if records were lost and the options allow it; otherwise raises."""
+        """Handles an offset that is out of range; raises other errors.
+
+        Reports lost records. If the options allow data loss, the read continues after the lost records.
+        """
         if error.code != ErrorCode.offset_out_of_range:
             raise error
         first, last = await self._log_offsets()
@@ -166,14 +172,14 @@ class RangeReader:
             self._position = first
             fetcher.seek(self._partition, first)
         else:
-            # The response may have come from a broker that is not the leader.
+            # Retry, because the response may have come from a broker that is not the leader.
             if self._remaining_ms() <= 0:
                 raise self._timeout_error(str(error))
             await asyncio.sleep(_RETRY_BACKOFF_MS / 1000)
             fetcher.seek(self._partition, self._position)
 
     async def _check_partition(self) -> None:
-        """Finds out why nothing arrives: no leader, a deleted partition or a truncated log."""
+        """Finds out why no records arrive: no leader, a deleted partition or a truncated log."""
         assert self._cluster is not None
         left_ms = self._remaining_ms()
         try:
@@ -196,7 +202,7 @@ class RangeReader:
             raise self._timeout_error("it exists but returns no records")
 
     async def _log_offsets(self) -> tuple[int, int]:
-        """Returns the earliest and the end offset."""
+        """Returns the earliest offset and the end offset of the partition."""
         assert self._cluster is not None
         level = self._options.fetch_options.isolation_level
         first, last = await asyncio.gather(
@@ -246,7 +252,7 @@ class RangeReader:
         )
 
     def _remaining_ms(self) -> int:
-        """Returns how long the partition may stay idle before the read fails."""
+        """Returns how many more milliseconds the partition may stay idle before the read fails."""
         return self._options.fetch_options.timeout_ms - round((self._now_s() - self._idle_since_s) * 1000)
 
     @staticmethod
@@ -255,7 +261,7 @@ class RangeReader:
 
 
 def _acquire_fetcher(cluster: Cluster, fetch: FetchOptions) -> Fetcher:
-    """Returns a fetcher for one reader: tasks of a process may be interleaved."""
+    """Returns a fetcher that no other reader uses, because tasks of one process may be interleaved."""
     idle = _idle_fetchers.get((cluster, fetch))
     if idle:
         return idle.pop()

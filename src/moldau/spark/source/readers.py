@@ -1,7 +1,7 @@
 """Batch and streaming readers of topics.
 
-The driver plans offset ranges and tasks read them. Spark calls all methods of a stream reader but `read` sequentially
-in one process that exists as long as the query.
+The driver plans offset ranges, and tasks read them. Each streaming query has one process in which Spark calls the
+methods of the stream reader, one at a time. Only `read` is called in tasks.
 """
 
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ class TopicBatchReader(DataSourceReader):
         return [InputPartition(each) for each in parts]
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
-        # Without ranges Spark passes a partition of its own.
+        # If there are no ranges, Spark passes a placeholder partition.
         if isinstance(partition.value, OffsetRange):
             from moldau.spark.source.range_reader import read_range
 
@@ -67,7 +67,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tracker: StreamOffsetTracker | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tasks only read: they do not need the tracker."""
+        """Omits the tracker, because tasks only call `read` and do not need the tracker."""
         return {**self.__dict__, "_tracker": None}
 
     # On the driver
@@ -78,12 +78,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         limits = self._options.limits
         if limits.offsets_max is not None:
-            # Spark's Python API has no limit with minimum and maximum: `latestOffset` applies the other one.
+            # Spark's Python API cannot combine a minimum and a maximum in one limit. Return the maximum here;
+            # `latestOffset` also applies the minimum from the options.
             return ReadMaxRows(limits.offsets_max)
         return ReadAllAvailable() if limits.offsets_min is None else ReadMinRows(limits.offsets_min)
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Commits `start` to the group: all records before it are in the sink."""
+        """Returns the end of the next micro-batch.
+
+        Commits `start` to the consumer group, because all records before `start` are in the sink.
+        """
         return self._run(
             self._offset_tracker().next_position(StreamPosition.from_json(start), self._limits(limit))
         ).to_json()
@@ -146,7 +150,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class FailingStreamReader(DataSourceStreamReader):
-    """Raises an error at Spark's first call: Spark drops what is raised before there is a reader."""
+    """A stream reader that raises an error at Spark's first call.
+
+    `streamReader` returns this reader instead of raising, because Spark drops an error that is raised before a reader
+    exists.
+    """
 
     def __init__(self, error: SparkSourceError) -> None:
         self._error = error
