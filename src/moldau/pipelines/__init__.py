@@ -1,4 +1,4 @@
-"""Pipelines on Spark: topics in, a transformation in SQL or PySpark, topics and tables out.
+"""Pipelines on Spark, which read topics, transform them in SQL or PySpark, and write topics and tables.
 
     from moldau.pipelines import Pipeline
 

@@ -1,7 +1,7 @@
 """The definition of a pipeline: sources, views and sinks.
 
-A pipeline runs as one streaming query per sink, and one per source whose bad records go to a dead-letter topic. Each
-has its own checkpoint and consumer group, so a query that fails or lags does not delay the others.
+A pipeline runs one streaming query per sink. It also runs one per source whose bad records go to a dead-letter topic.
+Each query has its own checkpoint and consumer group, so a query that fails or lags does not delay the others.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 TransformFunction = Callable[..., Any]
-"""A function from DataFrames to a DataFrame. Its parameter names are the views that it receives."""
+"""A function from DataFrames to a DataFrame. Its parameter names are the names of the views that it receives."""
 
 
 class PipelineError(Exception):
-    """A pipeline cannot be loaded, checked or run. The message gives the cause and the remedy."""
+    """A pipeline cannot be loaded, checked or run. The message names the cause and what to do."""
 
 
 class Format(StrEnum):
-    """Encoding of record values."""
+    """The encoding of record values."""
 
     BYTES = "bytes"
     STRING = "string"
@@ -35,7 +35,7 @@ class SinkKind(StrEnum):
 
 
 class BadRecordPolicy(StrEnum):
-    """Handling of records that cannot be decoded or violate an expectation."""
+    """What to do with records that cannot be decoded or that violate an expectation."""
 
     FAIL = "fail"
     DROP = "drop"
@@ -46,28 +46,33 @@ class BadRecordPolicy(StrEnum):
 class Watermark:
     column: str
     delay: str
-    """A Spark interval: `10 seconds`."""
+    """A Spark interval, for example `10 seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A view over topics, with the decoded columns and `_key`, `_topic`, `_partition`, `_offset`, `_timestamp`,
-    `_headers` and `_deleted`, which is true for tombstones."""
+    """A view over topics.
+
+    Its columns are the decoded columns and `_key`, `_topic`, `_partition`, `_offset`, `_timestamp`, `_headers` and
+    `_deleted`. `_deleted` is true for tombstones.
+    """
 
     name: str
     topics: tuple[str, ...] = ()
     pattern: str | None = None
-    """Instead of topics."""
+    """A regular expression for topic names; None if `topics` is set."""
     format: Format = Format.JSON
     schema: str | None = None
-    """Spark's DDL, or an Avro schema as JSON. If missing for JSON records, it is inferred at the first run and
-    stored."""
+    """A schema as Spark DDL, or an Avro schema as JSON.
+
+    If a JSON source has no schema, the schema is inferred at the first run and stored.
+    """
     key_format: Format = Format.STRING
     starting: str = "earliest"
-    """`earliest`, `latest` or an ISO 8601 time, for the first run only; later runs resume from the checkpoint."""
+    """`earliest`, `latest` or an ISO 8601 time. Applies to the first run; later runs resume from the checkpoint."""
     watermark: Watermark | None = None
     expectations: Mapping[str, str] = field(default_factory=dict)
-    """SQL conditions on the columns, by name. Null is a violation."""
+    """SQL conditions on the columns, by name. A condition that is null is violated."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Additional options of the data source."""
     transform: TransformFunction | None = None
@@ -75,7 +80,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A step of the transformation: SQL over sources and earlier views, or a function."""
+    """A step of the transformation: an SQL query over sources and earlier views, or a function."""
 
     name: str
     sql: str | None = None
@@ -93,14 +98,16 @@ class Sink:
     mode: str = "append"
     """`append`, `update` or `complete` as in Spark; for Delta also `upsert`."""
     key: tuple[str, ...] = ()
-    """The columns of a topic's record key, or those that identify a row in an upsert."""
+    """The columns of the record key of a topic, or the columns that identify a row in an upsert."""
     order_by: tuple[str, ...] = ()
-    """For an upsert: the last of several rows with one key in a batch counts."""
+    """The columns that order the rows of a batch in an upsert. If several rows have the same key, the last row is
+    used."""
     delete_when: str | None = None
-    """SQL that is true for rows that delete their key in an upsert, or that are written to a topic without a value."""
+    """An SQL condition. A row for which it is true deletes its key in an upsert, or is written to a topic as a
+    tombstone."""
     format: Format = Format.JSON
     schema: str | None = None
-    """An Avro schema as JSON, for topics."""
+    """An Avro schema as JSON, for the records of a topic."""
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -117,10 +124,10 @@ class PipelineDefinition:
     on_bad: BadRecordPolicy = BadRecordPolicy.FAIL
     dead_letter_topic: str | None = None
     trigger: str | None = None
-    """The trigger interval, as `1 second`; None starts a batch as soon as the previous one ends."""
+    """The trigger interval, for example `1 second`. None starts a batch as soon as the previous one ends."""
     rate_limit: int | None = None
-    """Maximum of records per batch and query."""
+    """The maximum number of records per batch and query."""
     checkpoint: str | None = None
-    """The directory of the checkpoints, which executors must reach; None for the pipeline's state directory."""
+    """The directory of the checkpoints, which executors must reach. None uses the pipeline's state directory."""
     spark: Mapping[str, str] = field(default_factory=dict)
     file: Path | None = None

@@ -1,4 +1,4 @@
-"""Summaries of Spark's errors in one sentence: the cause without the Java stack. Pure."""
+"""One-line summaries of Spark's errors: the cause without the Java stack trace. No I/O."""
 
 import re
 
@@ -20,7 +20,7 @@ SPARK_EXTRA_MODULES = frozenset(
 """Modules of the extra moldau[spark]."""
 
 _ERROR_CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ")
-"""The start of Spark's own errors: `[DIVIDE_BY_ZERO] Division by zero. … SQLSTATE: 22012`."""
+"""The start of an error of Spark itself: `[DIVIDE_BY_ZERO] Division by zero. … SQLSTATE: 22012`."""
 _MESSAGE_END = re.compile(r"\s*SQLSTATE: |\n\s*at |\n\n|\n==|\Z")
 _WRAPPER_CLASSES = (
     "STREAM_FAILED",
@@ -36,13 +36,14 @@ _STATE_ERROR = re.compile(
     r"|STATE_STORE_(?:VALUE_)?SCHEMA_EVOLUTION\w*|STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA)[.\]]"
     r"|does not match existing state (?:key|value)"
 )
-"""Spark's advice here, to disable the schema check, would give wrong results."""
+"""Errors of a changed query that does not fit its state. Spark's message is replaced, because it advises to disable the
+schema check, which would give wrong results."""
 _INTERNAL_COLUMNS = re.compile(r"(?:, )?`__[\w ]+`|(?<=\[)`__[\w ]+`, ")
-"""Our internal columns in Spark's suggestions."""
+"""Matches Moldau's internal columns in Spark's suggestions."""
 
 
 def summarize_error(error: BaseException) -> str:
-    """Returns the cause of a failure in one line; the log has the details."""
+    """Returns the cause of a failure in one line. The log contains the details."""
     if isinstance(error, USER_ERRORS):
         return str(error)
     text = str(error)
@@ -62,7 +63,11 @@ def summarize_error(error: BaseException) -> str:
 
 
 def missing_extra(error: BaseException) -> str | None:
-    """Returns the missing module of moldau[spark] if that is the cause, here or in a worker."""
+    """Returns the name of a module of moldau[spark] if the error says that this module is missing. Otherwise returns
+    None.
+
+    The module may be missing in this process or in a Python worker.
+    """
     if isinstance(error, ImportError):
         name = (error.name or "").partition(".")[0]
     else:
@@ -72,7 +77,7 @@ def missing_extra(error: BaseException) -> str | None:
 
 
 def _spark_message(text: str) -> str | None:
-    """Returns the last message: earlier ones wrap it."""
+    """Returns the last message of Spark in the text, because earlier messages only wrap the last one."""
     found = [match for match in _ERROR_CLASS.finditer(text) if match[1] not in _WRAPPER_CLASSES]
     if not found:
         return None

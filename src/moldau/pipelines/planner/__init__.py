@@ -1,1 +1,1 @@
-"""Planner of Spark queries from a pipeline definition, and checks that start nothing."""
+"""Planner of Spark queries from a pipeline definition, and checks that start no query."""

@@ -1,6 +1,6 @@
 """Checks of a pipeline without starting it: topics, schemas, SQL, streaming operations and sinks.
 
-Spark analyses the plans over empty streams; the cluster returns its topics and sample records.
+Spark analyses the plans over empty streams. The topics and sample records come from the cluster.
 """
 
 import json
@@ -57,16 +57,16 @@ from moldau.spark.errors import OptionError, SparkSourceError
 __all__ = ["Finding", "check"]
 
 SAMPLE_RECORDS = 100
-"""Sample size per source, to validate the schema."""
+"""The number of sample records per source, which are used to validate the schema."""
 
 
 def check(
     spark: SparkSession, pipeline: PipelineDefinition, checkpoint_location: CheckpointLocation | None = None
 ) -> list[Finding]:
-    """Returns errors and warnings. With a checkpoint location the checkpoints are checked too."""
+    """Returns errors and warnings. Also checks the checkpoints if `checkpoint_location` is set."""
     option_errors = [error(".".join(where), message) for where, message in find_problems(pipeline)]
     if option_errors:
-        # The other checks need consistent names.
+        # Stop here, because the other checks need consistent names.
         return option_errors
     return list(_PipelineChecker(spark, pipeline, checkpoint_location).findings())
 
@@ -78,7 +78,7 @@ class _PipelineChecker:
     checkpoint_location: CheckpointLocation | None
     schemas: dict[str, T.StructType] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
-    """Broken sources and views; views derived from them are skipped."""
+    """The names of sources and views with errors. Views that depend on them are skipped."""
 
     def findings(self) -> Iterator[Finding]:
         topics = fetch_topics(self.pipeline)
@@ -101,7 +101,7 @@ class _PipelineChecker:
         yield from option_errors
         is_inferred = source.format is Format.JSON and source.schema is None
         if is_inferred and (topics is None or missing_topics(source, topics)):
-            # The missing topic has been reported.
+            # Yield nothing, because the missing topic has already been reported.
             self.failed.add(source.name)
             return
         try:
@@ -241,7 +241,7 @@ class _PipelineChecker:
         try:
             known = read_identity(storage, checkpoint_location.of(sink.name))
         except PipelineError:
-            # Reported by `_checkpoints`.
+            # `_checkpoints` reports this error.
             return
         try:
             check_owner(storage, sink.target, sink.name, known)
@@ -264,7 +264,7 @@ def _state(
 
 
 def _is_aggregated(rows: DataFrame) -> bool:
-    """Returns whether rows are aggregated, so that keys are usually unique in a batch."""
+    """Returns whether the rows are aggregated. Keys of aggregated rows are usually unique in a batch."""
     return unsupported_reason(rows, "complete") is None
 
 
@@ -285,7 +285,7 @@ def _sink_options(pipeline: PipelineDefinition, sink: Sink) -> Iterator[Finding]
 
 
 def _directory(sink: Sink) -> Iterator[Finding]:
-    """Checks local directories only."""
+    """Yields an error if a local directory cannot be written to. Remote directories are not checked."""
     if "://" in sink.target:
         return
     path = Path(sink.target)

@@ -1,4 +1,4 @@
-"""Connection of a pipeline to its cluster: options of the data source, arguments of the client."""
+"""The connection of a pipeline to its cluster, as options of the data source or as arguments of the client."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ def connection_options(pipeline: PipelineDefinition) -> dict[str, str]:
 
 
 def cluster_settings(pipeline: PipelineDefinition) -> Mapping[str, Any]:
-    """Returns arguments of `Cluster`; raises PipelineError."""
+    """Returns the arguments of `Cluster`. Raises PipelineError."""
     try:
         return parse_connection(connection_options(pipeline))
     except OptionError as error:

@@ -17,7 +17,7 @@ def print_batch(batch: ConsoleBatch) -> None:
 
 def render_table(batch: ConsoleBatch) -> Table:
     caption = "… and more rows" if batch.is_truncated else None
-    # Text objects, so that brackets in records are not interpreted as markup.
+    # Use Text objects, so that brackets in records are not interpreted as markup.
     table = Table(title=Text(f"{batch.sink.name}, batch {batch.batch_id}"), caption=caption)
     for index, name in enumerate(batch.columns):
         is_number = all(isinstance(row[index], int | float) for row in batch.rows)

@@ -25,7 +25,10 @@ class HadoopFiles:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Writes atomically, through a temporary file."""
+        """Writes a temporary file and renames it, so that no reader sees a partial file.
+
+        An existing file is deleted before the rename.
+        """
         found, system = self._resolve(path)
         unfinished, _ = self._resolve(f"{path}.unfinished")
         system.mkdirs(found.getParent())

@@ -1,7 +1,7 @@
 """Owners of checkpoints and Parquet directories.
 
-A file in each names the query that uses it. Another query is refused: it would take the offsets, state or batch
-numbers for its own, and lose records.
+A file in each checkpoint and directory names the query that uses it. Any other query is refused, because it would
+continue with the wrong offsets, state or batch numbers, and lose records.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ class QueryIdentity:
     pipeline: str
     query: str
     sources: dict[str, str]
-    """Topics or pattern by source."""
+    """The topics or the pattern of each source, by source name."""
     sink: str
     sql: str = field(default="", compare=False)
-    """Hash of the SQL; a changed query may still be able to use its state."""
+    """A hash of the SQL. It is not compared, because a changed query may still be able to use its state."""
     id: str = field(default="", compare=False)
-    """Created with the checkpoint; identifies the query's batches in a table."""
+    """A random id that is created with the checkpoint. It identifies the query's batches in a table."""
 
 
 class FileStore(Protocol):
@@ -44,7 +44,7 @@ def identity_of(
 
 
 def sql_hash(parts: Iterable[Source | View]) -> str:
-    """Hashes the SQL of views, regardless of line breaks."""
+    """Returns a hash of the views' SQL. Line breaks and other white space do not change the hash."""
     texts = [" ".join(each.sql.split()) for each in parts if isinstance(each, View) and each.sql]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
@@ -58,7 +58,10 @@ def sink_text(sink: Sink) -> str:
 
 
 def claim_checkpoint(files: FileStore, checkpoint: str, expected: QueryIdentity) -> QueryIdentity:
-    """Returns the stored identity, or stores a new one. Raises PipelineError for a checkpoint of another query."""
+    """Returns the stored identity of a checkpoint. Stores a new identity if the checkpoint has none.
+
+    Raises PipelineError if the checkpoint belongs to another query.
+    """
     found = read_identity(files, checkpoint)
     if found is not None:
         check_identity(checkpoint, found, expected)
@@ -110,11 +113,12 @@ def _sources_text(sources: dict[str, str]) -> str:
 
 
 OWNER_FILE = "_moldau_owner.json"
-"""Readers of the directory ignore names with an underscore."""
+"""The file that names the owner. Readers of the directory ignore names that start with an underscore."""
 
 
 def check_owner(files: FileStore, directory: str, query: str, known: QueryIdentity | None) -> None:
-    """Raises PipelineError if another query wrote to the directory. `known` is None without a checkpoint."""
+    """Raises PipelineError if another query wrote to the directory. `known` is None if the query has no checkpoint
+    yet."""
     owner = files.read(f"{directory}/{OWNER_FILE}")
     if owner is None and not files.exists(f"{directory}/_spark_metadata"):
         return
@@ -145,7 +149,8 @@ _ADVICE = "move that directory, or choose another one"
 
 
 def claim_directory(files: FileStore, directory: str, identity: QueryIdentity) -> None:
-    """Stores the owner before the first batch. Raises PipelineError."""
+    """Stores the owner of a directory before the first batch. Raises PipelineError if another query owns the
+    directory."""
     check_owner(files, directory, identity.query, identity)
     path = f"{directory}/{OWNER_FILE}"
     if not files.exists(path):

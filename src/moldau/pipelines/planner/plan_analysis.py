@@ -1,4 +1,4 @@
-"""Analysis of streaming plans before a start: supported output modes and required columns.
+"""Analysis of streaming plans before the queries start: supported output modes and required columns.
 
 The plans are built on empty streams, so no cluster is contacted.
 """
@@ -18,7 +18,8 @@ from moldau.pipelines.records.decoder import raw_schema
 
 
 def empty_stream(spark: SparkSession, source: Source) -> DataFrame:
-    """Returns a stream without records whose column names show their source in the plan."""
+    """Returns a stream without records. Its column names contain the source's name, so that the plan shows the
+    source."""
     schema = raw_schema()
     leaf = spark.readStream.schema(
         ", ".join(f"`{source.name}:{field.name}` {field.dataType.simpleString()}" for field in schema.fields)
@@ -35,7 +36,7 @@ def _empty_directory() -> str:
 
 
 def unsupported_reason(frame: DataFrame, mode: str) -> str | None:
-    """Returns why Spark does not support the plan in this output mode, or None."""
+    """Returns the reason why Spark does not support the plan in this output mode, or None if it does."""
     jvm: Any = frame.sparkSession._jvm
     output = jvm.org.apache.spark.sql.streaming.OutputMode
     modes = {"append": output.Append, "update": output.Update, "complete": output.Complete}
@@ -48,12 +49,13 @@ def unsupported_reason(frame: DataFrame, mode: str) -> str | None:
 
 
 def supported_mode(frame: DataFrame, *candidates: str) -> str:
-    """Returns the first supported mode, or the first one if none is, so that Spark reports the reason."""
+    """Returns the first supported mode. If none is supported, returns the first candidate, so that Spark reports the
+    reason."""
     return next((mode for mode in candidates if unsupported_reason(frame, mode) is None), candidates[0])
 
 
 def required_columns(frame: DataFrame, source: Source) -> list[str]:
-    """Returns the record columns that a frame over `empty_stream` needs."""
+    """Returns the record columns of a source that a frame needs. The frame must be built on `empty_stream`."""
     state = frame.sparkSession._jsparkSession.sessionState()
     plan: Any = state.optimizer().execute(_analyzed(frame))
     used = _expression_ids(plan.output())
@@ -69,7 +71,7 @@ def _analyzed(frame: DataFrame) -> Any:
 
 
 def _collect_attributes(node: Any, used: set[int], names: dict[int, str]) -> None:
-    """Collects the used attributes, and the names of those of the leaves."""
+    """Adds the ids of all used attributes to `used`, and the names of the leaves' attributes to `names`."""
     children = _scala_items(node.children())
     if not children:
         names.update({each.exprId().id(): each.name() for each in _scala_items(node.output())})
@@ -88,7 +90,8 @@ def _scala_items(scala: Any) -> list[Any]:
 
 
 def output_mode_problem(frame: DataFrame, sink: Sink) -> tuple[str, str] | None:
-    """Returns a problem and its fix for a frame from `prepare_for_sink`, or None."""
+    """Returns the problem with the sink's output mode and how to fix it, or None. `frame` comes from
+    `prepare_for_sink`."""
     tried: tuple[str, ...] = ("update", "append") if sink.mode == "upsert" else (sink.mode,)
     if sink.kind is SinkKind.CONSOLE:
         tried = (sink.mode, "append", "complete")

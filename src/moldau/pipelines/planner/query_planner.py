@@ -1,6 +1,6 @@
 """Planner of a pipeline's streaming queries: one per sink, and one per source with dead letters.
 
-All errors that can be detected are raised here, before the first query starts.
+All errors that can be detected before a start are raised here, before the first query starts.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointLocation", "PlannedQuery", "StartPosition", "plan"]
 
 BuildFrame = Callable[[ReadRecords], DataFrame]
-"""Builds what a query writes from the records of its sources."""
+"""Builds the frame that a query writes, from the records of its sources."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLocation:
-    """Location of checkpoints: `<checkpoints>/<generation>/<query>`."""
+    """The location of checkpoints: `<checkpoints>/<generation>/<query>`."""
 
     checkpoints: str
     generation: int
@@ -61,12 +61,12 @@ class CheckpointLocation:
 class PlannedQuery:
     name: str
     group: str
-    """The consumer group of its offsets."""
+    """The consumer group to which the query's offsets are committed."""
     start: "Callable[[bool], StreamingQuery]"
-    """Starts the query; the argument is whether it stops after the available records."""
+    """Starts the query. If the argument is True, the query stops after the records that are available now."""
     sink: Sink | None = None
     source: Source | None = None
-    """For a dead-letter query."""
+    """The source of a dead-letter query; None for the query of a sink."""
 
 
 def consumer_group_id(pipeline: PipelineDefinition, query: str) -> str:
@@ -74,7 +74,7 @@ def consumer_group_id(pipeline: PipelineDefinition, query: str) -> str:
 
 
 def dead_letter_query(source: Source) -> str:
-    # Sink names contain no dot.
+    # The name is unique, because sink names contain no dot.
     return f"{source.name}.dead_letters"
 
 
@@ -86,8 +86,10 @@ def plan(
     *,
     show: ShowBatch = print_batch,
 ) -> list[PlannedQuery]:
-    """Plans all queries without starting them. Inferred schemas and starting offsets are stored with the checkpoints.
-    Raises PipelineError."""
+    """Plans all queries without starting them. Raises PipelineError.
+
+    Stores inferred schemas and starting offsets with the checkpoints.
+    """
     schemas = {
         each.name: source_schema(spark, pipeline, each, checkpoint_location.directory)
         for each in _used_sources(pipeline)
@@ -113,7 +115,7 @@ def plan(
 def query_identities(
     pipeline: PipelineDefinition, checkpoint_location: CheckpointLocation
 ) -> list[QueryIdentity]:
-    """Returns the identities of all queries of `plan`."""
+    """Returns the identities of all queries that `plan` returns."""
     identities = [
         _sink_identity(pipeline, sink_for_generation(sink, checkpoint_location.generation))
         for sink in pipeline.sinks
@@ -133,7 +135,7 @@ def _dead_letter_identity(pipeline: PipelineDefinition, source: Source) -> Query
 
 
 def _used_sources(pipeline: PipelineDefinition) -> list[Source]:
-    """Returns the sources that some sink needs."""
+    """Returns the sources that at least one sink needs."""
     used = {each.name for sink in pipeline.sinks for each in sources_of(pipeline, sink.view)}
     return [each for each in pipeline.sources if each.name in used]
 
@@ -144,7 +146,7 @@ class _QueryPlanner:
     pipeline: PipelineDefinition
     checkpoint_location: CheckpointLocation
     starting_options: Mapping[str, Mapping[str, str]]
-    """Starting options by source."""
+    """The starting options by source name."""
     schemas: Mapping[str, T.StructType]
     show: ShowBatch
 
@@ -187,7 +189,7 @@ class _QueryPlanner:
         )
 
     def _stream_frame(self, query: str, shape: BuildFrame, sources: list[Source]) -> DataFrame:
-        """Returns the frame over topics, which reads only the columns it needs."""
+        """Returns the frame over topics. It reads only the columns that the query needs."""
         probe = shape(lambda source: empty_stream(self.spark, source))
         needed = {each.name: required_columns(probe, each) for each in sources}
 

@@ -1,4 +1,4 @@
-"""Effects of a replay on each sink, shown before it starts. Pure."""
+"""The effects of a replay on each sink, which are shown before the replay starts. No I/O."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,10 +29,10 @@ def sink_label(sink: Sink) -> str:
 
 
 def sink_for_generation(sink: Sink, generation: int) -> Sink:
-    """Returns the sink of a generation.
+    """Returns the sink of a generation. Each generation of a Parquet sink has its own directory.
 
-    Spark's Parquet sink recognises batches by number and would skip those of a replay, which start at 0 again. So
-    each generation has its own directory.
+    Spark's Parquet sink recognises batches by number. In a shared directory it would skip the batches of a replay,
+    because their numbers start at 0 again.
     """
     if sink.kind is not SinkKind.PARQUET or generation == 1:
         return sink

@@ -19,34 +19,35 @@ CONSOLE_ROWS_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class ConsoleBatch:
-    """Rows of a batch for a console sink."""
+    """The rows of a batch for a console sink."""
 
     sink: Sink
     batch_id: int
     columns: list[str]
     rows: list[Row]
     is_truncated: bool
-    """Whether the batch has more rows."""
+    """Whether the batch has more rows than `rows`."""
 
 
 ShowBatch = Callable[[ConsoleBatch], None]
 
 
 def prepare_for_sink(frame: DataFrame, sink: Sink) -> DataFrame:
-    """Returns the rows as the sink needs them; raises PipelineError if the columns do not match."""
+    """Returns the rows in the form that the sink needs. Raises PipelineError if the columns do not match."""
     if sink.kind is SinkKind.TOPIC:
         return encode_records(frame, sink)
     for name in (*sink.key, *sink.order_by, *sink.partition_by):
         check_column(frame, name, f"the sink {sink.name}")
     kept_columns: tuple[str, ...] = sink.partition_by
     if sink.mode == "upsert":
-        # Metadata columns that only order or delete are dropped later.
+        # Keep all metadata columns for ordering and deleting. `upsert` does not store those that the table does not
+        # need.
         kept_columns = METADATA
     return without_metadata(frame, kept_columns)
 
 
 def stored_columns(frame: DataFrame, sink: Sink) -> DataFrame:
-    """Returns the columns of an upsert that are stored in the table."""
+    """Returns the frame with only the columns that are stored in the table."""
     return frame.drop(*_unstored_metadata(frame, sink)) if sink.mode == "upsert" else frame
 
 
@@ -58,7 +59,7 @@ def _unstored_metadata(frame: DataFrame, sink: Sink) -> list[str]:
 def sink_writer(
     frame: DataFrame, sink: Sink, pipeline: PipelineDefinition, app_id: str, show: ShowBatch
 ) -> Any:
-    """Returns Spark's writer for a frame from `prepare_for_sink`, without checkpoint and trigger."""
+    """Returns Spark's writer without checkpoint and trigger. `frame` comes from `prepare_for_sink`."""
     if sink.kind is SinkKind.TOPIC:
         return topic_writer(frame, pipeline, sink.target, sink)
     if sink.kind is SinkKind.PARQUET:
@@ -87,7 +88,7 @@ def topic_writer(
     def append(batch: DataFrame, batch_id: int) -> None:
         batch.write.format("moldau").mode("append").options(**options).save()
 
-    # Spark passes updates and complete results to a Python data source only through foreachBatch.
+    # Use foreachBatch, because Spark does not pass updates and complete results to a Python data source in another way.
     return frame.writeStream.outputMode(mode).foreachBatch(append)
 
 
@@ -106,7 +107,10 @@ def _delta(frame: DataFrame, sink: Sink, app_id: str) -> Any:
 
 
 def upsert_order(sink: Sink, columns: Sequence[str]) -> tuple[str, ...]:
-    """Returns the columns that find the last row of a key; rows equal by `order_by` are ordered by offset, if known."""
+    """Returns the columns that determine the last row of a key.
+
+    Rows that are equal by `order_by` are ordered by offset, if the offset is known.
+    """
     has_offset = "_offset" in columns and "_offset" not in sink.order_by
     return (*sink.order_by, "_offset") if has_offset else sink.order_by
 

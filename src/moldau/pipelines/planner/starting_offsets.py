@@ -1,7 +1,7 @@
-"""Starting offsets of a generation, resolved once for all its queries and stored with the checkpoints.
+"""The starting offsets of a generation. They are resolved once for all queries and stored with the checkpoints.
 
-`latest` or a time would resolve to different offsets for each query. A query added later, such as one for dead
-letters after a bad record failed the run, must start at the same offsets.
+Otherwise `latest` or a time would resolve to different offsets for each query. A query that is added later must also
+start at the same offsets. An example is a dead-letter query that is added after a bad record failed the run.
 """
 
 import json
@@ -33,9 +33,9 @@ def starting_options_for(
     *,
     has_started: bool,
 ) -> dict[str, str]:
-    """Returns the starting options for a query without a checkpoint.
+    """Returns the starting options for a query without a checkpoint. Raises PipelineError.
 
-    Stored offsets are ignored if no query of the generation has started. Raises PipelineError.
+    Stored offsets are ignored if no query of the generation has started.
     """
     at = start.at or source.starting
     options_of_source = starting_options(at)
@@ -55,7 +55,7 @@ def starting_options_for(
         raise PipelineError(f"the source {source.name}: {error}") from None
     if stored is None:
         files.write(path, offsets_json(found) + "\n")
-    # Partitions created later are read from their first record.
+    # Partitions that are created later are read from their first record.
     return {"startingOffsets": offsets_json(found)} if found else options_of_source
 
 
@@ -73,7 +73,7 @@ async def _find_offsets(options: SourceOptions, stored: Offsets | None) -> Offse
 
 
 def clamp_offsets(stored: Mapping[TopicPartition, int], first: Offsets, last: Offsets) -> Offsets:
-    """Returns the stored offsets that are still in the logs; other partitions start at the earliest offset."""
+    """Returns the stored offsets that are still in the logs. Other partitions start at their earliest offset."""
     return {
         partition: stored[partition]
         if partition in stored and offset <= stored[partition] <= last.get(partition, -1)

@@ -15,16 +15,16 @@ from moldau.pipelines.planner.connection import cluster_settings
 from moldau.settings.option_parser import did_you_mean
 
 CLUSTER_TIMEOUT_MS = 5_000
-"""Timeout, unless the pipeline sets one."""
+"""The request timeout, unless the pipeline sets one."""
 _AUTO_CREATE = "auto.create.topics.enable"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     severity: Literal["error", "warning"]
-    """An error prevents the pipeline from running."""
+    """An error prevents the pipeline from running; a warning does not."""
     where: str
-    """The path in the file: `sources.orders.topic`."""
+    """The key path in the pipeline file, such as `sources.orders.topic`."""
     message: str
     fix: str = ""
 
@@ -44,7 +44,7 @@ class ClusterTopics:
 
 
 def fetch_topics(pipeline: PipelineDefinition) -> ClusterTopics | Finding:
-    """Returns the cluster's topics, or a finding if it cannot be reached."""
+    """Returns the cluster's topics, or a finding if the cluster cannot be reached."""
     try:
         return asyncio.run(
             _fetch_topics({"request_timeout_ms": CLUSTER_TIMEOUT_MS, **cluster_settings(pipeline)})
@@ -72,7 +72,7 @@ async def _auto_creates_topics(admin: Admin, broker: int) -> bool:
     try:
         answers = await admin.describe_configs([resource])
     except KafkaError:
-        # A client without permission for this may still read and write.
+        # Assume False. A client without the permission to describe configs may still be able to read and write.
         return False
     entries = answers[resource]
     if isinstance(entries, KafkaError):

@@ -12,12 +12,13 @@ from moldau.pipelines.records.decoder import raw_schema
 from moldau.pipelines.spec.values import parse_time_ms
 
 _DECODER_PREFIXES = ("avro.", "json.")
-"""Prefixes of options for the decoder, not for the data source."""
+"""The prefixes of options that are for the decoder and not for the data source."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Start of a query without a checkpoint: `earliest`, `latest` or an ISO time; None for the source's setting."""
+    """The start of a query without a checkpoint: `earliest`, `latest` or an ISO time. None uses the source's
+    setting."""
 
     at: str | None = None
 
@@ -34,14 +35,15 @@ def subscription_options(source: Source) -> dict[str, str]:
 def starting_options(at: str) -> dict[str, str]:
     if at in ("earliest", "latest"):
         return {"startingOffsets": at}
-    # A partition without a later record starts at its end.
+    # With this strategy, a partition without a record at or after the time starts at its end.
     return {"startingTimestamp": str(parse_time_ms(at)), "startingOffsetsByTimestampStrategy": "latest"}
 
 
 def stream_options(
     pipeline: PipelineDefinition, source: Source, group: str, begin: Mapping[str, str]
 ) -> dict[str, str]:
-    """`begin` has the starting options of a query without a checkpoint."""
+    """Returns the options of a streaming read. `begin` contains the starting options for a query without a
+    checkpoint."""
     options = {
         **connection_options(pipeline),
         **subscription_options(source),
@@ -58,7 +60,7 @@ def data_source_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_stream(spark: SparkSession, options: Mapping[str, str], columns: Iterable[str]) -> DataFrame:
-    """Reads only these columns; the others are null."""
+    """Returns a frame with all record columns. Only `columns` are read; the other columns are null."""
     requested = set(columns)
     schema = raw_schema()
     fields = [field for field in schema.fields if field.name in requested] or [schema["offset"]]
@@ -84,7 +86,7 @@ def read_sample(
     *,
     values_only: bool = False,
 ) -> DataFrame:
-    """Reads the oldest existing records."""
+    """Reads up to `records_max` existing records, from the earliest offsets on."""
     options = {
         **connection_options(pipeline),
         **subscription_options(source),

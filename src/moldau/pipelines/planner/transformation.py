@@ -1,6 +1,7 @@
-"""Transformation from records to the rows of a view, for streams, for tests and for checks with empty frames.
+"""Transformation from records to the rows of a view. It is used for streams, for tests, and for checks with empty
+frames.
 
-The steps are decoding, expectations, the source's function, the watermark, and the views' SQL and functions.
+The steps are decoding, expectations, the source's function, the watermark, and the SQL and functions of the views.
 """
 
 import re
@@ -27,7 +28,7 @@ _SQL_POSITION = re.compile(r"line (\d+),? pos (\d+)")
 
 
 def decode_and_check(raw: DataFrame, source: Source, schema: T.StructType) -> DataFrame:
-    """Returns the decoded records with bad ones marked."""
+    """Returns the decoded records. Bad records are marked."""
     with pipeline_errors(f"the expectations of the source {source.name}"):
         return apply_expectations(decode_records(raw, source, schema), source.expectations)
 
@@ -39,7 +40,7 @@ def view_rows(
     raw: ReadRecords,
     schemas: Mapping[str, T.StructType],
 ) -> DataFrame:
-    """Returns the rows of a view or source; raises PipelineError that names the view."""
+    """Returns the rows of a view or source. Raises PipelineError with the name of the view."""
     frames: dict[str, DataFrame] = {}
     with _temporary_views(spark) as publish:
         for each in dependencies_of(pipeline, name):
@@ -108,7 +109,7 @@ def _call_function(what: str, transform: TransformFunction, frames: Mapping[str,
 
 @contextmanager
 def pipeline_errors(what: str) -> Iterator[None]:
-    """Translates Spark errors to PipelineError prefixed with `what`."""
+    """Translates Spark errors to PipelineError. The message starts with `what`."""
     try:
         yield
     except (PySparkException, SparkSourceError) as error:
@@ -123,8 +124,10 @@ def _spark_error_text(error: Exception) -> str:
 
 @contextmanager
 def _temporary_views(spark: SparkSession) -> Iterator[Callable[[str, DataFrame], None]]:
-    """Registers views for SQL, and restores earlier views of the same names afterwards. Plans keep what the names
-    meant when they were built."""
+    """Registers temporary views for SQL. Restores earlier views of the same names afterwards.
+
+    A plan is not affected by the restored views, because Spark resolved the names when the plan was built.
+    """
     previous: dict[str, DataFrame | None] = {}
 
     def publish(name: str, frame: DataFrame) -> None:

@@ -1,4 +1,4 @@
-"""Avro codec for Spark's workers, from and to Arrow arrays."""
+"""Avro codec for Spark's Python workers. Converts from and to Arrow arrays."""
 
 import io
 import json
@@ -10,11 +10,14 @@ from typing import Any
 import pyarrow as pa
 
 CONFLUENT_PREFIX_BYTES = 5
-"""A zero byte and the schema id in a registry."""
+"""The size of the prefix in Confluent's wire format: a zero byte and the schema id."""
 
 
 def decode(values: Sequence[bytes | None], schema: str, wire: str) -> tuple[list[Any], list[str | None]]:
-    """Returns the records, and the error of each that cannot be decoded."""
+    """Returns the decoded records and the errors, both with one element per value.
+
+    If a value cannot be decoded, its record is None. Otherwise its error is None.
+    """
     read = _reader(schema)
     records: list[Any] = []
     failures: list[str | None] = []
@@ -24,7 +27,7 @@ def decode(values: Sequence[bytes | None], schema: str, wire: str) -> tuple[list
             try:
                 record = read(_payload(value, wire))
             except Exception as error:
-                # Any exception of the library means that this record is bad.
+                # Treat the record as bad, whatever exception the library raises.
                 failure = str(error) or type(error).__name__
         records.append(record)
         failures.append(failure)
@@ -32,12 +35,13 @@ def decode(values: Sequence[bytes | None], schema: str, wire: str) -> tuple[list
 
 
 def decode_arrow(values: pa.Array, schema: str, wire: str, arrow_type: pa.DataType) -> pa.Array:
-    """Returns structs of `v` and `error`."""
+    """Returns structs of the decoded record `v` and the text `error`. One of the two is null."""
     records, failures = decode(values.to_pylist(), schema, wire)
     try:
         decoded = pa.array(records, type=arrow_type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError):
-        # A record does not fit its column, for example a time before the year 1: find it.
+        # A record does not fit its column, for example a time before the year 1. Convert one by one to find the bad
+        # records.
         columns = []
         for index, record in enumerate(records):
             try:

@@ -29,7 +29,7 @@ _WIDENED = ({"int", "long"}, "long"), ({"float", "double"}, "double"), ({"int", 
 
 
 def spark_schema(schema: str, what: str) -> T.StructType:
-    """Returns the columns of a record schema; raises PipelineError that names `what`."""
+    """Returns the columns of a record schema. Raises PipelineError; `what` names the schema's owner in the message."""
     parsed = parsed_schema(schema, what)
     found = _type_of(parsed, {}, what)
     if not isinstance(found, T.StructType):
@@ -38,7 +38,7 @@ def spark_schema(schema: str, what: str) -> T.StructType:
 
 
 def parsed_schema(schema: str, what: str) -> Any:
-    """Returns the schema as JSON after validation."""
+    """Returns the schema as parsed JSON, after validation. Raises PipelineError."""
     import fastavro
 
     try:
@@ -52,7 +52,7 @@ def parsed_schema(schema: str, what: str) -> Any:
 
 
 def without_unsupported_logical_types(schema: Any) -> Any:
-    """Returns the schema without logical types that Spark lacks, so that their underlying values are read."""
+    """Returns the schema without logical types that Spark does not have, so that the underlying values are read."""
     if isinstance(schema, list):
         return [without_unsupported_logical_types(each) for each in schema]
     if not isinstance(schema, Mapping):

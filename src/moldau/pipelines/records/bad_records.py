@@ -1,4 +1,4 @@
-"""Expectations, and handling of bad records: fail the query, drop them, or write them to the dead-letter topic."""
+"""Expectations and bad records. A bad record fails the query, is dropped, or goes to the dead-letter topic."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ from moldau.pipelines.records.sql_text import cases, literal, quoted, struct
 
 
 def good_records(frame: DataFrame, source: Source, on_bad: BadRecordPolicy) -> DataFrame:
-    """Returns the good records without internal columns. A bad one fails the query if the policy says so."""
+    """Returns the good records without internal columns. With the policy FAIL, a bad record fails the query."""
     is_good = f"NOT {IS_BAD}"
     if on_bad is BadRecordPolicy.FAIL:
         is_good = cases((is_good, "true"), otherwise=f"CAST(raise_error({_failure_text(source)}) AS BOOLEAN)")
@@ -31,14 +31,14 @@ def good_records(frame: DataFrame, source: Source, on_bad: BadRecordPolicy) -> D
 
 def _failure_text(source: Source) -> str:
     advice = f". The source {source.name} fails on bad records: set on_bad: drop, or dead_letters: <topic>"
-    # Ends with a newline, because Spark appends its error codes.
+    # End the text with a newline, because Spark appends its error codes.
     return (
         f"concat('PipelineError: the record at ', {bad_record_text(' is bad')}, {literal(advice)}, char(10))"
     )
 
 
 def bad_record_text(between: str = "") -> str:
-    """SQL for the position and the reason of a bad record: `orders-0 offset 7 (malformed): …`."""
+    """Returns SQL for the position and the reason of a bad record, such as `orders-0 offset 7 (malformed): …`."""
     return (
         f"concat(_topic, '-', _partition, ' offset ', _offset, {literal(between + ' (')}, {BAD}.reason, '): ', "
         f"{BAD}.detail)"
@@ -46,7 +46,7 @@ def bad_record_text(between: str = "") -> str:
 
 
 def dead_letter_records(frame: DataFrame, pipeline: str, source: Source) -> DataFrame:
-    """Returns key, value and headers of the bad records, with headers added that describe the error."""
+    """Returns the key, value and headers of the bad records. Additional headers describe the error."""
     texts = {
         ErrorHeader.REASON: f"{BAD}.reason",
         ErrorHeader.DETAIL: f"{BAD}.detail",
@@ -62,7 +62,7 @@ def dead_letter_records(frame: DataFrame, pipeline: str, source: Source) -> Data
         struct(key=literal(name), value=f"CAST(coalesce(CAST({text} AS STRING), '') AS BINARY)")
         for name, text in texts.items()
     )
-    # A redriven record that fails again has only the headers of its last failure.
+    # Drop old error headers. A redriven record that fails again has only the headers of its last failure.
     headers = f"coalesce({RAW_HEADERS}, CAST(array() AS ARRAY<STRUCT<key: STRING, value: BINARY>>))"
     kept = f"filter({headers}, header -> NOT startswith(header.key, {literal(PREFIX)}))"
     return frame.where(IS_BAD).selectExpr(
@@ -75,16 +75,16 @@ def without_metadata(frame: DataFrame, keeping: tuple[str, ...] = ()) -> DataFra
 
 
 def apply_expectations(frame: DataFrame, expectations: Mapping[str, str]) -> DataFrame:
-    """Marks records as bad for which an expectation is false or null. Tombstones are exempt."""
+    """Marks records as bad if an expectation is false or null. Tombstones are never marked."""
     if not expectations:
         return frame
-    # A column per expectation, so that Spark's errors quote it as written.
+    # Use one column per expectation, so that Spark's errors quote the expectation as the user wrote it.
     conditions = [F.expr(sql).cast("boolean").alias(_name(name)) for name, sql in expectations.items()]
     is_violated = {name: f"NOT coalesce({quoted(_name(name))}, false)" for name in expectations}
     violations = ", ".join(
         cases((is_violated[name], literal(f"{name}: {sql}"))) for name, sql in expectations.items()
     )
-    # Records that could not be decoded keep their first reason.
+    # Keep the first reason of records that could not be decoded.
     bad = cases((IS_BAD, BAD), otherwise=failure_struct(EXPECTATION, f"concat_ws('; ', {violations})"))
     kept = [quoted(name) for name in frame.columns if name not in (IS_BAD, BAD)]
     return frame.select("*", *conditions).selectExpr(

@@ -1,24 +1,25 @@
-"""Names of record columns and of dead-letter headers. Header values are UTF-8 text, times are in milliseconds."""
+"""The names of record columns and of dead-letter headers. Header values are UTF-8 text. Times are in milliseconds."""
 
 from enum import StrEnum
 
 METADATA = ("_key", "_topic", "_partition", "_offset", "_timestamp", "_headers", "_deleted")
-"""Metadata columns of a source's view. `_deleted`: the record has no value."""
+"""The metadata columns of a source's view. `_deleted` is true if the record has no value."""
 
 RAW_KEY, RAW_VALUE, RAW_HEADERS = "__key", "__value", "__headers"
-"""The original record, for dead letters."""
+"""The columns of the original record, for dead letters."""
 IS_BAD = "__is_bad"
-"""Never null, and cheap to compute; the reason is computed only for bad records."""
+"""Whether a record is bad. The column is never null. It is cheap, because the reason is computed only for bad
+records."""
 BAD = "__bad"
-"""A struct of reason and detail."""
+"""A struct of the reason and the detail of a bad record."""
 
 MALFORMED, SCHEMA_MISMATCH, EXPECTATION = "malformed", "schema_mismatch", "expectation"
-"""Reasons."""
+"""The reasons why a record is bad."""
 
 
 PREFIX = "moldau.error."
 REDRIVEN = "moldau.redriven"
-"""Counts how often a record was sent back to its topic."""
+"""The header that counts how often a record was sent back to its topic."""
 
 
 class ErrorHeader(StrEnum):
@@ -31,4 +32,4 @@ class ErrorHeader(StrEnum):
     PIPELINE = PREFIX + "pipeline"
     SOURCE = PREFIX + "source"
     TIME = PREFIX + "time"
-    """When the error was detected."""
+    """The time when the error was detected."""

@@ -1,7 +1,8 @@
-"""Decoder from records of the data source to the value's columns, metadata and the reason of bad records.
+"""Decoder of the data source's records. Returns the columns of the value, the metadata and the reason of bad records.
 
-It uses Spark expressions, and for Avro a library in Spark's workers. Each record is parsed once: the parser is a
-generator to the optimizer, which does not push filters through it and so does not duplicate it.
+JSON is decoded by Spark expressions, and Avro by a library in Spark's Python workers. Each record is parsed only once.
+For JSON, the parser is wrapped in `explode`, because the optimizer does not push filters through a generator and so
+does not duplicate the parser.
 """
 
 import json
@@ -34,7 +35,7 @@ from moldau.spark.source import columns
 
 _PARSED, _CORRUPT = "__parsed", "__corrupt"
 _SHOWN_MAX = 60
-"""Limit on values in messages."""
+"""The maximum length of values in messages."""
 
 
 def raw_schema() -> T.StructType:
@@ -43,7 +44,7 @@ def raw_schema() -> T.StructType:
 
 
 def value_schema(source: Source, inferred: T.StructType | None = None) -> T.StructType:
-    """Returns the columns of a source's values; raises PipelineError."""
+    """Returns the columns of a source's values. Raises PipelineError."""
     what = f"the source {source.name}"
     if source.format is Format.BYTES:
         schema = T.StructType([T.StructField("value", T.BinaryType())])
@@ -112,13 +113,13 @@ def decode_records(frame: DataFrame, source: Source, schema: T.StructType) -> Da
 
 
 def failure_struct(reason: str, detail: str) -> str:
-    """`detail` is an SQL expression."""
+    """Returns SQL for a failure. `detail` is an SQL expression."""
     return struct(reason=literal(reason), detail=detail)
 
 
 _TEXT = f"CAST({RAW_VALUE} AS STRING)"
 _IS_TEXT = f"coalesce(is_valid_utf8({_TEXT}), true)"
-"""True for tombstones, which have no value."""
+"""SQL for whether the value is valid UTF-8. It is true for tombstones, which have no value."""
 
 
 def _plain(kind: Format) -> tuple[list[str], str, str]:
@@ -131,9 +132,9 @@ def _plain(kind: Format) -> tuple[list[str], str, str]:
     )
 
 
-# Spark parses a valid prefix and ignores the rest. So each value is parsed as the first element of a list that ends
-# with a marker: the marker is the second element only after exactly one complete value. The marker is random per
-# process, so that records cannot contain it.
+# Spark parses a valid prefix of a text and ignores the rest. To detect such a rest, each value is parsed as the first
+# element of a list whose second element is a marker. The marker is found there only if the text is exactly one complete
+# value. The marker is random per process, so that records cannot contain it.
 _MARK = f"m{secrets.token_hex(6)}"
 _WRAPPED = f"""concat('{{"{_MARK}":[', {_TEXT}, ',{{"{_MARK}":""}}]}}')"""
 _VALUE, _END = f"get({_PARSED}.{_MARK}, 0)", f"get({_PARSED}.{_MARK}, 1).{_MARK}"
@@ -157,7 +158,8 @@ def _fields(schema: T.StructType, value: str) -> list[str]:
 
 
 def _json_failure(schema: T.StructType) -> str:
-    """Finds the fields that do not match the schema. It parses again, but only bad records."""
+    """Returns SQL that finds the fields that do not match the schema. This SQL parses the record again, but only bad
+    records."""
     mismatches = [
         cases(
             (
@@ -179,7 +181,7 @@ def _json_failure(schema: T.StructType) -> str:
     options = ", ".join(f"{literal(key)}, {literal(value)}" for key, value in _JSON_OPTIONS.items())
     fields = f"{_MARK} ARRAY<MAP<STRING, STRING>>, {_CORRUPT} STRING"
     given = f"from_json({_WRAPPED}, {literal(fields)}, map({options})).{_MARK}"
-    # An array of one element, so that the fields are parsed once for all conditions.
+    # Use an array of one element, so that the fields are parsed only once for all conditions.
     return f"element_at(transform(array({given}), given -> {failure}), 1)"
 
 
@@ -212,7 +214,7 @@ def _avro_decoder(source: Source, schema: T.StructType) -> Any:
     def decoder(values: pa.Array) -> pa.Array:
         return decode(values)
 
-    # Otherwise the optimizer calls it again for each filter on its result.
+    # Mark the decoder as nondeterministic. Otherwise the optimizer calls it again for each filter on its result.
     return arrow_udf(decoder, result).asNondeterministic()  # type: ignore[call-overload]
 
 

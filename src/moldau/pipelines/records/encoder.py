@@ -1,4 +1,4 @@
-"""Encoder from the rows of a view to the `key` and `value` of records."""
+"""Encoder of a view's rows to the `key` and `value` of records."""
 
 import json
 from collections.abc import Mapping
@@ -19,15 +19,18 @@ from moldau.settings.option_parser import did_you_mean, suggest_names
 
 
 def encode_records(frame: DataFrame, sink: Sink) -> DataFrame:
-    """Returns `key` and `value`. Key columns are in the value too; metadata columns are not, unless renamed. Raises
-    PipelineError if the columns do not match the sink."""
+    """Returns the columns `key` and `value`.
+
+    The value contains the key columns too. It does not contain metadata columns, unless they are renamed. Raises
+    PipelineError if the columns do not match the sink.
+    """
     for name in sink.key:
         check_column(frame, name, f"the key of the sink {sink.name}")
     schema = frame.schema
     columns = [name for name in schema.names if name not in METADATA]
     value = _value(schema, columns, sink)
     if sink.delete_when is not None:
-        # Rows that delete have no value.
+        # Rows that delete their key have no value.
         value = F.when(~F.coalesce(F.expr(sink.delete_when), F.lit(False)), value)
     return frame.select(F.expr(f"{_key(sink.key, schema)} AS key"), value.alias("value"))
 
@@ -40,7 +43,7 @@ def check_column(frame: DataFrame, name: str, what: str) -> None:
 
 
 def _key(names: tuple[str, ...], schema: T.StructType) -> str:
-    """Encodes one column as text (bytes unchanged), several as a JSON object."""
+    """Returns SQL for the record key. One column becomes text (bytes stay unchanged); several become a JSON object."""
     if not names:
         return "CAST(NULL AS BINARY)"
     if len(names) > 1:

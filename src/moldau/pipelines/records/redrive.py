@@ -1,7 +1,7 @@
-"""Redrive of dead letters: sends records back to their topics with their original key, value and headers.
+"""Redrive of dead letters, which sends records back to their topics with the original key, value and headers.
 
-Progress is committed in a consumer group of the dead-letter topic, so records are sent twice only if a redrive is
-interrupted between send and commit. All consumers of the original topic receive them again.
+Progress is committed in a consumer group of the dead-letter topic. A record is sent twice only if a redrive is
+interrupted between send and commit. All consumers of the original topic receive the records again.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ Header = tuple[str, bytes | None]
 class RedriveResult:
     count: int
     topics: Mapping[str, int] = field(default_factory=dict)
-    """Records sent back, or to be sent back, by topic."""
+    """The number of records by topic that were sent back. In a dry run, the number that would be sent back."""
     skipped: int = 0
-    """Records without the headers of a dead letter."""
+    """The number of records without the headers of a dead letter."""
     others: int = 0
-    """Dead letters of other pipelines in the same topic."""
+    """The number of dead letters of other pipelines in the same topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,10 @@ def is_from_pipeline(record: ConsumerRecord, pipeline: str) -> bool:
 
 
 def original_record(record: ConsumerRecord) -> RedrivenRecord | None:
-    """Returns None for a record without dead-letter headers. A header counts how often it was sent back."""
+    """Returns the original record of a dead letter, or None for a record without dead-letter headers.
+
+    The header REDRIVEN counts how often the record was sent back.
+    """
     errors = {key: value for key, value in record.headers if key.startswith(PREFIX)}
     topic = _text(errors.get(ErrorHeader.TOPIC))
     if not topic:
@@ -91,7 +94,10 @@ async def redrive(
     limit: int | None = None,
     dry_run: bool = False,
 ) -> RedriveResult:
-    """Sends back this pipeline's dead letters that exist now, not those that fail meanwhile. Raises PipelineError."""
+    """Sends back this pipeline's dead letters that exist at the start. Raises PipelineError.
+
+    Records that fail during the redrive are not sent again.
+    """
     topic = dead_letter_topic or pipeline.dead_letter_topic
     if topic is None:
         raise PipelineError(
@@ -151,7 +157,7 @@ class _Redrive:
     async def _unread_partitions(
         self, consumer: Consumer, ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Returns the end offsets of unfinished partitions; pauses the others."""
+        """Returns the end offsets of partitions that are not read completely. Pauses the other partitions."""
         unread, read = {}, []
         for partition, end in ends.items():
             if await consumer.position(partition) < end:
@@ -184,7 +190,7 @@ class _Redrive:
 
     async def _send(self, back: RedrivenRecord, producer: Producer) -> "asyncio.Future[RecordMetadata]":
         partition = back.partition
-        # The original partition keeps the order of the key's records.
+        # Send to the original partition if it exists, so that records of one key keep their order.
         if partition is not None and partition >= await producer.partition_count(back.topic):
             partition = None
         return await producer.send(
@@ -204,7 +210,7 @@ def _topic_partition(record: ConsumerRecord) -> TopicPartition:
 def _next_offsets(
     records: Iterable[ConsumerRecord], ends: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Returns the offsets to commit, limited to the end offsets."""
+    """Returns the offsets to commit, which are at most the end offsets."""
     after: dict[TopicPartition, int] = {}
     for record in records:
         topic_partition = _topic_partition(record)

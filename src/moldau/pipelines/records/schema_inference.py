@@ -1,7 +1,7 @@
-"""Schema inference for JSON records without a schema.
+"""Schema inference for JSON sources without a schema.
 
-The schema is inferred from a sample at the first run and stored with the checkpoints, so that all queries and later
-runs use the same columns.
+The schema is inferred from a sample at the first run and stored with the checkpoints. All queries and later runs
+therefore use the same columns.
 """
 
 import json
@@ -26,7 +26,10 @@ def source_schema(
     *,
     keep: bool = True,
 ) -> T.StructType:
-    """Returns the columns of a source's values. An inferred schema is read from or stored in the directory."""
+    """Returns the columns of a source's values.
+
+    An inferred schema is read from `directory`. If it is not stored there, it is inferred, and stored if `keep`.
+    """
     if source.format is not Format.JSON or source.schema is not None:
         return value_schema(source)
     path = None if directory is None else f"{directory}/{source.name}.schema.json"
@@ -43,13 +46,13 @@ def source_schema(
 
 
 def infer_schema(spark: SparkSession, values: DataFrame, source: Source) -> T.StructType:
-    """Raises PipelineError if the sample has no usable record."""
+    """Returns the schema of a sample. Raises PipelineError if the sample has no usable record."""
     texts = [
         row[0] for row in values.where("value IS NOT NULL").select(F.col("value").cast("string")).collect()
     ]
     if not texts:
         raise _no_schema_error(source, "there are no records yet to infer one from")
-    # Records that are not JSON are skipped; they will be bad records.
+    # Skip records that are not JSON, because a run will treat them as bad records.
     found = spark.read.option("mode", "DROPMALFORMED").json(spark.sparkContext.parallelize(texts, 1)).schema
     if not found.fields:
         raise _no_schema_error(source, f"none of the first {len(texts)} records is a JSON object with fields")
@@ -66,7 +69,7 @@ def _no_schema_error(source: Source, why: str) -> PipelineError:
 
 
 def _without_null_types(kind: T.DataType) -> T.DataType:
-    """Replaces the type of fields that are always null by string."""
+    """Replaces the type of fields that are always null with string."""
     if isinstance(kind, T.NullType):
         return T.StringType()
     if isinstance(kind, T.StructType):

@@ -1,4 +1,5 @@
-"""Spark SQL as text, because each call of PySpark's functions takes several round trips to Java."""
+"""Builders of Spark SQL text. Text is used because each call of a PySpark function takes several round trips to
+Java."""
 
 
 def quoted(name: str) -> str:

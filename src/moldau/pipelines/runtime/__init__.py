@@ -1,1 +1,1 @@
-"""Runs of pipelines: queries, state directory, progress and shutdown."""
+"""The runtime of pipelines: queries, state directory, progress and shutdown."""

@@ -1,4 +1,4 @@
-"""End offsets of a pipeline's topics, fetched in the background, so that the displayed lag is current."""
+"""The end offsets of a pipeline's topics. They are fetched in the background, so that the displayed lag is current."""
 
 import time
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ from moldau.spark.loop_thread import event_loop_thread
 FETCH_INTERVAL_S = 1.0
 FETCH_TIMEOUT_MS = 5_000
 STALE_AFTER_S = 15.0
-"""Older offsets are not shown."""
+"""The maximum age of end offsets. Older ones are treated as unknown."""
 
 EndOffsets = dict[tuple[str, str], int]
 
 
 class EndOffsetTracker:
-    """Errors are ignored, because the queries report them: the end offset is unknown then."""
+    """Fetches end offsets in the background. Ignores errors, because the queries report them."""
 
     def __init__(self, pipeline: PipelineDefinition) -> None:
         self._settings = cluster_settings(pipeline)
@@ -33,8 +33,10 @@ class EndOffsetTracker:
         self._is_closed = False
 
     def poll(self, batches: Iterable[Progress]) -> EndOffsets | None:
-        """Returns the known end offsets, None before the first response. Starts a fetch for the partitions of these
-        batches if it is due."""
+        """Returns the latest known end offsets, or None before the first response. Old end offsets are omitted.
+
+        Starts a fetch for the partitions of `batches` if a fetch is due.
+        """
         if self._pending_fetch is not None and self._pending_fetch.done():
             with suppress(Exception):
                 self._known = self._pending_fetch.result()

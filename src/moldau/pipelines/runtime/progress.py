@@ -1,4 +1,4 @@
-"""Progress of queries from Spark's reports, and the file that records it. Pure but for the file."""
+"""The progress of queries, parsed from Spark's reports, and the file that stores it. Only the file does I/O."""
 
 import json
 import math
@@ -21,7 +21,7 @@ class QueryStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of one micro-batch."""
+    """The progress of one micro-batch."""
 
     query: str
     at: str
@@ -33,15 +33,16 @@ class Progress:
     """Records per second during the batch."""
     batch_ms: int
     lag: int | None
-    """Records in the topics after the batch at the time of the report; None if unknown."""
+    """The number of records in the topics beyond the end of the batch, at the time of the report; None if unknown."""
     late: int = 0
-    """Rows dropped by the watermark. Spark aggregates first, so one may stand for several records."""
+    """The number of rows that the watermark dropped. Spark aggregates first, so one dropped row may contain several
+    records."""
     watermark: str | None = None
     read: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Next offsets by topic and partition."""
+    """The next offsets to read, by topic and partition."""
 
     def lag_to(self, ends: Mapping[tuple[str, str], int]) -> int | None:
-        """Returns the number of records up to these end offsets; None if one is unknown."""
+        """Returns the number of records between this batch and the end offsets; None if an end offset is unknown."""
         read = _by_partition(self.read)
         if not read or not read.keys() <= ends.keys():
             return None
@@ -53,12 +54,12 @@ class QueryState:
     query: str
     state: QueryStatus = QueryStatus.STARTING
     rows: int = 0
-    """Since the start of the run."""
+    """The number of records read since the start of the run."""
     late: int = 0
     last: Progress | None = None
     error: str | None = None
     lag: int | None = None
-    """Records in the topics that no finished batch includes; None if unknown."""
+    """The number of records in the topics that no finished batch includes; None if unknown."""
 
     def after(self, progress: Progress) -> "QueryState":
         return replace(
@@ -103,7 +104,10 @@ def _read(sources: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def lag_of(sources: Iterable[Mapping[str, Any]]) -> int | None:
-    """Returns the records after the batch when it was planned; None if a source does not report it."""
+    """Returns how many records the sources had beyond the end of the batch when the batch was planned.
+
+    Returns None if a source does not report this number.
+    """
     lags = [_source_lag(each) for each in sources]
     return None if None in lags else sum(lag for lag in lags if lag is not None)
 
@@ -112,12 +116,12 @@ def _source_lag(source: Mapping[str, Any]) -> int | None:
     end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
     if end is None or latest is None:
         return None
-    # A new partition counts once its starting offset is known.
+    # Ignore a partition that is not in both reports. A new partition counts as soon as its starting offset is known.
     return sum(max(0, latest[each] - offset) for each, offset in end.items() if each in latest)
 
 
 def _offsets(report: object) -> dict[tuple[str, str], int] | None:
-    """Spark reports offsets as JSON or as a JSON string."""
+    """Parses the offsets of a report. Spark reports offsets as JSON or as a string that contains JSON."""
     if isinstance(report, str):
         try:
             report = json.loads(report)
@@ -137,7 +141,7 @@ def _by_partition(report: Mapping[str, Any]) -> dict[tuple[str, str], int]:
 
 
 def _rate(report: object) -> float:
-    """Spark divides by the duration, which may be 0."""
+    """Parses a rate. Returns 0 for NaN and infinity, which Spark reports when it divides by a duration of 0."""
     rate = float(report) if isinstance(report, int | float | str) else 0.0
     return rate if math.isfinite(rate) else 0.0
 
@@ -147,7 +151,7 @@ def to_json(progress: Progress) -> str:
 
 
 def from_json(line: str) -> Progress | None:
-    """Returns None for other events and for a truncated line."""
+    """Parses the progress of a batch. Returns None for other events and for a truncated line."""
     try:
         document = json.loads(line)
         if document.pop("event", None) != "batch":
@@ -158,7 +162,7 @@ def from_json(line: str) -> Progress | None:
 
 
 def latest_progress(lines: Iterable[str], generation: int | None = None) -> dict[str, Progress]:
-    """Returns the last batch of each query, optionally of one generation."""
+    """Returns the last batch of each query. If `generation` is set, batches of other generations are ignored."""
     found: dict[str, Progress] = {}
     current_generation = generation
     for line in lines:
@@ -213,7 +217,7 @@ def rotated_path(path: Path) -> Path:
 
 
 def read_lines(path: Path) -> Iterable[str]:
-    """Yields all lines, the oldest first."""
+    """Yields all lines, oldest first."""
     for each in (rotated_path(path), path):
         try:
             with each.open(errors="replace") as file:

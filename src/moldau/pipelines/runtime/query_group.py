@@ -1,7 +1,6 @@
-"""The queries of one run: started, polled and stopped together.
+"""The queries of one run, which are started, polled and stopped together.
 
-Spark reports progress in its own thread; `poll` processes the reports, so that everything else runs in the caller's
-thread.
+Spark reports progress in its own thread. `poll` processes the reports in the caller's thread.
 """
 
 import json
@@ -42,19 +41,19 @@ class QueryGroup:
         self._planned = planned
         self._on_batch = on_batch
         self._running: dict[str, StreamingQuery] = {}
-        """By name."""
+        """The running queries by name."""
         self._names: dict[str, str] = {}
-        """By run id."""
+        """The query names by Spark's run id."""
         self._states = {each.name: QueryState(each.name) for each in planned}
         self._unterminated: set[str] = set()
-        """Run ids without a termination event."""
+        """The run ids of queries for which no termination event has arrived."""
         self._listener = _Listener()
         self._is_stopping = False
         self.failure: BaseException | None = None
         """The first error of a query."""
 
     def start(self, available_now: bool) -> None:
-        """Starts all queries; raises PipelineError and stops all if one cannot start."""
+        """Starts all queries. If a query cannot start, stops all queries and raises PipelineError."""
         self._spark.streams.addListener(self._listener)
         for each in self._planned:
             try:
@@ -63,7 +62,7 @@ class QueryGroup:
                 self.failure = error
                 self.stop(finish_s=0)
                 if isinstance(error, PipelineError):
-                    # The message names the query.
+                    # The message already names the query.
                     raise
                 raise PipelineError(f"{each.name}: {summarize_error(error)}") from error
             run_id = str(query.runId)
@@ -98,7 +97,7 @@ class QueryGroup:
                 self.failure = self.failure or error
                 return replace(previous, state=QueryStatus.FAILED, error=summarize_error(error))
             if str(query.runId) in self._unterminated:
-                # The last batch has not been reported yet.
+                # Keep the state, because the last batch has not been reported yet.
                 return previous
             return replace(previous, state=QueryStatus.STOPPED if self._is_stopping else QueryStatus.DONE)
         status = query.status
@@ -113,8 +112,10 @@ class QueryGroup:
         return not any(query.isActive for query in self._running.values())
 
     def stop(self, finish_s: float) -> list[QueryState]:
-        """Stops all queries after their current batch, or after `finish_s`. An interrupted batch is repeated at the
-        next run."""
+        """Stops each query after its current batch, or after `finish_s` at the latest.
+
+        A batch that is interrupted is repeated in the next run.
+        """
         self._is_stopping = True
         deadline = time.monotonic() + finish_s
         current_batches = {name: _batch(query) for name, query in self._running.items() if query.isActive}
@@ -160,7 +161,7 @@ class QueryGroup:
             progress = parse_progress(name, json.loads(report))
             lag_to = progress.lag_to(self._poll_end_offsets() or {})
             if lag_to is not None:
-                # Counts records that arrived after Spark planned the batch.
+                # Use the newer lag, which includes records that arrived after Spark planned the batch.
                 progress = replace(progress, lag=lag_to)
             self._states[name] = self._states[name].after(progress)
             self._on_batch(progress)
@@ -172,7 +173,7 @@ def _batch(query: "StreamingQuery") -> int | None:
 
 
 class _Listener(StreamingQueryListener):
-    """Queues Spark's events: a run id with progress as JSON, or with None for termination."""
+    """Queues Spark's events. An event is a run id with the progress as JSON, or a run id with None for termination."""
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[tuple[str, str | None]] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""A run of a pipeline: lock, Spark session, queries, and the records of the run on disk."""
+"""A run of a pipeline: the lock, the Spark session, the queries, and the files that record the run."""
 
 import hashlib
 import json
@@ -34,19 +34,20 @@ POLL_INTERVAL_S = 0.25
 FINISH_TIMEOUT_S = 60.0
 """How long the current batches may take after a stop request."""
 FINISH_TIMEOUT_AFTER_FAILURE_S = 10.0
-"""Shorter after a failed query, whose cause may delay the others too."""
+"""The same timeout after a failed query. It is shorter, because the cause of the failure may delay other queries
+too."""
 
 
 class RunObserver(Protocol):
     def step(self, what: str) -> None:
-        """Reports the current step, before the first batch and after the last."""
+        """Reports the current step. Called before the first batch and after the last one."""
 
     def batch(self, progress: Progress) -> None: ...
 
     def states(self, states: Sequence[QueryState]) -> None: ...
 
     def rows(self, batch: "ConsoleBatch") -> None:
-        """Receives rows of a console sink, from another thread."""
+        """Receives the rows of a console sink. Called from another thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,11 @@ class RunOptions:
     master: str | None = None
     available_now: bool = False
     conf: Mapping[str, str] = field(default_factory=dict)
-    """Spark settings that override those of the pipeline."""
+    """Spark settings that override the settings of the pipeline."""
     generation: int | None = None
-    """The checkpoint generation; None for the current one."""
+    """The number of the checkpoint generation; None for the current one."""
     replay_from: str | None = None
-    """A time, `earliest` or `latest` at which a new generation starts."""
+    """The start of a new generation: a time, `earliest` or `latest`. None starts no new generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class RunOutcome:
     states: Sequence[QueryState]
     generation: int
     error: str | None = None
-    """A one-sentence summary."""
+    """A one-sentence summary of the failure."""
     failure: BaseException | None = None
 
 
@@ -81,8 +82,11 @@ def run(
     *,
     spark: "SparkSession | None" = None,
 ) -> RunOutcome:
-    """Runs until the queries end, one fails, or a stop is requested. Raises PipelineError if it cannot start. A given
-    session is not stopped."""
+    """Runs the pipeline until all queries end, a query fails, or a stop is requested.
+
+    The outcome is `failed` if the queries cannot be started. Raises PipelineError if the run cannot be prepared, for
+    example because the pipeline is already running. `spark` is a session to use; the run does not stop it.
+    """
     with state.locked(pipeline.checkpoint) as locks:
         known = state.generations(now())
         selected = _select_generations(known, options)
@@ -130,7 +134,8 @@ class _Run:
             if spark is None:
                 spark = self._session()
             self.stop_request.defer_signals()
-            # A generation number is never reused, because plans are stored under it.
+            # Store the new generation before planning, so that its number is never reused. Plans are stored under this
+            # number.
             self._write_generations(is_started=False)
             queries = self._planned(spark)
             self.observer.step("starting the queries")
@@ -153,7 +158,7 @@ class _Run:
         starting = f"starting Spark on {self.record.master}"
 
         def say(text: str) -> None:
-            """Receives a message in parts: the step, then its result."""
+            """Receives a message in two parts: first the step, then the result of the step."""
             self.observer.step(starting if text.endswith("\n") else text.rstrip(". "))
 
         self.observer.step(starting)
@@ -163,7 +168,7 @@ class _Run:
             settings={**self.pipeline.spark, **self.options.conf},
             say=say,
             log=self.state.path / "spark.log",
-            # Java keeps the locks, so that no other run starts while an orphaned Java still writes.
+            # Java keeps the locks, so that no other run can start while the Java process of a killed run still writes.
             descriptors=self.locks,
         )
 
@@ -186,7 +191,8 @@ class _Run:
         return QueryGroup(spark, planned, self.observer.batch, EndOffsetTracker(self.pipeline))
 
     def _start(self, queries: "QueryGroup") -> None:
-        """Makes the generation current before the queries start, and restores the previous one if they cannot."""
+        """Starts the queries after making the generation current. Restores the previous generation if a query cannot
+        start."""
         self._write_generations(is_started=True)
         try:
             queries.start(self.options.available_now)
@@ -202,7 +208,7 @@ class _Run:
 def run_until_stopped(
     queries: "QueryGroup", stop_request: StopRequest, observer: RunObserver
 ) -> list[QueryState]:
-    """Polls the queries until they end, one fails or a stop is requested; then stops all."""
+    """Polls the queries until all end, one fails or a stop is requested. Then stops the remaining queries."""
     while True:
         states = queries.poll()
         observer.states(states)

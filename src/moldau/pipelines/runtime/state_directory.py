@@ -1,4 +1,4 @@
-"""State directory of a pipeline, `moldau-pipelines/<name>/` beside the pipeline's file.
+"""The state directory of a pipeline: `moldau-pipelines/<name>/` beside the pipeline's file.
 
 lock                     locked while the pipeline runs
 run.json                 the current or the last run
@@ -31,12 +31,12 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Public record of a run. Times are ISO 8601 in UTC."""
+    """The record of a run in `run.json`. Times are ISO 8601 in UTC."""
 
     name: str
     pid: int
     process_start: str
-    """Identifies the process together with the pid, which may be reused."""
+    """The start time of the process. It identifies the process together with the pid, because a pid may be reused."""
     host: str
     started: str
     file: str
@@ -48,7 +48,7 @@ class RunRecord:
     available_now: bool = False
     ended: str | None = None
     outcome: str | None = None
-    """`done`, `stopped` or `failed`; None while it runs or if it was killed."""
+    """`done`, `stopped` or `failed`; None while the run is active or if the run was killed."""
     error: str | None = None
 
     def is_process_alive(self) -> bool:
@@ -57,12 +57,12 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointGeneration:
-    """A set of checkpoints, and where its queries started."""
+    """A set of checkpoints, and the start position of its queries."""
 
     number: int
     made: str
     start: str | None = None
-    """A time, `earliest` or `latest`; None for the sources' settings."""
+    """A time, `earliest` or `latest`; None if the settings of the sources apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,11 @@ class Generations:
 def state_root(
     given: Path | None = None, *, file: Path | None = None, environment: Mapping[str, str] = os.environ
 ) -> Path:
-    """Returns the directory of state directories: the argument, else MOLDAU_PIPELINES, else beside the pipeline's
-    file, else in the working directory."""
+    """Returns the directory that contains the state directories.
+
+    This is `given`, else MOLDAU_PIPELINES, else a directory beside the pipeline's file, else one in the working
+    directory.
+    """
     if given is not None or environment.get(VARIABLE):
         return (given or Path(environment[VARIABLE])).absolute()
     return (Path() if file is None else file.parent).resolve() / DIRECTORY
@@ -129,10 +132,10 @@ class StateDirectory:
 
     @contextmanager
     def locked(self, checkpoint: str | None = None) -> Iterator[list[int]]:
-        """Locks the state directory and a local checkpoint directory; yields the descriptors.
+        """Locks the state directory and a local checkpoint directory. Yields the file descriptors of the locks.
 
-        Raises PipelineError with the other process if the pipeline is running. The locks are released when all
-        processes that inherited the descriptors have exited.
+        Raises PipelineError with the id of the other process if the pipeline is running. A killed run keeps its locks
+        until all processes that inherited the descriptors have exited.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -162,7 +165,7 @@ class StateDirectory:
         except FileNotFoundError:
             return False
         try:
-            # A shared lock, so that concurrent checks do not see each other as a run.
+            # Use a shared lock, so that two concurrent checks do not mistake each other for a run.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -184,7 +187,7 @@ class StateDirectory:
         self._write("run.json", asdict(record))
 
     def generations(self, now: str) -> Generations:
-        """Returns the stored generations, or the first one for a pipeline that never ran."""
+        """Returns the stored generations. For a pipeline that never ran, returns generation 1."""
         document = self._read("generations.json")
         if document is None:
             return Generations(1, (CheckpointGeneration(1, now),))
@@ -208,7 +211,7 @@ class StateDirectory:
             raise PipelineError(f"{path} cannot be read: {error}") from error
 
     def _write(self, name: str, content: object) -> None:
-        """Writes atomically."""
+        """Writes the file atomically."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f"{name}.{os.getpid()}.new")
@@ -234,14 +237,17 @@ def _locked(path: Path, refusal: Callable[[str], str]) -> Iterator[int]:
         try:
             yield descriptor
         finally:
-            # Java may hold the descriptor too and outlive this run.
+            # Unlock explicitly, because Java may also hold the descriptor and exit later than this run.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 
 
 def _lock(descriptor: int, refusal: Callable[[str], str]) -> None:
-    """Waits if the lock belongs to the Java process of a killed run."""
+    """Locks the file. If the Java process of a killed run holds the lock, waits until Java exits.
+
+    Raises PipelineError if a living process holds the lock or the wait times out.
+    """
     deadline = time.monotonic() + ORPHAN_TIMEOUT_S
     while True:
         try:
@@ -258,17 +264,17 @@ def _lock(descriptor: int, refusal: Callable[[str], str]) -> None:
 
 
 def _local_path(checkpoint: str) -> Path | None:
-    """Returns None for remote file systems, which have no locks."""
+    """Returns the local path of a checkpoint directory, or None for remote file systems, which have no locks."""
     if checkpoint.startswith("file:"):
         return Path("/" + checkpoint.removeprefix("file:").lstrip("/"))
     return None if "://" in checkpoint else Path(checkpoint)
 
 
 def process_start(pid: int) -> str | None:
-    """Returns the start time of a process in the system's format, or None if it does not exist."""
+    """Returns the start time of a process in the system's format, or None if the process does not exist."""
     stat = Path(f"/proc/{pid}/stat")
     try:
-        # The program name in parentheses may contain anything, so parse after the last one.
+        # Parse after the last parenthesis, because the program name in parentheses may contain any character.
         fields = stat.read_text(errors="replace").rpartition(")")[2].split()
         return None if fields[0] == "Z" else fields[19]
     except OSError:
@@ -276,7 +282,7 @@ def process_start(pid: int) -> str | None:
 
 
 def _process_start_from_ps(pid: int) -> str | None:
-    """For systems without /proc."""
+    """Returns the start time from `ps`, for systems without /proc."""
     done = subprocess.run(
         ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     )

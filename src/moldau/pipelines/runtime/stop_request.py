@@ -1,6 +1,6 @@
 """Stop requests by SIGINT, SIGTERM or SIGHUP, which let current batches finish.
 
-While Spark is starting there is nothing to finish, so signals raise as usual.
+While Spark starts, no batch is running, so a signal ends the process at once.
 """
 
 import signal
@@ -13,14 +13,15 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """The first signal sets the request; the second raises KeyboardInterrupt in the main thread."""
+    """A request to stop the run. The first signal sets the request; the second raises KeyboardInterrupt in the main
+    thread."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
         self._has_handlers = False
         self._is_deferring = False
         self.signal_number: int | None = None
-        """The signal received, if any."""
+        """The number of the received signal; None if no signal was received."""
 
     @property
     def is_requested(self) -> bool:
@@ -33,17 +34,19 @@ class StopRequest:
         return self._event.wait(timeout_s)
 
     def defer_signals(self) -> None:
-        """Makes signals set the request from now on. Called after Spark starts, because Spark installs its own SIGINT
-        handler."""
+        """Makes later signals set the request instead of ending the process.
+
+        Call this after Spark has started, because Spark installs its own SIGINT handler.
+        """
         self._is_deferring = True
         if self._has_handlers:
             self.install_handlers()
 
     def install_handlers(self) -> None:
-        """Call it in the main thread."""
+        """Installs the signal handlers. Must be called in the main thread."""
         self._has_handlers = True
         for number in SIGNALS:
-            # Stays ignored under nohup.
+            # Keep SIGHUP ignored under nohup.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
 
@@ -58,7 +61,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Call it in the main thread."""
+    """Yields a stop request that signals set. Must be called in the main thread."""
     previous = {number: signal.getsignal(number) for number in SIGNALS}
     stop_request = StopRequest()
     stop_request.install_handlers()

@@ -1,4 +1,4 @@
-"""Times entered by users: `2026-01-31T12:00`, `2 hours ago`, `earliest`. Pure."""
+"""Times entered by users, such as `2026-01-31T12:00`, `2 hours ago` or `earliest`. No I/O."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -42,7 +42,7 @@ def iso(time: datetime) -> str:
 
 
 def elapsed_text(time: str, now: datetime) -> str:
-    """Returns the time since an ISO time as text: `3 min`."""
+    """Returns the time since an ISO time as text, for example `3 min`."""
     seconds = max(0, int((now - datetime.fromisoformat(time)).total_seconds()))
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:

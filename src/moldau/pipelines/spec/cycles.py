@@ -1,4 +1,4 @@
-"""Detection of cycles: a pipeline that reads what it writes. Pure."""
+"""Detection of cycles. A cycle is a pipeline that reads its own output. No I/O."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ _BOOTSTRAP = "kafka.bootstrap.servers"
 
 
 def find_cycles(pipeline: PipelineDefinition) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields the path of each cycle in the file, and a message."""
+    """Yields, for each cycle, its key path in the pipeline file and a message."""
     dead = pipeline.dead_letter_topic
     if dead and pipeline.on_bad is BadRecordPolicy.DEAD_LETTER:
         for source in _readers(pipeline, dead, {}):
@@ -32,7 +32,7 @@ def find_cycles(pipeline: PipelineDefinition) -> Iterator[tuple[tuple[str, ...],
 
 
 def _readers(pipeline: PipelineDefinition, topic: str, options: Mapping[str, str]) -> list[Source]:
-    """Returns the sources that read a topic of the same cluster."""
+    """Returns the sources that read this topic. `options` may name another cluster than the pipeline's."""
     cluster = options.get(_BOOTSTRAP, pipeline.bootstrap)
     return [
         each

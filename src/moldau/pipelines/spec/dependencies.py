@@ -1,4 +1,4 @@
-"""Dependencies between the views and sources of a pipeline. Pure."""
+"""Dependencies between the views and sources of a pipeline. No I/O."""
 
 import inspect
 import re
@@ -9,7 +9,7 @@ from moldau.pipelines.definition import PipelineDefinition, Source, View
 
 
 def dependencies_of(pipeline: PipelineDefinition, name: str) -> list[Source | View]:
-    """Returns the view or source and all it depends on, in topological order."""
+    """Returns a view or source and all views and sources that it depends on, in topological order."""
     everything: list[Source | View] = [*pipeline.sources, *pipeline.views]
     index = next(i for i, each in enumerate(everything) if each.name == name)
     required = {name}
@@ -28,7 +28,7 @@ def _referenced_names(view: View, earlier: list[str]) -> list[str]:
     if view.transform is not None:
         return [name for name in parameters_of(view.transform) if name in earlier]
     words = {word.lower() for word in re.findall(r"\w+", view.sql or "")}
-    # A word may also be a column name; an unused view costs little.
+    # A word may also be a column name. Then the list has an unused view, which costs little.
     return [name for name in earlier if name.lower() in words]
 
 

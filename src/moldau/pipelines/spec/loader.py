@@ -1,9 +1,9 @@
-"""Loader of pipeline files: YAML with SQL, or Python with decorated functions. All options in YAML:
+"""Loader of pipeline files: YAML with SQL, or Python with decorated functions. YAML has these options:
 
     name: revenue                    # default: the file name
     bootstrap: ${MOLDAU_BOOTSTRAP:-127.0.0.1:9092}
     sources:
-      orders:                        # its name in SQL
+      orders:                        # the source's name in SQL
         topic: orders                # or topics: [a, b], or pattern: "orders-.*"
         format: json                 # bytes | string | json | avro
         schema: product STRING, quantity INT, price DOUBLE, at TIMESTAMP   # default: inferred; Avro: schema_file
@@ -12,7 +12,7 @@
         watermark: {column: at, delay: 10 seconds}
         expectations: {positive_price: price > 0}
         options: {}                  # more options of the data source; avro.wire: confluent
-    transform:                       # one SELECT, or several by name; later ones see earlier ones
+    transform:                       # one SELECT, or several by name; a SELECT may use earlier ones
       revenue: |
         SELECT window.start AS minute, product, SUM(quantity * price) AS revenue
         FROM orders GROUP BY window(at, '1 minute'), product
@@ -29,8 +29,8 @@
     kafka: {security.protocol: SASL_SSL, sasl.password: "${PASSWORD}"}
     spark: {spark.sql.shuffle.partitions: 2}
 
-Relative paths are relative to the file. Sinks drop the metadata columns (`_key`, `_offset`…) unless they are renamed;
-key, order_by, delete_when and partition_by may use them.
+Relative paths are relative to the pipeline file. Sinks drop the metadata columns (`_key`, `_offset`…) unless they are
+renamed. The options key, order_by, delete_when and partition_by may use metadata columns.
 """
 
 import os
@@ -47,9 +47,9 @@ from moldau.pipelines.spec.yaml_file import parse_yaml
 
 
 def load(path: Path, *, overrides: Mapping[str, str] = {}) -> PipelineDefinition:
-    """Loads a pipeline file; raises PipelineError with file and line.
+    """Loads a pipeline file. Raises PipelineError with the file and line.
 
-    `overrides` replace settings of the whole pipeline: `bootstrap`, `rate_limit`, `kafka.<option>`…
+    `overrides` replace settings of the whole pipeline, such as `bootstrap`, `rate_limit` or `kafka.<option>`.
     """
     path = Path(path)
     try:
@@ -73,7 +73,7 @@ def load(path: Path, *, overrides: Mapping[str, str] = {}) -> PipelineDefinition
 
 
 def check_definition(pipeline: PipelineDefinition) -> PipelineDefinition:
-    """Validates a definition that was not loaded from a file; raises PipelineError."""
+    """Validates a definition that was not loaded from a file. Raises PipelineError."""
     for where, message in find_problems(pipeline):
         raise PipelineError(f"{'.'.join(where)}: {message}")
     return pipeline

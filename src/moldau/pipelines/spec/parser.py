@@ -1,4 +1,4 @@
-"""Parser from the mappings of a YAML file, or the arguments of the Python API, to a definition."""
+"""Parser of pipeline definitions from the mappings of a YAML file or the arguments of the Python API."""
 
 import os.path
 from dataclasses import replace
@@ -35,7 +35,7 @@ def parse_pipeline_settings(
     sinks: tuple[Sink, ...],
     file: Path | None,
 ) -> PipelineDefinition:
-    """Parses the settings of the pipeline as a whole."""
+    """Parses the settings of the whole pipeline."""
     topic = section.text("dead_letters")
     pipeline = PipelineDefinition(
         name=section.text("name") or (file.stem if file is not None else ""),
@@ -102,7 +102,7 @@ def parse_sink(name: str, section: SpecSection, folder: Path | None) -> Sink:
 
 
 def _parse_views(section: SpecSection) -> tuple[View, ...]:
-    """Parses one SELECT, or several by name."""
+    """Parses one SELECT, or a mapping of view names to SELECTs."""
     if section.is_mapping("transform"):
         return tuple(View(name, sql) for name, sql in section.settings("transform").items())
     sql = section.text("transform")
@@ -110,7 +110,7 @@ def _parse_views(section: SpecSection) -> tuple[View, ...]:
 
 
 def _with_view(sink: Sink, sources: tuple[Source, ...], views: tuple[View, ...]) -> Sink:
-    """Adds the default view of a sink: the last view, or the only source."""
+    """Sets the view of a sink that names none: the last view, or the only source if there are no views."""
     if sink.view:
         return sink
     if views:
@@ -138,8 +138,8 @@ def _watermark(section: SpecSection) -> Watermark | None:
 
 
 def _resolve_path(target: str | None, folder: Path | None) -> str | None:
-    """Resolves relative paths against the pipeline's file; URLs such as `s3a://…` stay unchanged."""
+    """Resolves a relative path against the directory of the pipeline's file. URLs such as `s3a://…` stay unchanged."""
     if not target or "://" in target or folder is None:
         return target
-    # Normalised, because checkpoints store the directory.
+    # Normalise the path, because checkpoints store it.
     return os.path.normpath(folder.absolute() / Path(target).expanduser())

@@ -16,8 +16,8 @@
     def out(revenue):
         return revenue
 
-A function's parameter names are the views that it receives; a source's function receives the decoded records. Settings
-have the names and rules of YAML.
+The parameter names of a function are the names of the views that the function receives. The function of a source
+receives the decoded records. Settings have the same names and rules as in YAML.
 """
 
 import sys
@@ -37,10 +37,10 @@ _NO_SESSION_ERROR = "SESSION_OR_CONTEXT_NOT_EXISTS"
 
 
 class Pipeline:
-    """Collects the declarations of a file; `definition()` returns the pipeline."""
+    """The declarations of a pipeline file. `definition()` returns the pipeline."""
 
     def __init__(self, name: str, **settings: Any) -> None:
-        """The settings are those of YAML: bootstrap, kafka, on_bad, dead_letters, trigger, rate_limit, checkpoint,
+        """`settings` are those of YAML: bootstrap, kafka, on_bad, dead_letters, trigger, rate_limit, checkpoint and
         spark."""
         self._file, line = _caller()
         self._settings = {"name": name, **settings}
@@ -51,8 +51,11 @@ class Pipeline:
         self._sinks: dict[str, Sink] = {}
 
     def source(self, name: str | None = None, /, **settings: Any) -> Callable[[F], F]:
-        """Declares a view over topics. As a decorator it passes the decoded records to the function and takes its
-        name; alone it needs a name."""
+        """Declares a view over topics.
+
+        As a decorator, the source passes the decoded records to the function, and the function's name is the default
+        name. Without a function, the source needs a name.
+        """
         _, line = _caller()
 
         def declare(name: str, transform: F | None) -> None:
@@ -80,8 +83,11 @@ class Pipeline:
         self._add_view(View(name, sql=select), _caller()[1])
 
     def sink(self, name: str | None = None, /, **settings: Any) -> Callable[[F], F]:
-        """Declares a sink. As a decorator it writes the function's result; alone it needs a name, and writes the view
-        `view=` or the last one."""
+        """Declares a sink.
+
+        As a decorator, the sink writes the function's result. Without a function, the sink needs a name and writes the
+        view `view=`, or the last view.
+        """
         _, line = _caller()
         given = {("from" if key in ("view", "from_") else key): value for key, value in settings.items()}
 
@@ -135,7 +141,7 @@ def _caller() -> tuple[Path | None, int]:
 
 
 def load_python_file(path: Path, text: str) -> Pipeline:
-    """Runs a Python file and returns its only pipeline; raises PipelineError."""
+    """Runs a Python file and returns the only pipeline in it. Raises PipelineError."""
     import importlib.util
 
     from pyspark import cloudpickle
@@ -146,7 +152,7 @@ def load_python_file(path: Path, text: str) -> Pipeline:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    # Modules beside the file can be imported, as in a script.
+    # Let the file import modules from its own directory, as a script can.
     sys.path.insert(0, str(path.parent.absolute()))
     try:
         exec(compile(text, str(path.absolute()), "exec"), module.__dict__)
@@ -169,7 +175,7 @@ def load_python_file(path: Path, text: str) -> Pipeline:
         raise PipelineError(f"{where}: the file raised {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.parent.absolute()))
-    # Executors do not have the file, so its functions are pickled by value.
+    # Pickle the functions of the file by value, because executors do not have the file.
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     found = {key: value for key, value in vars(module).items() if isinstance(value, Pipeline)}
     if len({id(each) for each in found.values()}) != 1:
@@ -181,7 +187,7 @@ def load_python_file(path: Path, text: str) -> Pipeline:
 
 
 def _line_of(error: BaseException, path: Path) -> int:
-    """Returns the innermost line of the file in the traceback."""
+    """Returns the line of this file that is innermost in the traceback, or 0."""
     line, trace = 0, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(path.absolute()):

@@ -29,13 +29,13 @@ def is_secret(key: str) -> bool:
 
 @dataclass(frozen=True)
 class FileLocations:
-    """Lines of a file by path: `sources.orders.topic`."""
+    """The line numbers of a file by key path, such as `sources.orders.topic`."""
 
     file: str
     lines: Mapping[tuple[str, ...], int]
 
     def of(self, path: Sequence[str]) -> str:
-        """Returns `file:line` of the path, or of its closest ancestor in the file."""
+        """Returns `file:line` of the path. If the path is not in the file, uses its closest ancestor."""
         parts = tuple(path)
         while parts and parts not in self.lines:
             parts = parts[:-1]
@@ -47,7 +47,7 @@ class FileLocations:
 
 
 class SpecSection:
-    """One mapping of the file. Call `finish` after reading it, to detect unknown keys."""
+    """One mapping of the file. Call `finish` after all keys were read, to detect unknown keys."""
 
     def __init__(self, tree: object, path: tuple[str, ...], locations: FileLocations) -> None:
         self.path = path
@@ -85,7 +85,7 @@ class SpecSection:
         raise self._type_error(key, "text")
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Returns a list, or a single text as one."""
+        """Returns a list of texts. A single text becomes a list with one element."""
         value = self._value(key)
         if value is None:
             return ()
@@ -120,7 +120,7 @@ class SpecSection:
             raise self._type_error(key, str(error)) from None
 
     def settings(self, key: str) -> dict[str, str]:
-        """Returns a mapping of names to texts; nested mappings become dotted names."""
+        """Returns a mapping of names to texts. Names in nested mappings are joined with dots."""
         value = self._value(key)
         if value is None:
             return {}
@@ -163,7 +163,10 @@ class SpecSection:
         return None if value is None else SpecSection(value, (*self.path, key), self.locations)
 
     def one_of(self, *keys: str) -> str:
-        """Returns the only key set of several exclusive ones. Call it last, when all other keys are known."""
+        """Returns the key that is set, out of several exclusive keys. Raises PipelineError if none or several are set.
+
+        Call this after all other keys were read, so that misspelled keys are recognised.
+        """
         found = [key for key in keys if self.has(key)]
         if len(found) == 1:
             return found[0]
@@ -176,7 +179,7 @@ class SpecSection:
         raise self.error(None, f"{self._name()} needs {' or '.join(keys)}")
 
     def file_text(self, key: str, beside: Path | None) -> str | None:
-        """Returns the content of the file named here."""
+        """Returns the content of the file that the key names, or None if the key is not set."""
         name = self.text(key)
         if name is None:
             return None
@@ -188,7 +191,7 @@ class SpecSection:
             raise self.error(key, f"cannot read the file {path}: {why}") from None
 
     def read(self, key: str, read: "Callable[[str], str]") -> str | None:
-        """Parses a text; `read` raises ValueError."""
+        """Parses the text of a key with `read`, which raises ValueError for an invalid text."""
         value = self.text(key)
         if value is None:
             return None

@@ -1,4 +1,5 @@
-"""Validation of a definition without Spark and cluster; `planner.checks` uses those. Pure."""
+"""Validation of a definition without Spark and without a cluster. `planner.checks` does the checks that need both. No
+I/O."""
 
 import json
 import posixpath
@@ -20,7 +21,7 @@ from moldau.pipelines.spec.values import SLUG_RULE, is_slug, is_sql_name
 from moldau.settings.option_parser import suggest_names
 
 Problem = tuple[tuple[str, ...], str]
-"""A path such as `("sources", "orders", "topic")`, and a message."""
+"""A key path such as `("sources", "orders", "topic")`, and a message."""
 
 _MODES = {
     SinkKind.TOPIC: ("append", "update", "complete"),
@@ -31,11 +32,11 @@ _MODES = {
 
 
 def find_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
-    """Yields problems in the order of the file."""
+    """Yields problems in the order of the pipeline file."""
     found = list(_definition_problems(pipeline))
     yield from found
     if not found:
-        # Cycles can be found once all names are valid.
+        # Look for cycles last, because all names must be valid.
         yield from find_cycles(pipeline)
 
 
@@ -147,12 +148,12 @@ def _sink_problems(sink: Sink, views: Sequence[str]) -> Iterator[Problem]:
 
 
 def _table_problems(sinks: Sequence[Sink]) -> Iterator[Problem]:
-    """A table has one writer: two would skip each other's batches."""
+    """Yields a problem if two sinks write to the same table, because they would skip each other's batches."""
     writers: dict[str, str] = {}
     for sink in sinks:
         if sink.kind not in (SinkKind.PARQUET, SinkKind.DELTA) or not sink.target:
             continue
-        # The slashes of `s3a://bucket` are not part of the path.
+        # Split off the scheme, because normpath would merge the slashes of `s3a://bucket`.
         earlier, slashes, path = sink.target.rpartition("://")
         directory = earlier + slashes + posixpath.normpath(path)
         other = writers.setdefault(directory, sink.name)

@@ -7,12 +7,12 @@ from moldau.settings.option_parser import OptionValueError, parse_duration
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
-"""Names of pipelines and sinks, which are used in paths, group ids and command lines."""
+"""Matches the names of pipelines and sinks, which are used in paths, group ids and command lines."""
 SLUG_RULE = "use letters, digits, - and _, a letter or digit first, at most 128"
 
 
 def parse_interval(text: str) -> str:
-    """Returns a duration as Spark writes intervals, `10 seconds`; raises ValueError."""
+    """Returns a duration in Spark's format for intervals, such as `10 seconds`. Raises ValueError."""
     try:
         return str(parse_duration(text))
     except OptionValueError as error:
@@ -20,7 +20,7 @@ def parse_interval(text: str) -> str:
 
 
 def parse_starting(text: str) -> str:
-    """Accepts `earliest`, `latest` or a time; raises ValueError."""
+    """Returns `earliest`, `latest` or the given ISO 8601 time. Raises ValueError for other texts."""
     if text.lower() in ("earliest", "latest"):
         return text.lower()
     parse_time_ms(text)
@@ -28,7 +28,7 @@ def parse_starting(text: str) -> str:
 
 
 def parse_time_ms(text: str) -> int:
-    """Returns an ISO 8601 time in milliseconds since 1970, in UTC if it has no zone. Raises ValueError."""
+    """Converts an ISO 8601 time to milliseconds since 1970. A time without a zone is in UTC. Raises ValueError."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""YAML pipeline files as mappings, lists and texts, with line numbers and `${NAME}` from the environment.
+"""Reader of YAML pipeline files. Returns mappings, lists and texts, with line numbers.
 
-Scalars stay text: `1.10` is not a number.
+`${NAME}` is replaced by an environment variable. All scalars stay texts, so that `1.10` does not become the number 1.1.
 """
 
 import re
@@ -71,8 +71,10 @@ _INSIDE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", 
 
 
 def substitute_variables(text: str, environment: Mapping[str, str]) -> str:
-    """Replaces `${NAME}` and `${NAME:-default}`; `$${` stands for `${`. Raises ValueError, which never contains
-    values."""
+    """Replaces `${NAME}` and `${NAME:-default}` by environment variables. `$${` becomes `${`.
+
+    Raises ValueError. Its message never contains values of variables.
+    """
 
     def value(found: "re.Match[str]") -> str:
         if found["escaped"]:

@@ -1,4 +1,4 @@
-"""Pipeline templates, and generated data for them."""
+"""Pipeline templates, and the data that is generated for them."""
 
 from importlib.resources import files
 
@@ -10,10 +10,10 @@ TEMPLATES = {
 
 
 def template(which: str, name: str | None = None, *, python: bool = False) -> str:
-    """Returns a template's text with the pipeline's name; raises KeyError for an unknown template."""
+    """Returns the text of a template with the pipeline's name. Raises KeyError for an unknown template."""
     if which not in TEMPLATES:
         raise KeyError(which)
     file = which.replace("-", "_") + (".py.txt" if python else ".yaml")
     text = files(__name__).joinpath(file).read_text()
-    # A template contains its own name only where the pipeline's name belongs.
+    # Replace all occurrences, because a template contains its own name only as the pipeline's name.
     return text if name is None else text.replace(which, name)

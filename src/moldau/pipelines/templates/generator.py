@@ -1,6 +1,6 @@
 """Generated data for the templates: orders and customers of a coffee house.
 
-The same seed gives the same records; record times are relative to the given start.
+The same seed gives the same records. The times of records are relative to `start_ms`.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ PLANS = ("free", "silver", "gold")
 NAMES = ("Ada", "Bohumil", "Clara", "Dora", "Emil", "Franz", "Greta", "Hugo", "Ida", "Jan")
 
 JITTER_MS = 2_000
-"""Orders arrive slightly out of order."""
+"""The maximum random delay of an order, so that orders arrive slightly out of order."""
 LATE_MS = 180_000
 LATE_SHARE = 0.01
 BAD_SHARE = 0.005
@@ -32,7 +32,7 @@ class GeneratedRecord:
 
 
 def orders(seed: int = 1, *, start_ms: int, rate: float = 50.0) -> Iterator[GeneratedRecord]:
-    """Yields orders, `rate` per second. A few are minutes late, and a few are invalid."""
+    """Yields orders, `rate` per second. A few orders are minutes late, and a few are invalid."""
     random_ = random.Random(seed)
     products = list(PRICES)
     number = 0
@@ -59,7 +59,7 @@ def orders(seed: int = 1, *, start_ms: int, rate: float = 50.0) -> Iterator[Gene
 def customers(
     seed: int = 1, *, start_ms: int, count: int = 200, rate: float = 50.0
 ) -> Iterator[GeneratedRecord]:
-    """Yields changes of `count` customers; a null value deletes one."""
+    """Yields changes of `count` customers. A null value deletes a customer."""
     random_ = random.Random(seed)
     number = 0
     while True:
@@ -84,7 +84,7 @@ def iso(time_ms: int) -> str:
 
 
 async def send(producer: Producer, topic: str, records: Iterable[GeneratedRecord]) -> int:
-    """Sends all records as fast as possible and returns their number; raises if one is not delivered."""
+    """Sends all records as fast as possible and returns their number. Raises an error if a record is not delivered."""
     deliveries = [await producer.send(topic, each.value, key=each.key) for each in records]
     await producer.flush()
     for delivery in deliveries:
