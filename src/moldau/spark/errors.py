@@ -62,14 +62,14 @@ def _error_text(error: Exception, bootstrap: str) -> str:
 def _hide_traceback() -> None:
     """Makes Spark omit the traceback of an error in a worker.
 
-    Spark reads the variable when it serializes the error. The worker exits afterwards, so the variable is not reset.
+    Spark reads SPARK_HIDE_TRACEBACK when it serializes the error. The worker exits afterwards, so it is not reset.
     """
     if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
 
 
 class LaunchError(Exception):
-    """Spark cannot be started. The message gives the cause and the remedy."""
+    """Spark cannot be started. The message names the cause and what to do."""
 
 
 NO_PYSPARK = "PySpark is not installed: pip install 'moldau[spark]'"

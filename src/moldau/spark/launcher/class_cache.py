@@ -1,7 +1,7 @@
 """A cache of Spark's loaded and linked classes, which makes sessions start faster.
 
 The cache is optional. It is built once for each pair of Spark and Java, in the user's cache directory. From Java 25 on
-it is an AOT cache; for older releases it is a class data archive.
+it is an AOT cache; for older releases it is a class data sharing (CDS) archive.
 """
 
 import hashlib
@@ -59,8 +59,10 @@ class ClassCache:
 
     @property
     def _fingerprint(self) -> str:
-        """A hash of the Java build, the jars and the options. It is in the file name, because Java silently ignores an
-        outdated cache."""
+        """A hash of the Java build, the jars and the options, which is part of the file name.
+
+        The cache is therefore built again after a change. Java would silently ignore an outdated cache.
+        """
         jars = sorted(
             (each.name, each.stat().st_size, each.stat().st_mtime_ns)
             for each in self.spark.jars.glob("*.jar")
@@ -91,7 +93,7 @@ class ClassCache:
         return self.path.with_suffix(".log")
 
     def unavailable_reason(self, now_s: float) -> str | None:
-        """Returns the reason why the cache cannot be built now, or None if it can."""
+        """Returns the reason why the cache cannot be built now, or None if the cache can be built."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.directory).free
@@ -168,7 +170,7 @@ def training_options(java: Java, output: Path) -> list[str]:
 
 
 def _quiet(subject: str) -> list[str]:
-    # Send these logs to standard error, because Java writes them to standard output, which is for results.
+    # Log only errors, and to standard error. By default Java logs to standard output, which is for results.
     return ["-Xlog:disable", f"-Xlog:all=error,{subject}*=off:stderr"]
 
 

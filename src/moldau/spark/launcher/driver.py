@@ -39,8 +39,8 @@ def start_driver(
 ) -> gateway.Gateway:
     """Starts the gateway.
 
-    `code` is a zip file with Moldau's code for Python workers on this machine, which plan queries. `class_options` are
-    the Java options of the class cache; None looks them up.
+    `code` is a zip file with Moldau's code. Python workers on this machine need it, because they plan queries.
+    `class_options` are the Java options of the class cache; None looks them up.
     """
     java = java or find_java()
     if class_options is None:

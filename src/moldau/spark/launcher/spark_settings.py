@@ -11,7 +11,7 @@ from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.master_url import Master, MasterKind, parse_master
 
 SOCKET_PATH_BYTES_MAX = 100
-"""The maximum length of a Unix socket path. Some systems allow only 104 bytes."""
+"""The maximum length of a Unix socket path. It is below 104 bytes, which is the limit of some systems."""
 SOCKET_NAME_BYTES = 1 + len(".00000000-0000-0000-0000-000000000000.sock")
 
 MASTER_TIMEOUT = "spark.moldau.masterTimeout"

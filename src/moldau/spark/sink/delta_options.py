@@ -39,7 +39,7 @@ class DeltaOptions:
     app_id: str | None = None
     """The id of the application transactions in the table; None to use the id of the streaming query."""
     batch_id: int | None = None
-    """The number of the batch within the application; None for streaming queries."""
+    """The number of the batch within the application; None if it is not set. Streaming queries number their batches."""
     compression: str = "snappy"
 
 

@@ -15,9 +15,9 @@ from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import invalid_topic_name_text, is_valid_topic_name
 
 RECORD_OVERHEAD = 21
-"""An upper estimate, in bytes, of the lengths, attributes and deltas of a single large record (actually 19 bytes).
+"""The estimated overhead of a record in bytes: lengths, attributes and deltas.
 
-In a batch of many records, a record can have up to 36 bytes of overhead.
+A single large record has an overhead of up to 19 bytes. In a batch of many records it can be up to 36 bytes.
 """
 _HEADER_OVERHEAD = 10
 _UNASSIGNED = -1

@@ -222,7 +222,7 @@ async def _close_producer(producer_key: tuple[EventLoopThread, Any]) -> None:
 
 
 async def _batch_bytes_max(cluster: Cluster, topic: str) -> int | None:
-    """Returns the topic's max.message.bytes, because sections cannot be split later.
+    """Returns the topic's max.message.bytes. No section may be larger, because sections cannot be split later.
 
     Returns None if the broker does not return the value, for example because a permission is missing.
     """

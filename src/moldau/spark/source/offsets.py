@@ -107,8 +107,10 @@ class StreamPosition:
 def parse_offset_limit(
     option: str, text: str, *, illegal: int | None = None
 ) -> EarliestOrLatest | SpecificOffsets:
-    """Parses `earliest`, `latest` or JSON of offsets. `illegal` is EARLIEST or LATEST if the option does not allow this
-    one."""
+    """Parses `earliest`, `latest` or JSON of offsets.
+
+    `illegal` is the offset (EARLIEST or LATEST) that the option does not allow; None if both are allowed.
+    """
     words = {"earliest": EARLIEST, "latest": LATEST}
     word = text.strip().lower()
     if word in words:

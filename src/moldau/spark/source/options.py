@@ -205,7 +205,7 @@ def check_read_options(options: Mapping[str, str]) -> None:
 
 
 def is_read_query(options: Mapping[str, str]) -> bool:
-    """Returns whether the options belong to a read, because only reads name the partitions."""
+    """Returns whether the options belong to a read. Only reads name the partitions."""
     return any(name.lower() in _lower_names(options) for name in STRATEGIES)
 
 
@@ -247,9 +247,9 @@ def _subscription(own: OptionReader) -> TopicSubscription:
 def _parse_limit(
     own: OptionReader, side: str, default: OffsetRangeLimit, illegal: int | None
 ) -> OffsetRangeLimit:
-    """Parses all options of this side and returns the most general one.
+    """Parses all starting or all ending options, and returns the most general one.
 
-    One time for all partitions precedes times by partition, and these precede offsets.
+    One time for all partitions takes precedence over times by partition, and these over offsets.
     """
     parsers: list[tuple[str, Callable[[str, str], OffsetRangeLimit]]] = [
         (f"{side}Timestamp", _parse_time),

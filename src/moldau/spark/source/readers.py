@@ -67,7 +67,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tracker: StreamOffsetTracker | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Omits the tracker, because tasks only call `read` and do not need the tracker."""
+        """Returns the pickled state without the tracker, because tasks only call `read` and do not need the tracker."""
         return {**self.__dict__, "_tracker": None}
 
     # On the driver
