@@ -20,7 +20,7 @@ SPARK_EXTRA_MODULES = frozenset(
 """Modules of the extra moldau[spark]."""
 
 _ERROR_CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ")
-"""The start of an error of Spark itself: `[DIVIDE_BY_ZERO] Division by zero. … SQLSTATE: 22012`."""
+"""Matches the start of an error of Spark itself: `[DIVIDE_BY_ZERO] Division by zero. … SQLSTATE: 22012`."""
 _MESSAGE_END = re.compile(r"\s*SQLSTATE: |\n\s*at |\n\n|\n==|\Z")
 _WRAPPER_CLASSES = (
     "STREAM_FAILED",
@@ -36,8 +36,10 @@ _STATE_ERROR = re.compile(
     r"|STATE_STORE_(?:VALUE_)?SCHEMA_EVOLUTION\w*|STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA)[.\]]"
     r"|does not match existing state (?:key|value)"
 )
-"""Errors of a changed query that does not fit its state. Spark's message is replaced, because it advises to disable the
-schema check, which would give wrong results."""
+"""Matches Spark's errors for a changed query that does not fit its state.
+
+Such a message is replaced, because it advises to disable the schema check, which would give wrong results.
+"""
 _INTERNAL_COLUMNS = re.compile(r"(?:, )?`__[\w ]+`|(?<=\[)`__[\w ]+`, ")
 """Matches Moldau's internal columns in Spark's suggestions."""
 

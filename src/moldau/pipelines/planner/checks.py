@@ -126,7 +126,7 @@ class _PipelineChecker:
             yield from self._sample(source)
 
     def _sample(self, source: Source) -> Iterator[Finding]:
-        """Checks the schema against existing records."""
+        """Yields a warning if existing records cannot be read or do not fit the schema."""
         try:
             records = read_sample(self.spark, self.pipeline, source, SAMPLE_RECORDS)
             checked = decode_and_check(records, source, self.schemas[source.name]).selectExpr(

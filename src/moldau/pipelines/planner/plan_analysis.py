@@ -36,7 +36,7 @@ def _empty_directory() -> str:
 
 
 def unsupported_reason(frame: DataFrame, mode: str) -> str | None:
-    """Returns the reason why Spark does not support the plan in this output mode, or None if it does."""
+    """Returns the reason why Spark does not support the plan in this output mode, or None if Spark supports it."""
     jvm: Any = frame.sparkSession._jvm
     output = jvm.org.apache.spark.sql.streaming.OutputMode
     modes = {"append": output.Append, "update": output.Update, "complete": output.Complete}

@@ -72,7 +72,7 @@ async def _auto_creates_topics(admin: Admin, broker: int) -> bool:
     try:
         answers = await admin.describe_configs([resource])
     except KafkaError:
-        # Assume False. A client without the permission to describe configs may still be able to read and write.
+        # Do not fail, because a client that may not describe configs may still read and write.
         return False
     entries = answers[resource]
     if isinstance(entries, KafkaError):

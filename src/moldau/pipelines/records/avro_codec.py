@@ -35,7 +35,7 @@ def decode(values: Sequence[bytes | None], schema: str, wire: str) -> tuple[list
 
 
 def decode_arrow(values: pa.Array, schema: str, wire: str, arrow_type: pa.DataType) -> pa.Array:
-    """Returns structs of the decoded record `v` and the text `error`. One of the two is null."""
+    """Returns structs of the decoded record `v` and the text `error`. `error` is null if the value could be decoded."""
     records, failures = decode(values.to_pylist(), schema, wire)
     try:
         decoded = pa.array(records, type=arrow_type)

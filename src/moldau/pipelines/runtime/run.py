@@ -34,8 +34,10 @@ POLL_INTERVAL_S = 0.25
 FINISH_TIMEOUT_S = 60.0
 """How long the current batches may take after a stop request."""
 FINISH_TIMEOUT_AFTER_FAILURE_S = 10.0
-"""The same timeout after a failed query. It is shorter, because the cause of the failure may delay other queries
-too."""
+"""How long the current batches of the other queries may take after a query has failed.
+
+It is shorter than FINISH_TIMEOUT_S, because the cause of the failure may delay the other queries too.
+"""
 
 
 class RunObserver(Protocol):

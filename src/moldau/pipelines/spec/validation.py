@@ -1,5 +1,7 @@
-"""Validation of a definition without Spark and without a cluster. `planner.checks` does the checks that need both. No
-I/O."""
+"""Validation of a definition without Spark and without a cluster. No I/O.
+
+`planner.checks` does the checks that need Spark or a cluster.
+"""
 
 import json
 import posixpath
