@@ -335,8 +335,8 @@ class BrokerLifecycleState:
         The lease counts from when the heartbeat was sent. The controller's session counts from when the heartbeat
         arrived, which is later.
 
-        The time since a majority last confirmed the controller is subtracted, because another controller may have been
-        elected in that time.
+        The lease is shortened by the time since a majority of voters last confirmed the controller, because another
+        controller may have been elected in that time.
         """
         if event.reply.is_fenced:
             return EndLease()

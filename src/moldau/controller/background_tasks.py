@@ -152,7 +152,7 @@ class BackgroundTasks:
         self._start_task(f"reconcile {broker_id}", partial(self._reconcile_broker, broker_id))
 
     def on_offline_replicas(self, beat: BrokerHeartbeat) -> None:
-        """Handles a heartbeat that reports offline replicas, or the first heartbeat that reports none again."""
+        """Handles a heartbeat that reports offline replicas, and the first later heartbeat that reports none."""
         self._offline_reports[beat.broker_id] = beat
         name = f"offline replicas of {beat.broker_id}"
         self._start_task(name, partial(self._remove_offline_replicas, beat.broker_id))

@@ -89,7 +89,7 @@ class NodeToControllerChannel:
         """The node id of the active controller, -1 if unknown."""
         return self._quorum.leader_id
 
-    # Requests that a broker makes itself, without retries
+    # Requests of the broker itself, which are sent once
 
     async def register_broker(self, broker: BrokerRegistrationRequest) -> int:
         """Registers the broker and returns its broker epoch."""

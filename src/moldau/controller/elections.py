@@ -214,7 +214,8 @@ def recompute_elrs(state: ControllerState, decided: EffectiveSettings, topics: I
 
 def reconcile_elrs(state: ControllerState, settings: EffectiveSettings) -> CoordinatorResult[Record, bool]:
     """Recomputes all ELRs on a new controller, because its configured min.insync.replicas may differ from that of the
-    previous controller. The response is True if all changes fit into the decision."""
+    previous controller. The response is False if another call is needed, because the number of records
+    per decision is limited."""
     records = recompute_elrs(state, speculative_settings(state, settings), list(state.image.topics))
     return CoordinatorResult(records[:RECORDS_PER_DECISION_MAX], len(records) <= RECORDS_PER_DECISION_MAX)
 

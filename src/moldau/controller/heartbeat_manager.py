@@ -1,7 +1,7 @@
 """Broker sessions and the state that brokers report in heartbeats (Kafka's BrokerHeartbeatManager).
 
 This state is not in the metadata log and is lost when the controller becomes inactive. The next controller starts a
-full session for every broker, so that no broker is fenced for the time without a controller.
+full session for every broker. So the time without a controller does not count, and no broker is fenced because of it.
 """
 
 from collections.abc import Iterable, Mapping

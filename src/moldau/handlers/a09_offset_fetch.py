@@ -3,9 +3,9 @@
 A deleted topic has no offsets. This is an error only if the request contains the topic id. Offsets of a deleted topic
 are not returned for a new topic of the same name, even if the tombstones for these offsets are not written yet.
 
-Versions: 1 has error codes per partition, 2 also per group. Since 2, null requests all offsets of a group. 5 added the
-leader epoch, 6 the flexible encoding, 7 stable offsets (all offsets are stable, because there are no transactions), 8
-several groups per request, 9 the member, 10 topic ids instead of names.
+Versions: 1 has error codes per partition, 2 also per group. Since 2, a null topic list means all offsets of the group.
+5 added the leader epoch, 6 the flexible encoding, 7 require_stable (all offsets are stable, because there are no
+transactions), 8 several groups per request, 9 the member id and epoch, 10 topic ids instead of names.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -141,11 +141,11 @@ class Log(ABC):
 
     @abstractmethod
     async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
-        """Returns the first record from start_offset on and below `below` with a timestamp >= timestamp_ms."""
+        """Returns the first record with an offset less than `below` and a timestamp of at least timestamp_ms."""
 
     @abstractmethod
     async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
-        """Returns the first record with the largest timestamp, or None if there are no records below `below`."""
+        """Returns the first record with the largest timestamp among the offsets less than `below`, or None."""
 
     @abstractmethod
     async def truncate_to(self, offset: int) -> None:
@@ -161,15 +161,17 @@ class Log(ABC):
 
     @abstractmethod
     async def apply_retention(self, now_ms: int, below: int) -> None:
-        """Deletes records below `below` by retention.ms and retention.bytes if cleanup.policy has delete.
+        """Deletes old records with offsets less than `below` if cleanup.policy contains `delete`.
 
-        Rolls the active segment by segment.ms, so that idle topics shrink too.
+        The settings retention.ms and retention.bytes say which records are old. Rolls the active segment by segment.ms, so that idle topics shrink too.
         """
 
     @abstractmethod
     async def compact(self, now_ms: int, below: int) -> bool:
-        """Compacts records below `below` if cleanup.policy has compact and enough is dirty. Returns whether anything
-        was cleaned."""
+        """Compacts records with offsets less than `below` if cleanup.policy contains `compact` and enough is dirty.
+
+        Returns whether anything was cleaned.
+        """
 
     @abstractmethod
     def configure(self, settings: TopicSettings) -> None:

@@ -25,7 +25,7 @@ REQUESTS_IN_FLIGHT_MAX = 512
 REQUESTS_PER_ITERATION_MAX = 16
 """The maximum number of requests that one connection starts in one iteration of the event loop."""
 UNSENT_BYTES_MAX = 1024 * 1024
-"""Responses wait for earlier responses. At this many waiting bytes the connection starts no more requests."""
+"""The connection starts no more requests while this many bytes of responses wait for earlier responses."""
 STALL_TIMEOUT_S = 30.0
 """A client that sends nothing for this long in the middle of a request is disconnected."""
 

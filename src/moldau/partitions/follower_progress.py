@@ -25,9 +25,11 @@ class FollowerProgress:
     """The leader's end offset at the latest fetch."""
     catch_up_offset: int = 0
     catch_up_ms: int = NEVER_MS
-    """The leader's end offset at an earlier fetch, and the time of that fetch. When the follower reaches this offset,
-    it has caught up to this time. The latest fetch is not used here, because a follower that is as fast as the leader,
-    but several fetches behind, would never reach the end offset of its latest fetch."""
+    """The time of an earlier fetch. `catch_up_offset` is the leader's end offset at that fetch.
+
+    When the follower reaches `catch_up_offset`, it has caught up to this time. The latest fetch is not used, because a
+    follower that is always a few fetches behind would never reach the end offset of its latest fetch.
+    """
     is_keeping_up: bool = False
 
     def on_fetch(

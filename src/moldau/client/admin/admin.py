@@ -262,7 +262,10 @@ class Admin:
     async def list_group_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Returns the committed offsets of these partitions (None: all), without partitions that have none."""
+        """Returns the committed offsets of these partitions, or of all partitions if `partitions` is None.
+
+        Partitions without a committed offset are omitted.
+        """
         return await group_requests.list_group_offsets(self._requester, group, partitions)
 
     async def alter_group_offsets(

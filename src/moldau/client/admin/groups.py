@@ -198,7 +198,7 @@ def _parse_member(member: Message, is_consumer: bool) -> MemberDescription:
     assignment: tuple[TopicPartition, ...] = ()
     if is_consumer:
         try:
-            # The metadata is empty while members join, and in old groups.
+            # The metadata can be empty, for example while members join.
             if member.member_metadata:
                 topics = decode_subscription(member.member_metadata).topics
             partitions = decode_assignment(member.member_assignment).partitions

@@ -53,7 +53,7 @@ class Cleaner:
 
     @property
     def end_offset(self) -> int:
-        """The offset below which the log is clean after all groups are replaced by cleaned segments."""
+        """The offset below which the log is clean when cleaned segments have replaced all selected segments."""
         return self._offsets.end_offset
 
     async def plan(self, closed: list[LogSegment], below: int) -> bool:

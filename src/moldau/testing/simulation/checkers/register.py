@@ -33,8 +33,10 @@ class RegisterValue(NamedTuple):
 
 
 def contradictions(values: Sequence[RegisterValue]) -> Iterator[tuple[RegisterValue, RegisterValue]]:
-    """Yields pairs of values whose zones conflict. One value of a pair was current both before and after the other
-    value."""
+    """Yields pairs of values that contradict each other, because one was current both before and after the other.
+
+    The zone of a value is the time in which the value must have been current. Zones of two values must not conflict.
+    """
     certain = [value for value in values if value.earliest_completion < math.inf]
     forward_zones = sorted(
         (value for value in certain if value.earliest_completion < value.latest_invocation),

@@ -29,7 +29,7 @@ CAPACITY_BYTES = 1 << 40
 
 
 class CrashedDiskError(OSError):
-    """The host of this disk has crashed. This object belongs to an earlier boot."""
+    """The host of this disk has crashed. The disk object belongs to an earlier boot of the host."""
 
 
 @dataclass(slots=True)

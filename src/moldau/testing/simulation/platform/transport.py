@@ -37,7 +37,7 @@ class SimulatedTransport(asyncio.Transport):
     ) -> None:
         super().__init__()
         self.context = context
-        """The context in which the protocol's callbacks run. It contains their incarnation."""
+        """The contextvars context of the protocol's callbacks, which tells the incarnation that owns the callbacks."""
         self.host = incarnation.host
         self.peer: SimulatedTransport
         self.is_vanished = False

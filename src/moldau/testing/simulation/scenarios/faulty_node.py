@@ -87,7 +87,7 @@ class FaultyNode:
     # Faults
 
     async def inject_faults(self, fault_interval_s_max: float = 2) -> None:
-        """Injects some faults of the seed's profile, one after the other. The node is up at the end."""
+        """Injects faults one after the other, and returns when the node is up. The seed selects the faults."""
         for _ in range(self.random.randint(2, 6)):
             await asyncio.sleep(self.random.uniform(0.05, fault_interval_s_max))
             await self._inject_fault(self.random.choice(PROFILES[self.outcome.profile]))
