@@ -163,7 +163,8 @@ class Log(ABC):
     async def apply_retention(self, now_ms: int, below: int) -> None:
         """Deletes old records with offsets less than `below` if cleanup.policy contains `delete`.
 
-        The settings retention.ms and retention.bytes say which records are old. Rolls the active segment by segment.ms, so that idle topics shrink too.
+        The settings retention.ms and retention.bytes say which records are old. Rolls the active
+        segment by segment.ms, so that idle topics shrink too.
         """
 
     @abstractmethod

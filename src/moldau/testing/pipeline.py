@@ -115,7 +115,9 @@ class _TestRun:
     ) -> None:
         self._spark = spark
         self._pipeline = pipeline
-        self._raw_row = {each.name: self._frame(each, rows.get(each.name, ())) for each in pipeline.sources}
+        self._raw_frames = {
+            each.name: self._frame(each, rows.get(each.name, ())) for each in pipeline.sources
+        }
         self._schemas = {each.name: self._schema(each) for each in pipeline.sources}
 
     def run(self) -> PipelineResult:
@@ -126,7 +128,11 @@ class _TestRun:
         records: dict[str, list[tuple[bytes | None, bytes | None]]] = {}
         for sink in self._pipeline.sinks:
             frame = view_rows(
-                self._spark, self._pipeline, sink.view, lambda each: self._raw_row[each.name], self._schemas
+                self._spark,
+                self._pipeline,
+                sink.view,
+                lambda each: self._raw_frames[each.name],
+                self._schemas,
             )
             with pipeline_errors(f"the sink {sink.name}"):
                 rows[sink.name] = self._rows(frame, sink)
@@ -166,7 +172,7 @@ class _TestRun:
             return []
         found = []
         for source in self._pipeline.sources:
-            records = decode_and_check(self._raw_row[source.name], source, self._schemas[source.name])
+            records = decode_and_check(self._raw_frames[source.name], source, self._schemas[source.name])
             with pipeline_errors(f"the dead letters of the source {source.name}"):
                 letters = _collect(dead_letter_records(records, self._pipeline.name, source))
             found += [_dead_letter(source, each) for each in letters]
@@ -186,7 +192,7 @@ class _TestRun:
 
         if source.format is not Format.JSON or source.schema is not None:
             return value_schema(source)
-        return value_schema(source, infer_schema(self._spark, self._raw_row[source.name], source))
+        return value_schema(source, infer_schema(self._spark, self._raw_frames[source.name], source))
 
 
 def _record(source: Source, given_row: Any) -> Record:

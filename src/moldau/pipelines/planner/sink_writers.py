@@ -168,9 +168,9 @@ def _storage_options(sink: Sink) -> dict[str, str]:
 
 
 def _console_function(sink: Sink, show: ShowBatch) -> Callable[[DataFrame, int], None]:
-    def tell(batch: DataFrame, batch_id: int) -> None:
+    def show_batch(batch: DataFrame, batch_id: int) -> None:
         rows = batch.limit(CONSOLE_ROWS_MAX + 1).collect()
         shown = rows[:CONSOLE_ROWS_MAX]
         show(ConsoleBatch(sink, batch_id, batch.columns, shown, len(rows) > len(shown)))
 
-    return tell
+    return show_batch

@@ -79,12 +79,12 @@ def substitute_variables(text: str, environment: Mapping[str, str]) -> str:
     def value(found: "re.Match[str]") -> str:
         if found["escaped"]:
             return "${"
-        key_path = _INSIDE.fullmatch(found["inside"])
-        if key_path is None:
+        reference = _INSIDE.fullmatch(found["inside"])
+        if reference is None:
             raise ValueError(
                 f"{found[0]} is not ${{NAME}} or ${{NAME:-default}}; for a plain ${{ write $${{ instead"
             )
-        name, default = key_path["name"], key_path["default"]
+        name, default = reference["name"], reference["default"]
         variable = environment.get(name)
         if not variable and default is not None:
             return default

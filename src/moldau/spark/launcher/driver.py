@@ -131,13 +131,13 @@ def _train_class_cache(cache: ClassCache, output: Path) -> bool:
 def _training_environment(cache: ClassCache) -> dict[str, str]:
     """Returns the environment of the training, with this Java, Spark and Python, but without the user's session
     settings."""
-    is_installed = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("PYSPARK_", "SPARK_", "MASTER"))
     }
     return {
-        **is_installed,
+        **inherited,
         "JAVA_HOME": str(cache.java.home),
         "SPARK_HOME": str(cache.spark.home),
         "PYSPARK_PYTHON": sys.executable,

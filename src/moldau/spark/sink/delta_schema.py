@@ -188,8 +188,8 @@ def _check_writer_features(
         ]
     if reasons:
         raise SparkSourceError(
-            f"the Delta table {path} has {', '.join(reasons)}, which writers must see to and this one does "
-            "not: drop that from the table, or append with Delta's own Spark package"
+            f"the Delta table {path} has {', '.join(reasons)}, which this writer does not support: drop that from the "
+            "table, or append with Delta's own Spark package"
         )
 
 

@@ -145,10 +145,10 @@ def _last_rows(
 def _create(
     location: Location, rows: pa.Table, partition_by: Sequence[str], app_id: str, batch_id: int
 ) -> None:
-    kept_schema = rows.filter(pc.invert(rows[_DELETES_COLUMN])).drop_columns([_DELETES_COLUMN])
+    kept_rows = rows.filter(pc.invert(rows[_DELETES_COLUMN])).drop_columns([_DELETES_COLUMN])
     write_deltalake(
         location.path,
-        kept_schema,
+        kept_rows,
         mode="error",
         partition_by=list(partition_by) or None,
         storage_options=location.options,

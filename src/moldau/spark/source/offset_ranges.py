@@ -54,10 +54,10 @@ def _divide_largest(ranges: Sequence[OffsetRange], count: int) -> list[OffsetRan
     large = {each for each in ranges if _part_count(each.size, total, count) > 1}
     large_total = sum(each.size for each in large)
     count_of_large = max(1, count - (len(ranges) - len(large)))
-    cut: list[OffsetRange] = []
+    divided: list[OffsetRange] = []
     for each in ranges:
-        cut += _divide(each, _part_count(each.size, large_total, count_of_large) if each in large else 1)
-    return cut
+        divided += _divide(each, _part_count(each.size, large_total, count_of_large) if each in large else 1)
+    return divided
 
 
 def _part_count(size: int, total: int, count: int) -> int:

@@ -202,7 +202,8 @@ def test_a_partitioning_other_than_the_tables_is_refused() -> None:
 def test_a_table_with_unsupported_writer_features_is_refused() -> None:
     table = struct(a="long")
     with pytest.raises(
-        SparkSourceError, match=r"has the constraint 'positive', column mapping, which writers must"
+        SparkSourceError,
+        match=r"has the constraint 'positive', column mapping, which this writer does not support",
     ):
         check(
             table,
