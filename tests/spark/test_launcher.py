@@ -133,7 +133,7 @@ def test_the_shell_has_a_session_and_shows_an_example() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "rows: 5 local[1]" in done.stdout
-    assert 'try:\n\n    spark.read.format("moldau")' in done.stderr
+    assert 'Try:\n\n    spark.read.format("moldau")' in done.stderr
 
 
 def test_a_port_without_a_master_times_out_and_a_lost_java_is_restarted() -> None:
