@@ -134,7 +134,7 @@ def test_kafka_decodes_the_metadata_log(tools: Tools, written: Written) -> None:
     printed = tools.run(DUMP, "--files", str(log), "--cluster-metadata-decoder")
     assert "isvalid: false" not in printed
     assert "Error" not in printed
-    assert "ControllerChange" in printed
+    assert "LeaderChange" in printed
     types = set(re.findall(r'"type":"(\w+)"', printed))
     assert {
         "FEATURE_LEVEL_RECORD",
@@ -174,7 +174,7 @@ def test_kafka_decodes_a_metadata_snapshot(tools: Tools, tmp_path: Path) -> None
         "SnapshotHeader",
         "KRaftVersion",
         "KRaftVoters",
-        "ControllerChange",
+        "LeaderChange",
         "SnapshotFooter",
     ):
         assert control_record in printed

@@ -237,7 +237,7 @@ def test_a_port_with_another_protocol_is_an_error_that_says_what_to_change(kafka
             assert complaint in str(error), (listener, error)
         tls_and_sasl = {**kafka.trusting(), **sasl("PLAIN"), "security.protocol": "SASL_SSL"}
         error = await failure(kafka.bootstrap("TLS"), tls_and_sasl)
-        assert "wants no SASL on this port" in str(error)
+        assert "does not use SASL on this port" in str(error)
 
     run(test)
 
