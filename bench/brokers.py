@@ -128,9 +128,7 @@ def _without_settings(environment: Mapping[str, str]) -> dict[str, str]:
 class Moldau(Broker):
     name = "Moldau"
 
-    def __init__(
-        self, data_dir: Path, durability: Durability, command: tuple[str, ...] | None = None
-    ) -> None:
+    def __init__(self, data_dir: Path, durability: Durability, command: tuple[str, ...] | None = None) -> None:
         self.data_dir = data_dir
         self._port = free_port()
         program = command or (str(Path(sys.executable).with_name("moldau")),)

@@ -168,12 +168,7 @@ def latency(job: Job) -> Outcome:
 
     refusals = _DeliveryErrors()
     producer = Producer(
-        {
-            "bootstrap.servers": job.bootstrap,
-            "acks": "all",
-            "linger.ms": 0,
-            "socket.nagle.disable": True,
-        }
+        {"bootstrap.servers": job.bootstrap, "acks": "all", "linger.ms": 0, "socket.nagle.disable": True}
     )
     value = b"v" * job.value_bytes
 
@@ -269,9 +264,7 @@ def commit(job: Job) -> Outcome:
     """Commits with `in_flight` groups, each as soon as the previous commit is complete."""
 
     def send(seconds: float) -> tuple[int, float]:
-        return asyncio.run(
-            group_load.commits(job.bootstrap, job.topic, job.in_flight, job.connections, seconds)
-        )
+        return asyncio.run(group_load.commits(job.bootstrap, job.topic, job.in_flight, job.connections, seconds))
 
     send(RAMP_UP_S)
     _wait_for_start()

@@ -54,9 +54,7 @@ def _command(options: argparse.Namespace) -> str:
     return " ".join(["python -m bench.cluster", *words])
 
 
-def page(
-    compared: list[Table], alone: list[Table], head: str, command: str, notes: str, *, with_kafka: bool
-) -> str:
+def page(compared: list[Table], alone: list[Table], head: str, command: str, notes: str, *, with_kafka: bool) -> str:
     parts = ["# A cluster of Moldau and one of Apache Kafka side by side", f"Written by `{command}`.", head]
     parts += [render_disturbed(compared), METHOD.read_text(), "## Figures"]
     parts += [render_table(table, with_kafka=with_kafka) for table in compared]
@@ -69,9 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Clusters of Moldau and of Apache Kafka side by side.")
     parser.add_argument("--quick", action="store_true", help="one short run of each case, page cache only")
     parser.add_argument("--only", choices=NAMES, action="append", help="leave out the other benchmarks")
-    parser.add_argument(
-        "--kept", choices=tuple(DURABILITY_CONFIGS), help="one of the two (--quick: page cache)"
-    )
+    parser.add_argument("--kept", choices=tuple(DURABILITY_CONFIGS), help="one of the two (--quick: page cache)")
     parser.add_argument("--without", choices=("kafka", "moldau"), help="measure the other one alone")
     parser.add_argument("--out", type=Path, help="default: bench/CLUSTER.md for a whole run, else shown")
     parser.add_argument("--dir", type=Path, help="where the nodes keep their data meanwhile")
@@ -83,13 +79,7 @@ def main() -> None:
     plan = QUICK_CLUSTER if options.quick else FULL_CLUSTER
     if options.kept:
         plan = replace(plan, kept=(options.kept,))
-    bench = Bench(
-        plan.bench,
-        console,
-        options.dir,
-        with_moldau=options.without != "moldau",
-        with_kafka=missing is None,
-    )
+    bench = Bench(plan.bench, console, options.dir, with_moldau=options.without != "moldau", with_kafka=missing is None)
     began = time.monotonic()
     with console.status("measuring"):
         compared, alone = measure(bench, plan, set(options.only or NAMES))

@@ -31,12 +31,7 @@ MEMORY = Metric("memory", megabytes)
 def _producer(cluster: Cluster) -> Producer:
     """Creates a producer with default settings, except for a timeout that is longer than a failover."""
     return Producer(
-        {
-            "bootstrap.servers": cluster.bootstrap,
-            "enable.idempotence": True,
-            "linger.ms": 0,
-            "log_level": 0,
-        }
+        {"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
     )
 
 
@@ -117,9 +112,7 @@ def _kill_leaders(bench: Bench, kills: int, cluster: Cluster) -> list[float]:
             killed_at = time.monotonic()
             cluster.kill(victim)
             paused.append(writer.wait_resumed(led, killed_at))
-            bench.print_line(
-                f"{cluster.name}: node {victim} killed, {len(led)} partitions paused {paused[-1]:.2f} s"
-            )
+            bench.print_line(f"{cluster.name}: node {victim} killed, {len(led)} partitions paused {paused[-1]:.2f} s")
             cluster.restart(victim)
             cluster.wait_in_sync(name)
         writer.finish()
@@ -136,9 +129,7 @@ def _restore_leaders(cluster: Cluster, names: Sequence[str]) -> None:
         except KafkaException:
             return False
         topics = cluster.metadata(admin).topics
-        return all(
-            each.leader == each.replicas[0] for name in names for each in topics[name].partitions.values()
-        )
+        return all(each.leader == each.replicas[0] for name in names for each in topics[name].partitions.values())
 
     cluster.wait_until(is_restored, "every partition is led by its preferred replica")
 
@@ -205,9 +196,7 @@ def _many(bench: Bench, plan: ClusterPlan, cluster: Cluster) -> Many:
     found.idle_cores = cores(cluster, plan.idle_s)
     for number in range(plan.kills_of_many):
         _kill_leader_of_many(cluster, names, 1 + number % NODES, found)
-        bench.print_line(
-            f"{cluster.name}: node {1 + number % NODES} killed, all written to in {found.all_s[-1]:.2f} s"
-        )
+        bench.print_line(f"{cluster.name}: node {1 + number % NODES} killed, all written to in {found.all_s[-1]:.2f} s")
     admin.delete_topics(names)
     return found
 

@@ -131,9 +131,7 @@ def _create(cluster: Cluster, partitions: int) -> None:
             # The topics are being created; the wait below covers them.
             if error.args[0].code() != KafkaError.REQUEST_TIMED_OUT:
                 raise
-    cluster.wait_until(
-        lambda: cluster.is_in_sync(wanted, admin), "all replicas are in sync", IN_SYNC_TIMEOUT_S
-    )
+    cluster.wait_until(lambda: cluster.is_in_sync(wanted, admin), "all replicas are in sync", IN_SYNC_TIMEOUT_S)
 
 
 def _newest_snapshot(cluster: MoldauCluster, topic: str) -> Path:

@@ -26,9 +26,7 @@ ONE_BY_ONE = Case(100, BATCH_BYTES[0], 1)
 def produce(bench: Bench, clusters: list[Cluster], durability: str) -> Table:
     rows = []
     for client, case in CASES:
-        taken = bench.interleaved(
-            clusters, partial(_produce_once, bench, client, case, DURABILITY_CONFIGS[durability])
-        )
+        taken = bench.interleaved(clusters, partial(_produce_once, bench, client, case, DURABILITY_CONFIGS[durability]))
         cells = (
             Cell(RATE, figures(taken, lambda one: one.records_per_s)),
             Cell(CPU, figures(taken, lambda one: one.cpu_s_per_gb)),
@@ -40,9 +38,7 @@ def produce(bench: Bench, clusters: list[Cluster], durability: str) -> Table:
     return Table(f"Replicated produce, {durability}", tuple(rows))
 
 
-def _produce_once(
-    bench: Bench, client: str, case: Case, durability: DurabilityConfigs, cluster: Cluster
-) -> Run:
+def _produce_once(bench: Bench, client: str, case: Case, durability: DurabilityConfigs, cluster: Cluster) -> Run:
     with cluster.topic(case.partitions, durability[cluster.name]) as name:
         if client == RAW:
             return run_on_leader(cluster, case, "raw_produce", name, bench.plan.raw_s, 0)
@@ -52,9 +48,7 @@ def _produce_once(
 def acknowledgement(bench: Bench, clusters: list[Cluster], durability: str) -> Table:
     rows = []
     for client in (LIBRDKAFKA, RAW):
-        taken = bench.interleaved(
-            clusters, partial(_latency_once, bench, client, DURABILITY_CONFIGS[durability])
-        )
+        taken = bench.interleaved(clusters, partial(_latency_once, bench, client, DURABILITY_CONFIGS[durability]))
         cells = [Cell(metric, figures(taken, partial(at, share))) for share, metric in METRICS.items()]
         others = Cell(OTHERS, figures(taken, lambda one: one.other_cores))
         rows.append(Row(client, (*cells, others)))

@@ -62,9 +62,7 @@ class Cluster(Broker):
             self.launch_node(node_id)
 
     def wait_for_acknowledgement(self) -> None:
-        self.wait_until(
-            lambda: len(self.metadata().brokers) == NODES, "all nodes are registered", START_TIMEOUT_S
-        )
+        self.wait_until(lambda: len(self.metadata().brokers) == NODES, "all nodes are registered", START_TIMEOUT_S)
 
     def alive(self) -> bool:
         return len(self.pids()) == NODES
@@ -81,9 +79,7 @@ class Cluster(Broker):
     def metadata(self, admin: AdminClient | None = None) -> Any:
         return (admin or self.admin()).list_topics(timeout=10)
 
-    def wait_until(
-        self, condition: Callable[[], bool], what: str, timeout_s: float = ADMIN_TIMEOUT_S
-    ) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = ADMIN_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -126,9 +122,7 @@ class Cluster(Broker):
         self.launch_node(node_id)
         self.wait_for_acknowledgement()
 
-    def create_topics(
-        self, names: Sequence[str], partitions: int, configs: Mapping[str, str] = NO_CONFIGS
-    ) -> None:
+    def create_topics(self, names: Sequence[str], partitions: int, configs: Mapping[str, str] = NO_CONFIGS) -> None:
         """Creates topics with one request; returns after the response."""
         admin = self.admin()
         wanted = {**TOPIC_CONFIG, **configs}

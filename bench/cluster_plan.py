@@ -85,9 +85,7 @@ def warm_up(bench: Bench, cluster: Cluster) -> None:
                     costs.append(sent.cpu_s_per_gb)
                     run(cluster, case.job("latency", cluster, name, records=300))
     state = "steady" if steady(costs) else "NOT steady"
-    bench.warmed.append(
-        f"{cluster.name} {state} after {len(costs)} rounds, CPU-s/GB {costs[0]:.1f} to {costs[-1]:.1f}"
-    )
+    bench.warmed.append(f"{cluster.name} {state} after {len(costs)} rounds, CPU-s/GB {costs[0]:.1f} to {costs[-1]:.1f}")
     bench.print_line(bench.warmed[-1])
 
 

@@ -83,14 +83,7 @@ def measure(checkout: Path, seconds: float, record: Callable[[str, float], None]
                     name = f"{durability}, {value_bytes} B"
                     cpu_s = server.cpu_s()
                     records, elapsed_s = raw.produce(
-                        server.bootstrap,
-                        topic,
-                        PARTITIONS,
-                        value_bytes,
-                        BATCH_BYTES,
-                        CONNECTIONS,
-                        IN_FLIGHT,
-                        seconds,
+                        server.bootstrap, topic, PARTITIONS, value_bytes, BATCH_BYTES, CONNECTIONS, IN_FLIGHT, seconds
                     )
                     gib = records * value_bytes / GIB
                     record(f"produce {name}, records/s", records / elapsed_s)
@@ -138,9 +131,7 @@ def main() -> None:
         # Each round swaps the order, so that neither checkout always runs first.
         for label in sorted(checkouts, reverse=round_number % 2 == 0):
             measure(
-                checkouts[label],
-                options.seconds,
-                lambda name, value, label=label: figures[name][label].append(value),
+                checkouts[label], options.seconds, lambda name, value, label=label: figures[name][label].append(value)
             )
         print(f"round {round_number + 1} of {options.rounds} done", file=sys.stderr)
     print("| figure | old | new | new / old | spread of old |")

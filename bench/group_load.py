@@ -85,9 +85,7 @@ class Member:
             group_instance_id=None,
             protocol_type="consumer",
             protocol_name="range",
-            assignments=[
-                {"member_id": each.member_id, "assignment": bytes(ASSIGNMENT_BYTES)} for each in members
-            ],
+            assignments=[{"member_id": each.member_id, "assignment": bytes(ASSIGNMENT_BYTES)} for each in members],
         )
         return int(response.error_code)
 
@@ -195,9 +193,7 @@ async def _commit_once(connection: Connection, tree: dict[str, Any]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def commits(
-    bootstrap: str, topic: str, groups: int, connections: int, seconds: float
-) -> tuple[int, float]:
+async def commits(bootstrap: str, topic: str, groups: int, connections: int, seconds: float) -> tuple[int, float]:
     """Commits ten partitions per group, repeatedly; returns commits and seconds."""
     names = [f"bench-commit-{number}" for number in range(groups)]
     lines = [await open_coordinator(bootstrap, names[0]) for _ in range(connections)]
@@ -209,9 +205,7 @@ async def commits(
         offset = 0
         while time.perf_counter() < deadline:
             offset += 1
-            await _commit_once(
-                lines[number % connections], _commit(names[number], topic, offset, COMMITTED_PARTITIONS)
-            )
+            await _commit_once(lines[number % connections], _commit(names[number], topic, offset, COMMITTED_PARTITIONS))
             done += 1
 
     began = time.perf_counter()

@@ -107,9 +107,7 @@ def _latency(bench: Bench, brokers: list[Broker], durability: Durability) -> Tab
     )
     bench.print_row(f"commit latency, {durability.name}", row)
     return Table(
-        f"Commit latency, {durability.name}",
-        (row,),
-        f"One at a time, {bench.plan.acknowledgements:,} in each run.",
+        f"Commit latency, {durability.name}", (row,), f"One at a time, {bench.plan.acknowledgements:,} in each run."
     )
 
 
@@ -121,14 +119,7 @@ def _commit_once(number: int, seconds: float, broker: Broker) -> Run:
     with topic(broker, TOPIC_PARTITIONS) as name:
         return run(
             broker,
-            Job(
-                "commit",
-                broker.bootstrap,
-                name,
-                seconds=seconds,
-                connections=COMMIT_CONNECTIONS,
-                in_flight=number,
-            ),
+            Job("commit", broker.bootstrap, name, seconds=seconds, connections=COMMIT_CONNECTIONS, in_flight=number),
         )
 
 

@@ -46,14 +46,9 @@ def topics(bench: Bench) -> list[Table]:
         for broker in brokers:
             taken[broker.name] = [_create_topics(broker, bench.plan.topics)]
     rows = (
-        Row(
-            "until all requests are answered, s", (Cell(SECONDS, figures(taken, lambda one: one.created_s)),)
-        ),
+        Row("until all requests are answered, s", (Cell(SECONDS, figures(taken, lambda one: one.created_s)),)),
         Row("broker CPU meanwhile, s", (Cell(SECONDS, figures(taken, lambda one: one.cpu_s)),)),
-        Row(
-            "until all are listed with their leaders, s",
-            (Cell(SECONDS, figures(taken, lambda one: one.listed_s)),),
-        ),
+        Row("until all are listed with their leaders, s", (Cell(SECONDS, figures(taken, lambda one: one.listed_s)),)),
         Row("memory added", (Cell(MEMORY, figures(taken, lambda one: one.memory_bytes)),)),
     )
     for row in rows:
@@ -98,14 +93,8 @@ def connections(bench: Bench) -> list[Table]:
         Row("until all are open, s", (Cell(SECONDS, figures(taken, lambda one: one.opened_s)),)),
         Row(watched, (Cell(SECONDS, figures(taken, lambda one: one.idle_cpu_s)),)),
         Row("memory added", (Cell(MEMORY, figures(taken, lambda one: one.memory_bytes)),)),
-        Row(
-            "acknowledgement meanwhile, p50 ms",
-            (Cell(MILLISECONDS, figures(taken, lambda one: one.ack_p50_ms)),),
-        ),
-        Row(
-            "acknowledgement meanwhile, p99 ms",
-            (Cell(MILLISECONDS, figures(taken, lambda one: one.ack_p99_ms)),),
-        ),
+        Row("acknowledgement meanwhile, p50 ms", (Cell(MILLISECONDS, figures(taken, lambda one: one.ack_p50_ms)),)),
+        Row("acknowledgement meanwhile, p99 ms", (Cell(MILLISECONDS, figures(taken, lambda one: one.ack_p99_ms)),)),
     )
     for row in rows:
         bench.print_row(f"{bench.plan.connections:,} connections", row)
@@ -127,9 +116,7 @@ def _open_connections(bench: Bench, broker: Broker) -> ManyConnections:
         idle_cpu_s = broker.cpu_s() - cpu
         memory_bytes = broker.resident_bytes() - memory
         taken = latency.once("raw_latency", bench.plan.acknowledgements, broker)
-    return ManyConnections(
-        opened_s, idle_cpu_s, memory_bytes, latency.at(0.5, taken), latency.at(0.99, taken)
-    )
+    return ManyConnections(opened_s, idle_cpu_s, memory_bytes, latency.at(0.5, taken), latency.at(0.99, taken))
 
 
 def _allow_open_files(number: int) -> None:

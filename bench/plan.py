@@ -98,9 +98,7 @@ class Case:
     @property
     def name(self) -> str:
         value = f"{self.value_bytes} B" if self.value_bytes < 1024 else f"{self.value_bytes >> 10} KB"
-        batch = (
-            f"{self.batch_bytes >> 10} KB" if self.batch_bytes < 1 << 20 else f"{self.batch_bytes >> 20} MB"
-        )
+        batch = f"{self.batch_bytes >> 10} KB" if self.batch_bytes < 1 << 20 else f"{self.batch_bytes >> 20} MB"
         return f"{value}, {batch} batches, {self.partitions} partition{'s' if self.partitions > 1 else ''}"
 
     def job(self, kind: str, broker: Broker, topic: str, seconds: float = 0.0, records: int = 0) -> Job:
@@ -211,6 +209,5 @@ class Bench:
 
 def figures(taken: Mapping[str, list[T]], value: Callable[[T], float]) -> Figures:
     return Figures(
-        tuple(value(one) for one in taken.get(Moldau.name, ())),
-        tuple(value(one) for one in taken.get(Kafka.name, ())),
+        tuple(value(one) for one in taken.get(Moldau.name, ())), tuple(value(one) for one in taken.get(Kafka.name, ()))
     )

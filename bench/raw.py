@@ -45,9 +45,7 @@ def _varint(number: int) -> bytes:
 
 
 def _record(offset_delta: int, value: bytes) -> bytes:
-    body = (
-        b"\x00" + _varint(0) + _varint(offset_delta) + _varint(-1) + _varint(len(value)) + value + _varint(0)
-    )
+    body = b"\x00" + _varint(0) + _varint(offset_delta) + _varint(-1) + _varint(len(value)) + value + _varint(0)
     return _varint(len(body)) + body
 
 

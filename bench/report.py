@@ -171,9 +171,7 @@ def render_table(table: Table, with_kafka: bool) -> str:
     body = []
     for row in table.rows:
         pairs = zip(columns, row.cells, strict=True)
-        body.append(
-            [row.case, *chain.from_iterable(_texts(column, cell, with_kafka) for column, cell in pairs)]
-        )
+        body.append([row.case, *chain.from_iterable(_texts(column, cell, with_kafka) for column, cell in pairs)])
     note = f"{table.note}\n\n" if table.note else ""
     return f"### {table.title}\n\n{note}{markdown_table(head, body)}\n"
 

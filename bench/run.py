@@ -83,9 +83,7 @@ def machine_line() -> str:
 def facts(bench: Bench, kafka_missing: str | None, took_s: float) -> str:
     if kafka_missing is None:
         java = output("java", "-version").splitlines()[0]
-        kafka = (
-            f"Apache Kafka {KAFKA_VERSION}, 1 GiB of heap, the JVM options of its own start script, {java}"
-        )
+        kafka = f"Apache Kafka {KAFKA_VERSION}, 1 GiB of heap, the JVM options of its own start script, {java}"
     else:
         kafka = f"Apache Kafka is left out: {kafka_missing}"
     client = f"confluent-kafka {confluent_kafka.version()} with librdkafka {confluent_kafka.libversion()[0]}"
@@ -102,14 +100,8 @@ def facts(bench: Bench, kafka_missing: str | None, took_s: float) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def page(
-    tables: list[Table], bench: Bench, kafka_missing: str | None, took_s: float, command: str, notes: str
-) -> str:
-    parts = [
-        "# Moldau and Apache Kafka side by side",
-        f"Written by `{command}`.",
-        facts(bench, kafka_missing, took_s),
-    ]
+def page(tables: list[Table], bench: Bench, kafka_missing: str | None, took_s: float, command: str, notes: str) -> str:
+    parts = ["# Moldau and Apache Kafka side by side", f"Written by `{command}`.", facts(bench, kafka_missing, took_s)]
     parts += [render_disturbed(tables), render_summary(tables), METHOD.read_text(), "## Figures"]
     parts += [render_table(table, with_kafka=kafka_missing is None) for table in tables]
     parts.append(notes)
@@ -118,9 +110,7 @@ def page(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Moldau and Apache Kafka side by side.")
-    parser.add_argument(
-        "--quick", action="store_true", help="one short run of each case, one partition, no raw client"
-    )
+    parser.add_argument("--quick", action="store_true", help="one short run of each case, one partition, no raw client")
     parser.add_argument("--only", choices=NAMES, action="append", help="leave out the other benchmarks")
     parser.add_argument("--durability", choices=DURABILITIES, help="one of the two (--quick: page-cache)")
     parser.add_argument("--without", choices=("kafka", "moldau"), help="measure the other broker alone")
@@ -134,9 +124,7 @@ def main() -> None:
     plan = QUICK if options.quick else FULL
     if options.durability:
         plan = replace(plan, durabilities=(DURABILITIES[options.durability],))
-    bench = Bench(
-        plan, console, options.dir, with_moldau=options.without != "moldau", with_kafka=missing is None
-    )
+    bench = Bench(plan, console, options.dir, with_moldau=options.without != "moldau", with_kafka=missing is None)
     began = time.monotonic()
     with console.status("measuring"):
         tables = measure(bench, set(options.only or NAMES))

@@ -84,12 +84,7 @@ def facts(bench: Bench, kafka_missing: str | None, took_s: float) -> str:
 
 
 def page(
-    measured: Sequence[Measured],
-    bench: Bench,
-    kafka_missing: str | None,
-    took_s: float,
-    command: str,
-    notes: str,
+    measured: Sequence[Measured], bench: Bench, kafka_missing: str | None, took_s: float, command: str, notes: str
 ) -> str:
     parts = [
         "# Topics in Spark: Moldau's data source beside others",
@@ -127,12 +122,8 @@ def _command(options: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.spark", description="Moldau's data source in Spark."
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="one short run of each case, against Moldau only"
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.spark", description="Moldau's data source in Spark.")
+    parser.add_argument("--quick", action="store_true", help="one short run of each case, against Moldau only")
     parser.add_argument("--only", choices=NAMES, action="append", help="leave out the others")
     parser.add_argument("--without-kafka", action="store_true", help="do not read from Apache Kafka besides")
     parser.add_argument("--scale", type=float, default=1.0, help="so many times the rows; to try it out")

@@ -30,8 +30,7 @@ class FixedDataSource(DataSource):
 
     def schema(self) -> str:
         return (
-            "key BINARY, value BINARY, topic STRING, partition INT, offset LONG, timestamp TIMESTAMP, "
-            "timestampType INT"
+            "key BINARY, value BINARY, topic STRING, partition INT, offset LONG, timestamp TIMESTAMP, timestampType INT"
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -158,9 +158,7 @@ def one_by_one(bootstrap: str, topic: str, count: int) -> Iterator[Callable[[], 
         yield send
 
 
-def fill(
-    bootstrap: str, topic: str, partitions: int, records: int, value_bytes: int, batch_bytes: int
-) -> None:
+def fill(bootstrap: str, topic: str, partitions: int, records: int, value_bytes: int, batch_bytes: int) -> None:
     """Writes rows with unique keys and values, evenly over the partitions."""
     chance = random.Random(1)
     pool = chance.randbytes(1 << 20)

@@ -44,11 +44,7 @@ from bench.spark_report import Aim, Case, Measured, Rates, Times, spread_of
 PARTITIONS = 4
 BATCH_BYTES = 16 << 10
 END_TIMEOUT_S = 60
-AIMS = {
-    NOOP: (Aim(LOOP, 1.5), Aim(CONNECTOR, 2.0)),
-    PARQUET: (),
-    TOPIC: (Aim(CONNECTOR, 1.5),),
-}
+AIMS = {NOOP: (Aim(LOOP, 1.5), Aim(CONNECTOR, 2.0)), PARQUET: (), TOPIC: (Aim(CONNECTOR, 1.5),)}
 AIM_MICRO_BATCH_MS = 150.0
 AIM_START_S = 7.0
 
@@ -286,9 +282,7 @@ def micro_batches(bench: Bench, broker: Broker) -> list[Measured]:
             taken, others = measured_run(contestants[name], broker, job)
         worst = max(worst, others)
         rows[name] = [*spread_of(taken.batches_ms), *spread_of(taken.rows_ms)]
-        bench.print_line(
-            f"micro-batch, {name}: p50 {rows[name][0]:.0f} ms, from the row on {rows[name][2]:.0f} ms"
-        )
+        bench.print_line(f"micro-batch, {name}: p50 {rows[name][0]:.0f} ms, from the row on {rows[name][2]:.0f} ms")
     labels = ("batch p50, ms", "batch p99, ms", "row to end of batch p50, ms", "p99, ms")
     measures = [(label, decimals(0)) for label in labels]
     note = f"One row at a time to noop, {bench.plan.micro_batches} micro-batches, four partitions."
@@ -309,9 +303,7 @@ def starts(bench: Bench, broker: Broker) -> list[Measured]:
                 # The first start fills caches: the disk's, and Moldau's Java class cache.
                 if number >= 0:
                     taken[name].append(found)
-                bench.print_line(
-                    f"start, {name}: {found['elapsed_s']:.1f} s{' (cold)' if number < 0 else ''}"
-                )
+                bench.print_line(f"start, {name}: {found['elapsed_s']:.1f} s{' (cold)' if number < 0 else ''}")
     rows = {
         name: [median(one[what] for one in found) for what in ("elapsed_s", "session_s", "process_s")]
         for name, found in taken.items()

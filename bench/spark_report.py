@@ -63,9 +63,7 @@ class Rates:
                 ratio = _compared(case.runs, aim.against).ratio
                 if ratio is not None:
                     what = f"{self.title}, {case.name}: `moldau` to {TITLES[aim.against]}"
-                    found.append(
-                        Verdict(what, f"≥ {aim.ratio:g}", f"{ratio:.2f}", round(ratio, 2) >= aim.ratio)
-                    )
+                    found.append(Verdict(what, f"≥ {aim.ratio:g}", f"{ratio:.2f}", round(ratio, 2) >= aim.ratio))
         return found
 
     def render(self) -> str:

@@ -63,10 +63,7 @@ def start_and_memory(bench: Bench) -> list[Table]:
         took_s = figures(taken, lambda one: one.format_s).middle[1]
         note += f" Formatting Kafka's storage beforehand took another {took_s:.2f} s, which is not counted."
     loaded = f"Under load: {LOAD.name}, four connections producing, then a consumer reading it all."
-    return [
-        Table("Cold start to first acknowledgement", starts, note),
-        Table("Memory", memory, loaded),
-    ]
+    return [Table("Cold start to first acknowledgement", starts, note), Table("Memory", memory, loaded)]
 
 
 def _once(bench: Bench, broker: Broker) -> Start:

@@ -63,12 +63,8 @@ def consume(bench: Bench, brokers: list[Broker]) -> list[Table]:
         with ExitStack() as stack:
             filled = {broker.name: _fill(bench, case, broker, stack) for broker in brokers}
             for client, kind in kinds.items():
-                taken = bench.interleaved(
-                    brokers, partial(_consume_once, case, kind, bench.plan.raw_s, filled)
-                )
-                rows[client].append(
-                    _row(case, taken, (AIM_RATE, AIM_CPU_OUT) if client == LIBRDKAFKA else NO_AIMS)
-                )
+                taken = bench.interleaved(brokers, partial(_consume_once, case, kind, bench.plan.raw_s, filled))
+                rows[client].append(_row(case, taken, (AIM_RATE, AIM_CPU_OUT) if client == LIBRDKAFKA else NO_AIMS))
                 bench.print_row(f"consume, {client}", rows[client][-1])
     return [Table(f"Consume, {client}", tuple(found)) for client, found in rows.items()]
 
@@ -80,9 +76,7 @@ def _fill(bench: Bench, case: Case, broker: Broker, stack: ExitStack) -> tuple[s
     return name, run(broker, case.job("raw_fill", broker, name, records=wanted)).outcome.records
 
 
-def _consume_once(
-    case: Case, kind: str, seconds: float, filled: dict[str, tuple[str, int]], broker: Broker
-) -> Run:
+def _consume_once(case: Case, kind: str, seconds: float, filled: dict[str, tuple[str, int]], broker: Broker) -> Run:
     name, records = filled[broker.name]
     return run(broker, case.job(kind, broker, name, seconds, records))
 

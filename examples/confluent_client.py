@@ -21,9 +21,7 @@ producer = Producer({"bootstrap.servers": BOOTSTRAP, "enable.idempotence": True}
 producer.produce("confluent-orders", b"tea", on_delivery=on_delivery)
 producer.flush(30)
 
-consumer = Consumer(
-    {"bootstrap.servers": BOOTSTRAP, "group.id": "confluent-billing", "auto.offset.reset": "earliest"}
-)
+consumer = Consumer({"bootstrap.servers": BOOTSTRAP, "group.id": "confluent-billing", "auto.offset.reset": "earliest"})
 consumer.subscribe(["confluent-orders"])
 while (message := consumer.poll(1)) is None or message.error() is not None:
     pass

@@ -11,12 +11,7 @@ import moldau.spark
 BOOTSTRAP = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9092"
 
 spark = moldau.spark.session()
-lines = (
-    spark.read.format("moldau")
-    .option("kafka.bootstrap.servers", BOOTSTRAP)
-    .option("subscribe", "lines")
-    .load()
-)
+lines = spark.read.format("moldau").option("kafka.bootstrap.servers", BOOTSTRAP).option("subscribe", "lines").load()
 counts = (
     lines.selectExpr("explode(split(CAST(value AS STRING), ' ')) AS word")
     .groupBy("word")

@@ -14,9 +14,7 @@ STORE = os.environ.get("MOLDAU_TEST_STORE", "files")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--rewrite", action="store_true", help="write the transcripts anew instead of comparing with them"
-    )
+    parser.addoption("--rewrite", action="store_true", help="write the transcripts anew instead of comparing with them")
 
 
 @pytest.fixture(scope="session")

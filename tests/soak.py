@@ -239,14 +239,9 @@ SUMMARY_NOTES = [
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument(
-        "--only",
-        action="append",
-        choices=[proof.name for proof in PROOFS_ALL],
-        help="may be given several times",
+        "--only", action="append", choices=[proof.name for proof in PROOFS_ALL], help="may be given several times"
     )
-    parser.add_argument(
-        "--summary", action="store_true", help="only rewrite docs/proof/README.md from the pages"
-    )
+    parser.add_argument("--summary", action="store_true", help="only rewrite docs/proof/README.md from the pages")
     options = parser.parse_args()
     if options.summary:
         write_summary()
@@ -274,12 +269,7 @@ def run_proof(proof: Proof) -> bool:
     held = (run.returncode != 0) == proof.must_fail
     lines = run.stdout.replace("\r", "\n").splitlines()
     shown = lines[lines.index("") + 1 :] if proof.keeps_all_output and "" in lines else result_lines(lines)
-    print(
-        f"{proof.name}: {'holds' if held else 'DOES NOT HOLD'} after {seconds:.0f} s",
-        *shown,
-        sep="\n  ",
-        flush=True,
-    )
+    print(f"{proof.name}: {'holds' if held else 'DOES NOT HOLD'} after {seconds:.0f} s", *shown, sep="\n  ", flush=True)
     if not held:
         print(run.stdout[-4000:], run.stderr[-4000:], flush=True)
     write_proof(proof, held, seconds, shown)
@@ -304,8 +294,7 @@ def write_proof(proof: Proof, held: bool, seconds: float, shown: list[str]) -> N
         proof.claim,
         "",
         f"- Result: {'holds' if held else 'does not hold'}",
-        f"- Command: `{variables}python {' '.join(proof.command)}`"
-        + (" (must fail)" if proof.must_fail else ""),
+        f"- Command: `{variables}python {' '.join(proof.command)}`" + (" (must fail)" if proof.must_fail else ""),
         f"- Commit: {commit()}",
         f"- Took {seconds:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}",
         "",

@@ -23,12 +23,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=120, help="how long faults are injected")
     parser.add_argument("--seed", type=int, default=1, help="which faults, and when")
-    parser.add_argument(
-        "--only", action="append", default=[], help="only this kind of fault (may be repeated)"
-    )
-    parser.add_argument(
-        "--keep", type=Path, help="leave the nodes' logs here, and their data if there was an anomaly"
-    )
+    parser.add_argument("--only", action="append", default=[], help="only this kind of fault (may be repeated)")
+    parser.add_argument("--keep", type=Path, help="leave the nodes' logs here, and their data if there was an anomaly")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _on_sigterm)
     signal.signal(signal.SIGALRM, _on_alarm)

@@ -23,12 +23,7 @@ READY = "Moldau is ready"
 
 class Machine:
     def __init__(
-        self,
-        node_id: int,
-        namespace: Namespace,
-        disk: LoopDisk,
-        settings: Mapping[str, str],
-        shim: Shim | None,
+        self, node_id: int, namespace: Namespace, disk: LoopDisk, settings: Mapping[str, str], shim: Shim | None
     ) -> None:
         self.node_id = node_id
         self.shim = shim
@@ -102,9 +97,7 @@ class ChaosCluster:
             self.client_namespace = ClientNamespace("moldau-chaos", CLIENT_HOST)
             self._exit_stack.callback(self.client_namespace.close)
             ports = {namespace.address: namespace.descriptor for namespace in self._namespaces}
-            self.switch = Switch(
-                {**ports, self.client_namespace.address: self.client_namespace.descriptor}, seed
-            )
+            self.switch = Switch({**ports, self.client_namespace.address: self.client_namespace.descriptor}, seed)
             self._exit_stack.callback(self.switch.close)
         except BaseException:
             self._exit_stack.close()

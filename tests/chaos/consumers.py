@@ -63,9 +63,7 @@ def check_committed(bootstrap: str, recorder: HistoryRecorder, partitions: list[
     consumer.close()
 
 
-def _check_committed(
-    consumer: Consumer, reader: str, recorder: HistoryRecorder, given: list[TopicPartition]
-) -> bool:
+def _check_committed(consumer: Consumer, reader: str, recorder: HistoryRecorder, given: list[TopicPartition]) -> bool:
     at_least = recorder.committed()
     try:
         found = consumer.committed(given, timeout=COMMITTED_TIMEOUT_S)

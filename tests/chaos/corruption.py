@@ -25,9 +25,7 @@ ACTIVE_FILE_KINDS = ("segment", "group log", "metadata log")
 
 
 def find_files(data_dir: Path, kind: str) -> list[Path]:
-    found = sorted(
-        path for path in data_dir.glob(FILE_KINDS[kind]) if path.is_file() and path.stat().st_size > 0
-    )
+    found = sorted(path for path in data_dir.glob(FILE_KINDS[kind]) if path.is_file() and path.stat().st_size > 0)
     if kind in ACTIVE_FILE_KINDS:
         return list({path.parent: path for path in found}.values())
     return found

@@ -245,9 +245,7 @@ def _start_damaged(context: FaultContext, machine: Machine, kind: str) -> None:
     machine.start()
     if context.health.rejoins(machine):
         return
-    context.notes.append(
-        f"node {machine.node_id} after damage to its {kind}: {context.health.failure_reason(machine)}"
-    )
+    context.notes.append(f"node {machine.node_id} after damage to its {kind}: {context.health.failure_reason(machine)}")
     if machine.is_running and context.health.has_lost_vote(machine):
         context.operator.restore_vote(machine)
     else:

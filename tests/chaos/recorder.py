@@ -44,11 +44,7 @@ class HistoryRecorder:
     def partitions_without_acks_since(self, moment: float) -> list[Partition]:
         """Returns the partitions without an acknowledgement since then."""
         with self._lock:
-            return [
-                partition
-                for partition, times in self._acknowledged_at.items()
-                if not times or times[-1] < moment
-            ]
+            return [partition for partition, times in self._acknowledged_at.items() if not times or times[-1] < moment]
 
     # Reads
 

@@ -20,9 +20,7 @@ def differences(
         common = min(each.get(partition, 0) for each in watermarks.values())
         committed = max(common, ends.get(partition, 0))
         replica_batches = {
-            node_id: {
-                offset: data for offset, data in batches(data_dir, *partition).items() if offset < committed
-            }
+            node_id: {offset: data for offset, data in batches(data_dir, *partition).items() if offset < committed}
             for node_id, data_dir in data_dirs.items()
         }
         first, *others = sorted(replica_batches)

@@ -83,9 +83,7 @@ class ChaosRun:
                     if machine.node.log_path.exists():
                         shutil.copy(machine.node.log_path, keep / f"node-{machine.node_id}.log")
                     if self._anomalies:
-                        shutil.copytree(
-                            machine.data_dir, keep / f"node-{machine.node_id}", dirs_exist_ok=True
-                        )
+                        shutil.copytree(machine.data_dir, keep / f"node-{machine.node_id}", dirs_exist_ok=True)
             cluster.close()
 
     def _inject(self, context: FaultContext, until: float) -> None:
@@ -141,9 +139,7 @@ class ChaosRun:
         workload.stop_reading(DRAIN_TIMEOUT_S)
         check_committed(cluster.bootstrap, self._recorder, self._partitions)
         self._anomalies += map(str, check_records(history))
-        self._anomalies += [
-            f"unseen: {count} records of {TOPIC}-{index}" for index, count in self._undelivered()
-        ]
+        self._anomalies += [f"unseen: {count} records of {TOPIC}-{index}" for index, count in self._undelivered()]
 
     def _undelivered(self) -> list[tuple[int, int]]:
         """Returns partitions and counts of records that no group member received."""

@@ -107,9 +107,7 @@ class Switch:
         return answer
 
 
-def _forward_packets(
-    ports: dict[str, int], commands: multiprocessing.connection.Connection, seed: int
-) -> None:
+def _forward_packets(ports: dict[str, int], commands: multiprocessing.connection.Connection, seed: int) -> None:
     rules, counts = _LinkRules(), Counter[str]()
     draw = random.Random(seed)
     delayed: list[tuple[float, int, int, bytes]] = []
@@ -159,18 +157,13 @@ def _forward_packets(
 
 
 def _apply_command(
-    command: dict[str, object],
-    rules: _LinkRules,
-    counts: Counter[str],
-    commands: multiprocessing.connection.Connection,
+    command: dict[str, object], rules: _LinkRules, counts: Counter[str], commands: multiprocessing.connection.Connection
 ) -> bool:
     match command["do"]:
         case "block":
             rules.blocked.add((str(command["source"]), str(command["target"])))
         case "link_quality":
-            rules.link_quality[str(command["source"]), str(command["target"])] = LinkQuality(
-                *command["link_quality"]
-            )  # type: ignore[misc]
+            rules.link_quality[str(command["source"]), str(command["target"])] = LinkQuality(*command["link_quality"])  # type: ignore[misc]
         case "heal":
             rules.blocked.clear()
             rules.link_quality.clear()

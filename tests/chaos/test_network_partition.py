@@ -31,11 +31,7 @@ pytestmark = pytest.mark.clients
 ISOLATIONS = int(os.environ.get("MOLDAU_SILENT_CUTS", "10"))
 PARTITIONS = 6
 RECOVERY_TIMEOUT_S = 60
-SHORT_TIMEOUTS = {
-    "request.timeout.ms": 2_000,
-    "socket.timeout.ms": 3_000,
-    "topic.metadata.refresh.interval.ms": 1_000,
-}
+SHORT_TIMEOUTS = {"request.timeout.ms": 2_000, "socket.timeout.ms": 3_000, "topic.metadata.refresh.interval.ms": 1_000}
 """With its defaults a producer takes a minute to notice a silent leader."""
 NUMBERS = itertools.count()
 
@@ -151,18 +147,14 @@ def test_writes_resume_after_leaders_are_partitioned_silently(
     paused: list[float] = []
     topic = f"silent-{next(NUMBERS)}"
     cluster.create(topic, PARTITIONS)
-    writer = SteadyWriter(
-        cluster.bootstrap, topic, PARTITIONS, history, SHORT_TIMEOUTS if from_clients else None
-    )
+    writer = SteadyWriter(cluster.bootstrap, topic, PARTITIONS, history, SHORT_TIMEOUTS if from_clients else None)
     writer.wait_resumed(range(PARTITIONS), time.monotonic())
     for number in range(ISOLATIONS):
         leaders = cluster.leaders(topic)
         victim = leaders[number % PARTITIONS]
         partitioned_at = time.monotonic()
         cluster.cluster.isolate(cluster.cluster.machines[victim], from_clients=from_clients)
-        paused.append(
-            writer.wait_resumed([at for at, leader in leaders.items() if leader == victim], partitioned_at)
-        )
+        paused.append(writer.wait_resumed([at for at, leader in leaders.items() if leader == victim], partitioned_at))
         cluster.cluster.switch.heal()
         cluster.health.wait(RECOVERY_TIMEOUT_S)
     writer.finish()

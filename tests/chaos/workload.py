@@ -75,9 +75,7 @@ class Workload:
         return thread
 
     def _reader(self, function: Callable[..., None]) -> Callable[[str], None]:
-        return lambda name: function(
-            self._bootstrap, name, self._recorder, self._partitions, self._stop_reading
-        )
+        return lambda name: function(self._bootstrap, name, self._recorder, self._partitions, self._stop_reading)
 
     def _produce(self, name: str) -> None:
         producer = Producer(
@@ -101,9 +99,7 @@ class Workload:
             send = self._recorder.send(name, (topic, partition), f"{name}-{number}".encode())
             while not self._stop_sending.is_set():
                 try:
-                    producer.produce(
-                        topic, send.values[0], partition=partition, on_delivery=self._delivered(send)
-                    )
+                    producer.produce(topic, send.values[0], partition=partition, on_delivery=self._delivered(send))
                     break
                 except BufferError:
                     producer.poll(POLL_S)

@@ -31,9 +31,7 @@ async def producing(bootstrap: str, **settings: Any) -> AsyncIterator[AIOKafkaPr
 
 
 @asynccontextmanager
-async def consuming(
-    bootstrap: str, *assigned: TopicPartition, **settings: Any
-) -> AsyncIterator[AIOKafkaConsumer]:
+async def consuming(bootstrap: str, *assigned: TopicPartition, **settings: Any) -> AsyncIterator[AIOKafkaConsumer]:
     settings = {"auto_offset_reset": "earliest", **settings}
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, **settings)
     await consumer.start()
@@ -95,9 +93,7 @@ def test_keys_headers_timestamps_and_null_values_round_trip(bootstrap: str, topi
 
 
 @pytest.mark.parametrize("settings", [{"acks": 1}, {"acks": "all"}, {"enable_idempotence": True}], ids=str)
-def test_acknowledged_records_carry_their_offsets(
-    bootstrap: str, topics: Topics, settings: dict[str, Any]
-) -> None:
+def test_acknowledged_records_carry_their_offsets(bootstrap: str, topics: Topics, settings: dict[str, Any]) -> None:
     topic = topics.create()
 
     async def scenario() -> None:
@@ -225,9 +221,7 @@ def test_a_topic_is_created_described_altered_and_deleted(bootstrap: str) -> Non
 
     async def scenario() -> None:
         async with administering(bootstrap) as admin:
-            new = NewTopic(
-                name, num_partitions=2, replication_factor=1, topic_configs={"retention.ms": "5000"}
-            )
+            new = NewTopic(name, num_partitions=2, replication_factor=1, topic_configs={"retention.ms": "5000"})
             created = await admin.create_topics([new])
             wait_for_external_broker()
             assert [(topic, code) for topic, code, *_ in created.topic_errors] == [(name, 0)]
@@ -293,9 +287,7 @@ def test_the_cluster_is_described(bootstrap: str) -> None:
 
 def test_a_transactional_producer_gets_an_error(bootstrap: str, only_moldau: None) -> None:
     async def scenario() -> None:
-        producer = AIOKafkaProducer(
-            bootstrap_servers=bootstrap, transactional_id=unique("tx"), request_timeout_ms=5000
-        )
+        producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=unique("tx"), request_timeout_ms=5000)
         try:
             with pytest.raises(errors.KafkaError):
                 await asyncio.wait_for(producer.start(), DEADLINE_S)

@@ -47,9 +47,7 @@ def values(result: Result) -> list[str]:
 
 
 def test_a_topic_is_created_listed_described_altered_and_deleted(moldau: Moldau) -> None:
-    assert (
-        "orders: created" in moldau("topic", "create", "orders", "-p", "2", "-c", "retention.ms=60000").stdout
-    )
+    assert "orders: created" in moldau("topic", "create", "orders", "-p", "2", "-c", "retention.ms=60000").stdout
     assert ["orders", "2", "1"] in [line.split() for line in moldau("topic", "list").stdout.splitlines()]
     described = moldau("topic", "describe", "orders").stdout
     assert ["retention.ms", "60000"] in [line.split() for line in described.splitlines()]
@@ -159,9 +157,7 @@ def test_a_missing_broker_is_reported_with_how_to_start_one(
         (["group", "reset", "g", "--topic", "x", "--to-time", "1969-12-31"], "before 1970"),
     ],
 )
-def test_invalid_arguments_are_reported_before_connecting(
-    moldau: Moldau, arguments: list[str], told: str
-) -> None:
+def test_invalid_arguments_are_reported_before_connecting(moldau: Moldau, arguments: list[str], told: str) -> None:
     result = moldau(*arguments, fails=True)
     assert result.exit_code == 2
     assert told in result.output.replace("\n", " ")
@@ -184,9 +180,7 @@ def test_deleting_several_groups_reports_each(moldau: Moldau, topic: str) -> Non
     for group in ("here", "there"):
         moldau("consume", topic, "--group", group, "--exit")
     moldau("group", "delete", "there", "--topic", topic, "--yes")
-    deleted = moldau(
-        "group", "delete", "here", "there", "nobody", "-t", topic, "-t", "nosuch", "--yes", fails=True
-    )
+    deleted = moldau("group", "delete", "here", "there", "nobody", "-t", topic, "-t", "nosuch", "--yes", fails=True)
     assert f"here, {topic}-0: offset deleted" in deleted.stdout
     assert "there" not in deleted.stdout
     told = deleted.stderr.splitlines()
@@ -228,9 +222,7 @@ def test_help_describes_every_argument_and_option(moldau: Moldau, command: list[
         assert re.search(r"(<\w+>|[A-Z]+|=VALUE|\]) {2,}[^\s│]", line), line
 
 
-def test_tables_in_a_pipe_have_no_folded_lines_and_no_spaces_at_their_ends(
-    moldau: Moldau, topic: str
-) -> None:
+def test_tables_in_a_pipe_have_no_folded_lines_and_no_spaces_at_their_ends(moldau: Moldau, topic: str) -> None:
     moldau("consume", topic, "--group", "a-group-of-readers-with-quite-a-long-name" * 3, "--exit")
     shown = moldau("group", "list").stdout + moldau("topic", "describe", topic, "--all-settings").stdout
     assert "a-group-of-readers-with-quite-a-long-name" * 3 in shown

@@ -191,9 +191,7 @@ def test_a_rejected_record_is_reported_while_input_continues(broker: Broker, top
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_consumer_commits_and_leaves_its_group(
-    broker: Broker, topic: str, asked: signal.Signals
-) -> None:
+def test_a_stopped_consumer_commits_and_leaves_its_group(broker: Broker, topic: str, asked: signal.Signals) -> None:
     put(broker, topic, [b"%d" % number for number in range(10)])
     with moldau(broker, "consume", topic, "-g", topic, "--from-beginning") as process:
         assert [line_of(process.stdout) for _ in range(10)] == [str(number) for number in range(10)]

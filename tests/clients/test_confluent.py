@@ -31,9 +31,7 @@ def producer(bootstrap: str, **settings: Any) -> Producer:
     return Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, **QUIET, **named})
 
 
-def consumer(
-    bootstrap: str, on_error: Callable[[KafkaError], None] | None = None, **settings: Any
-) -> Consumer:
+def consumer(bootstrap: str, on_error: Callable[[KafkaError], None] | None = None, **settings: Any) -> Consumer:
     named = {key.replace("_", "."): value for key, value in settings.items()}
     if on_error is not None:
         named["error_cb"] = on_error
@@ -128,9 +126,7 @@ def test_records_sent_without_acknowledgement_arrive(bootstrap: str, topics: Top
     assert [message.value() for message in read_from(bootstrap, topic, 3)] == [b"a", b"b", b"c"]
 
 
-def test_an_idempotent_producer_keeps_order_with_many_batches_in_flight(
-    bootstrap: str, topics: Topics
-) -> None:
+def test_an_idempotent_producer_keeps_order_with_many_batches_in_flight(bootstrap: str, topics: Topics) -> None:
     topic = topics.create()
     sender = producer(bootstrap, enable_idempotence=True, linger_ms=0, batch_num_messages=7)
     values = [b"%d" % number for number in range(2000)]
@@ -288,19 +284,13 @@ def test_many_partitions_keep_their_own_offsets(bootstrap: str, topics: Topics) 
     sender = producer(bootstrap)
     sent: list[Message] = []
     for number in range(count * 5):
-        sender.produce(
-            topic, b"%d" % number, partition=number % count, on_delivery=lambda _, m: sent.append(m)
-        )
+        sender.produce(topic, b"%d" % number, partition=number % count, on_delivery=lambda _, m: sent.append(m))
     assert sender.flush(DEADLINE_S) == 0
-    assert sorted((m.partition(), m.offset()) for m in sent) == [
-        (p, o) for p in range(count) for o in range(5)
-    ]
+    assert sorted((m.partition(), m.offset()) for m in sent) == [(p, o) for p in range(count) for o in range(5)]
     receiver = consumer(bootstrap)
     receiver.assign([TopicPartition(topic, partition, 0) for partition in range(count)])
     seen = read(receiver, count * 5)
-    assert sorted((m.partition(), m.offset()) for m in seen) == [
-        (p, o) for p in range(count) for o in range(5)
-    ]
+    assert sorted((m.partition(), m.offset()) for m in seen) == [(p, o) for p in range(count) for o in range(5)]
     assert all(int(m.value()) % count == m.partition() for m in seen)
     receiver.close()
 

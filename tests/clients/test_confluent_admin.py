@@ -78,14 +78,10 @@ def test_topics_that_cannot_be_created_are_rejected_by_name(topics: Topics) -> N
     assert create_error(topics, "..", num_partitions=1) == KafkaError.TOPIC_EXCEPTION
     assert create_error(topics, unique(), num_partitions=0) == KafkaError.INVALID_PARTITIONS
     one = {"num_partitions": 1}
-    assert (
-        create_error(topics, unique(), **one, replication_factor=3) == KafkaError.INVALID_REPLICATION_FACTOR
-    )
+    assert create_error(topics, unique(), **one, replication_factor=3) == KafkaError.INVALID_REPLICATION_FACTOR
     assert create_error(topics, unique(), **one, config={"no.such": "1"}) == KafkaError.INVALID_CONFIG
     assert create_error(topics, unique(), **one, config={"retention.ms": "soon"}) == KafkaError.INVALID_CONFIG
-    assert (
-        create_error(topics, unique(), **one, config={"cleanup.policy": "burn"}) == KafkaError.INVALID_CONFIG
-    )
+    assert create_error(topics, unique(), **one, config={"cleanup.policy": "burn"}) == KafkaError.INVALID_CONFIG
 
 
 def test_a_colliding_topic_name_is_rejected(topics: Topics) -> None:
@@ -208,10 +204,7 @@ def test_an_invalid_config_is_rejected_and_changes_nothing(
     topic = topics.create(retention_ms=5000)
     with pytest.raises(KafkaException) as refused:
         incremental(
-            topics,
-            topic,
-            change("segment.bytes", "2000000", AlterConfigOpType.SET),
-            change(name, value, operation),
+            topics, topic, change("segment.bytes", "2000000", AlterConfigOpType.SET), change(name, value, operation)
         )
     assert code_of(refused) == KafkaError.INVALID_CONFIG
     assert configs(topics, topic)["retention.ms"].value == "5000"

@@ -26,11 +26,7 @@ def admin(bootstrap: str) -> Iterator[KafkaAdminClient]:
 
 
 def send(
-    bootstrap: str,
-    topic: str,
-    values: list[bytes | None],
-    more: dict[str, Any] | None = None,
-    **settings: Any,
+    bootstrap: str, topic: str, values: list[bytes | None], more: dict[str, Any] | None = None, **settings: Any
 ) -> list[Any]:
     """Produces and waits for every acknowledgement; where the records went, in the order sent."""
     producer = KafkaProducer(bootstrap_servers=bootstrap, **settings)
@@ -99,18 +95,14 @@ def test_acknowledged_records_carry_their_offsets(
     assert [each.offset for each in sent] == [0, 1]
 
 
-def test_records_sent_without_acknowledgement_arrive(
-    bootstrap: str, topics: Topics, consumer: KafkaConsumer
-) -> None:
+def test_records_sent_without_acknowledgement_arrive(bootstrap: str, topics: Topics, consumer: KafkaConsumer) -> None:
     topic = topics.create()
     send(bootstrap, topic, [b"a", b"b"], acks=0, enable_idempotence=False)
     consumer.assign([TopicPartition(topic, 0)])
     assert [record.value for record in read(consumer, 2)] == [b"a", b"b"]
 
 
-def test_consuming_starts_at_the_given_position(
-    bootstrap: str, topics: Topics, consumer: KafkaConsumer
-) -> None:
+def test_consuming_starts_at_the_given_position(bootstrap: str, topics: Topics, consumer: KafkaConsumer) -> None:
     topic = topics.create()
     send(bootstrap, topic, [b"%d" % number for number in range(10)])
     partition = TopicPartition(topic, 0)
@@ -256,9 +248,7 @@ def test_partitions_are_described_with_their_replicas(topics: Topics, admin: Kaf
     assert all(partition["replica_nodes"] == partition["isr_nodes"] for partition in topic["partitions"])
 
 
-def test_log_dirs_name_the_partitions_and_their_sizes(
-    bootstrap: str, topics: Topics, admin: KafkaAdminClient
-) -> None:
+def test_log_dirs_name_the_partitions_and_their_sizes(bootstrap: str, topics: Topics, admin: KafkaAdminClient) -> None:
     name = topics.create(partitions=2)
     send(bootstrap, name, [bytes(1000)], {"partition": 1})
     (broker,) = admin.describe_log_dirs([name])

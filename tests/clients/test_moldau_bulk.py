@@ -20,9 +20,7 @@ def section_of(*values: bytes, codec: str = "none", timestamp: int = 1_700_000_0
     return Section(batch.section, len(values), timestamp, timestamp + len(values) - 1, CODECS_BY_NAME[codec])
 
 
-async def read_up_to(
-    cluster: Cluster, ends: dict[TopicPartition, int]
-) -> list[tuple[int, int, bytes | None]]:
+async def read_up_to(cluster: Cluster, ends: dict[TopicPartition, int]) -> list[tuple[int, int, bytes | None]]:
     """Partition, offset and value of all records from the log's start up to these ends."""
     starts = await list_offsets(cluster, dict.fromkeys(ends, EARLIEST))
     found: list[tuple[int, int, bytes | None]] = []
@@ -40,9 +38,7 @@ async def read_up_to(
 
 
 @pytest.mark.parametrize("codec", CODECS_BY_NAME)
-def test_sections_and_records_are_in_the_log_in_the_order_of_their_sending(
-    bootstrap: str, codec: str
-) -> None:
+def test_sections_and_records_are_in_the_log_in_the_order_of_their_sending(bootstrap: str, codec: str) -> None:
     async def test() -> None:
         async with with_topic(bootstrap) as (cluster, topic):
             async with Producer(cluster, compression=codec) as producer:
@@ -50,9 +46,7 @@ def test_sections_and_records_are_in_the_log_in_the_order_of_their_sending(
                 for number in range(0, 50, 5):
                     values = [f"{number + each:04d}".encode() for each in range(5)]
                     places.append(await producer.send(topic, values[0]))
-                    places.append(
-                        await producer.send_section(topic, 0, section_of(*values[1:3], codec=codec))
-                    )
+                    places.append(await producer.send_section(topic, 0, section_of(*values[1:3], codec=codec)))
                     places += [await producer.send(topic, value) for value in values[3:]]
             offsets = [(await place).offset for place in places]
             assert offsets == [start + each for start in range(0, 50, 5) for each in (0, 1, 3, 4)]
@@ -68,10 +62,7 @@ def test_sections_and_records_are_in_the_log_in_the_order_of_their_sending(
 
 def test_a_section_too_large_for_the_topic_fails_and_later_records_are_written(bootstrap: str) -> None:
     async def test() -> None:
-        async with (
-            with_topic(bootstrap, max_message_bytes="1000") as (cluster, topic),
-            Producer(cluster) as producer,
-        ):
+        async with with_topic(bootstrap, max_message_bytes="1000") as (cluster, topic), Producer(cluster) as producer:
             await (await producer.send_section(topic, 0, section_of(b"first")))
             large = await producer.send_section(topic, 0, section_of(b"x" * 600, b"y" * 600))
             small = await producer.send_section(topic, 0, section_of(b"last"))
@@ -85,10 +76,7 @@ def test_a_section_too_large_for_the_topic_fails_and_later_records_are_written(b
 
 def test_send_section_waits_while_the_buffer_is_full(bootstrap: str) -> None:
     async def test() -> None:
-        async with (
-            with_topic(bootstrap) as (cluster, topic),
-            Producer(cluster, buffer_memory=5_000) as producer,
-        ):
+        async with with_topic(bootstrap) as (cluster, topic), Producer(cluster, buffer_memory=5_000) as producer:
             sections = [section_of(f"{number:03d}".encode() * 300) for number in range(30)]
             futures = [await producer.send_section(topic, 0, section) for section in sections]
             assert [(await each).offset for each in futures] == list(range(30))

@@ -43,9 +43,7 @@ def run(test: Any) -> None:
 
 
 @asynccontextmanager
-async def with_topic(
-    bootstrap: str, partitions: int = 1, **configs: str
-) -> AsyncIterator[tuple[Cluster, str]]:
+async def with_topic(bootstrap: str, partitions: int = 1, **configs: str) -> AsyncIterator[tuple[Cluster, str]]:
     """A cluster and a topic on it that can be used."""
     async with Cluster(bootstrap) as cluster, Admin(cluster) as admin:
         name = unique()
@@ -114,10 +112,7 @@ def test_produced_records_are_fetched(bootstrap: str, codec: str) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_librdkafka_reads_the_producers_records(bootstrap: str, codec: str) -> None:
     async def test() -> str:
-        async with (
-            with_topic(bootstrap) as (cluster, topic),
-            Producer(cluster, compression=codec) as producer,
-        ):
+        async with with_topic(bootstrap) as (cluster, topic), Producer(cluster, compression=codec) as producer:
             for number in range(300):
                 await producer.send(topic, f"value-{number}".encode(), headers=[("h", b"1")])
             await producer.flush()
@@ -168,10 +163,7 @@ def test_records_of_a_partition_keep_their_order_and_are_written_once(bootstrap:
 
 def test_keyless_records_of_a_batch_go_to_one_partition_and_batches_spread(bootstrap: str) -> None:
     async def test() -> None:
-        async with (
-            with_topic(bootstrap, 4) as (cluster, topic),
-            Producer(cluster, linger_ms=1_000) as producer,
-        ):
+        async with with_topic(bootstrap, 4) as (cluster, topic), Producer(cluster, linger_ms=1_000) as producer:
             partitions = []
             for _ in range(20):
                 sent = [await producer.send(topic, b"x") for _ in range(5)]
@@ -254,13 +246,8 @@ def test_a_rejected_batch_fails_without_blocking_others(bootstrap: str) -> None:
 
 def test_sending_to_an_invalid_topic_or_partition_is_rejected(bootstrap: str) -> None:
     async def test() -> None:
-        async with (
-            with_topic(bootstrap, 2) as (cluster, topic),
-            Producer(cluster, max_block_ms=300) as producer,
-        ):
-            with pytest.raises(
-                KafkaError, match=r"UNKNOWN_TOPIC_OR_PARTITION.*2 partitions; there is no partition 7"
-            ):
+        async with with_topic(bootstrap, 2) as (cluster, topic), Producer(cluster, max_block_ms=300) as producer:
+            with pytest.raises(KafkaError, match=r"UNKNOWN_TOPIC_OR_PARTITION.*2 partitions; there is no partition 7"):
                 await producer.send(topic, b"x", partition=7)
             with pytest.raises(KafkaError, match="INVALID_TOPIC"):
                 await producer.send("not a name", b"x")
@@ -356,10 +343,7 @@ def test_a_long_poll_returns_new_records(bootstrap: str) -> None:
 
 def test_small_limits_bring_everything_in_small_parts(bootstrap: str) -> None:
     async def test() -> None:
-        async with (
-            with_topic(bootstrap, 2) as (cluster, topic),
-            Producer(cluster, batch_size=1_000) as producer,
-        ):
+        async with with_topic(bootstrap, 2) as (cluster, topic), Producer(cluster, batch_size=1_000) as producer:
             for number in range(200):
                 await producer.send(topic, bytes(100), partition=number % 2)
             await producer.flush()
@@ -478,11 +462,7 @@ def test_configs_are_described_and_altered_one_by_one(bootstrap: str) -> None:
 
 def test_the_cluster_and_its_log_directories_are_described(bootstrap: str) -> None:
     async def test() -> None:
-        async with (
-            with_topic(bootstrap, 2) as (cluster, topic),
-            Admin(cluster) as admin,
-            Producer(cluster) as producer,
-        ):
+        async with with_topic(bootstrap, 2) as (cluster, topic), Admin(cluster) as admin, Producer(cluster) as producer:
             await (await producer.send(topic, b"x" * 1_000, partition=1))
             described = await admin.describe_cluster()
             assert described.cluster_id == cluster.cluster_id
@@ -521,11 +501,7 @@ def test_offsets_are_listed_by_place_and_by_time(bootstrap: str) -> None:
 
 def test_records_are_deleted_up_to_an_offset(bootstrap: str) -> None:
     async def test() -> None:
-        async with (
-            with_topic(bootstrap) as (cluster, topic),
-            Admin(cluster) as admin,
-            Producer(cluster) as producer,
-        ):
+        async with with_topic(bootstrap) as (cluster, topic), Admin(cluster) as admin, Producer(cluster) as producer:
             partition, missing = TopicPartition(topic, 0), TopicPartition(topic, 3)
             for _ in range(10):
                 await producer.send(topic, b"x")
@@ -619,11 +595,7 @@ def test_members_are_described_and_removed(bootstrap: str) -> None:
             while not consumer.assignment():
                 await asyncio.to_thread(consumer.poll, 0.1)
             described = await admin.describe_group(group)
-            assert (described.state, described.protocol_type, described.assignor) == (
-                "Stable",
-                "consumer",
-                "range",
-            )
+            assert (described.state, described.protocol_type, described.assignor) == ("Stable", "consumer", "range")
             (member,) = described.members
             assert (member.instance_id, member.client_id) == ("static-1", "someone")
             assert member.topics == (topic,)
@@ -655,9 +627,7 @@ def test_members_are_described_and_removed(bootstrap: str) -> None:
 # Versions
 
 
-def test_the_lowest_versions_do_the_same_as_the_highest(
-    bootstrap: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lowest_versions_do_the_same_as_the_highest(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lowest = {api: VersionRange(each.minimum, each.minimum) for api, each in SUPPORTED_VERSIONS.items()}
     monkeypatch.setattr("moldau.client.net.api_versions.SUPPORTED_VERSIONS", lowest)
 

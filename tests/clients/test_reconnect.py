@@ -33,9 +33,7 @@ def test_confluent_kafka_goes_on(tmp_path: Path, how: str) -> None:
         backoff = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100}
         producer = Producer({"bootstrap.servers": served.bootstrap, **backoff, **QUIET})
         consumer = Consumer(
-            {"bootstrap.servers": served.bootstrap, "group.id": "x", "enable.auto.commit": False}
-            | backoff
-            | QUIET
+            {"bootstrap.servers": served.bootstrap, "group.id": "x", "enable.auto.commit": False} | backoff | QUIET
         )
         consumer.assign([TopicPartition(topic, 0, 0)])
         seen: list[bytes] = []
@@ -58,9 +56,7 @@ def test_kafka_python_goes_on(tmp_path: Path, how: str) -> None:
     with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
         producer = KafkaProducer(bootstrap_servers=served.bootstrap)
-        consumer = KafkaConsumer(
-            bootstrap_servers=served.bootstrap, group_id=None, auto_offset_reset="earliest"
-        )
+        consumer = KafkaConsumer(bootstrap_servers=served.bootstrap, group_id=None, auto_offset_reset="earliest")
         consumer.assign([PythonPartition(topic, 0)])
         seen: list[bytes] = []
         for value in (b"before", b"after"):
@@ -79,9 +75,7 @@ def test_kafka_python_goes_on(tmp_path: Path, how: str) -> None:
 def test_aiokafka_goes_on(tmp_path: Path, how: str) -> None:
     async def scenario(served: BrokerProcess, topic: str) -> None:
         producer = AIOKafkaProducer(bootstrap_servers=served.bootstrap)
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=served.bootstrap, group_id=None, auto_offset_reset="earliest"
-        )
+        consumer = AIOKafkaConsumer(bootstrap_servers=served.bootstrap, group_id=None, auto_offset_reset="earliest")
         await producer.start()
         await consumer.start()
         try:

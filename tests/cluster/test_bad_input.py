@@ -205,15 +205,10 @@ def test_a_flipped_bit_in_the_metadata_log_stops_the_node_and_the_others_continu
 # Clients that pose as nodes
 
 
-def test_a_client_that_poses_as_a_replica_does_not_move_the_high_watermark(
-    cluster: BrokerProcessCluster,
-) -> None:
+def test_a_client_that_poses_as_a_replica_does_not_move_the_high_watermark(cluster: BrokerProcessCluster) -> None:
     leader = cluster.leader_of("honest")
     others = [node_id for node_id in cluster.nodes if node_id != leader]
-    with (
-        WireClient(cluster.nodes[leader].bootstrap) as writer,
-        WireClient(cluster.nodes[leader].bootstrap) as poser,
-    ):
+    with WireClient(cluster.nodes[leader].bootstrap) as writer, WireClient(cluster.nodes[leader].bootstrap) as poser:
         committed, known_id = end_offset(writer, "honest"), topic_id(writer, "honest")
         response = fetched(writer, "honest", committed, current_leader_epoch=0)
         epoch = 0 if response["error_code"] == 0 else -1
@@ -241,14 +236,10 @@ def _produce(topic: str, value: bytes) -> Tree:
     return {"acks": -1, "timeout": 20_000, "topic_data": data}
 
 
-def _posing_fetches(
-    wire: WireClient, known_id: UUID, replica_id: int, offset: int, known_epoch: int
-) -> Iterator[int]:
+def _posing_fetches(wire: WireClient, known_id: UUID, replica_id: int, offset: int, known_epoch: int) -> Iterator[int]:
     """Yields the error codes of fetches as this replica: without a broker epoch, and with wrong ones."""
     fields = {"current_leader_epoch": known_epoch, "replica_id": replica_id}
-    yield wire.request(FETCH, 12, fetch_tree("honest", offset, **fields))["responses"][0]["partitions"][0][
-        "error_code"
-    ]
+    yield wire.request(FETCH, 12, fetch_tree("honest", offset, **fields))["responses"][0]["partitions"][0]["error_code"]
     for broker_epoch in (-1, 0, LATE_EPOCH):
         tree = fetch_tree("honest", offset, current_leader_epoch=known_epoch)
         tree["replica_state"] = {"replica_id": replica_id, "replica_epoch": broker_epoch}
@@ -347,9 +338,7 @@ def test_a_client_that_poses_as_a_broker_does_not_replace_it(cluster: BrokerProc
             "cluster_id": CLUSTER_ID,
             "incarnation_id": UUID(int=9),
             "listeners": [{"name": "PLAINTEXT", "host": "127.0.0.1", "port": 1, "security_protocol": 0}],
-            "features": [
-                {"name": "metadata.version", "min_supported_version": 1, "max_supported_version": 100}
-            ],
+            "features": [{"name": "metadata.version", "min_supported_version": 1, "max_supported_version": 100}],
             "log_dirs": [],
             "previous_broker_epoch": -1,
         }

@@ -97,10 +97,7 @@ def test_three_nodes_start_and_survive_the_death_of_one(directory: Path) -> None
     up = UpCommand(directory, "--nodes", "3", "--port", str(port))
     up.wait_for("The cluster is up")
     for node_id in (1, 2, 3):
-        assert (
-            f"node {node_id} is up on 127.0.0.1:{port + node_id - 1}, process {up.pid(node_id)}"
-            in up.output()
-        )
+        assert f"node {node_id} is up on 127.0.0.1:{port + node_id - 1}, process {up.pid(node_id)}" in up.output()
     assert "write.caching" in up.output()
     bootstrap = ",".join(f"127.0.0.1:{port + number}" for number in range(3))
     assert f"export MOLDAU_BOOTSTRAP={bootstrap}\n" in up.output()
@@ -113,10 +110,7 @@ def test_three_nodes_start_and_survive_the_death_of_one(directory: Path) -> None
     assert is_alive(pids[2])
     environment = {**clean_environment(), "MOLDAU_BOOTSTRAP": bootstrap}
     made = subprocess.run(
-        [*COMMAND, "topic", "create", "orders", "--replicas", "2"],
-        env=environment,
-        capture_output=True,
-        timeout=60,
+        [*COMMAND, "topic", "create", "orders", "--replicas", "2"], env=environment, capture_output=True, timeout=60
     )
     assert made.returncode == 0, made.stderr
 
@@ -130,9 +124,7 @@ def test_three_nodes_start_and_survive_the_death_of_one(directory: Path) -> None
     again.wait_for("The cluster is up")
     assert f"127.0.0.1:{port}" in again.output()
     assert "write.caching" not in again.output()
-    listed = subprocess.run(
-        [*COMMAND, "topic", "list"], env=environment, capture_output=True, text=True, timeout=60
-    )
+    listed = subprocess.run([*COMMAND, "topic", "list"], env=environment, capture_output=True, text=True, timeout=60)
     assert "orders" in listed.stdout
     assert again.end(signal.SIGINT) == 0
 

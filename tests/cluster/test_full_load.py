@@ -34,8 +34,7 @@ class Load:
         self.failures: list[str] = []
         self._stop = threading.Event()
         self._threads = [
-            threading.Thread(target=self._produce, args=(bootstrap, topic), daemon=True)
-            for _ in range(PRODUCERS)
+            threading.Thread(target=self._produce, args=(bootstrap, topic), daemon=True) for _ in range(PRODUCERS)
         ]
         self._threads.append(threading.Thread(target=self._consume, args=(bootstrap, topic), daemon=True))
         self.consumed = 0
@@ -78,14 +77,10 @@ class Load:
             thread.join()
 
 
-def test_full_load_causes_no_election_and_no_isr_change(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_full_load_causes_no_election_and_no_isr_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # At 200 MB/s the disk would be full before the default retention check.
     with BrokerProcessCluster(tmp_path, settings={"log.retention.check.interval.ms": "5000"}) as cluster:
-        cluster.create_topic(
-            "load", partitions=PARTITIONS, retention_bytes="50000000", segment_bytes="20000000"
-        )
+        cluster.create_topic("load", partitions=PARTITIONS, retention_bytes="50000000", segment_bytes="20000000")
         cluster.wait_in_sync("load")
         quiet = {node_id: len(node.output()) for node_id, node in cluster.nodes.items()}
         load = Load(cluster.bootstrap, "load")

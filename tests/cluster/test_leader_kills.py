@@ -28,15 +28,11 @@ def test_writes_resume_after_leaders_are_killed(tmp_path: Path, capsys: pytest.C
         writer = SteadyWriter(cluster.bootstrap, "kills", PARTITIONS, history)
         writer.wait_resumed(range(PARTITIONS), time.monotonic())
         for number in range(KILLS):
-            led = {
-                index: each.leader for index, each in cluster.metadata().topics["kills"].partitions.items()
-            }
+            led = {index: each.leader for index, each in cluster.metadata().topics["kills"].partitions.items()}
             victim = led[number % PARTITIONS]
             killed_at = time.monotonic()
             cluster.kill(victim)
-            paused.append(
-                writer.wait_resumed([at for at, leader in led.items() if leader == victim], killed_at)
-            )
+            paused.append(writer.wait_resumed([at for at, leader in led.items() if leader == victim], killed_at))
             cluster.start(victim)
             cluster.wait_in_sync("kills")
         writer.finish()

@@ -46,9 +46,7 @@ def moldau(cluster: BrokerProcessCluster, *words: str) -> str:
     return done.stdout
 
 
-def test_two_nodes_serve_without_the_third_and_its_empty_disk_loses_nothing(
-    cluster: BrokerProcessCluster,
-) -> None:
+def test_two_nodes_serve_without_the_third_and_its_empty_disk_loses_nothing(cluster: BrokerProcessCluster) -> None:
     cluster.create_topic("orders")
     cluster.wait_in_sync("orders")
     before, after = texts(100, "before"), texts(100, "after")
@@ -71,9 +69,7 @@ def test_two_nodes_serve_without_the_third_and_its_empty_disk_loses_nothing(
     assert CLIENT.read(cluster.bootstrap, "orders", 200) == list(enumerate(before + after))
 
 
-def test_a_node_with_an_empty_disk_does_not_become_leader(
-    cluster: BrokerProcessCluster,
-) -> None:
+def test_a_node_with_an_empty_disk_does_not_become_leader(cluster: BrokerProcessCluster) -> None:
     """Holds no matter how the ISR shrank meanwhile."""
     cluster.create_topic("orders", 6)
     cluster.wait_in_sync("orders")

@@ -51,18 +51,14 @@ class ClientRun:
         async with Producer(self.bootstrap, linger_ms=0, batch_size=200) as producer:
             sent = []
             while not self._stop:
-                sent.append(
-                    await producer.send(self.topic, b"%06d" % self.sent, partition=self.sent % PARTITIONS)
-                )
+                sent.append(await producer.send(self.topic, b"%06d" % self.sent, partition=self.sent % PARTITIONS))
                 self.sent += 1
                 await asyncio.sleep(0.001)
             for number, place in enumerate(await asyncio.gather(*sent)):
                 assert (place.partition, place.offset) == (number % PARTITIONS, number // PARTITIONS)
 
     async def _consume(self) -> None:
-        consumer = Consumer(
-            self.bootstrap, group_id=GROUP, auto_offset_reset="earliest", heartbeat_interval_ms=200
-        )
+        consumer = Consumer(self.bootstrap, group_id=GROUP, auto_offset_reset="earliest", heartbeat_interval_ms=200)
         async with consumer:
             consumer.subscribe([self.topic])
             while not self._stop or self.read_count < self.sent:
@@ -132,9 +128,7 @@ def test_producer_and_group_continue_when_nodes_are_killed(cluster: BrokerProces
         assert scenario.read[part] == scenario.expected(part)
 
 
-def test_committed_offsets_survive_the_kill_of_their_coordinator(
-    cluster: BrokerProcessCluster,
-) -> None:
+def test_committed_offsets_survive_the_kill_of_their_coordinator(cluster: BrokerProcessCluster) -> None:
     topic = "committed"
     partitions = [TopicPartition(topic, part) for part in range(PARTITIONS)]
     cluster.create_topic(topic, PARTITIONS)

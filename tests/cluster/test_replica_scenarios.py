@@ -59,9 +59,7 @@ def texts(count: int, prefix: str = "v") -> list[str]:
     return [f"{prefix}-{number}" for number in range(count)]
 
 
-def test_scenario_1_normal_data_synchronisation(
-    cluster: BrokerProcessCluster, topic: str, client: RealClient
-) -> None:
+def test_scenario_1_normal_data_synchronisation(cluster: BrokerProcessCluster, topic: str, client: RealClient) -> None:
     values = texts(200)
     assert client.produce(cluster.bootstrap, topic, values) == list(range(200))
     # Consumers read below the high watermark, so it has advanced with the followers.

@@ -49,9 +49,7 @@ async def send(cluster: Cluster, topic: str, *values: str) -> None:
 async def read(cluster: Cluster, topic: str, count: int) -> list[str]:
     found: list[str] = []
     async with Admin(cluster.bootstrap) as admin:
-        partitions = [
-            TopicPartition(topic, each.index) for each in (await admin.describe_topic(topic)).partitions
-        ]
+        partitions = [TopicPartition(topic, each.index) for each in (await admin.describe_topic(topic)).partitions]
     async with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.assign(partitions)
         async for record in consumer:
@@ -183,9 +181,7 @@ def test_a_killed_controller_is_replaced(faulty: Cluster) -> None:
 def test_a_paused_node_stops_responding_until_resumed(faulty: Cluster) -> None:
     async def main() -> None:
         victim = next(
-            node_id
-            for node_id in (1, 2, 3)
-            if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
+            node_id for node_id in (1, 2, 3) if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
         )
         faulty.pause(victim)
         faulty.pause(victim)
@@ -218,9 +214,7 @@ def test_a_paused_node_can_be_stopped(faulty: Cluster) -> None:
 def test_a_partition_blocks_traffic_until_it_heals(faulty: Cluster) -> None:
     async def main() -> None:
         victim = next(
-            node_id
-            for node_id in (1, 2, 3)
-            if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
+            node_id for node_id in (1, 2, 3) if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
         )
         faulty.partition(victim)
         await wait_until(lambda: victim not in isr(faulty, but=victim))
@@ -236,9 +230,7 @@ def test_a_partition_blocks_traffic_until_it_heals(faulty: Cluster) -> None:
 def test_a_one_way_partition_drops_what_the_node_sends(faulty: Cluster) -> None:
     async def main() -> None:
         victim = next(
-            node_id
-            for node_id in (1, 2, 3)
-            if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
+            node_id for node_id in (1, 2, 3) if node_id not in (faulty.leader_of("orders"), faulty.controller_id)
         )
         faulty.partition(victim, one_way=True)
         await wait_until(lambda: victim not in isr(faulty, but=victim))
@@ -273,9 +265,7 @@ def test_the_offsets_topic_is_not_created_with_too_few_replicas() -> None:
 
 
 def active_brokers(cluster: Cluster) -> int:
-    image = max(
-        (node.broker.metadata.image for node in cluster.nodes.values()), key=lambda image: image.offset
-    )
+    image = max((node.broker.metadata.image for node in cluster.nodes.values()), key=lambda image: image.offset)
     return sum(broker.is_active for broker in image.brokers.values())
 
 
@@ -320,16 +310,11 @@ def test_a_node_is_drained_removed_as_voter_and_unregistered() -> None:
 
             result = await ask("cluster", "unregister", number, "--yes", fails=True)
             assert "is running" in result.output
-            assert (
-                f"Node {number} has no replicas any more"
-                in (await ask("cluster", "drain", number, "--yes")).stdout
-            )
+            assert f"Node {number} has no replicas any more" in (await ask("cluster", "drain", number, "--yes")).stdout
             assert "has no replicas." in (await ask("cluster", "drain", number, "--yes")).stdout
             async with Admin(cluster.bootstrap) as admin:
                 topic = await admin.describe_topic("orders")
-                assert all(
-                    node_id not in each.replicas and len(each.replicas) == 3 for each in topic.partitions
-                )
+                assert all(node_id not in each.replicas and len(each.replicas) == 3 for each in topic.partitions)
             await ask("cluster", "remove-voter", number)
             assert "is not a voter" in (await ask("cluster", "remove-voter", number, fails=True)).output
             cluster.stop(node_id)

@@ -89,12 +89,8 @@ class GroupModel(RuleBasedStateMachine):
         delay_ms=st.sampled_from([0, 3_000]),
         first=st.lists(st.tuples(instances, protocols), min_size=1, max_size=3),
     )
-    def begin(
-        self, size_max: int, delay_ms: int, first: list[tuple[str | None, tuple[Protocol, ...]]]
-    ) -> None:
-        self.harness = GroupHarness(
-            GroupCoordinatorConfig(size_max=size_max, initial_rebalance_delay_ms=delay_ms)
-        )
+    def begin(self, size_max: int, delay_ms: int, first: list[tuple[str | None, tuple[Protocol, ...]]]) -> None:
+        self.harness = GroupHarness(GroupCoordinatorConfig(size_max=size_max, initial_rebalance_delay_ms=delay_ms))
         for instance, protocols in first:
             self.join_new_client(instance, protocols=protocols)
 
@@ -218,8 +214,7 @@ class GroupModel(RuleBasedStateMachine):
         new_member_id = f"{client.name}-{len(self.identities)}"
         self.identities[new_member_id] = client.identity
         self.expect(
-            client,
-            self.harness.join(client.member_id, instance=client.instance, new_member_id=new_member_id, **how),
+            client, self.harness.join(client.member_id, instance=client.instance, new_member_id=new_member_id, **how)
         )
 
     def send_sync(self, client: Client) -> None:
@@ -236,9 +231,7 @@ class GroupModel(RuleBasedStateMachine):
         self.expect(client, request_id)
 
     def send_heartbeat(self, client: Client) -> None:
-        request_id = self.harness.heartbeat(
-            client.member_id, generation=client.generation, instance=client.instance
-        )
+        request_id = self.harness.heartbeat(client.member_id, generation=client.generation, instance=client.instance)
         holder = client.instance and self.harness.group._members.static_member_id(client.instance)
         if holder is not None and holder != client.member_id:
             assert self.harness.error_type(request_id) is FencedInstanceIdError
@@ -256,14 +249,10 @@ class GroupModel(RuleBasedStateMachine):
     def check_responses(self) -> None:
         """Checks every response since the last call."""
         self.read_log()
-        for request_id in [
-            each for each in self.asked if each not in self.seen and each in self.harness.lost
-        ]:
+        for request_id in [each for each in self.asked if each not in self.seen and each in self.harness.lost]:
             self.seen.add(request_id)
             self.asked[request_id].waits_for = None
-        for request_id in [
-            each for each in self.asked if each not in self.seen and each in self.harness.responses
-        ]:
+        for request_id in [each for each in self.asked if each not in self.seen and each in self.harness.responses]:
             assert request_id not in self.lost_requests, "a crashed coordinator cannot respond"
             self.seen.add(request_id)
             client, response = self.asked[request_id], self.harness.responses[request_id]
@@ -279,9 +268,7 @@ class GroupModel(RuleBasedStateMachine):
     def check_join_response(self, client: Client, reply: JoinResponse) -> None:
         leader = self.identities[reply.leader]
         expected = self.told.setdefault(reply.generation, (reply.protocol_name, leader))
-        assert expected == (reply.protocol_name, leader), (
-            "all members of a generation get the same protocol and leader"
-        )
+        assert expected == (reply.protocol_name, leader), "all members of a generation get the same protocol and leader"
         client.member_id, client.generation, client.has_part = reply.member_id, reply.generation, False
         client.leads = bool(reply.members) and not reply.skip_assignment
         if reply.members:
@@ -296,9 +283,7 @@ class GroupModel(RuleBasedStateMachine):
         assert client.member_id not in self.fenced or client.member_id not in self.harness.members
         parts = self.parts.setdefault(self.generation_written, {})
         assert parts.setdefault(client.identity, reply.assignment) == reply.assignment
-        assert len({part.split()[0] for part in parts.values() if part}) <= 1, (
-            "one leader's word a generation"
-        )
+        assert len({part.split()[0] for part in parts.values() if part}) <= 1, "one leader's word a generation"
         if reply.assignment:
             assert reply.assignment.endswith(f"for {client.identity}".encode())
 
@@ -322,9 +307,7 @@ class GroupModel(RuleBasedStateMachine):
         for record in self.harness.log[self.records_seen :]:
             assert isinstance(record, GroupMetadataRecord)
             assert record.metadata is not None
-            assert record.metadata.generation >= self.generation_written, (
-                "a committed generation is not reverted"
-            )
+            assert record.metadata.generation >= self.generation_written, "a committed generation is not reverted"
             self.generation_written = record.metadata.generation
             assert len({each.instance_id for each in record.metadata.members if each.instance_id}) == len(
                 [each for each in record.metadata.members if each.instance_id]
@@ -341,9 +324,7 @@ class GroupModel(RuleBasedStateMachine):
         assert group.metadata.leader in members if members else group.metadata.leader is None
         assert not group._join.parked or state is GroupState.PREPARING_REBALANCE
         assert not group._sync.parked or state is GroupState.COMPLETING_REBALANCE
-        assert set(group._join.parked) | set(group._sync.parked) | set(group._sync.pending_members) <= set(
-            members
-        )
+        assert set(group._join.parked) | set(group._sync.parked) | set(group._sync.pending_members) <= set(members)
         assert not set(group._join.pending_members) & set(members)
         assert (group._join.deadline_ms is not None) == (state is GroupState.PREPARING_REBALANCE)
         assert (group._sync.deadline_ms is not None) == bool(group._sync.pending_members)
@@ -393,10 +374,7 @@ class GroupModel(RuleBasedStateMachine):
         self.harness.wait(A_DAY_MS)
         self.check_responses()
         assert set(self.asked) - self.seen == self.lost_requests - self.seen
-        assert (self.harness.metadata.state, self.harness.group.next_deadline_ms) == (
-            GroupState.EMPTY,
-            None,
-        )
+        assert (self.harness.metadata.state, self.harness.group.next_deadline_ms) == (GroupState.EMPTY, None)
         self.harness.crash()
         self.harness.wait(A_DAY_MS)
         assert self.harness.metadata.state is GroupState.EMPTY

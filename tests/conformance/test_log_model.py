@@ -141,10 +141,7 @@ class LogModel(RuleBasedStateMachine):
         self.end = max(offset, self.start)
         self.batches = [batch for batch in self.batches if batch.next_offset <= offset]
         self.next_sequence = [
-            max(
-                (b.base_sequence + len(b.records) for b in self.batches if b.producer_id == producer),
-                default=0,
-            )
+            max((b.base_sequence + len(b.records) for b in self.batches if b.producer_id == producer), default=0)
             for producer in (0, 1)
         ]
 
@@ -198,14 +195,9 @@ class LogModel(RuleBasedStateMachine):
     @invariant()
     def records_are_right(self) -> None:
         found = self.run(batches_of(self.log))
-        actual = [
-            record for batch in found for record in iterate_records(batch) if record.offset >= self.start
-        ]
+        actual = [record for batch in found for record in iterate_records(batch) if record.offset >= self.start]
         expected = {
-            record.offset: record
-            for batch in self.batches
-            for record in batch.records
-            if record.offset >= self.start
+            record.offset: record for batch in self.batches for record in batch.records if record.offset >= self.start
         }
         offsets = [record.offset for record in actual]
         assert offsets == sorted(offsets)
@@ -253,9 +245,7 @@ class LogModel(RuleBasedStateMachine):
         below = min(bound, self.end)
         found = self.run(self.log.offset_for_timestamp(timestamp_ms, below))
         visible = self.run(batches_of(self.log, self.start, below)) if self.start < below else []
-        times = [
-            (r.timestamp, r.offset) for b in visible for r in iterate_records(b) if r.offset >= self.start
-        ]
+        times = [(r.timestamp, r.offset) for b in visible for r in iterate_records(b) if r.offset >= self.start]
         later = [(timestamp, offset) for timestamp, offset in times if timestamp >= timestamp_ms]
         assert (found and (found.timestamp_ms, found.offset)) == (later[0] if later else None)
         newest = self.run(self.log.max_timestamp(below))

@@ -260,11 +260,7 @@ def test_truncation_removes_records_epochs_and_producers(make_store: MakeStore) 
             producer = {"producer_id": 9, "producer_epoch": 0}
             for number in range(12):
                 await append(
-                    log,
-                    *[b"%d" % number * 100] * 2,
-                    leader_epoch=number // 4,
-                    base_sequence=2 * number,
-                    **producer,
+                    log, *[b"%d" % number * 100] * 2, leader_epoch=number // 4, base_sequence=2 * number, **producer
                 )
             await flush_and_finalize(log)
             assert list(log.epochs) == [(0, 0), (1, 8), (2, 16)]
@@ -316,9 +312,7 @@ def test_truncation_below_the_start_offset_resets_the_log(make_store: MakeStore)
     asyncio.run(body())
 
 
-def test_truncation_into_the_batch_of_the_start_offset_keeps_earlier_producer_state(
-    make_store: MakeStore,
-) -> None:
+def test_truncation_into_the_batch_of_the_start_offset_keeps_earlier_producer_state(make_store: MakeStore) -> None:
     async def body() -> None:
         producer = {"producer_id": 9, "producer_epoch": 0}
         async with opened(make_store) as log:
@@ -343,12 +337,7 @@ def test_a_log_can_be_reset_to_any_offset(make_store: MakeStore, offset: int) ->
         async with opened(make_store, ONE_BATCH_SEGMENTS) as log:
             for number, letter in enumerate((b"a", b"b", b"c", b"d")):
                 await append(
-                    log,
-                    big(letter),
-                    leader_epoch=number,
-                    producer_id=9,
-                    producer_epoch=0,
-                    base_sequence=number,
+                    log, big(letter), leader_epoch=number, producer_id=9, producer_epoch=0, base_sequence=number
                 )
             await log.advance_start_offset(2)
             await log.truncate_fully_and_start_at(offset)
@@ -435,9 +424,7 @@ def test_retention_by_size(make_store: MakeStore) -> None:
                 await append(log, big(b"%d" % number))
             one = log.size // 6
             log.configure(
-                TopicSettings(
-                    segment_bytes=1024, index_interval_bytes=0, retention_bytes=3 * one, retention_ms=-1
-                )
+                TopicSettings(segment_bytes=1024, index_interval_bytes=0, retention_bytes=3 * one, retention_ms=-1)
             )
             await log.apply_retention(FOREVER, log.end_offset)
             assert log.start_offset == 3
@@ -491,9 +478,7 @@ def test_compaction_keeps_the_latest_record_of_each_key(make_store: MakeStore) -
     async def body() -> None:
         async with opened(make_store, COMPACTED) as log:
             for number in range(20):
-                await append(
-                    log, b"x%d" % number, b"y%d" % number, keys=[b"x", b"y%d" % number], timestamp_ms=number
-                )
+                await append(log, b"x%d" % number, b"y%d" % number, keys=[b"x", b"y%d" % number], timestamp_ms=number)
             await filler(log)
             end = log.end_offset
             before = await records_of(log)
@@ -542,9 +527,7 @@ def test_compaction_keeps_the_last_batch_of_each_producer(make_store: MakeStore)
     async def body() -> None:
         async with opened(make_store, COMPACTED) as log:
             for sequence in range(3):
-                await append(
-                    log, b"old", keys=[b"k"], producer_id=5, producer_epoch=1, base_sequence=sequence
-                )
+                await append(log, b"old", keys=[b"k"], producer_id=5, producer_epoch=1, base_sequence=sequence)
             await append(log, b"new", keys=[b"k"])
             await filler(log)
             end = log.end_offset
@@ -561,10 +544,7 @@ def test_compaction_keeps_the_last_batch_of_each_producer(make_store: MakeStore)
 def test_compaction_waits_for_min_compaction_lag(make_store: MakeStore) -> None:
     async def body() -> None:
         settings = TopicSettings(
-            cleanup_policy=("compact",),
-            segment_bytes=1024,
-            min_cleanable_dirty_ratio=0.01,
-            min_compaction_lag_ms=5_000,
+            cleanup_policy=("compact",), segment_bytes=1024, min_cleanable_dirty_ratio=0.01, min_compaction_lag_ms=5_000
         )
         async with opened(make_store, settings) as log:
             for number in range(6):
@@ -580,9 +560,7 @@ def test_compaction_waits_for_min_compaction_lag(make_store: MakeStore) -> None:
 
 def test_compaction_starts_at_the_dirty_ratio(make_store: MakeStore) -> None:
     async def body() -> None:
-        settings = TopicSettings(
-            cleanup_policy=("compact",), segment_bytes=1024, min_cleanable_dirty_ratio=0.5
-        )
+        settings = TopicSettings(cleanup_policy=("compact",), segment_bytes=1024, min_cleanable_dirty_ratio=0.5)
         async with opened(make_store, settings) as log:
             for number in range(9):
                 await append(log, big(b"%d" % number), keys=[b"k%d" % number])

@@ -25,9 +25,7 @@ def test_a_node_shuts_down_cleanly_on_a_signal(tmp_path: Path, by: signal.Signal
         topic = Topics(served.bootstrap).create()
         with WireClient(served.bootstrap) as wire:
             assert produce(wire, topic, batch([b"a", b"b"])) == (0, 0)
-        assert not (served.data_dir / CLEAN).exists(), (
-            "the clean-shutdown marker must not exist while the node runs"
-        )
+        assert not (served.data_dir / CLEAN).exists(), "the clean-shutdown marker must not exist while the node runs"
         assert served.stop(by) == 0
         assert (served.data_dir / CLEAN).exists()
         served.start()
@@ -132,10 +130,7 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as served:
         command = [sys.executable, "-m", "moldau", "serve", "--listen", served.bootstrap]
         done = subprocess.run(
-            [*command, "--data-dir", str(tmp_path / "other")],
-            capture_output=True,
-            timeout=20,
-            env=clean_environment(),
+            [*command, "--data-dir", str(tmp_path / "other")], capture_output=True, timeout=20, env=clean_environment()
         )
         printed = (done.stdout + done.stderr).decode()
         assert done.returncode != 0

@@ -12,9 +12,7 @@ EXAMPLES = PROJECT / "examples"
 def test_the_asyncio_client(tmp_path: Path) -> None:
     with Broker() as broker:
         output = run(
-            [sys.executable, str(EXAMPLES / "asyncio_client.py"), broker.bootstrap],
-            tmp_path,
-            broker.bootstrap,
+            [sys.executable, str(EXAMPLES / "asyncio_client.py"), broker.bootstrap], tmp_path, broker.bootstrap
         )
     assert output.count("received") == 3
 
@@ -22,20 +20,11 @@ def test_the_asyncio_client(tmp_path: Path) -> None:
 def test_confluent_kafka(tmp_path: Path) -> None:
     with Broker() as broker:
         output = run(
-            [sys.executable, str(EXAMPLES / "confluent_client.py"), broker.bootstrap],
-            tmp_path,
-            broker.bootstrap,
+            [sys.executable, str(EXAMPLES / "confluent_client.py"), broker.bootstrap], tmp_path, broker.bootstrap
         )
     assert "received b'tea'" in output
 
 
 def test_the_fixture(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        str(EXAMPLES / "test_with_fixture.py"),
-    ]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(EXAMPLES / "test_with_fixture.py")]
     assert "1 passed" in run(command, tmp_path, "")

@@ -115,9 +115,7 @@ def test_undecodable_records_affect_only_their_own_batch(
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])
-def test_an_unknown_codec_is_rejected(
-    wire: WireClient, topics: Topics, codec: int, against_kafka: bool
-) -> None:
+def test_an_unknown_codec_is_rejected(wire: WireClient, topics: Topics, codec: int, against_kafka: bool) -> None:
     topic = topics.create()
     assert produce(wire, topic, batch(attributes=codec)) == (-1 if against_kafka else 76, OFFSET_UNKNOWN)
     assert end_offset(wire, topic) == 0
@@ -173,25 +171,17 @@ def test_producing_to_an_unknown_topic_is_rejected(wire: WireClient, topic: str,
 
 
 @pytest.mark.parametrize("partition", [1, -1, 2**31 - 1])
-def test_producing_to_an_unknown_partition_is_rejected(
-    wire: WireClient, topics: Topics, partition: int
-) -> None:
+def test_producing_to_an_unknown_partition_is_rejected(wire: WireClient, topics: Topics, partition: int) -> None:
     assert produce(wire, topics.create(), batch(), partition=partition) == (3, OFFSET_UNKNOWN)
 
 
 @pytest.mark.parametrize("unknown", [UUID(int=77), None])
-def test_producing_to_an_unknown_topic_id_is_rejected(
-    wire: WireClient, topics: Topics, unknown: UUID | None
-) -> None:
+def test_producing_to_an_unknown_topic_id_is_rejected(wire: WireClient, topics: Topics, unknown: UUID | None) -> None:
     topic = topics.create()
 
     def by_id(wanted: UUID | None) -> int:
         partition = {"index": 0, "records": batch()}
-        tree = {
-            "acks": -1,
-            "timeout": 1000,
-            "topic_data": [{"topic_id": wanted, "partition_data": [partition]}],
-        }
+        tree = {"acks": -1, "timeout": 1000, "topic_data": [{"topic_id": wanted, "partition_data": [partition]}]}
         code: int = wire.request(PRODUCE, 13, tree)["responses"][0]["partition_responses"][0]["error_code"]
         return code
 
@@ -205,9 +195,7 @@ def test_an_invalid_partition_does_not_fail_a_valid_one(wire: WireClient, topics
     data = [{"index": index, "records": records} for index, records in parts]
     tree = {"acks": -1, "timeout": 5000, "topic_data": [{"name": topic, "partition_data": data}]}
     response = wire.request(PRODUCE, 9, tree)["responses"]
-    codes = {
-        each["index"]: each["error_code"] for topic_ in response for each in topic_["partition_responses"]
-    }
+    codes = {each["index"]: each["error_code"] for topic_ in response for each in topic_["partition_responses"]}
     assert codes == {0: 0, 1: CORRUPT, 2: 0, 9: 3}
 
 
@@ -223,9 +211,7 @@ def test_a_keyless_record_on_a_compacted_topic_is_reported(wire: WireClient, top
 
 
 @pytest.mark.parametrize(
-    ("data", "partition"),
-    [(batch(crc=1), 0), (batch(), 9)],
-    ids=["a corrupt batch", "an unknown partition"],
+    ("data", "partition"), [(batch(crc=1), 0), (batch(), 9)], ids=["a corrupt batch", "an unknown partition"]
 )
 def test_an_error_with_acks_0_closes_the_connection(
     wire: WireClient, topics: Topics, data: bytes, partition: int

@@ -23,9 +23,7 @@ class Nothing:
 def tree_of(value: Any) -> Any:
     """A decoded message as a plain tree, without Moldau's extension fields."""
     if isinstance(value, Message):
-        own = {
-            field.name for field in dataclasses.fields(EXTENSION_FIELDS.get(type(value).__name__, Nothing))
-        }
+        own = {field.name for field in dataclasses.fields(EXTENSION_FIELDS.get(type(value).__name__, Nothing))}
         return {name: tree_of(each) for name, each in vars(value).items() if name not in own}
     if isinstance(value, list | tuple):
         return [tree_of(each) for each in value]

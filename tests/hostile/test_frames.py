@@ -56,15 +56,9 @@ def sized(frame: bytes) -> bytes:
         pytest.param(sized(header(PRODUCE, 2) + bytes(20)), id="Produce 2, which is only advertised"),
         pytest.param(sized(header(API_VERSIONS, 3) + b"\x00"), id="a body that ends at once"),
         pytest.param(sized(header(METADATA, 1) + b"\x00\x00"), id="a body cut short"),
-        pytest.param(
-            sized(struct.pack(">hhih", METADATA, 1, 7, 500) + b"raw"), id="a client id that does not end"
-        ),
-        pytest.param(
-            sized(header(METADATA, 1) + struct.pack(">i", 2**31 - 1)), id="an array of 2^31 elements"
-        ),
-        pytest.param(
-            sized(header(METADATA, 12) + b"\x00\xff\xff\xff\xff\x0f"), id="a compact array of 2^32 elements"
-        ),
+        pytest.param(sized(struct.pack(">hhih", METADATA, 1, 7, 500) + b"raw"), id="a client id that does not end"),
+        pytest.param(sized(header(METADATA, 1) + struct.pack(">i", 2**31 - 1)), id="an array of 2^31 elements"),
+        pytest.param(sized(header(METADATA, 12) + b"\x00\xff\xff\xff\xff\x0f"), id="a compact array of 2^32 elements"),
         pytest.param(sized(header(METADATA, 12) + b"\x00" + b"\xff" * 12), id="a number that does not end"),
     ],
 )
@@ -80,12 +74,8 @@ def test_an_invalid_request_closes_the_connection(wire: WireClient, data: bytes)
         pytest.param(struct.pack(">hhih", METADATA, 1, 7, -1) + NO_TOPICS, id="no client id"),
         pytest.param(header(METADATA, 1, b"") + NO_TOPICS, id="an empty client id"),
         pytest.param(header(METADATA, 1, b"\xff\xfe") + NO_TOPICS, id="a client id that is not UTF-8"),
-        pytest.param(
-            header(METADATA, 12) + b"\x01\x63\x02ab\x01\x00\x00\x00", id="an unknown tag in the header"
-        ),
-        pytest.param(
-            header(METADATA, 12) + b"\x00\x01\x00\x00\x01\x63\x02ab", id="an unknown tag in the body"
-        ),
+        pytest.param(header(METADATA, 12) + b"\x01\x63\x02ab\x01\x00\x00\x00", id="an unknown tag in the header"),
+        pytest.param(header(METADATA, 12) + b"\x00\x01\x00\x00\x01\x63\x02ab", id="an unknown tag in the body"),
     ],
 )
 def test_an_unusual_but_valid_request_gets_a_response(wire: WireClient, frame: bytes) -> None:
@@ -120,9 +110,7 @@ def test_random_bytes_close_the_connection_or_get_a_response(bootstrap: str) -> 
     chance = random.Random(20)
     for _ in range(100):
         with WireClient(bootstrap) as wire:
-            api_key, version = chance.choice(
-                [(0, 9), (1, 12), (2, 7), (3, 12), (18, 3), (19, 7), (22, 4), (32, 4)]
-            )
+            api_key, version = chance.choice([(0, 9), (1, 12), (2, 7), (3, 12), (18, 3), (19, 7), (22, 4), (32, 4)])
             wire.send_frame(header(api_key, version) + chance.randbytes(chance.randrange(200)))
             # acks=0 has no answer: the witness's request behind it is what must be answered then.
             with contextlib.suppress(ConnectionError):
@@ -181,9 +169,7 @@ def test_a_half_closed_connection_still_gets_its_responses(bootstrap: str, topic
             assert wire.is_closed()
 
 
-def test_a_client_that_disconnects_during_a_pending_request_affects_no_other(
-    bootstrap: str, topics: Topics
-) -> None:
+def test_a_client_that_disconnects_during_a_pending_request_affects_no_other(bootstrap: str, topics: Topics) -> None:
     topic = topics.create()
     for _ in range(20):
         wire = WireClient(bootstrap)
@@ -192,9 +178,7 @@ def test_a_client_that_disconnects_during_a_pending_request_affects_no_other(
         wire.close()
 
 
-def test_a_client_that_never_reads_blocks_no_other(
-    wire: WireClient, topics: Topics, witness: HealthyClient
-) -> None:
+def test_a_client_that_never_reads_blocks_no_other(wire: WireClient, topics: Topics, witness: HealthyClient) -> None:
     topic = topics.create(max_message_bytes=2_000_000)
     with WireClient(f"{wire.socket.getpeername()[0]}:{wire.socket.getpeername()[1]}") as other:
         for _ in range(4):

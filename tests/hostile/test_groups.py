@@ -105,9 +105,7 @@ def test_an_unknown_member_gets_no_assignment(wire: WireClient, member: RawGroup
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_a_heartbeat_of_an_unknown_member_is_rejected(
-    wire: WireClient, member: RawGroupMember, version: int
-) -> None:
+def test_a_heartbeat_of_an_unknown_member_is_rejected(wire: WireClient, member: RawGroupMember, version: int) -> None:
     for group_id in (member.group_id, unique("no-such-group")):
         tree = {"group_id": group_id, "generation_id": 1, "member_id": "stranger"}
         assert wire.request(HEARTBEAT, version, tree)["error_code"] == UNKNOWN_MEMBER_ID
@@ -143,9 +141,7 @@ def test_a_commit_of_an_unknown_member_is_rejected(
 
 
 @pytest.mark.parametrize("generation", [-1, 0, 2, 2**31 - 1])
-def test_a_member_of_another_generation_is_rejected(
-    member: RawGroupMember, topic: str, generation: int
-) -> None:
+def test_a_member_of_another_generation_is_rejected(member: RawGroupMember, topic: str, generation: int) -> None:
     assert generation != member.generation
     assert member.heartbeat(generation_id=generation) == ILLEGAL_GENERATION
     tree = sync_tree(member.group_id, member.member_id, generation)
@@ -181,9 +177,7 @@ def test_an_empty_group_id_can_have_offsets_but_no_members(wire: WireClient, top
     assert committed(wire, "")[topic, 0] == 5
     (group_answer,) = wire.request(DESCRIBE_GROUPS, 5, {"groups": [""]})["groups"]
     assert (group_answer["error_code"], group_answer["group_state"]) == (0, "Empty")
-    assert wire.request(DELETE_GROUPS, 2, {"groups_names": [""]})["results"] == [
-        {"group_id": "", "error_code": 0}
-    ]
+    assert wire.request(DELETE_GROUPS, 2, {"groups_names": [""]})["results"] == [{"group_id": "", "error_code": 0}]
     assert committed(wire, "") == {}
 
 
@@ -196,12 +190,9 @@ def test_the_longest_group_id_is_accepted(wire: WireClient, topic: str, group: s
 
 
 @pytest.mark.parametrize(
-    ("api", "version"),
-    [(JOIN_GROUP, 9), (HEARTBEAT, 4), (OFFSET_COMMIT, 8), (OFFSET_FETCH, 7), (FIND_COORDINATOR, 4)],
+    ("api", "version"), [(JOIN_GROUP, 9), (HEARTBEAT, 4), (OFFSET_COMMIT, 8), (OFFSET_FETCH, 7), (FIND_COORDINATOR, 4)]
 )
-def test_an_oversized_group_id_closes_the_connection(
-    bootstrap: str, topic: str, api: int, version: int
-) -> None:
+def test_an_oversized_group_id_closes_the_connection(bootstrap: str, topic: str, api: int, version: int) -> None:
     """Kafka closes the connection, as for every string that is longer than a 16-bit length."""
     oversize = "x" * (TEXT_BYTES_MAX + 1)
     trees: dict[int, dict[str, Any]] = {
@@ -216,9 +207,7 @@ def test_an_oversized_group_id_closes_the_connection(
         assert wire.is_closed()
 
 
-def test_an_undecodable_subscription_is_accepted(
-    bootstrap: str, group: str, topic: str, only_moldau: None
-) -> None:
+def test_an_undecodable_subscription_is_accepted(bootstrap: str, group: str, topic: str, only_moldau: None) -> None:
     """Apache Kafka 4.3 fails internally, and the member never gets a response."""
     protocols = [{"name": "range", "metadata": b"\xff\xfe nonsense"}]
     with RawGroupMember(bootstrap, group, protocols=protocols) as member:
@@ -247,9 +236,7 @@ def test_a_session_timeout_out_of_range_is_rejected(wire: WireClient, group: str
     ],
     ids=str,
 )
-def test_inconsistent_protocols_are_rejected(
-    wire: WireClient, member: RawGroupMember, clash: dict[str, Any]
-) -> None:
+def test_inconsistent_protocols_are_rejected(wire: WireClient, member: RawGroupMember, clash: dict[str, Any]) -> None:
     response = wire.request(JOIN_GROUP, 3, join_tree(member.group_id, **clash))
     assert response["error_code"] == INCONSISTENT_PROTOCOL
     assert member.heartbeat() == 0, "nobody rebalances for it"
@@ -262,9 +249,7 @@ def test_a_sync_with_another_protocol_is_rejected(member: RawGroupMember) -> Non
     assert member.heartbeat() == 0
 
 
-def test_a_second_member_with_the_same_instance_id_fences_the_first(
-    bootstrap: str, group: str, topic: str
-) -> None:
+def test_a_second_member_with_the_same_instance_id_fences_the_first(bootstrap: str, group: str, topic: str) -> None:
     with RawGroupMember(bootstrap, group, group_instance_id="one") as first:
         first.join_alone()
         with RawGroupMember(bootstrap, group, group_instance_id="one") as second:
@@ -320,22 +305,16 @@ def test_hundreds_of_abandoned_member_ids_create_no_group(wire: WireClient, grou
     assert described["members"] == []
 
 
-def test_members_that_disconnect_during_a_join_affect_no_other(
-    bootstrap: str, member: RawGroupMember
-) -> None:
+def test_members_that_disconnect_during_a_join_affect_no_other(bootstrap: str, member: RawGroupMember) -> None:
     for _ in range(4):
         with WireClient(bootstrap) as wire:
-            wire.send(
-                JOIN_GROUP, 3, join_tree(member.group_id, rebalance_timeout=1_000, session_timeout=6_000)
-            )
+            wire.send(JOIN_GROUP, 3, join_tree(member.group_id, rebalance_timeout=1_000, session_timeout=6_000))
     member.heartbeat_until_rebalance()
     assert member.join()["error_code"] == 0
     assert member.sync(member.member_id)["assignment"] == member.member_id.encode()
 
 
-def test_the_longest_client_and_instance_ids_are_accepted(
-    bootstrap: str, group: str, only_moldau: None
-) -> None:
+def test_the_longest_client_and_instance_ids_are_accepted(bootstrap: str, group: str, only_moldau: None) -> None:
     """Apache Kafka assigns member ids that are too long to be sent, and fails with an internal error."""
     longest = "n" * TEXT_BYTES_MAX
     for version in (3, 5, 9):
@@ -388,9 +367,7 @@ def test_unknown_topic_ids_have_their_own_error(wire: WireClient, group: str, to
     found = {each["topic_id"]: each["partitions"][0]["error_code"] for each in response["topics"]}
     assert found == {known: 0, unknown: UNKNOWN_TOPIC_ID}
     requested = [{"topic_id": each, "partition_indexes": [0]} for each in (known, unknown)]
-    fetched = wire.request(OFFSET_FETCH, 10, {"groups": [{"group_id": group, "topics": requested}]})[
-        "groups"
-    ][0]
+    fetched = wire.request(OFFSET_FETCH, 10, {"groups": [{"group_id": group, "topics": requested}]})["groups"][0]
     assert fetched["error_code"] == 0
     offsets = {
         each["topic_id"]: (each["partitions"][0]["committed_offset"], each["partitions"][0]["error_code"])
@@ -406,10 +383,7 @@ def test_offset_metadata_over_the_limit_is_rejected(wire: WireClient, group: str
 
 
 def test_an_offset_that_was_never_committed_is_minus_one(wire: WireClient, group: str, topic: str) -> None:
-    requested = [
-        {"name": topic, "partition_indexes": [0, 99]},
-        {"name": "no-such-topic", "partition_indexes": [0]},
-    ]
+    requested = [{"name": topic, "partition_indexes": [0, 99]}, {"name": "no-such-topic", "partition_indexes": [0]}]
     for version in range(1, 8):
         response = wire.request(OFFSET_FETCH, version, {"group_id": group, "topics": requested})
         assert response.get("error_code", 0) == 0
@@ -436,9 +410,7 @@ def test_clients_cannot_write_to_the_offsets_topic(wire: WireClient, group: str)
     assert codes_of(response) == [INVALID_TOPIC]
 
 
-def test_duplicates_in_a_request_have_one_result(
-    wire: WireClient, group: str, topic: str, only_moldau: None
-) -> None:
+def test_duplicates_in_a_request_have_one_result(wire: WireClient, group: str, topic: str, only_moldau: None) -> None:
     assert commit(wire, group, topic, (0, 5), (1, 6), metadata="m" * 4_000) == [0, 0]
     everything = {"group_id": group, "topics": None}
     response = wire.request(OFFSET_FETCH, 8, {"groups": [everything] * 1_000, "require_stable": True})
@@ -481,18 +453,9 @@ def test_filters_without_matches_list_no_groups(wire: WireClient, member: RawGro
 
 @pytest.mark.parametrize("kind", [-1, 3, 127])
 def test_other_coordinator_types_are_rejected(wire: WireClient, kind: int) -> None:
-    assert (
-        wire.request(FIND_COORDINATOR, 2, {"key": "any", "key_type": kind})["error_code"] == INVALID_REQUEST
-    )
-    (found,) = wire.request(FIND_COORDINATOR, 6, {"coordinator_keys": ["any"], "key_type": kind})[
-        "coordinators"
-    ]
-    assert (found["error_code"], found["node_id"], found["host"], found["port"]) == (
-        INVALID_REQUEST,
-        -1,
-        "",
-        -1,
-    )
+    assert wire.request(FIND_COORDINATOR, 2, {"key": "any", "key_type": kind})["error_code"] == INVALID_REQUEST
+    (found,) = wire.request(FIND_COORDINATOR, 6, {"coordinator_keys": ["any"], "key_type": kind})["coordinators"]
+    assert (found["error_code"], found["node_id"], found["host"], found["port"]) == (INVALID_REQUEST, -1, "", -1)
 
 
 # Damage

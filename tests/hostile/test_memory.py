@@ -11,14 +11,7 @@ import psutil
 import pytest
 
 from support.broker_process import BrokerProcess
-from support.raw_group_member import (
-    DESCRIBE_GROUPS,
-    JOIN_GROUP,
-    OFFSET_FETCH,
-    commit,
-    find_coordinator,
-    join_tree,
-)
+from support.raw_group_member import DESCRIBE_GROUPS, JOIN_GROUP, OFFSET_FETCH, commit, find_coordinator, join_tree
 from support.topics import Topics
 from support.wire import (
     CREATE_TOPICS,
@@ -121,9 +114,7 @@ def test_announced_frames_cost_no_memory(watched: Watched) -> None:
 
 
 @pytest.mark.parametrize("codec", ["gzip", "zstd", "lz4", "snappy"])
-@pytest.mark.parametrize(
-    "setting", [{"compression_type": "uncompressed"}, {"cleanup_policy": "compact"}], ids=str
-)
+@pytest.mark.parametrize("setting", [{"compression_type": "uncompressed"}, {"cleanup_policy": "compact"}], ids=str)
 def test_a_decompression_bomb_stays_small(watched: Watched, codec: str, setting: dict[str, str]) -> None:
     """Two gigabytes of zeros in a batch that is small enough to be accepted."""
     topics = Topics(watched.bootstrap)

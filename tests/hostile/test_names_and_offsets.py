@@ -75,13 +75,7 @@ def test_an_invalid_topic_is_not_created(wire: WireClient, more: dict[str, Any],
 
 @pytest.mark.parametrize(
     "placed",
-    [
-        [(0, [1]), (2, [1])],
-        [(0, [77])],
-        [(0, [1, 1])],
-        [(0, [])],
-        [(0, [1]), (0, [1])],
-    ],
+    [[(0, [1]), (2, [1])], [(0, [77])], [(0, [1, 1])], [(0, [])], [(0, [1]), (0, [1])]],
     ids=["a gap", "an unknown broker", "one broker twice", "no broker", "one partition twice"],
 )
 def test_an_invalid_assignment_is_rejected(wire: WireClient, placed: list[tuple[int, list[int]]]) -> None:
@@ -141,8 +135,7 @@ def test_an_offset_below_the_log_start_is_rejected(wire: WireClient, topics: Top
 
 
 @pytest.mark.parametrize(
-    ("topic", "partition"),
-    [(MISSING, 0), ("no spaces!", 0), ("", 0), (None, 1), (None, -1), (None, 2**31 - 1)],
+    ("topic", "partition"), [(MISSING, 0), ("no spaces!", 0), ("", 0), (None, 1), (None, -1), (None, 2**31 - 1)]
 )
 def test_every_api_returns_unknown_topic_or_partition(
     wire: WireClient, topics: Topics, topic: str | None, partition: int
@@ -178,9 +171,7 @@ def test_leader_epochs_are_checked(wire: WireClient, topics: Topics) -> None:
 
 
 @pytest.mark.parametrize("replica_id", [1, 5])
-def test_a_client_with_a_replica_id_gets_no_records(
-    wire: WireClient, topics: Topics, replica_id: int
-) -> None:
+def test_a_client_with_a_replica_id_gets_no_records(wire: WireClient, topics: Topics, replica_id: int) -> None:
     topic = topics.create()
     produce(wire, topic, batch())
     response = fetch(wire, topic, 0, replica_id=replica_id)
@@ -254,15 +245,12 @@ def test_a_duplicate_partition_is_rejected(wire: WireClient, topics: Topics) -> 
 
 
 @pytest.mark.parametrize(("offset", "code"), [(5, 1), (-2, 1), (-1, 0), (0, 0)])
-def test_records_are_not_deleted_beyond_the_end(
-    wire: WireClient, topics: Topics, offset: int, code: int
-) -> None:
+def test_records_are_not_deleted_beyond_the_end(wire: WireClient, topics: Topics, offset: int, code: int) -> None:
     assert delete_records(wire, topics.create(), offset)[0] == code
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "code"),
-    [(TOPIC, MISSING, 3), (BROKER, "77", 42), (BROKER, "x", 42), (3, "x", 42), (99, "x", 42)],
+    ("kind", "name", "code"), [(TOPIC, MISSING, 3), (BROKER, "77", 42), (BROKER, "x", 42), (3, "x", 42), (99, "x", 42)]
 )
 def test_unknown_resources_have_no_configs(wire: WireClient, kind: int, name: str, code: int) -> None:
     response = describe(wire, kind, name)
@@ -297,9 +285,7 @@ def test_invalid_config_changes_are_rejected(
 
 
 @pytest.mark.parametrize(("kind", "name", "code"), [(TOPIC, MISSING, 3), (BROKER, "77", 42), (99, "x", 42)])
-def test_configs_of_unknown_resources_are_not_altered(
-    wire: WireClient, kind: int, name: str, code: int
-) -> None:
+def test_configs_of_unknown_resources_are_not_altered(wire: WireClient, kind: int, name: str, code: int) -> None:
     assert alter(wire, kind, name, ("retention.ms", 0, "1")) == code
 
 
@@ -313,10 +299,7 @@ def test_partitions_cannot_be_removed(wire: WireClient, topics: Topics, count: i
 def test_describing_unknown_resources_returns_an_error(wire: WireClient, topics: Topics) -> None:
     tree = {"topics": [{"name": MISSING}, {"name": "no spaces!"}], "response_partition_limit": 10}
     response = wire.request(DESCRIBE_TOPIC_PARTITIONS, 0, tree)
-    assert {topic["name"]: topic["error_code"] for topic in response["topics"]} == {
-        MISSING: 3,
-        "no spaces!": 17,
-    }
+    assert {topic["name"]: topic["error_code"] for topic in response["topics"]} == {MISSING: 3, "no spaces!": 17}
     tree = {"topics": [{"name": MISSING, "partition_indexes": [0]}]}
     (partition,) = wire.request(DESCRIBE_PRODUCERS, 0, tree)["topics"][0]["partitions"]
     assert partition["error_code"] == 3
@@ -338,9 +321,7 @@ def delete_records(wire: WireClient, topic: str, offset: int, partition: int = 0
     return response["error_code"], response["low_watermark"]
 
 
-def epoch_end(
-    wire: WireClient, topic: str, epoch: int, partition: int = 0, current: int = -1
-) -> dict[str, Any]:
+def epoch_end(wire: WireClient, topic: str, epoch: int, partition: int = 0, current: int = -1) -> dict[str, Any]:
     wanted = {"partition": partition, "leader_epoch": epoch, "current_leader_epoch": current}
     tree = {"replica_id": -1, "topics": [{"topic": topic, "partitions": [wanted]}]}
     found: dict[str, Any] = wire.request(OFFSET_FOR_LEADER_EPOCH, 4, tree)["topics"][0]["partitions"][0]
@@ -355,9 +336,7 @@ def describe(wire: WireClient, kind: int, name: str, keys: list[str] | None = No
 
 
 def alter(wire: WireClient, kind: int, name: str, *changes: tuple[str, int, str | None]) -> int:
-    configs = [
-        {"name": key, "config_operation": operation, "value": value} for key, operation, value in changes
-    ]
+    configs = [{"name": key, "config_operation": operation, "value": value} for key, operation, value in changes]
     resource = {"resource_type": kind, "resource_name": name, "configs": configs}
     (response,) = wire.request(INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})["responses"]
     code: int = response["error_code"]

@@ -182,9 +182,7 @@ class ApacheKafka:
             return
         began = time.monotonic()
         users = [argument for user in self.scram for argument in ("--add-scram", user)]
-        self.run_tool(
-            "kafka.tools.StorageTool", ["format", "-t", CLUSTER_ID, "-c", str(self._file()), *users]
-        )
+        self.run_tool("kafka.tools.StorageTool", ["format", "-t", CLUSTER_ID, "-c", str(self._file()), *users])
         self.format_s = time.monotonic() - began
 
     def start(self, properties: Mapping[str, str] | None = None, wait: bool = True) -> None:
@@ -217,9 +215,7 @@ class ApacheKafka:
             except OSError:
                 time.sleep(0.01)
         self.kill()
-        raise KafkaFailed(
-            f"the broker did not open its port in {START_TIMEOUT_S} s:\n{self._server_log_tail()}"
-        )
+        raise KafkaFailed(f"the broker did not open its port in {START_TIMEOUT_S} s:\n{self._server_log_tail()}")
 
     def stop(self) -> None:
         """Shuts the broker down cleanly, if it is running."""
@@ -244,25 +240,17 @@ class ApacheKafka:
     ) -> str:
         """Runs one of Kafka's command-line tools and returns its output; raises KafkaFailed."""
         done = subprocess.run(
-            self._tool_command(main_class, arguments),
-            input=input,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
+            self._tool_command(main_class, arguments), input=input, capture_output=True, text=True, timeout=timeout_s
         )
         if done.returncode != 0:
-            raise KafkaFailed(
-                f"{main_class} exited with {done.returncode}:\n{_tail(done.stdout + done.stderr)}"
-            )
+            raise KafkaFailed(f"{main_class} exited with {done.returncode}:\n{_tail(done.stdout + done.stderr)}")
         return done.stdout
 
     @contextmanager
     def tool(self, main_class: str, arguments: Sequence[str]) -> Iterator[IO[str]]:
         """Runs a tool that does not exit by itself, and yields its output; the tool is killed on exit."""
         command = self._tool_command(main_class, arguments)
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as running:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
             assert running.stdout is not None
             try:
                 yield running.stdout
@@ -278,9 +266,7 @@ class ApacheKafka:
         return self.data_dir / "server.properties"
 
     def _server_log_tail(self) -> str:
-        return (
-            _tail(self.server_log.read_text(errors="replace")) if self.server_log.exists() else "(no output)"
-        )
+        return _tail(self.server_log.read_text(errors="replace")) if self.server_log.exists() else "(no output)"
 
     def _configuration(self) -> dict[str, str]:
         return {

@@ -81,9 +81,7 @@ class JavaClients:
 
     def execute(self, command: str, *, timeout_s: float = 60, **parameters: Any) -> Any:
         """Executes a command; raises Java exceptions as JavaError."""
-        return self._wait_response(
-            self._send(command, parameters), f"no answer to {command} {parameters}", timeout_s
-        )
+        return self._wait_response(self._send(command, parameters), f"no answer to {command} {parameters}", timeout_s)
 
     def _send(self, command: str, parameters: dict[str, Any]) -> int:
         with self._changed:
@@ -123,27 +121,18 @@ class JavaClients:
             self._ended = True
             self._changed.notify_all()
 
-    def tool(
-        self, main_class: str, arguments: Sequence[str], stdin: str | None = None, timeout_s: float = 120
-    ) -> str:
+    def tool(self, main_class: str, arguments: Sequence[str], stdin: str | None = None, timeout_s: float = 120) -> str:
         """Returns the output of a command-line tool; raises KafkaFailed if its exit code is not 0."""
-        done = self.execute(
-            "tool", main=main_class, arguments=list(arguments), stdin=stdin or "", timeout_s=timeout_s
-        )
+        done = self.execute("tool", main=main_class, arguments=list(arguments), stdin=stdin or "", timeout_s=timeout_s)
         if done["code"] != 0:
             raise KafkaFailed(f"{main_class} exited with {done['code']}:\n{done['out']}{done['err']}")
         printed: str = done["out"]
         return printed
 
-    def produce(
-        self, bootstrap: str, topic: str, records: Iterable[Event], **settings: object
-    ) -> list[Event]:
+    def produce(self, bootstrap: str, topic: str, records: Iterable[Event], **settings: object) -> list[Event]:
         """Returns the position of each record; a record is a dict of key, value, headers, partition and timestamp."""
         found: list[Event] = self.execute(
-            "produce",
-            topic=topic,
-            records=list(records),
-            settings={"bootstrap.servers": bootstrap, **dotted(settings)},
+            "produce", topic=topic, records=list(records), settings={"bootstrap.servers": bootstrap, **dotted(settings)}
         )
         return found
 
@@ -250,9 +239,7 @@ class JavaConsumer:
         self.java.execute("commit", consumer=self.name, **what)
 
     def committed(self, *partitions: str) -> dict[str, list[Any] | None]:
-        found: dict[str, list[Any] | None] = self.java.execute(
-            "committed", consumer=self.name, partitions=partitions
-        )
+        found: dict[str, list[Any] | None] = self.java.execute("committed", consumer=self.name, partitions=partitions)
         return found
 
     def position(self, partition: str) -> int:
@@ -307,9 +294,7 @@ def partitions_of(topic: str, count: int) -> set[str]:
     return {f"{topic}:{number}" for number in range(count)}
 
 
-def wait_until_shared(
-    consumers: Sequence[JavaConsumer], partitions: set[str], timeout_s: float = WAIT_S
-) -> None:
+def wait_until_shared(consumers: Sequence[JavaConsumer], partitions: set[str], timeout_s: float = WAIT_S) -> None:
     """Waits until these consumers own these partitions in one generation, each exactly once."""
 
     def is_shared() -> bool:
@@ -319,9 +304,7 @@ def wait_until_shared(
 
     consumers[0].java.wait_until(
         is_shared,
-        lambda: (
-            f"not shared: { {c.name: (c.generation, sorted(c.owned), c.events[-3:]) for c in consumers} }"
-        ),
+        lambda: f"not shared: { {c.name: (c.generation, sorted(c.owned), c.events[-3:]) for c in consumers} }",
         timeout_s,
     )
 

@@ -71,8 +71,7 @@ def _numbers(written: str) -> list[int]:
 def plan(path: Path, topic: str, replicas: Mapping[int, Sequence[int]]) -> Path:
     """Writes the JSON file for kafka-reassign-partitions."""
     partitions = [
-        {"topic": topic, "partition": partition, "replicas": list(wanted)}
-        for partition, wanted in replicas.items()
+        {"topic": topic, "partition": partition, "replicas": list(wanted)} for partition, wanted in replicas.items()
     ]
     path.write_text(json.dumps({"version": 1, "partitions": partitions}))
     return path

@@ -74,11 +74,7 @@ class Recorder:
 
         def found() -> list[RecordedMessage]:
             wanted = (client, name, True)
-            return [
-                e
-                for e in self.messages
-                if (e.client, e.name, e.is_response) == wanted and e.at_ns >= since_ns
-            ]
+            return [e for e in self.messages if (e.client, e.name, e.is_response) == wanted and e.at_ns >= since_ns]
 
         with self._changed:
             assert self._changed.wait_for(lambda: bool(found()), 30), f"no answer to a {name} of {client}"
@@ -137,9 +133,7 @@ class Recorder:
 
     def _record(self, client: str, api_key: int, is_response: bool, content: dict[str, Any]) -> None:
         with self._changed:
-            self.messages.append(
-                RecordedMessage(time.monotonic_ns(), client, NAMES[api_key], is_response, content)
-            )
+            self.messages.append(RecordedMessage(time.monotonic_ns(), client, NAMES[api_key], is_response, content))
             self._changed.notify_all()
 
 

@@ -95,9 +95,7 @@ class Transactions:
 
     def __init__(self, topics: Topics) -> None:
         self.topic = topics.create(partitions=2)
-        self._producer = _producer(
-            topics.bootstrap, transactional_id=unique("writer"), transaction_timeout_ms=600_000
-        )
+        self._producer = _producer(topics.bootstrap, transactional_id=unique("writer"), transaction_timeout_ms=600_000)
         self._producer.init_transactions(WAIT_S)
         for what in ("first", "aborted", "second", "open"):
             self._producer.begin_transaction()
@@ -184,10 +182,7 @@ def read_with_librdkafka(bootstrap: str, topic: str, count: int) -> list[Read]:
     consumer.close()
     found.sort(key=lambda message: (message.partition(), message.offset()))
     assert not any(message.error() for message in found)
-    return [
-        Read(message.partition(), message.key(), message.value(), tuple(headers_of(message)))
-        for message in found
-    ]
+    return [Read(message.partition(), message.key(), message.value(), tuple(headers_of(message))) for message in found]
 
 
 def headers_of(message: Message) -> list[tuple[str, str | bytes | None]]:

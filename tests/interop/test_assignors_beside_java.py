@@ -33,9 +33,7 @@ def java_assign() -> Iterator[Assign]:
     assert process.stdout is not None
     questions, answers = process.stdin, process.stdout
 
-    def assign(
-        name: str, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]
-    ) -> Assignments:
+    def assign(name: str, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
         topics = " ".join(f"{topic}:{count}" for topic, count in partition_counts.items())
         shown = " ".join(
             f"{each.member_id}/{each.instance_id or ''}/{encode_subscription(each.subscription).hex()}"
@@ -45,8 +43,7 @@ def java_assign() -> Iterator[Assign]:
         questions.flush()
         response = dict(each.split("/") for each in answers.readline().split())
         return {
-            who: sorted(decode_assignment(bytes.fromhex(what)).partitions)
-            for who, what in sorted(response.items())
+            who: sorted(decode_assignment(bytes.fromhex(what)).partitions) for who, what in sorted(response.items())
         }
 
     yield assign
@@ -77,15 +74,9 @@ def members_of(
     found = []
     for who, topics in wants.items():
         before = had.get(who, PreviousAssignment())
-        kept = (
-            tuple(each for each in before.partitions if each[0] in topics) if assignor.is_cooperative else ()
-        )
-        subscription = Subscription(
-            tuple(sorted(topics)), assignor.user_data(before), kept, before.generation_id
-        )
-        found.append(
-            SubscribedMember(who, subscription, f"i{who}" if static and who in ("m1", "m4") else None)
-        )
+        kept = tuple(each for each in before.partitions if each[0] in topics) if assignor.is_cooperative else ()
+        subscription = Subscription(tuple(sorted(topics)), assignor.user_data(before), kept, before.generation_id)
+        found.append(SubscribedMember(who, subscription, f"i{who}" if static and who in ("m1", "m4") else None))
     return found
 
 

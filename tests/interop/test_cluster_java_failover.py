@@ -43,10 +43,7 @@ class ProducerThread(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        records = [
-            {"value": f"{number:06}", "partition": number % PARTITIONS, "key": "k"}
-            for number in range(RECORDS)
-        ]
+        records = [{"value": f"{number:06}", "partition": number % PARTITIONS, "key": "k"} for number in range(RECORDS)]
         try:
             self.places = self._java.produce(self._servers, self._topic, records, batch_size=100, linger_ms=0)
         except BaseException as error:
@@ -125,17 +122,13 @@ def test_a_new_member_continues_after_the_kill_of_its_coordinator(
     cluster.create_topic(topic, PARTITIONS)
     first = java.consumer(cluster.bootstrap, "first", topic, group_id=group)
     wait_until_shared([first], partitions_of(topic, PARTITIONS))
-    java.produce(
-        cluster.bootstrap, topic, [{"value": str(each), "partition": each % 3} for each in range(30)]
-    )
+    java.produce(cluster.bootstrap, topic, [{"value": str(each), "partition": each % 3} for each in range(30)])
     first.wait_for_records(30)
     first.commit()
     cluster.kill(victim_of("group coordinator", java, cluster, topic, group))
     second = java.consumer(cluster.bootstrap, "second", topic, group_id=group)
     wait_until_shared([first, second], partitions_of(topic, PARTITIONS), 60)
-    java.produce(
-        cluster.bootstrap, topic, [{"value": str(each), "partition": each % 3} for each in range(30, 60)]
-    )
+    java.produce(cluster.bootstrap, topic, [{"value": str(each), "partition": each % 3} for each in range(30, 60)])
     java.wait_until(
         lambda: len(first.values) + len(second.values) >= 60,
         lambda: f"{len(first.values)} and {len(second.values)} records",

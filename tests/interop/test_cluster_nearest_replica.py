@@ -122,13 +122,9 @@ def test_a_confluent_consumer_reads_from_its_rack_or_else_from_the_leader(
         """Reads until `count` records have arrived and the client fetches from that broker."""
         deadline = time.monotonic() + 40
         while len(read) < count or fetched_from[-1:] != [broker]:
-            assert time.monotonic() < deadline, (
-                f"{len(read)} of {count} records, fetched from {fetched_from[-5:]}"
-            )
+            assert time.monotonic() < deadline, f"{len(read)} of {count} records, fetched from {fetched_from[-5:]}"
             read.extend(
-                (message.value() or b"").decode()
-                for message in consumer.consume(BATCH, 0.1)
-                if message.error() is None
+                (message.value() or b"").decode() for message in consumer.consume(BATCH, 0.1) if message.error() is None
             )
 
     try:

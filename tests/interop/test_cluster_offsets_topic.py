@@ -78,9 +78,7 @@ def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
     tools: Tools, java: JavaClients, cluster: BrokerProcessCluster, tmp_path: Path
 ) -> None:
     work = GroupWorkload(java, cluster)
-    assert all(
-        len(replicas) == 1 for _, replicas, _ in describe_topic(tools, cluster, OFFSETS_TOPIC).values()
-    )
+    assert all(len(replicas) == 1 for _, replicas, _ in describe_topic(tools, cluster, OFFSETS_TOPIC).values())
     wanted = {partition: ROTATION[partition % 3] for partition in range(PARTITIONS)}
     file = ["--reassignment-json-file", str(plan(tmp_path / "reassign.json", OFFSETS_TOPIC, wanted))]
 
@@ -91,9 +89,7 @@ def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
     assert brokers.count(f"leader.replication.throttled.rate={THROTTLE} ") == 3
     assert brokers.count(f"follower.replication.throttled.rate={THROTTLE} ") == 3
     cluster.wait_until(
-        lambda: (
-            "in progress" not in tools.run(REASSIGN, *at(cluster), *file, "--verify", "--preserve-throttles")
-        ),
+        lambda: "in progress" not in tools.run(REASSIGN, *at(cluster), *file, "--verify", "--preserve-throttles"),
         "the reassignment is complete",
     )
     verified = tools.run(REASSIGN, *at(cluster), *file, "--verify")
@@ -119,9 +115,7 @@ def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
     assert_committed_to_the_end(java, cluster, work.members)
 
 
-def assert_committed_to_the_end(
-    java: JavaClients, cluster: BrokerProcessCluster, members: list[JavaConsumer]
-) -> None:
+def assert_committed_to_the_end(java: JavaClients, cluster: BrokerProcessCluster, members: list[JavaConsumer]) -> None:
     """The remaining nodes keep what the members commit when they leave."""
     for member in members:
         member.close()

@@ -10,17 +10,7 @@ import pytest
 from apache_kafka import ApacheKafka, KafkaFailed
 from command_line import CLUSTER, CONFIGS, LOG_DIRS, TOPICS, VERSIONS, Tools
 from java_clients import JavaClients
-from moldau_cluster import (
-    ELECTION,
-    FEATURES,
-    QUORUM,
-    REASSIGN,
-    at,
-    describe_topic,
-    plan,
-    restore_cluster,
-    three_nodes,
-)
+from moldau_cluster import ELECTION, FEATURES, QUORUM, REASSIGN, at, describe_topic, plan, restore_cluster, three_nodes
 
 from support.broker_process import BrokerProcess
 from support.broker_process_cluster import CLUSTER_ID, BrokerProcessCluster
@@ -76,35 +66,23 @@ def test_kafka_topics_spreads_replicas_and_shows_under_replicated_partitions(
     ]
 
 
-def test_kafka_leader_election_elects_the_preferred_replica(
-    tools: Tools, cluster: BrokerProcessCluster
-) -> None:
+def test_kafka_leader_election_elects_the_preferred_replica(tools: Tools, cluster: BrokerProcessCluster) -> None:
     topic = new_topic(cluster, partitions=3)
-    preferred = {
-        part: replicas[0] for part, (_, replicas, _) in describe_topic(tools, cluster, topic).items()
-    }
+    preferred = {part: replicas[0] for part, (_, replicas, _) in describe_topic(tools, cluster, topic).items()}
     cluster.nodes[2].stop()
     cluster.start(2)
     cluster.wait_in_sync(topic)
-    away = [
-        part
-        for part, (leader, _, _) in describe_topic(tools, cluster, topic).items()
-        if leader != preferred[part]
-    ]
+    away = [part for part, (leader, _, _) in describe_topic(tools, cluster, topic).items() if leader != preferred[part]]
     assert away == [part for part, leader in preferred.items() if leader == 2]
     elected = tools.run(ELECTION, *at(cluster), "--election-type", "preferred", "--all-topic-partitions")
     assert "Successfully completed leader election (PREFERRED)" in elected
     assert f"{topic}-{away[0]}" in elected
-    assert {
-        part: leader for part, (leader, _, _) in describe_topic(tools, cluster, topic).items()
-    } == preferred
+    assert {part: leader for part, (leader, _, _) in describe_topic(tools, cluster, topic).items()} == preferred
     one = ["--topic", topic, "--partition", "0"]
     again = tools.run(ELECTION, *at(cluster), "--election-type", "preferred", *one)
     assert f"Valid replica already elected for partitions {topic}-0" in again
     with pytest.raises(KafkaFailed, match="UnknownTopicOrPartitionException"):
-        tools.run(
-            ELECTION, *at(cluster), "--election-type", "preferred", "--topic", "none", "--partition", "0"
-        )
+        tools.run(ELECTION, *at(cluster), "--election-type", "preferred", "--topic", "none", "--partition", "0")
 
 
 def test_an_unclean_election_happens_only_when_the_tool_requests_it(
@@ -171,9 +149,7 @@ def test_kafka_metadata_quorum_removes_a_voter_and_adds_it_again(
         tools.run(QUORUM, *at(cluster), *configured, "add-controller")
 
 
-def test_the_voter_set_survives_a_kill_of_the_quorum_leader(
-    tools: Tools, cluster: BrokerProcessCluster
-) -> None:
+def test_the_voter_set_survives_a_kill_of_the_quorum_leader(tools: Tools, cluster: BrokerProcessCluster) -> None:
     def status() -> tuple[int, int]:
         printed = tools.run(QUORUM, *at(cluster), "describe", "--status")
         (leader,) = re.findall(r"^LeaderId:\s+(-?\d+)$", printed, re.MULTILINE)
@@ -199,9 +175,7 @@ def test_a_throttled_reassignment_is_slow_until_the_throttle_is_removed(
     java.produce(cluster.bootstrap, topic, large)
     file = ["--reassignment-json-file", str(plan(tmp_path / "move.json", topic, {0: [1, 2]}))]
     tools.run(REASSIGN, *at(cluster), *file, "--execute", "--throttle", "20000")
-    described_topic = tools.run(
-        CONFIGS, *at(cluster), "--entity-type", "topics", "--entity-name", topic, "--describe"
-    )
+    described_topic = tools.run(CONFIGS, *at(cluster), "--entity-type", "topics", "--entity-name", topic, "--describe")
     assert "leader.replication.throttled.replicas=0:1 " in described_topic
     assert "follower.replication.throttled.replicas=0:2 " in described_topic
     # Writes do not wait for the throttled replica, which is not in the ISR.

@@ -11,13 +11,7 @@ from command_line import DUMP, Tools
 from confluent_kafka import Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
-from moldau.metadata.image import (
-    BrokerRegistration,
-    Endpoint,
-    MetadataImage,
-    PartitionRegistration,
-    TopicImage,
-)
+from moldau.metadata.image import BrokerRegistration, Endpoint, MetadataImage, PartitionRegistration, TopicImage
 from moldau.metadata.image import ConfigResource as ConfigOf
 from moldau.metadata.records import TopicRecord, encode
 from moldau.metadata.snapshot import image_to_records
@@ -48,9 +42,7 @@ def value(number: int) -> str:
 
 def produce(bootstrap: str, topic: str, **settings: object) -> None:
     named = {key.replace("_", "."): setting for key, setting in settings.items()}
-    producer = Producer(
-        {"bootstrap.servers": bootstrap, "batch.num.messages": 10, "linger.ms": 5, **QUIET, **named}
-    )
+    producer = Producer({"bootstrap.servers": bootstrap, "batch.num.messages": 10, "linger.ms": 5, **QUIET, **named})
     for number in range(RECORDS):
         producer.produce(topic, value(number), key=f"key-{number}", headers=[("h", b"1")])
     assert producer.flush(20) == 0
@@ -105,12 +97,7 @@ def test_offset_and_time_indexes_pass_kafkas_checks(tools: Tools, written: Writt
     assert printed.count("passed sanity check") == len(indexes)
     # Without the sanity check the tool looks up every entry in its segment and reports differences.
     printed = tools.run(DUMP, "--files", ",".join(indexes), "--verify-index-only")
-    for complaint in (
-        "Mismatches in",
-        "Found timestamp mismatch",
-        "Found out of order timestamp",
-        "Exception",
-    ):
+    for complaint in ("Mismatches in", "Found timestamp mismatch", "Found out of order timestamp", "Exception"):
         assert complaint not in printed
 
 
@@ -170,13 +157,7 @@ def test_kafka_decodes_a_metadata_snapshot(tools: Tools, tmp_path: Path) -> None
     printed = tools.run(DUMP, "--files", str(path), "--cluster-metadata-decoder")
     assert "isvalid: false" not in printed
     assert "Error" not in printed
-    for control_record in (
-        "SnapshotHeader",
-        "KRaftVersion",
-        "KRaftVoters",
-        "LeaderChange",
-        "SnapshotFooter",
-    ):
+    for control_record in ("SnapshotHeader", "KRaftVersion", "KRaftVoters", "LeaderChange", "SnapshotFooter"):
         assert control_record in printed
     types = re.findall(r'"type":"(\w+)"', printed)
     assert types == [

@@ -14,15 +14,11 @@ def error_name(java: JavaClients, node: Broker, method: str, **parameters: objec
     return refused.value.name
 
 
-def member(
-    java: JavaClients, node: Broker, name: str, group: str, topic: str, **more: object
-) -> JavaConsumer:
+def member(java: JavaClients, node: Broker, name: str, group: str, topic: str, **more: object) -> JavaConsumer:
     return java.consumer(node.bootstrap, name, topic, group_id=group, enable_auto_commit=False, **more)
 
 
-def test_the_java_admin_creates_describes_changes_and_deletes_a_topic(
-    java: JavaClients, node: Broker
-) -> None:
+def test_the_java_admin_creates_describes_changes_and_deletes_a_topic(java: JavaClients, node: Broker) -> None:
     topic = unique()
 
     def call(method: str, **parameters: object) -> object:
@@ -44,9 +40,7 @@ def test_the_java_admin_creates_describes_changes_and_deletes_a_topic(
     assert call("describeConfig", name="retention.ms") == ["604800000", "DEFAULT_CONFIG"]
     call("createPartitions", partitions=4)
     poll_until(lambda: leaders() == [1, 1, 1, 1], "four partitions")
-    assert (
-        error_name(java, node, "createPartitions", topic=topic, partitions=2) == "InvalidPartitionsException"
-    )
+    assert error_name(java, node, "createPartitions", topic=topic, partitions=2) == "InvalidPartitionsException"
     call("deleteTopic")
     poll_until(lambda: topic not in java.admin(node.bootstrap, "listTopics"), "the topic is deleted")
     assert error_name(java, node, "describeTopic", topic=topic) == "UnknownTopicOrPartitionException"
@@ -102,13 +96,7 @@ def test_the_java_admin_lists_and_describes_groups(java: JavaClients, node: Brok
     assert listed(types=["JavaConsumer"]) == []
     described = java.admin(node.bootstrap, "describeGroup", group=group)
     seen = {each["client"]: each for each in described.pop("members")}
-    assert described == {
-        "state": "Stable",
-        "type": "Classic",
-        "simple": False,
-        "assignor": "range",
-        "coordinator": 1,
-    }
+    assert described == {"state": "Stable", "type": "Classic", "simple": False, "assignor": "range", "coordinator": 1}
     for each in members:
         found = seen[each.name]
         assert found["instance"] == f"i-{each.name}"
@@ -141,10 +129,7 @@ def test_the_java_admin_alters_and_deletes_a_groups_offsets(java: JavaClients, n
     assert java.admin(node.bootstrap, "listGroupOffsets", group=group) == offsets
     only = member(java, node, "only", group, topic)
     wait_until_shared([only], partitions_of(topic, 2))
-    assert (
-        error_name(java, node, "alterGroupOffsets", group=group, offsets=offsets)
-        == "UnknownMemberIdException"
-    )
+    assert error_name(java, node, "alterGroupOffsets", group=group, offsets=offsets) == "UnknownMemberIdException"
     reason = error_name(java, node, "deleteGroupOffsets", group=group, partitions=[f"{topic}:0"])
     assert reason == "GroupSubscribedToTopicException"
     java.admin(node.bootstrap, "deleteGroupOffsets", group=group, partitions=[f"{other_topic}:0"])

@@ -21,9 +21,7 @@ def revoked_after(consumer: JavaConsumer, since: int) -> set[str]:
     return {each for event in consumer.events_of("revoked", since) for each in event["partitions"]}
 
 
-def test_two_java_consumers_share_a_topic_and_a_third_joins_and_leaves(
-    java: JavaClients, node: Broker
-) -> None:
+def test_two_java_consumers_share_a_topic_and_a_third_joins_and_leaves(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=6), unique()
     everything = partitions_of(topic, 6)
 
@@ -38,9 +36,7 @@ def test_two_java_consumers_share_a_topic_and_a_third_joins_and_leaves(
     c = join("c")
     wait_until_shared([a, b, c], everything)
     assert [len(each.owned) for each in (a, b, c)] == [2, 2, 2]
-    sent = java.produce(
-        node.bootstrap, topic, [{"value": str(n), "partition": n % 6} for n in range(60)], linger_ms=5
-    )
+    sent = java.produce(node.bootstrap, topic, [{"value": str(n), "partition": n % 6} for n in range(60)], linger_ms=5)
     assert len(sent) == 60
     for each in (a, b, c):
         each.wait_for_records(20)
@@ -116,9 +112,7 @@ def test_a_group_uses_an_assignor_that_all_members_support(java: JavaClients, no
 def test_a_rolling_restart_moves_a_group_from_eager_to_cooperative(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
     both = f"{ASSIGNORS}.CooperativeStickyAssignor,{ASSIGNORS}.RangeAssignor"
-    members = [
-        java.consumer(node.bootstrap, name, topic, group_id=group, **by("RangeAssignor")) for name in "ab"
-    ]
+    members = [java.consumer(node.bootstrap, name, topic, group_id=group, **by("RangeAssignor")) for name in "ab"]
     for strategy in (both, f"{ASSIGNORS}.CooperativeStickyAssignor"):
         for index, name in enumerate("ab"):
             wait_until_shared(members, partitions_of(topic, 4))
@@ -172,9 +166,7 @@ def test_many_java_groups_read_one_topic_independently(java: JavaClients, node: 
 
 
 @pytest.mark.parametrize("assignor", ["RangeAssignor", "CooperativeStickyAssignor"])
-def test_no_record_is_missed_while_many_members_join_and_leave(
-    java: JavaClients, node: Broker, assignor: str
-) -> None:
+def test_no_record_is_missed_while_many_members_join_and_leave(java: JavaClients, node: Broker, assignor: str) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=12), unique()
     everything, sent = partitions_of(topic, 12), 0
     present: list[JavaConsumer] = []
@@ -182,9 +174,7 @@ def test_no_record_is_missed_while_many_members_join_and_leave(
 
     def produce() -> None:
         nonlocal sent
-        java.produce(
-            node.bootstrap, topic, [{"value": str(n), "partition": n % 12} for n in range(sent, sent + 120)]
-        )
+        java.produce(node.bootstrap, topic, [{"value": str(n), "partition": n % 12} for n in range(sent, sent + 120)])
         sent += 120
 
     for turn, (come, go) in enumerate([(1, 0), (5, 0), (2, 3), (0, 4), (3, 1)]):

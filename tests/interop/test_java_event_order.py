@@ -23,18 +23,14 @@ def recorder(jvm: JavaClients, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with broker(tmp_path_factory.mktemp("recorded") / "data", advertised_port=found.port) as started:
         found.broker_port = started.port
         # For the first group of a cluster the offsets topic is created, which needs more requests; skip that here.
-        earlier = jvm.consumer(
-            found.bootstrap, "earlier", Topics(found.bootstrap).create(), group_id="earlier"
-        )
+        earlier = jvm.consumer(found.bootstrap, "earlier", Topics(found.bootstrap).create(), group_id="earlier")
         earlier.wait_for("assigned")
         earlier.close()
         yield found
         found.close()
 
 
-def consumer(
-    java: JavaClients, recorder: Recorder, group: str, name: str, topic: str, **more: object
-) -> JavaConsumer:
+def consumer(java: JavaClients, recorder: Recorder, group: str, name: str, topic: str, **more: object) -> JavaConsumer:
     """Names are unique client ids, by which the recorder knows the consumers."""
     return java.consumer(recorder.bootstrap, f"{name}-{group}", topic, group_id=group, **more)
 
@@ -46,17 +42,11 @@ def in_order(recorder: Recorder, of: JavaConsumer, since_ns: int = 0) -> list[st
         for each in recorder.of(of.name)
         if each.name in (*COORDINATION, "OffsetCommit", "LeaveGroup")
     ]
-    events = [
-        (each["at_ns"], each["event"])
-        for each in of.events
-        if each["event"] in ("assigned", "revoked", "lost")
-    ]
+    events = [(each["at_ns"], each["event"]) for each in of.events if each["event"] in ("assigned", "revoked", "lost")]
     return [what for at_ns, what in sorted(messages + events) if at_ns >= since_ns]
 
 
-def messages_of(
-    recorder: Recorder, of: JavaConsumer, name: str, *, is_response: bool
-) -> list[RecordedMessage]:
+def messages_of(recorder: Recorder, of: JavaConsumer, name: str, *, is_response: bool) -> list[RecordedMessage]:
     return [each for each in recorder.of(of.name) if each.name == name and each.is_response == is_response]
 
 
@@ -92,11 +82,7 @@ def test_a_first_consumer_finds_its_coordinator_joins_twice_leads_syncs_and_hear
     assert second_join.content["member_id"] == first_response.content["member_id"]
     assert second_response.error == 0
     assert second_response.content["generation_id"] == 1
-    assert (
-        second_response.content["leader"]
-        == second_response.content["member_id"]
-        == second_join.content["member_id"]
-    )
+    assert second_response.content["leader"] == second_response.content["member_id"] == second_join.content["member_id"]
     assert second_response.content["protocol_name"] == "range"
     (member,) = second_response.content["members"]
     assert member["member_id"] == second_join.content["member_id"]
@@ -163,9 +149,7 @@ def test_a_cooperative_rebalance_commits_keeps_partitions_and_joins_again_to_rev
     java: JavaClients, recorder: Recorder
 ) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=4), unique()
-    settings = {
-        "partition_assignment_strategy": "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
-    }
+    settings = {"partition_assignment_strategy": "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"}
     first = consumer(java, recorder, group, "first", topic, **settings)
     wait_until_shared([first], partitions_of(topic, 4))
     before_ns = time.monotonic_ns()
@@ -184,12 +168,7 @@ def test_a_closing_consumer_commits_revokes_and_leaves(java: JavaClients, record
     only.wait_for_records(1)
     before_ns = time.monotonic_ns()
     only.close()
-    assert in_order(recorder, only, before_ns)[:4] == [
-        "→ OffsetCommit",
-        "← OffsetCommit",
-        "revoked",
-        "→ LeaveGroup",
-    ]
+    assert in_order(recorder, only, before_ns)[:4] == ["→ OffsetCommit", "← OffsetCommit", "revoked", "→ LeaveGroup"]
     left = recorder.wait_for_response(only.name, "LeaveGroup")
     assert left.error == 0
     assert [each["error_code"] for each in left.content["members"]] == [0]
@@ -226,9 +205,7 @@ def test_a_consumer_that_polls_too_late_leaves_and_rejoins_as_a_new_member(
     assert last.content["member_id"] != member["member_id"]
 
 
-def test_a_static_member_does_not_leave_and_needs_no_second_join(
-    java: JavaClients, recorder: Recorder
-) -> None:
+def test_a_static_member_does_not_leave_and_needs_no_second_join(java: JavaClients, recorder: Recorder) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=4), unique()
 
     def join(name: str) -> JavaConsumer:

@@ -12,9 +12,7 @@ def test_a_static_member_restarts_without_a_rebalance(java: JavaClients, node: B
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
 
     def join(name: str) -> JavaConsumer:
-        return java.consumer(
-            node.bootstrap, name, topic, group_id=group, group_instance_id=f"{name}-instance"
-        )
+        return java.consumer(node.bootstrap, name, topic, group_id=group, group_instance_id=f"{name}-instance")
 
     a, b = join("a"), join("b")
     wait_until_shared([a, b], partitions_of(topic, 4))
@@ -39,9 +37,7 @@ def test_a_static_leader_restarts_without_a_rebalance(java: JavaClients, node: B
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
 
     def join(name: str) -> JavaConsumer:
-        return java.consumer(
-            node.bootstrap, name, topic, group_id=group, group_instance_id=f"{name}-instance"
-        )
+        return java.consumer(node.bootstrap, name, topic, group_id=group, group_instance_id=f"{name}-instance")
 
     leader = join("leader")
     wait_until_shared([leader], partitions_of(topic, 4))
@@ -86,9 +82,7 @@ def test_the_first_of_two_members_with_one_instance_id_is_fenced(java: JavaClien
     assert [(each["member"], each["instance"]) for each in described["members"]] == [(member, "twin")]
 
 
-def test_a_consumer_that_polls_too_late_loses_its_partitions_and_rejoins(
-    java: JavaClients, node: Broker
-) -> None:
+def test_a_consumer_that_polls_too_late_loses_its_partitions_and_rejoins(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=4), unique()
     settings = {"group_id": group, "enable_auto_commit": False}
     slow = java.consumer(node.bootstrap, "slow", topic, **settings, max_poll_interval_ms=1500)
@@ -142,9 +136,7 @@ def test_a_dead_member_is_removed_after_its_session_timeout(java: JavaClients, n
 def test_session_timeouts_out_of_range_are_rejected(java: JavaClients, node: Broker) -> None:
     topic, group = Topics(node.bootstrap).create(), unique()
     for timeout_ms in (500, 1_800_001):
-        member = java.consumer(
-            node.bootstrap, f"of-{timeout_ms}", topic, group_id=group, session_timeout_ms=timeout_ms
-        )
+        member = java.consumer(node.bootstrap, f"of-{timeout_ms}", topic, group_id=group, session_timeout_ms=timeout_ms)
         assert member.wait_for_error() == "InvalidSessionTimeoutException"
 
 

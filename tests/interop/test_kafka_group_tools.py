@@ -96,14 +96,9 @@ def test_consumer_groups_describes_offsets_and_lag(groups: ConsumerGroups, activ
     assert "LEADER-EPOCH" in groups("--describe", "--group", active.name, "--offsets", "--verbose")
 
 
-def test_consumer_groups_describes_members_and_state(
-    groups: ConsumerGroups, active: Active, node: Broker
-) -> None:
+def test_consumer_groups_describes_members_and_state(groups: ConsumerGroups, active: Active, node: Broker) -> None:
     members = described(groups, active.name, "--members", "--verbose")
-    assert {row["CLIENT-ID"]: row["GROUP-INSTANCE-ID"] for row in members} == {
-        "a": "instance-a",
-        "b": "instance-b",
-    }
+    assert {row["CLIENT-ID"]: row["GROUP-INSTANCE-ID"] for row in members} == {"a": "instance-a", "b": "instance-b"}
     assert {row["CLIENT-ID"]: {row["CURRENT-ASSIGNMENT"]} for row in members} == {
         member.name: member.owned for member in active.members
     }
@@ -185,9 +180,7 @@ def test_consumer_groups_resets_by_duration_into_the_past(
     groups: ConsumerGroups, java: JavaClients, node: Broker, at_five: tuple[str, str]
 ) -> None:
     topic, group = at_five
-    reset = groups(
-        "--reset-offsets", "--group", group, "--topic", topic, "--by-duration", since(-60), "--execute"
-    )
+    reset = groups("--reset-offsets", "--group", group, "--topic", topic, "--by-duration", since(-60), "--execute")
     assert {row["NEW-OFFSET"] for row in table(reset, group)} == {"0"}
 
 
@@ -195,17 +188,12 @@ def test_consumer_groups_resets_from_a_file_it_exported(
     groups: ConsumerGroups, java: JavaClients, node: Broker, at_five: tuple[str, str], tmp_path: Path
 ) -> None:
     topic, group = at_five
-    exported = groups(
-        "--reset-offsets", "--group", group, "--topic", f"{topic}:1", "--to-offset", "8", "--export"
-    )
+    exported = groups("--reset-offsets", "--group", group, "--topic", f"{topic}:1", "--to-offset", "8", "--export")
     assert exported.split() == [f"{topic},1,8"]
     plan = tmp_path / "offsets.csv"
     plan.write_text(exported.strip() + "\n")
     groups("--reset-offsets", "--group", group, "--from-file", str(plan), "--execute")
-    assert java.admin(node.bootstrap, "listGroupOffsets", group=group) == {
-        f"{topic}:0": [5, ""],
-        f"{topic}:1": [8, ""],
-    }
+    assert java.admin(node.bootstrap, "listGroupOffsets", group=group) == {f"{topic}:0": [5, ""], f"{topic}:1": [8, ""]}
 
 
 def test_consumer_groups_deletes_offsets_and_groups(
@@ -253,9 +241,7 @@ def test_the_console_consumer_in_a_group_continues_at_the_committed_offset(
     assert java.admin(node.bootstrap, "describeGroup", group=group)["state"] == "Empty"
 
 
-def test_the_console_consumer_reads_topics_by_a_pattern(
-    tools: Tools, node: Broker, java: JavaClients
-) -> None:
+def test_the_console_consumer_reads_topics_by_a_pattern(tools: Tools, node: Broker, java: JavaClients) -> None:
     prefix = unique()
     for name in ("one", "two", "other"):
         java.admin(node.bootstrap, "createTopic", topic=f"{prefix}-{name}", partitions=1)

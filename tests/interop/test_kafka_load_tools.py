@@ -4,13 +4,7 @@ import json
 from typing import Any
 
 from broker_under_test import Broker
-from command_line import (
-    CONSUMER_PERFORMANCE,
-    PRODUCER_PERFORMANCE,
-    VERIFIABLE_CONSUMER,
-    VERIFIABLE_PRODUCER,
-    Tools,
-)
+from command_line import CONSUMER_PERFORMANCE, PRODUCER_PERFORMANCE, VERIFIABLE_CONSUMER, VERIFIABLE_PRODUCER, Tools
 from java_clients import JavaClients
 
 from support.topics import Topics, unique
@@ -45,16 +39,13 @@ def test_the_verifiable_producer_and_consumer_agree(tools: Tools, node: Broker, 
     (summary,) = printed_events(printed, "tool_data")
     assert (summary["sent"], summary["acked"]) == (500, 500)
     sent = {
-        (each["partition"], each["offset"], each["value"])
-        for each in printed_events(printed, "producer_send_success")
+        (each["partition"], each["offset"], each["value"]) for each in printed_events(printed, "producer_send_success")
     }
     assert len(sent) == 500
 
     of_group = ("--group-id", group, "--reset-policy", "earliest", "--max-messages", "500", "--verbose")
     printed = tools.run_alone(VERIFIABLE_CONSUMER, *at, *of_group)
-    read = {
-        (each["partition"], each["offset"], each["value"]) for each in printed_events(printed, "record_data")
-    }
+    read = {(each["partition"], each["offset"], each["value"]) for each in printed_events(printed, "record_data")}
     assert read == sent
     assert all(each["success"] for each in printed_events(printed, "offsets_committed"))
     order = [json.loads(line)["name"] for line in printed.splitlines()]

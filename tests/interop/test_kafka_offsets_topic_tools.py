@@ -53,15 +53,11 @@ def formatted(tools: Tools, node: Broker, group: str, formatter: str) -> list[di
     return found
 
 
-def test_kafkas_formatters_print_stored_offsets_and_groups(
-    tools: Tools, node: Broker, java: JavaClients
-) -> None:
+def test_kafkas_formatters_print_stored_offsets_and_groups(tools: Tools, node: Broker, java: JavaClients) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=2), unique()
     began_ms = time.time() * 1000
     settings = {"group_id": group, "enable_auto_commit": False, "session_timeout_ms": 20_000}
-    a, b = (
-        java.consumer(node.bootstrap, name, topic, **settings, group_instance_id=f"i-{name}") for name in "ab"
-    )
+    a, b = (java.consumer(node.bootstrap, name, topic, **settings, group_instance_id=f"i-{name}") for name in "ab")
     wait_until_shared([a, b], partitions_of(topic, 2))
     a.commit(dict.fromkeys(a.owned, (7, "seven")))
     topic_id = java.admin(node.bootstrap, "describeTopic", topic=topic)["id"]
@@ -75,12 +71,7 @@ def test_kafkas_formatters_print_stored_offsets_and_groups(
     assert offset["value"]["version"] == 4
     committed_ms = offset["value"]["data"].pop("commitTimestamp")
     assert began_ms - 1 <= committed_ms <= time.time() * 1000
-    assert offset["value"]["data"] == {
-        "offset": 7,
-        "leaderEpoch": -1,
-        "metadata": "seven",
-        "topicId": topic_id,
-    }
+    assert offset["value"]["data"] == {"offset": 7, "leaderEpoch": -1, "metadata": "seven", "topicId": topic_id}
 
     last = formatted(tools, node, group, "GroupMetadataMessageFormatter")[-1]
     assert last["key"] == {"type": 2, "data": {"group": group}}
@@ -101,9 +92,7 @@ def test_kafkas_formatters_print_stored_offsets_and_groups(
         assert topic.encode() in b64decode(member["assignment"])
 
 
-def test_kafkas_formatters_print_tombstones_of_deletions(
-    tools: Tools, node: Broker, java: JavaClients
-) -> None:
+def test_kafkas_formatters_print_tombstones_of_deletions(tools: Tools, node: Broker, java: JavaClients) -> None:
     topic, group = Topics(node.bootstrap).create(partitions=2), unique()
     only = java.consumer(node.bootstrap, "only", topic, group_id=group, enable_auto_commit=False)
     wait_until_shared([only], partitions_of(topic, 2))

@@ -48,12 +48,7 @@ def test_kafka_configs_describes_and_alters(tools: Tools, node: Broker) -> None:
     topic = Topics(node.bootstrap).create()
     entity = ["--entity-type", "topics", "--entity-name", topic]
     tools.run(
-        CONFIGS,
-        *at(node),
-        *entity,
-        "--alter",
-        "--add-config",
-        "retention.ms=7000,cleanup.policy=[compact,delete]",
+        CONFIGS, *at(node), *entity, "--alter", "--add-config", "retention.ms=7000,cleanup.policy=[compact,delete]"
     )
     described = tools.run(CONFIGS, *at(node), *entity, "--describe")
     assert "retention.ms=7000" in described
@@ -62,9 +57,7 @@ def test_kafka_configs_describes_and_alters(tools: Tools, node: Broker) -> None:
     tools.run(CONFIGS, *at(node), *entity, "--alter", "--delete-config", "retention.ms,cleanup.policy")
     assert "retention.ms" not in tools.run(CONFIGS, *at(node), *entity, "--describe")
     assert "DEFAULT_CONFIG:log.retention" in tools.run(CONFIGS, *at(node), *entity, "--describe", "--all")
-    brokers = tools.run(
-        CONFIGS, *at(node), "--entity-type", "brokers", "--entity-name", "1", "--describe", "--all"
-    )
+    brokers = tools.run(CONFIGS, *at(node), "--entity-type", "brokers", "--entity-name", "1", "--describe", "--all")
     assert "message.max.bytes=1048588" in brokers
     with pytest.raises(KafkaFailed, match="InvalidConfig"):
         tools.run(CONFIGS, *at(node), *entity, "--alter", "--add-config", "retention.ms=soon")
@@ -77,9 +70,7 @@ def test_kafka_get_offsets_lists_offsets(tools: Tools, node: Broker) -> None:
     latest = tools.run(OFFSETS, *at(node), "--topic", topic).split()
     assert latest == [f"{topic}:0:0", f"{topic}:1:7"]
     for special, offset in (("earliest", "0"), ("max-timestamp", "0"), ("earliest-local", "0")):
-        response = tools.run(
-            OFFSETS, *at(node), "--topic-partitions", f"{topic}:1", "--time", special
-        ).split()
+        response = tools.run(OFFSETS, *at(node), "--topic-partitions", f"{topic}:1", "--time", special).split()
         assert response == [f"{topic}:1:{offset}"]
 
 
@@ -102,14 +93,7 @@ def test_the_console_producer_and_consumer_round_trip(tools: Tools, node: Broker
     lines = [f"key-{number}:value {number}" for number in range(50)]
     properties = ["--reader-property", "parse.key=true", "--reader-property", "key.separator=:"]
     tools.run(
-        PRODUCER,
-        *at(node),
-        "--topic",
-        topic,
-        "--compression-codec",
-        codec,
-        *properties,
-        stdin="\n".join(lines) + "\n",
+        PRODUCER, *at(node), "--topic", topic, "--compression-codec", codec, *properties, stdin="\n".join(lines) + "\n"
     )
     with WireClient(node.bootstrap) as wire:
         assert end_offset(wire, topic) == 50
@@ -160,9 +144,7 @@ def test_kafka_delete_records_moves_the_start(
     with WireClient(node.bootstrap) as wire:
         produce(wire, topic, batch([b"x"] * 7))
     wanted = tmp_path_factory.mktemp("delete") / "offsets.json"
-    wanted.write_text(
-        json.dumps({"partitions": [{"topic": topic, "partition": 0, "offset": 4}], "version": 1})
-    )
+    wanted.write_text(json.dumps({"partitions": [{"topic": topic, "partition": 0, "offset": 4}], "version": 1}))
     assert "low_watermark: 4" in tools.run(DELETE_RECORDS, *at(node), "--offset-json-file", str(wanted))
     earliest = tools.run(OFFSETS, *at(node), "--topic", topic, "--time", "earliest").split()
     assert earliest == [f"{topic}:0:4"]

@@ -26,9 +26,7 @@ class KafkaCluster:
     """Nodes with broker and controller roles, by id from 1."""
 
     def __init__(self, directory: Path) -> None:
-        self.nodes = {
-            node: ApacheKafka(directory / f"node-{node}", heap="256m") for node in range(1, NODES + 1)
-        }
+        self.nodes = {node: ApacheKafka(directory / f"node-{node}", heap="256m") for node in range(1, NODES + 1)}
         voters = ",".join(f"{node}@127.0.0.1:{each.controller_port}" for node, each in self.nodes.items())
         for node, each in self.nodes.items():
             each.properties.update(
@@ -119,18 +117,12 @@ def in_partition(index: int, numbers: range) -> list[bytes]:
     return [b"%06d" % number for number in numbers if number % PARTITIONS == index]
 
 
-async def stable_ends(
-    cluster: Cluster, partitions: list[TopicPartition]
-) -> dict[TopicPartition, OffsetAndTimestamp]:
+async def stable_ends(cluster: Cluster, partitions: list[TopicPartition]) -> dict[TopicPartition, OffsetAndTimestamp]:
     return await list_offsets(cluster, dict.fromkeys(partitions, LATEST), isolation_level=READ_COMMITTED)
 
 
 async def read_to_the_end(
-    cluster: Cluster,
-    partitions: list[TopicPartition],
-    *,
-    halfway: Callable[[], None] = lambda: None,
-    **settings: Any,
+    cluster: Cluster, partitions: list[TopicPartition], *, halfway: Callable[[], None] = lambda: None, **settings: Any
 ) -> dict[int, list[bytes | None]]:
     """Returns all values by partition; calls `halfway` once when half of the offsets are read."""
     starts = await list_offsets(cluster, dict.fromkeys(partitions, EARLIEST))
@@ -193,9 +185,7 @@ def test_a_bounded_read_ends_after_transaction_markers(kafka: KafkaCluster, is_c
             # Two records, three of the transaction, and its marker, which is written a little later.
             while {place.offset for place in (await stable_ends(cluster, partitions)).values()} != {6}:
                 await asyncio.sleep(0.05)
-            values = await read_to_the_end(
-                cluster, partitions, isolation_level=READ_COMMITTED, max_wait_ms=60_000
-            )
+            values = await read_to_the_end(cluster, partitions, isolation_level=READ_COMMITTED, max_wait_ms=60_000)
             seen = [b"of a transaction"] * 3 if is_committed else []
             assert values == {index: in_partition(index, range(12)) + seen for index in range(PARTITIONS)}
 
@@ -247,9 +237,7 @@ def test_a_group_reads_once_and_in_order_while_its_coordinator_stops(kafka: Kafk
                 going: asyncio.Future[None] | None = None
                 while len(sent) < 6_000 or sum(map(len, values.values())) < 6_000:
                     for number in range(len(sent), min(len(sent) + 60, 6_000)):
-                        sent.append(
-                            await producer.send(topic, b"%06d" % number, partition=number % PARTITIONS)
-                        )
+                        sent.append(await producer.send(topic, b"%06d" % number, partition=number % PARTITIONS))
                     for record in await consumer.poll(50):
                         values[record.partition].append(record.value)
                     if going is None and sum(map(len, values.values())) > 1_500:

@@ -52,13 +52,7 @@ def sasl(mechanism: str, **given: str) -> dict[str, str]:
     }
 
 
-LISTENERS = {
-    "SECURE": "SASL_SSL",
-    "OPEN": "SASL_PLAINTEXT",
-    "SHORT": "SASL_PLAINTEXT",
-    "TLS": "SSL",
-    "MUTUAL": "SSL",
-}
+LISTENERS = {"SECURE": "SASL_SSL", "OPEN": "SASL_PLAINTEXT", "SHORT": "SASL_PLAINTEXT", "TLS": "SSL", "MUTUAL": "SSL"}
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +131,7 @@ async def write_and_read(bootstrap: str, security: Security) -> None:
         for number, value in enumerate(values):
             await producer.send(topic, value, partition=number % 2)
     read: list[bytes] = []
-    async with Consumer(
-        bootstrap, group_id=topic, auto_offset_reset="earliest", security=security
-    ) as consumer:
+    async with Consumer(bootstrap, group_id=topic, auto_offset_reset="earliest", security=security) as consumer:
         consumer.subscribe([topic])
         while len(read) < len(values):
             read += [record.value for record in await consumer.poll(1_000) if record.value is not None]

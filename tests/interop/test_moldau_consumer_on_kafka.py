@@ -6,11 +6,7 @@ from collections.abc import Iterator
 import pytest
 from apache_kafka import ApacheKafka, available
 
-from support.consumer_behaviours import (
-    CONSUMER_BEHAVIOURS,
-    ConsumerFixture,
-    a_group_resumes_after_a_broker_restart,
-)
+from support.consumer_behaviours import CONSUMER_BEHAVIOURS, ConsumerFixture, a_group_resumes_after_a_broker_restart
 
 
 @pytest.fixture(scope="module")

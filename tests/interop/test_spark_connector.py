@@ -35,9 +35,7 @@ def test_the_connector_streams_every_record_librdkafka_wrote(
 ) -> None:
     options = {"subscribe": written.plain, "maxOffsetsPerTrigger": 70, **ALL}
     streamed = stream_to_end(stream(spark, "kafka", written.bootstrap, options), tmp_path)
-    assert [_read_file(row) for row in streamed.rows] == read_with_librdkafka(
-        written.bootstrap, written.plain, RECORDS
-    )
+    assert [_read_file(row) for row in streamed.rows] == read_with_librdkafka(written.bootstrap, written.plain, RECORDS)
     assert len(streamed.ends) == 2
 
 
@@ -77,9 +75,7 @@ def test_a_stream_from_topic_to_topic_copies_every_record(
     assert read_with_librdkafka(written.bootstrap, into, RECORDS) == expected
 
 
-def test_keys_go_to_the_same_partitions_as_with_the_connector(
-    spark: SparkSession, written: SparkTopics
-) -> None:
+def test_keys_go_to_the_same_partitions_as_with_the_connector(spark: SparkSession, written: SparkTopics) -> None:
     keys = spark.range(200).selectExpr("CAST(CONCAT('key-', id * id) AS STRING) AS key", "'value' AS value")
     placed = {}
     for writer in WRITERS:
@@ -95,9 +91,7 @@ def test_keys_go_to_the_same_partitions_as_with_the_connector(
 def test_rows_can_name_their_topic(spark: SparkSession, written: SparkTopics, writer: str) -> None:
     topics = Topics(written.bootstrap)
     even, odd = topics.create(), topics.create()
-    rows = spark.range(20).selectExpr(
-        f"IF(id % 2 = 0, '{even}', '{odd}') AS topic", "CAST(id AS STRING) AS value"
-    )
+    rows = spark.range(20).selectExpr(f"IF(id % 2 = 0, '{even}', '{odd}') AS topic", "CAST(id AS STRING) AS value")
     rows.write.format(writer).mode("append").option("kafka.bootstrap.servers", written.bootstrap).save()
     for topic, first in ((even, 0), (odd, 1)):
         found = {one.value for one in read_with_librdkafka(written.bootstrap, topic, 10)}

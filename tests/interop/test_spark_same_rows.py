@@ -9,17 +9,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from spark_data import (
-    FIRST_MS,
-    RECORDS,
-    Options,
-    SparkTopics,
-    Streamed,
-    batch,
-    in_order,
-    stream,
-    stream_to_end,
-)
+from spark_data import FIRST_MS, RECORDS, Options, SparkTopics, Streamed, batch, in_order, stream, stream_to_end
 
 pytestmark = pytest.mark.spark
 
@@ -97,22 +87,13 @@ REFUSED: Reads = {
     "a topic that is not there": lambda on: {"subscribe": f"{on.plain}-no-such-topic"},
     "a start at latest": lambda on: {"subscribe": on.plain, "startingOffsets": "latest"},
     "an end at earliest": lambda on: {"subscribe": on.plain, "endingOffsets": "earliest"},
-    "a start that names latest": lambda on: {
-        "subscribe": on.appended,
-        "startingOffsets": on.at(on.appended, {0: -1}),
-    },
-    "offsets of some partitions only": lambda on: {
-        "subscribe": on.plain,
-        "startingOffsets": on.at(on.plain, {0: 1}),
-    },
+    "a start that names latest": lambda on: {"subscribe": on.appended, "startingOffsets": on.at(on.appended, {0: -1})},
+    "offsets of some partitions only": lambda on: {"subscribe": on.plain, "startingOffsets": on.at(on.plain, {0: 1})},
     "a start that was deleted": lambda on: {
         "subscribe": on.truncated,
         "startingOffsets": on.at(on.truncated, {0: 0, 1: 0}),
     },
-    "a time behind the last record": lambda on: {
-        "subscribe": on.plain,
-        "startingTimestamp": BEHIND_MS,
-    },
+    "a time behind the last record": lambda on: {"subscribe": on.plain, "startingTimestamp": BEHIND_MS},
     "no number": lambda on: {"subscribe": on.plain, "minPartitions": "many"},
     "fewer than no pieces": lambda on: {"subscribe": on.plain, "minPartitions": -1},
 }
@@ -230,16 +211,12 @@ def test_transactions_have_the_same_rows_as_with_sparks_connector(
         pytest.skip("Moldau has no transactions yet")
     isolation, count = ISOLATION[level]
     options = {"subscribe": written.committed, **isolation}
-    ours, theirs = (
-        in_order(batch(spark, source, written.bootstrap, options)) for source in ("moldau", "kafka")
-    )
+    ours, theirs = (in_order(batch(spark, source, written.bootstrap, options)) for source in ("moldau", "kafka"))
     assert ours == theirs
     assert len(ours) == count
     assert _streamed(spark, "moldau", written, options, tmp_path).rows == ours
     assert _streamed(spark, "kafka", written, options, tmp_path).rows == ours
 
 
-def _streamed(
-    spark: SparkSession, source: str, written: SparkTopics, options: Options, directory: Path
-) -> Streamed:
+def _streamed(spark: SparkSession, source: str, written: SparkTopics, options: Options, directory: Path) -> Streamed:
     return stream_to_end(stream(spark, source, written.bootstrap, options), directory)

@@ -102,9 +102,7 @@ def test_a_missing_record_that_was_read_has_vanished() -> None:
         ([(2, C), (2, C)], "internal non-monotonic poll"),
     ],
 )
-def test_a_poll_with_offsets_out_of_order_is_a_violation(
-    records: list[tuple[int, bytes]], anomaly: str
-) -> None:
+def test_a_poll_with_offsets_out_of_order_is_a_violation(records: list[tuple[int, bytes]], anomaly: str) -> None:
     history = sound()
     history.polls.append(PollOperation("other", ORDERS, records[0][0], 3, records))
     assert anomalies(history) == [anomaly]

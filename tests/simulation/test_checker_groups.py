@@ -61,9 +61,7 @@ class GroupHistoryBuilder:
         )
         self.history.offset_fetches.append(fetch)
 
-    def delete(
-        self, group: str, *, result: OperationResult = OperationResult.OK, whole_group: bool = False
-    ) -> None:
+    def delete(self, group: str, *, result: OperationResult = OperationResult.OK, whole_group: bool = False) -> None:
         invoked_at = self.history.next_event()
         completed_at = None if result is OperationResult.INFO else self.history.next_event()
         self.history.deletions.append(

@@ -28,8 +28,7 @@ class ClientScenario:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"{seed}/story")
         self.simulation = Simulation(
-            seed,
-            network=NetworkSettings(slow_packet_chance=0.02, partial_read_chance=self.random.random() / 2),
+            seed, network=NetworkSettings(slow_packet_chance=0.02, partial_read_chance=self.random.random() / 2)
         )
         self.server = self.simulation.add_host("server")
         self.client = self.simulation.add_host("client")
@@ -75,9 +74,7 @@ class ClientScenario:
 
     async def open_cluster(self) -> Cluster:
         platform = self.client.platform
-        cluster = Cluster(
-            "server:9092", clock=platform.clock, random=platform.random, request_timeout_ms=3_000
-        )
+        cluster = Cluster("server:9092", clock=platform.clock, random=platform.random, request_timeout_ms=3_000)
         await cluster.start()
         await Admin(cluster).create_topic(TOPIC, PARTITIONS)
         return cluster

@@ -68,9 +68,7 @@ def test_a_disabled_safeguard_is_detected(ablation: str) -> None:
     assert any(run_seed(seed, ablation).violations for seed in seeds)
 
 
-def test_a_failure_is_printed_with_its_events_and_the_replay_command(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_failure_is_printed_with_its_events_and_the_replay_command(capsys: pytest.CaptureFixture[str]) -> None:
     ablation = "lease"
     assert main(["--scenario", "cluster", "--seeds", str(SEEDS_PER_ABLATION), "--ablation", ablation]) == 1
     printed = capsys.readouterr().out

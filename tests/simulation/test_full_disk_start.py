@@ -47,9 +47,7 @@ def test_a_start_on_a_full_disk_fails_or_waits_for_space(seed: int) -> None:
     simulation = Simulation(seed)
 
     async def main() -> list[str]:
-        return [
-            await restart_with(simulation, free_bytes) for free_bytes in range(0, FREE_BYTES_MAX, STEP_BYTES)
-        ]
+        return [await restart_with(simulation, free_bytes) for free_bytes in range(0, FREE_BYTES_MAX, STEP_BYTES)]
 
     outcomes = simulation.run(main, 3_600_000)
     assert outcomes[0] == "failed"

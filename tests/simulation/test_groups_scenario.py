@@ -61,9 +61,7 @@ def test_a_seed_replays_to_the_same_trace_in_another_process_with_another_hash_s
 def test_a_disabled_safeguard_is_detected(ablation: str, anomaly: str) -> None:
     """One of a few seeds must fail, with the anomaly that the safeguard prevents."""
     assert any(
-        violation.startswith(anomaly)
-        for seed in ABLATED_SEEDS
-        for violation in run_seed(seed, ablation).violations
+        violation.startswith(anomaly) for seed in ABLATED_SEEDS for violation in run_seed(seed, ablation).violations
     )
 
 

@@ -41,9 +41,7 @@ class FakePartition:
     def lead(self, epoch: int, high_watermark: int, isr: tuple[int, ...] = (1, 2)) -> None:
         self.leader_epoch, self.high_watermark = epoch, high_watermark
         self.leader.state = SimpleNamespace(
-            high_watermark=high_watermark,
-            maximal_isr=lambda: isr,
-            image=SimpleNamespace(partition_epoch=0),
+            high_watermark=high_watermark, maximal_isr=lambda: isr, image=SimpleNamespace(partition_epoch=0)
         )
 
     def follow(self) -> None:
@@ -84,9 +82,7 @@ def image(
     partition = PartitionRegistration(0, (1, 2), isr, leader, epoch, offset)
     broker = BrokerRegistration(2, 1, UUID(int=2), (), None, fenced)
     return MetadataImage(
-        offset=offset,
-        brokers={2: broker},
-        topics={"orders": TopicImage("orders", TOPIC_ID, (partition,))},
+        offset=offset, brokers={2: broker}, topics={"orders": TopicImage("orders", TOPIC_ID, (partition,))}
     )
 
 
@@ -164,9 +160,7 @@ def test_a_leader_that_lacks_committed_records(cluster: Cluster) -> None:
     one.partition.follow()
     two.partition.log.end_offset = 8
     two.partition.lead(1, 8, isr=(2,))
-    assert (
-        "node-2 leads orders-0 in epoch 1 with a log that ends at 8, and 9 is committed" in cluster.check()[0]
-    )
+    assert "node-2 leads orders-0 in epoch 1 with a log that ends at 8, and 9 is committed" in cluster.check()[0]
 
 
 def test_a_leader_of_an_old_epoch_may_lack_later_commits(cluster: Cluster) -> None:
@@ -263,9 +257,7 @@ def test_an_acknowledgement_without_a_lease(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("now_ms", "is_sound"), [(999, False), (1000, True)])
-def test_a_broker_that_is_fenced_before_its_lease_expires(
-    cluster: Cluster, now_ms: int, is_sound: bool
-) -> None:
+def test_a_broker_that_is_fenced_before_its_lease_expires(cluster: Cluster, now_ms: int, is_sound: bool) -> None:
     one, two = cluster.servers
     one.metadata.image = image(1)
     cluster.check()

@@ -9,12 +9,7 @@ import pytest
 
 from moldau.testing.simulation.platform.determinism import DeterminismError
 from moldau.testing.simulation.platform.loop import DeadlockError, LivelockError, SimulatedLoop
-from moldau.testing.simulation.platform.simulation import (
-    HostCrashed,
-    Simulation,
-    SimulationTimeout,
-    UnhandledError,
-)
+from moldau.testing.simulation.platform.simulation import HostCrashed, Simulation, SimulationTimeout, UnhandledError
 
 
 def run(main: Callable[[], Awaitable[Any]], **options: Any) -> Any:
@@ -144,12 +139,7 @@ def test_randomness_threads_and_sleep_raise_within_a_simulation() -> None:
     import uuid
 
     async def main() -> None:
-        for escape in (
-            lambda: os.urandom(4),
-            uuid.uuid4,
-            lambda: time.sleep(0),
-            threading.Thread(target=print).start,
-        ):
+        for escape in (lambda: os.urandom(4), uuid.uuid4, lambda: time.sleep(0), threading.Thread(target=print).start):
             with pytest.raises(DeterminismError):
                 escape()
 
@@ -196,10 +186,7 @@ def test_a_crash_stops_a_host_between_two_callbacks() -> None:
                 steps.append("step")
         finally:
             steps.append("finally")
-            for forbidden in (
-                lambda: file.append([b"from the dead"]),
-                lambda: host_disk.open("/other"),
-            ):
+            for forbidden in (lambda: file.append([b"from the dead"]), lambda: host_disk.open("/other")):
                 with pytest.raises(OSError, match="crashed"):
                     forbidden()
             asyncio.get_running_loop().call_soon(steps.append, "a ghost")

@@ -34,9 +34,7 @@ class StandaloneCluster:
             self._start("master", "--port", str(self._port), "--webui-port", str(self._page_port))
             for number in range(self._workers):
                 work = self._directory / f"work-{number}"
-                self._start(
-                    "worker", self.url, "--cores", "1", "--memory", self._memory, "--work-dir", str(work)
-                )
+                self._start("worker", self.url, "--cores", "1", "--memory", self._memory, "--work-dir", str(work))
             self._wait_for_workers()
         except BaseException:
             self._stop()
@@ -100,9 +98,7 @@ def python_without_moldau(directory: Path) -> Path:
     return directory / "bin" / "python"
 
 
-def moldau(
-    *arguments: str, environ: Mapping[str, str], within_s: float = 240.0
-) -> "subprocess.CompletedProcess[str]":
+def moldau(*arguments: str, environ: Mapping[str, str], within_s: float = 240.0) -> "subprocess.CompletedProcess[str]":
     """Runs a command as a driver."""
     return subprocess.run(
         [sys.executable, "-m", "moldau", *arguments],

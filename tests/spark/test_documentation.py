@@ -39,9 +39,7 @@ def test_the_example_of_spark_submit(bootstrap: str, tmp_path: Path) -> None:
 
 def test_the_example_of_a_pipeline(bootstrap: str, tmp_path: Path) -> None:
     run_shell("moldau topic create orders; moldau topic create revenue", tmp_path, bootstrap)
-    script = blocks("docs/pipelines.md", "sh")[0].replace(
-        "run revenue.yaml ", "run revenue.yaml --available-now "
-    )
+    script = blocks("docs/pipelines.md", "sh")[0].replace("run revenue.yaml ", "run revenue.yaml --available-now ")
     assert "revenue" in run_shell(script, tmp_path, bootstrap)
 
 
@@ -57,8 +55,6 @@ def test_the_pipeline_example(bootstrap: str, tmp_path: Path) -> None:
         run_shell(f"moldau topic create {topic}", tmp_path, bootstrap)
     run_shell(f"echo '{ORDER}' | moldau produce orders", tmp_path, bootstrap)
     run_shell(
-        "moldau pipeline check revenue.yaml && moldau pipeline run revenue.yaml --available-now",
-        tmp_path,
-        bootstrap,
+        "moldau pipeline check revenue.yaml && moldau pipeline run revenue.yaml --available-now", tmp_path, bootstrap
     )
     assert "5.0" in run_shell("moldau consume revenue --from-beginning --count 1", tmp_path, bootstrap)

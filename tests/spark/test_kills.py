@@ -18,9 +18,7 @@ KILLS = int(os.environ.get("MOLDAU_SPARK_KILLS", "3"))
 SEED = int(os.environ.get("MOLDAU_SEED", "1"))
 
 
-def test_killed_queries_lose_nothing_and_duplicate_only_repeated_batches(
-    tmp_path: Path, only_moldau: None
-) -> None:
+def test_killed_queries_lose_nothing_and_duplicate_only_repeated_batches(tmp_path: Path, only_moldau: None) -> None:
     kills = Kills(tmp_path, SEED)
     try:
         outcome = kills.play(KILLS)
@@ -44,9 +42,5 @@ def message(outcome: KillsOutcome) -> str:
         f"{outcome.produced} rows, {twice} of them in the topic more than once; batches begun again: {replayed}, "
         f"tasks tried again: {retried}; drivers that ended on their own: {len(outcome.ended)}"
     )
-    lines = [
-        summary,
-        *outcome.strikes,
-        *(f"a driver ended on its own: {said}" for said in outcome.ended),
-    ]
+    lines = [summary, *outcome.strikes, *(f"a driver ended on its own: {said}" for said in outcome.ended)]
     return "\n".join(lines)

@@ -85,9 +85,7 @@ def javas() -> list[str]:
 
 
 @pytest.mark.parametrize("java_home", javas())
-def test_a_submitted_program_gets_master_settings_and_arguments_on_any_java(
-    tmp_path: Path, java_home: str
-) -> None:
+def test_a_submitted_program_gets_master_settings_and_arguments_on_any_java(tmp_path: Path, java_home: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(USES_BUILDER)
     settings = ["--conf", "spark.test.given=a = b", "--conf", "spark.driver.memory=512m"]
@@ -154,18 +152,14 @@ def test_a_port_without_a_master_times_out_and_a_lost_java_is_restarted() -> Non
         )
         done = run("-c", program)
     message, *counts = done.stdout.splitlines()
-    assert message.startswith(
-        f"LaunchError {url} accepts connections but did not register this application within 1 s"
-    )
+    assert message.startswith(f"LaunchError {url} accepts connections but did not register this application within 1 s")
     assert counts == ["4", "5"], done.stderr
     assert "log level" not in done.stderr
 
 
 def test_the_running_session_is_returned(spark: SparkSession) -> None:
     assert moldau.spark.session() is spark
-    assert (
-        moldau.spark.session(settings={"spark.sql.test.later": "1"}).conf.get("spark.sql.test.later") == "1"
-    )
+    assert moldau.spark.session(settings={"spark.sql.test.later": "1"}).conf.get("spark.sql.test.later") == "1"
 
 
 def test_a_second_master_in_one_process_is_refused(spark: SparkSession) -> None:
@@ -180,9 +174,7 @@ def test_a_session_has_our_defaults_unless_overridden(spark: SparkSession) -> No
     assert spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") == "2147483647"
 
 
-def test_an_error_in_sql_is_raised_and_not_printed_too(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_in_sql_is_raised_and_not_printed_too(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AnalysisException, match="numbr"):
         spark.sql("SELECT numbr FROM range(1)")
     assert capsys.readouterr().err == ""

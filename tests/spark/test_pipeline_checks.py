@@ -47,9 +47,7 @@ def good(broker: Broker) -> str:
     )
 
 
-def findings(
-    spark: SparkSession, folder: Path, text: str, place: CheckpointLocation | None = None
-) -> list[Finding]:
+def findings(spark: SparkSession, folder: Path, text: str, place: CheckpointLocation | None = None) -> list[Finding]:
     path = folder / "test.yaml"
     path.write_text(textwrap.dedent(text))
     return check(spark, load(path), place)
@@ -67,28 +65,10 @@ def test_a_pipeline_that_would_run_has_no_findings_and_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("before", "after", "where", "said", "fix"),
     [
-        (
-            "topic: out-",
-            "topic: outt-",
-            "sinks.out.topic",
-            "there is no topic outt-",
-            "moldau topic create outt-",
-        ),
-        (
-            "topic: orders-",
-            "topic: order-",
-            "sources.orders.topic",
-            "; did you mean orders-",
-            "moldau topic create",
-        ),
+        ("topic: out-", "topic: outt-", "sinks.out.topic", "there is no topic outt-", "moldau topic create outt-"),
+        ("topic: orders-", "topic: order-", "sources.orders.topic", "; did you mean orders-", "moldau topic create"),
         ("n > 0", "m > 0", "sources.orders.expectations.positive", "`m` cannot be resolved", ""),
-        (
-            "n > 0",
-            "n + 1",
-            "sources.orders.expectations.positive",
-            "'n + 1' is INT",
-            "write what must be true",
-        ),
+        ("n > 0", "n + 1", "sources.orders.expectations.positive", "'n + 1' is INT", "write what must be true"),
         ("product STRING, n", "product STRIN, n", "sources.orders.schema", "not name TYPE, name TYPE", ""),
         ("column: at", "column: n", "sources.orders", "it must be TIMESTAMP", ""),
         ("SUM(n) AS n", "SUM(m) AS n", "transform.total", "the view total: ", ""),
@@ -110,29 +90,14 @@ def test_a_pipeline_that_would_run_has_no_findings_and_leaves_nothing_behind(
             "",
         ),
         ("mode: update}", "mode: update, options: {kafka.ack: all}}", "sinks.out.options", "ack", ""),
-        (
-            "parquet: files",
-            "parquet: test.yaml/files",
-            "sinks.files.parquet",
-            "test.yaml is a file",
-            "choose another",
-        ),
+        ("parquet: files", "parquet: test.yaml/files", "sinks.files.parquet", "test.yaml is a file", "choose another"),
     ],
 )
 def test_problems_are_found_with_their_path_and_a_fix(
-    spark: SparkSession,
-    good: str,
-    tmp_path: Path,
-    before: str,
-    after: str,
-    where: str | None,
-    said: str,
-    fix: str,
+    spark: SparkSession, good: str, tmp_path: Path, before: str, after: str, where: str | None, said: str, fix: str
 ) -> None:
     assert before in good
-    found = [
-        each for each in findings(spark, tmp_path, good.replace(before, after, 1)) if each.severity == "error"
-    ]
+    found = [each for each in findings(spark, tmp_path, good.replace(before, after, 1)) if each.severity == "error"]
     if where is None:
         assert found == []
         return

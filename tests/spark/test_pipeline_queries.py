@@ -56,9 +56,7 @@ def run(
 ) -> Mapping[str, Any]:
     """Runs all queries until they have read the available records; returns their progress."""
     place = CheckpointLocation(str(file.parent / "checkpoints"), generation)
-    planned = [
-        each for each in plan(spark, load(file), place, start, **more) if only is None or each.name in only
-    ]
+    planned = [each for each in plan(spark, load(file), place, start, **more) if only is None or each.name in only]
     started = {each.name: each.start(True) for each in planned}
     try:
         for query in started.values():
@@ -85,8 +83,7 @@ def test_one_stream_reaches_every_kind_of_sink_and_bad_records_the_dead_letters(
     orders, out, dead = written.create("orders", partitions=2), written.create("out"), written.create("dead")
     written.send(orders, [order("tea", 1, 0), order("milk", 2, 0), order("tea", 3, 1)])
     written.send(
-        orders,
-        [ProducedRecord(order("tea", 4, 1), partition=1), ProducedRecord(b"bad", key=b"k", partition=1)],
+        orders, [ProducedRecord(order("tea", 4, 1), partition=1), ProducedRecord(b"bad", key=b"k", partition=1)]
     )
     written.send(orders, [ProducedRecord(order("tea", -1, 1), partition=1, headers=(("h", b"1"),))])
     path = file_of(
@@ -117,9 +114,7 @@ def test_one_stream_reaches_every_kind_of_sink_and_bad_records_the_dead_letters(
     assert list(progress) == ["out", "table", "whole", "log", "files", "screen", "orders.dead_letters"]
 
     expected = {("10:00", "tea", 1), ("10:00", "milk", 2), ("10:01", "tea", 7)}
-    assert {
-        (each["minute"][11:16], each["product"], each["total"]) for each in values_in(broker, out)
-    } == expected
+    assert {(each["minute"][11:16], each["product"], each["total"]) for each in values_in(broker, out)} == expected
     assert {each.key for each in records_in(broker, out)} == {b"tea", b"milk"}
     for name in ("table", "whole"):
         rows = DeltaTable(str(tmp_path / name)).to_pyarrow_table().to_pylist()
@@ -137,10 +132,7 @@ def test_one_stream_reaches_every_kind_of_sink_and_bad_records_the_dead_letters(
     headers = dict(next(each for each in letters if each.key is None).headers)
     assert headers["h"] == b"1"
     assert (headers["moldau.error.partition"], headers["moldau.error.offset"]) == (b"1", b"2")
-    assert written.committed("moldau-test-out") == {
-        TopicPartition(orders, 0): 3,
-        TopicPartition(orders, 1): 3,
-    }
+    assert written.committed("moldau-test-out") == {TopicPartition(orders, 0): 3, TopicPartition(orders, 1): 3}
 
     # With new records: nothing is duplicated, and redriven dead letters are dead letters again.
     written.send(orders, [order("tea", 5, 1)])
@@ -177,24 +169,15 @@ def test_a_compacted_topic_becomes_a_table_with_deletions(
     )
     run(spark, path)
     table = DeltaTable(str(tmp_path / "table"))
-    assert table.to_pyarrow_table().sort_by("id").to_pylist() == [
-        {"id": "1", "name": "Cy"},
-        {"id": "2", "name": "Bo"},
-    ]
+    assert table.to_pyarrow_table().sort_by("id").to_pylist() == [{"id": "1", "name": "Cy"}, {"id": "2", "name": "Bo"}]
     written.send(topic, [ProducedRecord(None, b"2"), ProducedRecord(b'{"name": "Di"}', b"3")])
     run(spark, path)
     table.update_incremental()
-    assert table.to_pyarrow_table().sort_by("id").to_pylist() == [
-        {"id": "1", "name": "Cy"},
-        {"id": "3", "name": "Di"},
-    ]
+    assert table.to_pyarrow_table().sort_by("id").to_pylist() == [{"id": "1", "name": "Cy"}, {"id": "3", "name": "Di"}]
     # Read again from the beginning in a new generation, the table ends the same.
     run(spark, path, generation=2, start=StartPosition("earliest"))
     table.update_incremental()
-    assert table.to_pyarrow_table().sort_by("id").to_pylist() == [
-        {"id": "1", "name": "Cy"},
-        {"id": "3", "name": "Di"},
-    ]
+    assert table.to_pyarrow_table().sort_by("id").to_pylist() == [{"id": "1", "name": "Cy"}, {"id": "3", "name": "Di"}]
 
 
 def test_a_generation_has_its_own_files_and_does_not_write_to_those_of_others(
@@ -221,9 +204,7 @@ def test_an_inferred_schema_is_stored_for_later_runs(
 ) -> None:
     topic, out = written.create("things"), written.create("out")
     path = file_of(
-        tmp_path,
-        broker,
-        f"sources: {{things: {{topic: {topic}}}}}\nsinks: {{out: {{topic: {out}}}}}\non_bad: drop\n",
+        tmp_path, broker, f"sources: {{things: {{topic: {topic}}}}}\nsinks: {{out: {{topic: {out}}}}}\non_bad: drop\n"
     )
     with pytest.raises(PipelineError, match="no records yet to infer one from"):
         run(spark, path)
@@ -240,8 +221,7 @@ def test_a_query_starts_at_its_sources_setting_or_at_the_replay_time(
     topic, out = written.create("times"), written.create("out")
     day_ms = 86_400_000
     written.send(
-        topic,
-        [ProducedRecord(str(n).encode(), timestamp_ms=1_714_521_600_000 + n * day_ms) for n in range(3)],
+        topic, [ProducedRecord(str(n).encode(), timestamp_ms=1_714_521_600_000 + n * day_ms) for n in range(3)]
     )
     path = file_of(
         tmp_path,
@@ -265,9 +245,7 @@ def test_a_bad_record_fails_its_query_with_one_sentence(
     topic, out = written.create("strict"), written.create("out")
     written.send(topic, [b'{"n": 1}', b'{"n": "x"}'])
     path = file_of(
-        tmp_path,
-        broker,
-        f"sources: {{strict: {{topic: {topic}, schema: n INT}}}}\nsinks: {{out: {{topic: {out}}}}}\n",
+        tmp_path, broker, f"sources: {{strict: {{topic: {topic}, schema: n INT}}}}\nsinks: {{out: {{topic: {out}}}}}\n"
     )
     with pytest.raises(Exception, match="PipelineError") as raised:
         run(spark, path)
@@ -330,9 +308,7 @@ def test_the_checkpoint_of_another_pipeline_and_a_changed_source_are_refused(
         run(spark, file_of(tmp_path, broker, text.replace(topic, other)))
     path = file_of(tmp_path, broker, text)
     path.write_text(path.read_text().replace("name: test", "name: mine"))
-    with pytest.raises(
-        PipelineError, match="belongs to the query out of the pipeline test, not to out of mine"
-    ):
+    with pytest.raises(PipelineError, match="belongs to the query out of the pipeline test, not to out of mine"):
         run(spark, path)
 
 
@@ -357,16 +333,6 @@ def test_only_the_columns_that_a_query_needs_are_read(
         return required_columns(frame, pipeline.sources[0])
 
     assert read_columns("SELECT n FROM s") == ["value", "timestamp"]
-    assert read_columns("SELECT n FROM s", "fail") == [
-        "value",
-        "topic",
-        "partition",
-        "offset",
-        "timestamp",
-    ]
+    assert read_columns("SELECT n FROM s", "fail") == ["value", "topic", "partition", "offset", "timestamp"]
     assert read_columns("SELECT count(*) AS c, _key FROM s GROUP BY _key") == ["key", "value", "timestamp"]
-    assert read_columns("SELECT a.n, b._headers FROM s a JOIN s b ON a.n = b.n") == [
-        "value",
-        "timestamp",
-        "headers",
-    ]
+    assert read_columns("SELECT a.n, b._headers FROM s a JOIN s b ON a.n = b.n") == ["value", "timestamp", "headers"]

@@ -56,15 +56,7 @@ def reasons(letters: list[DeadLetter]) -> list[tuple[bytes | None, str, str]]:
 
 def test_json_fields_become_columns_and_missing_ones_are_null(spark: SparkSession) -> None:
     given = [
-        {
-            "id": "a",
-            "n": 1,
-            "price": 2,
-            "at": "2024-05-01T10:00:00Z",
-            "inner": {"a": 1},
-            "many": [1, 2],
-            "extra": 9,
-        },
+        {"id": "a", "n": 1, "price": 2, "at": "2024-05-01T10:00:00Z", "inner": {"a": 1}, "many": [1, 2], "extra": 9},
         b'{"id": 5, "n": null}\n',
     ]
     result = run_pipeline(pipeline(orders()), {"orders": given}, spark=spark)
@@ -197,16 +189,11 @@ def test_avro_records_become_columns_of_their_types(spark: SparkSession) -> None
     stream = io.BytesIO()
     fastavro.schemaless_writer(stream, fastavro.parse_schema(AVRO), ORDER)
     value = stream.getvalue()
-    result = run_pipeline(
-        pipeline(avro()), {"orders": [ORDER, value, value[:-1], value + b"x", None]}, spark=spark
-    )
+    result = run_pipeline(pipeline(avro()), {"orders": [ORDER, value, value[:-1], value + b"x", None]}, spark=spark)
     assert result.rows["rows"][:2] == [ORDER, ORDER]
     assert result.rows["rows"][2]["id"] is None
     bad = reasons(result.dead_letters)
-    assert [(value, reason) for value, reason, _ in bad] == [
-        (value[:-1], "malformed"),
-        (value + b"x", "malformed"),
-    ]
+    assert [(value, reason) for value, reason, _ in bad] == [(value[:-1], "malformed"), (value + b"x", "malformed")]
     assert bad[1][2] == "the value does not match its Avro schema: 1 bytes follow the record"
 
 
@@ -222,14 +209,8 @@ def test_the_schema_registry_prefix_is_skipped_if_configured(spark: SparkSession
     [
         ('{"type": "record"}', "is not valid"),
         ('"string"', "is not a record"),
-        (
-            '{"type": "record", "name": "R", "fields": [{"name": "x", "type": ["int", "string"]}]}',
-            "a union of 2 types",
-        ),
-        (
-            '{"type": "record", "name": "R", "fields": [{"name": "x", "type": ["null", "R"]}]}',
-            "is recursive at 'R'",
-        ),
+        ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": ["int", "string"]}]}', "a union of 2 types"),
+        ('{"type": "record", "name": "R", "fields": [{"name": "x", "type": ["null", "R"]}]}', "is recursive at 'R'"),
     ],
 )
 def test_an_unsupported_avro_schema_is_reported(spark: SparkSession, schema: str, said: str) -> None:
@@ -247,9 +228,7 @@ def test_metadata_columns_are_available_in_sql_and_not_written(spark: SparkSessi
     one = pipeline(orders(schema="id STRING"), Sink("out", SinkKind.TOPIC, "out"), sql=sql)
     result = run_pipeline(one, {"orders": [record]}, spark=spark)
     headers = [{"key": "h", "value": b"1"}]
-    assert result.rows["out"] == [
-        {"id": "a", "k": "k", "t": "other", "p": 3, "o": 0, "ts": time, "h": headers}
-    ]
+    assert result.rows["out"] == [{"id": "a", "k": "k", "t": "other", "p": 3, "o": 0, "ts": time, "h": headers}]
 
 
 def test_a_violated_expectation_makes_a_record_bad_with_its_name(spark: SparkSession) -> None:
@@ -323,9 +302,7 @@ def test_views_see_earlier_views_and_functions_get_their_parameters(spark: Spark
     assert result.rows["rows"] == [{"id": "a", "n": 2, "before": 1}]
 
 
-def test_functions_of_a_file_run_on_workers_which_do_not_have_the_file(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_functions_of_a_file_run_on_workers_which_do_not_have_the_file(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "shouting.py"
     path.write_text(
         """
@@ -367,10 +344,7 @@ def test_temporary_views_are_removed_and_earlier_ones_restored(spark: SparkSessi
         ),
         ("SELEC id FROM orders", "the view result: .*SELEC"),
         ("SELECT id FROM ordes", "the view result: .*`ordes` cannot be found"),
-        (
-            "SELECT id, n AS id FROM orders",
-            "the view result has two columns called 'id': rename one",
-        ),
+        ("SELECT id, n AS id FROM orders", "the view result has two columns called 'id': rename one"),
     ],
 )
 def test_invalid_sql_is_reported_with_its_view(spark: SparkSession, sql: str, said: str) -> None:
@@ -387,9 +361,7 @@ def test_a_function_that_fails_or_returns_no_frame_is_named(spark: SparkSession)
     with pytest.raises(PipelineError, match="the view v: its function raised KeyError: 'oh'"):
         run_pipeline(one, {"orders": []}, spark=spark)
     with pytest.raises(PipelineError, match="must return a DataFrame, not NoneType"):
-        run_pipeline(
-            replace(one, views=(View("v", transform=lambda orders: None),)), {"orders": []}, spark=spark
-        )
+        run_pipeline(replace(one, views=(View("v", transform=lambda orders: None),)), {"orders": []}, spark=spark)
 
 
 def test_a_watermark_needs_a_timestamp(spark: SparkSession) -> None:
@@ -475,9 +447,7 @@ def test_an_upsert_returns_the_resulting_table(spark: SparkSession) -> None:
 def test_rows_for_an_unknown_source_or_of_an_invalid_type_are_reported(spark: SparkSession) -> None:
     with pytest.raises(PipelineError, match="'order', which is not a source of p; did you mean orders"):
         run_pipeline(pipeline(orders()), {"order": []}, spark=spark)
-    with pytest.raises(
-        PipelineError, match="a row of orders is int: records in json are given as mappings, texts"
-    ):
+    with pytest.raises(PipelineError, match="a row of orders is int: records in json are given as mappings, texts"):
         run_pipeline(pipeline(orders()), {"orders": [5]}, spark=spark)
     with pytest.raises(PipelineError, match="must be a list, not dict"):
         run_pipeline(pipeline(orders()), {"orders": {}}, spark=spark)  # type: ignore[dict-item]
@@ -486,9 +456,7 @@ def test_rows_for_an_unknown_source_or_of_an_invalid_type_are_reported(spark: Sp
 # At scale
 
 
-def test_a_value_is_parsed_once_and_bad_records_are_separated(
-    spark: SparkSession,
-) -> None:
+def test_a_value_is_parsed_once_and_bad_records_are_separated(spark: SparkSession) -> None:
     from pyspark.sql import functions as F
 
     from moldau.pipelines.planner.transformation import decode_and_check
@@ -503,10 +471,7 @@ def test_a_value_is_parsed_once_and_bad_records_are_separated(
     raw = raw.select("*", *[F.lit(None).cast(field.dataType).alias(field.name) for field in missing])
     records = decode_and_check(raw, source, value_schema(source))
     kept = good_records(records, source, BadRecordPolicy.DROP)
-    assert (
-        str(kept.select("id", "n").where("n < 9")._jdf.queryExecution().optimizedPlan()).count("from_json")
-        == 1
-    )
+    assert str(kept.select("id", "n").where("n < 9")._jdf.queryExecution().optimizedPlan()).count("from_json") == 1
     assert kept.agg(F.count("*"), F.min("n")).first() == (98_900, 1)
     letters = dead_letter_records(records, "p", source)
     reason = F.expr("CAST(filter(headers, h -> h.key = 'moldau.error.reason')[0].value AS STRING)")

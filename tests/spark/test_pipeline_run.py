@@ -49,9 +49,7 @@ def out(bootstrap: str, topic: str) -> list[int]:
 def test_a_run_resumes_where_the_last_one_ended_and_reports_progress(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    runs = PipelineRuns(
-        spark, broker.bootstrap, tmp_path, pipeline(topic, f"{{out: {{topic: {topic}.out}}}}")
-    )
+    runs = PipelineRuns(spark, broker.bootstrap, tmp_path, pipeline(topic, f"{{out: {{topic: {topic}.out}}}}"))
     send_all(broker.bootstrap, topic, values(*range(10)))
     outcome = runs.run_to_end()
     assert [(each.query, each.state, each.rows) for each in outcome.states] == [("out", QueryStatus.DONE, 10)]
@@ -74,9 +72,7 @@ def test_a_run_resumes_where_the_last_one_ended_and_reports_progress(
 def test_a_stopped_run_finishes_its_batch_and_loses_nothing(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    runs = PipelineRuns(
-        spark, broker.bootstrap, tmp_path, pipeline(topic, f"{{out: {{topic: {topic}.out}}}}")
-    )
+    runs = PipelineRuns(spark, broker.bootstrap, tmp_path, pipeline(topic, f"{{out: {{topic: {topic}.out}}}}"))
     send_all(broker.bootstrap, topic, values(*range(10)))
     stop_request = StopRequest()
 
@@ -158,10 +154,7 @@ def test_a_pipeline_that_cannot_start_reports_why(
 def test_a_replay_is_a_new_generation_and_the_old_one_can_be_resumed(
     spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    sinks = (
-        "{files: {parquet: files}, appended: {delta: appended}, "
-        "kept: {delta: kept, mode: upsert, key: number}}"
-    )
+    sinks = "{files: {parquet: files}, appended: {delta: appended}, kept: {delta: kept, mode: upsert, key: number}}"
     runs = PipelineRuns(spark, broker.bootstrap, tmp_path, pipeline(topic, sinks))
 
     def written() -> dict[str, list[int]]:
@@ -176,12 +169,7 @@ def test_a_replay_is_a_new_generation_and_the_old_one_can_be_resumed(
     send_all(broker.bootstrap, topic, values(3))
     assert runs.run_to_end(replay_from="earliest").generation == 2
     directories.append("files.2")
-    assert written() == {
-        "appended": [1, 1, 2, 2, 3],
-        "kept": [1, 2, 3],
-        "files": [1, 2],
-        "files.2": [1, 2, 3],
-    }
+    assert written() == {"appended": [1, 1, 2, 2, 3], "kept": [1, 2, 3], "files": [1, 2], "files.2": [1, 2, 3]}
     send_all(broker.bootstrap, topic, values(4))
     assert runs.run_to_end().generation == 2, "what follows goes on with the new one"
     assert written()["files.2"] == [1, 2, 3, 4]
@@ -196,9 +184,7 @@ def test_a_replay_is_a_new_generation_and_the_old_one_can_be_resumed(
         runs.run(generation=7)
 
 
-def test_rows_of_a_long_stream_are_all_counted(
-    spark: SparkSession, broker: Broker, topic: str, tmp_path: Path
-) -> None:
+def test_rows_of_a_long_stream_are_all_counted(spark: SparkSession, broker: Broker, topic: str, tmp_path: Path) -> None:
     text = pipeline(topic, f"{{out: {{topic: {topic}.out}}}}", more="rate_limit: 5")
     runs = PipelineRuns(spark, broker.bootstrap, tmp_path, text)
     send_all(broker.bootstrap, topic, values(*islice(count(), 23)))

@@ -56,8 +56,7 @@ class Numbers:
     def add(self, count: int) -> None:
         numbers = range(self._count, self._count + count)
         made = [
-            GeneratedRecord(_name(n).encode(), json.dumps({"name": _name(n), "number": n}).encode())
-            for n in numbers
+            GeneratedRecord(_name(n).encode(), json.dumps({"name": _name(n), "number": n}).encode()) for n in numbers
         ]
         send_all(self._bootstrap, "numbers", made)
         self._count += count

@@ -54,9 +54,7 @@ def broker() -> Iterator[Broker]:
 
 
 @contextmanager
-def moldau(
-    *arguments: str, directory: Path, bootstrap: str = "", **how: Any
-) -> Iterator["subprocess.Popen[bytes]"]:
+def moldau(*arguments: str, directory: Path, bootstrap: str = "", **how: Any) -> Iterator["subprocess.Popen[bytes]"]:
     environment = {**os.environ, "MASTER": "local[2]"}
     given = ["--bootstrap", bootstrap] if bootstrap else []
     process = subprocess.Popen([*COMMAND, *arguments, *given], cwd=directory, env=environment, **how)
@@ -72,9 +70,7 @@ def moldau(
 
 
 def done(*arguments: str, directory: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*COMMAND, *arguments], cwd=directory, capture_output=True, text=True, timeout=TIMEOUT_S
-    )
+    return subprocess.run([*COMMAND, *arguments], cwd=directory, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
 class Terminal:

@@ -108,9 +108,7 @@ def test_orders_become_revenue_per_minute_and_product(orders_revenue: PipelineRu
     reasons = {dict(record.headers)["moldau.error.reason"] for record in dead}
     assert reasons == {b"malformed", b"expectation"}
     message = orders_revenue.recorded.batches
-    assert 0 < sum(each.late for each in message if each.query == "table") <= expected.late, (
-        "Spark counts sums"
-    )
+    assert 0 < sum(each.late for each in message if each.query == "table") <= expected.late, "Spark counts sums"
     assert sum(each.rows for each in message if each.query == "table") == len(made)
     assert {each.query: each.lag for each in message} == dict.fromkeys({each.query for each in message}, 0)
 
@@ -130,9 +128,7 @@ def test_a_topic_becomes_a_table(spark: SparkSession, broker: Broker, tmp_path: 
                 expected[each.key.decode()] = json.loads(each.value)
         rows = table_rows(tmp_path / "tables" / "customers")
         assert len(rows) == len(expected) < 60, "a row per customer who is not gone"
-        assert {
-            row["customer"]: (row["name"], row["city"], row["plan"], _time(row["changed_at"])) for row in rows
-        } == {
+        assert {row["customer"]: (row["name"], row["city"], row["plan"], _time(row["changed_at"])) for row in rows} == {
             customer: (state["name"], state["city"], state["plan"], _time(state["changed_at"]))
             for customer, state in expected.items()
         }

@@ -75,9 +75,7 @@ def test_every_type_of_spark_is_read_back_as_it_was(spark: SparkSession, tmp_pat
     save(frame, tmp_path / "table")
     expected = sorted(frame.toArrow().to_pylist(), key=lambda row: row["id"])
     found = rows(tmp_path / "table")
-    assert [{**row, "odd": str(row["odd"])} for row in found] == [
-        {**row, "odd": str(row["odd"])} for row in expected
-    ]
+    assert [{**row, "odd": str(row["odd"])} for row in found] == [{**row, "odd": str(row["odd"])} for row in expected]
 
 
 def test_an_existing_table_keeps_its_partitioning(spark: SparkSession, tmp_path: Path) -> None:
@@ -104,14 +102,10 @@ def test_invalid_rows_are_reported_in_one_sentence_on_the_driver(spark: SparkSes
     frame = spark.range(3).selectExpr("id", "'x' AS s")
     save(frame, path)
     found = failure(lambda: save(frame.selectExpr("CAST(id AS INT) AS id", "s AS name"), path))
-    assert (
-        f"the rows do not fit the Delta table {path}: id is INT here and BIGINT in the table; name" in found
-    )
+    assert f"the rows do not fit the Delta table {path}: id is INT here and BIGINT in the table; name" in found
     assert "did you mean partitionBy?" in failure(lambda: save(frame, path, partitionsBy="s"))
     assert "is partitioned not at all" in failure(lambda: save(frame, path, partitionBy="s"))
-    assert "Delta does not support" in failure(
-        lambda: save(frame.selectExpr("NULL AS id"), tmp_path / "other")
-    )
+    assert "Delta does not support" in failure(lambda: save(frame.selectExpr("NULL AS id"), tmp_path / "other"))
     overwrite = frame.write.format("moldau_delta").mode("overwrite")
     assert "appends only: use .mode('append')" in failure(lambda: overwrite.save(str(path)))
     assert DeltaTable(path).version() == 0
@@ -137,9 +131,7 @@ def test_a_job_that_fails_leaves_neither_rows_nor_files(spark: SparkSession, tmp
         """Records the number of files when one task is done."""
         while not is_over.wait(0.01):
             jobs = [tracker.getJobInfo(each) for each in tracker.getActiveJobsIds()]
-            stages = [
-                tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds
-            ]
+            stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
             if any(each.numCompletedTasks for each in stages if each is not None):
                 break
         count = len(data_files(path))
@@ -211,9 +203,7 @@ def test_a_stream_that_would_overwrite_is_refused(spark: SparkSession, tmp_path:
     frame = spark.readStream.schema("id BIGINT").parquet(str(tmp_path / "source")).groupBy().count()
     write = frame.writeStream.format("moldau_delta").outputMode("complete").trigger(availableNow=True)
     write.options(path=str(tmp_path / "table"), checkpointLocation=str(tmp_path / "checkpoint"))
-    assert "appends only: use .outputMode('append'), or upsert" in failure(
-        lambda: write.start().awaitTermination()
-    )
+    assert "appends only: use .outputMode('append'), or upsert" in failure(lambda: write.start().awaitTermination())
 
 
 # Upserts
@@ -354,26 +344,10 @@ def test_invalid_upserts_are_named(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "table"
     for frame, more, text in (
         (changes(spark, (1, "a", 1)), {"key": []}, "an upsert needs the columns that identify a row"),
-        (
-            changes(spark, (1, "a", 1)),
-            {"key": ["ids"]},
-            "key names 'ids', which is not a column; did you mean id?",
-        ),
-        (
-            changes(spark, (1, "a", 1)),
-            {"order_by": ["z"]},
-            "order_by names 'z', which is not a column; there are id",
-        ),
-        (
-            changes(spark, (None, "a", 1)),
-            {},
-            "1 rows have no 'id', which is part of the key: filter them out",
-        ),
-        (
-            changes(spark, (1, "a", 1), (1, "b", 2)),
-            {"order_by": []},
-            "occurs more than once in a batch: set",
-        ),
+        (changes(spark, (1, "a", 1)), {"key": ["ids"]}, "key names 'ids', which is not a column; did you mean id?"),
+        (changes(spark, (1, "a", 1)), {"order_by": ["z"]}, "order_by names 'z', which is not a column; there are id"),
+        (changes(spark, (None, "a", 1)), {}, "1 rows have no 'id', which is part of the key: filter them out"),
+        (changes(spark, (1, "a", 1), (1, "b", 2)), {"order_by": []}, "occurs more than once in a batch: set"),
     ):
         with pytest.raises(SparkSourceError) as caught:
             merge(frame, 0, path, **more)

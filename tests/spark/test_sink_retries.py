@@ -43,10 +43,7 @@ spark.stop()
 def test_a_retried_task_loses_no_row(broker: Broker, written: LogWriter, tmp_path: Path) -> None:
     topic, path = written.create(partitions=2), tmp_path / "table"
     run = subprocess.run(
-        [sys.executable, "-c", SCRIPT, broker.bootstrap, topic, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=180,
+        [sys.executable, "-c", SCRIPT, broker.bootstrap, topic, str(path)], capture_output=True, text=True, timeout=180
     )
     assert run.returncode == 0, run.stderr
     assert "the first attempt of this task fails" in run.stderr

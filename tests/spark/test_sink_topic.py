@@ -65,10 +65,7 @@ def test_a_topic_can_be_copied_to_another(spark: SparkSession, broker: Broker, w
     read = spark.read.format("moldau").option("kafka.bootstrap.servers", broker.bootstrap)
     save(read.option("subscribe", source).load(), broker, topic=target)
     records = [
-        [
-            (each.partition, each.offset, each.value, each.timestamp)
-            for each in all_records(broker.bootstrap, topic)
-        ]
+        [(each.partition, each.offset, each.value, each.timestamp) for each in all_records(broker.bootstrap, topic)]
         for topic in (source, target)
     ]
     assert records[0] == records[1]
@@ -87,15 +84,10 @@ def test_the_topic_option_overrides_the_column_and_rows_may_go_to_many_topics(
     spark: SparkSession, broker: Broker, written: LogWriter
 ) -> None:
     one, other, third = (written.create() for _ in range(3))
-    frame = spark.range(10).selectExpr(
-        "CAST(id AS STRING) AS value", f"IF(id < 4, '{one}', '{other}') AS topic"
-    )
+    frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value", f"IF(id < 4, '{one}', '{other}') AS topic")
     save(frame, broker)
     save(frame, broker, topic=third)
-    values = [
-        {int(each.value or b"") for each in all_records(broker.bootstrap, name)}
-        for name in (one, other, third)
-    ]
+    values = [{int(each.value or b"") for each in all_records(broker.bootstrap, name)} for name in (one, other, third)]
     assert values == [set(range(4)), set(range(4, 10)), set(range(10))]
 
 
@@ -128,12 +120,7 @@ def test_rows_without_a_key_are_spread_over_the_partitions(
     spark: SparkSession, broker: Broker, written: LogWriter
 ) -> None:
     topic = written.create(partitions=4)
-    save(
-        spark.range(0, 4000, 1, 2).selectExpr("repeat('x', 100) AS value"),
-        broker,
-        topic=topic,
-        batch_size="10000",
-    )
+    save(spark.range(0, 4000, 1, 2).selectExpr("repeat('x', 100) AS value"), broker, topic=topic, batch_size="10000")
     counts = Counter(each.partition for each in all_records(broker.bootstrap, topic))
     assert sum(counts.values()) == 4000
     assert min(counts.values()) > 500
@@ -142,45 +129,20 @@ def test_rows_without_a_key_are_spread_over_the_partitions(
 @pytest.mark.parametrize(
     ("columns", "options", "text"),
     [
-        (
-            ["1 AS value"],
-            {},
-            "the column 'value' is INT and must be STRING or BINARY: CAST(value AS STRING)",
-        ),
+        (["1 AS value"], {}, "the column 'value' is INT and must be STRING or BINARY: CAST(value AS STRING)"),
         (["'k' AS key"], {}, "there is no column 'value': select the"),
         (["NULL AS value"], {}, "the column 'value' is VOID"),
         (["'v' AS value", "IF(id = 1, NULL, 'a') AS topic"], {"topic": ""}, "'' is not a topic name"),
         (["'v' AS value"], {"acks": "5"}, "kafka.acks must be one of all"),
         (["'v' AS value"], {"ackz": "5"}, "given as kafka.ackz; did you mean kafka.acks?"),
-        (
-            ["'v' AS value"],
-            {"transactional_id": "5"},
-            "kafka.transactional.id cannot be set: transactions are not",
-        ),
-        (
-            ["'v' AS value", "CAST(3 AS INT) AS partition"],
-            {},
-            "is 3, but 'T' has the partitions 0 to 0: correct",
-        ),
-        (
-            ["repeat('x', 2000000) AS value", "'big' AS key"],
-            {},
-            "a row with the key 'big' becomes a record of 2000024",
-        ),
-        (
-            ["'v' AS value"],
-            {"topic": "missing", "max_block_ms": "200"},
-            "the topic 'missing' does not exist, and the",
-        ),
+        (["'v' AS value"], {"transactional_id": "5"}, "kafka.transactional.id cannot be set: transactions are not"),
+        (["'v' AS value", "CAST(3 AS INT) AS partition"], {}, "is 3, but 'T' has the partitions 0 to 0: correct"),
+        (["repeat('x', 2000000) AS value", "'big' AS key"], {}, "a row with the key 'big' becomes a record of 2000024"),
+        (["'v' AS value"], {"topic": "missing", "max_block_ms": "200"}, "the topic 'missing' does not exist, and the"),
     ],
 )
 def test_invalid_rows_are_reported_in_one_sentence_on_the_driver(
-    spark: SparkSession,
-    broker: Broker,
-    written: LogWriter,
-    columns: list[str],
-    options: dict[str, str],
-    text: str,
+    spark: SparkSession, broker: Broker, written: LogWriter, columns: list[str], options: dict[str, str], text: str
 ) -> None:
     topic = written.create()
     frame = spark.range(2).selectExpr(*columns)
@@ -190,9 +152,7 @@ def test_invalid_rows_are_reported_in_one_sentence_on_the_driver(
     assert all_records(broker.bootstrap, topic) == []
 
 
-def test_a_null_topic_is_reported_in_one_sentence(
-    spark: SparkSession, broker: Broker, written: LogWriter
-) -> None:
+def test_a_null_topic_is_reported_in_one_sentence(spark: SparkSession, broker: Broker, written: LogWriter) -> None:
     topic = written.create()
     frame = spark.range(0, 4, 1, 1).selectExpr("'v' AS value", f"IF(id < 3, NULL, '{topic}') AS topic")
     assert "3 of 4 rows have no topic (the column `topic` is null)" in failure(lambda: save(frame, broker))
@@ -208,9 +168,7 @@ def test_a_topic_is_not_overwritten(spark: SparkSession, broker: Broker, written
 
 def test_an_unreachable_broker_is_reported_in_one_sentence(spark: SparkSession) -> None:
     writer = spark.range(1).selectExpr("'v' AS value").write.format("moldau").mode("append")
-    writer.options(
-        **{"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.request.timeout.ms": "300", "topic": "t"}
-    )
+    writer.options(**{"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.request.timeout.ms": "300", "topic": "t"})
     assert failure(writer.save).startswith("no response from the brokers at 127.0.0.1:1")
     writer = spark.range(1).selectExpr("'v' AS value").write.format("moldau").mode("append")
     assert failure(writer.option("topic", "t").save).startswith("kafka.bootstrap.servers is missing")

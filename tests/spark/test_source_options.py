@@ -45,13 +45,7 @@ def topics(broker: Broker) -> dict[str, str]:
     cut = written.create("cut")
     written.spread(cut, {0: 10})
     written.delete_records(cut, 6)
-    return {
-        "orders": orders,
-        "payments": payments,
-        "appended": appended,
-        "cut": cut,
-        "empty": written.create("empty"),
-    }
+    return {"orders": orders, "payments": payments, "appended": appended, "cut": cut, "empty": written.create("empty")}
 
 
 class Reads:
@@ -61,9 +55,7 @@ class Reads:
 
     def frame(self, schema: str | None = None, /, **options: object) -> DataFrame:
         named = {name.replace("__", "."): str(value) for name, value in options.items()}
-        reader = self.spark.read.format("moldau").options(
-            **{"kafka.bootstrap.servers": self.bootstrap, **named}
-        )
+        reader = self.spark.read.format("moldau").options(**{"kafka.bootstrap.servers": self.bootstrap, **named})
         return (reader if schema is None else reader.schema(schema)).load()
 
     def places(self, **options: object) -> list[tuple[int, int]]:
@@ -122,23 +114,15 @@ def test_include_headers(reads: Reads, topics: dict[str, str]) -> None:
     frame = reads.frame(subscribe=topics["orders"], INCLUDEHEADERS="true")
     assert frame.schema["headers"].dataType.simpleString() == "array<struct<key:string,value:binary>>"
     rows = {(row.partition, row.offset): row.headers for row in frame.collect()}
-    assert [(each.key, each.value and bytes(each.value)) for each in rows[1, 1]] == [
-        ("n", b"3"),
-        ("none", None),
-    ]
+    assert [(each.key, each.value and bytes(each.value)) for each in rows[1, 1]] == [("n", b"3"), ("none", None)]
     assert not rows[0, 1]
 
 
 def test_a_schema_requests_some_columns_in_any_order(reads: Reads, topics: dict[str, str]) -> None:
     rows = reads.frame(
-        "offset BIGINT, value STRING, headers ARRAY<STRUCT<key: STRING, value: BINARY>>",
-        subscribe=topics["payments"],
+        "offset BIGINT, value STRING, headers ARRAY<STRUCT<key: STRING, value: BINARY>>", subscribe=topics["payments"]
     ).collect()
-    assert [(row.offset, row.value, row.headers) for row in rows] == [
-        (0, "0", None),
-        (1, "1", None),
-        (2, "2", None),
-    ]
+    assert [(row.offset, row.value, row.headers) for row in rows] == [(0, "0", None), (1, "1", None), (2, "2", None)]
 
 
 @pytest.mark.parametrize(
@@ -150,9 +134,7 @@ def test_a_schema_requests_some_columns_in_any_order(reads: Reads, topics: dict[
         ("value BINARY NOT NULL", "value NOT NULL"),
     ],
 )
-def test_an_invalid_schema_is_refused(
-    reads: Reads, topics: dict[str, str], schema: str, complaint: str
-) -> None:
+def test_an_invalid_schema_is_refused(reads: Reads, topics: dict[str, str], schema: str, complaint: str) -> None:
     assert complaint in reads.error_text(schema, subscribe=topics["orders"])
 
 
@@ -184,15 +166,11 @@ def test_starting_and_ending_offsets(reads: Reads, topics: dict[str, str]) -> No
         subscribe=orders, startingOffsets=at(orders, {0: 2, 1: -2}), endingOffsets=at(orders, {0: 4, 1: 1})
     )
     assert found == [(0, 2), (0, 3), (1, 0)]
-    assert reads.places(subscribe=orders, startingOffsets="earliest", endingOffsets="latest") == both(
-        *range(6)
-    )
+    assert reads.places(subscribe=orders, startingOffsets="earliest", endingOffsets="latest") == both(*range(6))
 
 
 def test_starting_and_ending_timestamp(reads: Reads, topics: dict[str, str]) -> None:
-    found = reads.places(
-        subscribe=topics["orders"], startingTimestamp=FIRST_MS + 4000, endingTimestamp=FIRST_MS + 8000
-    )
+    found = reads.places(subscribe=topics["orders"], startingTimestamp=FIRST_MS + 4000, endingTimestamp=FIRST_MS + 8000)
     assert found == both(2, 3)
 
 

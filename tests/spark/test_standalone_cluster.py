@@ -95,13 +95,7 @@ def test_a_shipped_pipeline_runs_on_the_cluster_unchanged(
         written.create_named(name)
     products = ["tea", "coffee", "tea", "milk"]
     orders = [
-        {
-            "order_id": f"o-{number}",
-            "product": product,
-            "quantity": number,
-            "price": 0.5,
-            "at": "2026-01-31T12:00:30Z",
-        }
+        {"order_id": f"o-{number}", "product": product, "quantity": number, "price": 0.5, "at": "2026-01-31T12:00:30Z"}
         for number, product in enumerate(products, start=1)
     ]
     written.send("orders", [json.dumps(order).encode() for order in orders])
@@ -124,16 +118,13 @@ def test_a_python_missing_on_executors_is_named(cluster: StandaloneCluster, tmp_
     program.write_text("import moldau.spark\nmoldau.spark.session()\n")
     missing = str(tmp_path / "no-python")
     done = moldau(
-        *["spark", "submit", "--master", cluster.url, *GIVEN, str(program)],
-        environ={"PYSPARK_PYTHON": missing},
+        *["spark", "submit", "--master", cluster.url, *GIVEN, str(program)], environ={"PYSPARK_PYTHON": missing}
     )
     assert done.returncode == 1
     assert f"Executors have no program {missing}." in done.stderr.replace("\n", " ")
 
 
-def test_missing_executors_are_reported_after_a_bounded_time(
-    cluster: StandaloneCluster, tmp_path: Path
-) -> None:
+def test_missing_executors_are_reported_after_a_bounded_time(cluster: StandaloneCluster, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("import moldau.spark\nmoldau.spark.session()\n")
     too_much = ["--conf", "spark.executor.memory=100g", "--conf", "spark.moldau.executorTimeout=5s"]

@@ -87,9 +87,7 @@ class FakeController:
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
     ) -> list[CreateTopicResult]:
         settings = self._broker.settings
-        return self._take(
-            create_topics(self._state, topics, settings, self._random, validate_only=validate_only)
-        )
+        return self._take(create_topics(self._state, topics, settings, self._random, validate_only=validate_only))
 
     async def delete_topics(self, topics: Sequence[TopicRef]) -> list[TopicResult]:
         return self._take(delete_topics(self._state, topics, self._broker.settings))
@@ -98,9 +96,7 @@ class FakeController:
         self, changes: Sequence[PartitionIncrease], *, validate_only: bool = False
     ) -> list[TopicResult]:
         settings = self._broker.settings
-        return self._take(
-            create_partitions(self._state, changes, settings, self._random, validate_only=validate_only)
-        )
+        return self._take(create_partitions(self._state, changes, settings, self._random, validate_only=validate_only))
 
     async def wait_replicas_ready(
         self, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
@@ -120,9 +116,7 @@ class FakeController:
     ) -> list[ConfigResult]:
         settings = self._broker.settings
         return self._take(
-            alter_configs(
-                self._state, changes, settings, incremental=incremental, validate_only=validate_only
-            )
+            alter_configs(self._state, changes, settings, incremental=incremental, validate_only=validate_only)
         )
 
 

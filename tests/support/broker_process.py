@@ -88,15 +88,7 @@ class BrokerProcess:
     def spawn(self) -> None:
         """Starts the process without waiting until it is ready."""
         assert self.process is None, "the process is already running"
-        command = [
-            *self._wrapper,
-            sys.executable,
-            "-m",
-            "moldau",
-            "serve",
-            "--listen",
-            self.bootstrap,
-        ]
+        command = [*self._wrapper, sys.executable, "-m", "moldau", "serve", "--listen", self.bootstrap]
         command += ["--data-dir", str(self.data_dir), *self._arguments]
         self._run_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:

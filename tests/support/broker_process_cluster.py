@@ -65,9 +65,7 @@ class BrokerProcessCluster:
             node.spawn()
         for node in self.nodes.values():
             node.wait_ready()
-        self.wait_until(
-            lambda: len(self.metadata().brokers) == len(self.nodes), "all nodes are in the cluster"
-        )
+        self.wait_until(lambda: len(self.metadata().brokers) == len(self.nodes), "all nodes are in the cluster")
         return self
 
     def __exit__(
@@ -96,9 +94,7 @@ class BrokerProcessCluster:
     def isr(self, topic: str, partition: int = 0) -> list[int]:
         return sorted(self.metadata().topics[topic].partitions[partition].isrs)
 
-    def wait_until(
-        self, condition: Callable[[], Any], what: str, timeout_s: float = RECOVERY_TIMEOUT_S
-    ) -> None:
+    def wait_until(self, condition: Callable[[], Any], what: str, timeout_s: float = RECOVERY_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s
         while True:
             try:

@@ -28,9 +28,7 @@ class CheckedProducer:
         for _ in range(count):
             value = b"%s %09d " % (self.name, self.sent) + b"x" * (self.sent % 300)
             try:
-                self.producer.produce(
-                    topic, value, partition=self.sent % PARTITIONS, on_delivery=self._report
-                )
+                self.producer.produce(topic, value, partition=self.sent % PARTITIONS, on_delivery=self._report)
             except BufferError:
                 return
             self.sent += 1
@@ -65,14 +63,11 @@ def plain_producer(bootstrap: str) -> CheckedProducer:
 
 def read_all(bootstrap: str, topic: str) -> dict[tuple[int, int], bytes]:
     """Returns all records of a topic by partition and offset, and checks that offsets have no gap."""
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "check", "enable.auto.commit": False, **QUIET}
-    )
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "check", "enable.auto.commit": False, **QUIET})
     found: dict[tuple[int, int], bytes] = {}
     position = [0] * PARTITIONS
     ends = [
-        consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=DEADLINE_S)[1]
-        for each in range(PARTITIONS)
+        consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=DEADLINE_S)[1] for each in range(PARTITIONS)
     ]
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
     deadline = time.monotonic() + DEADLINE_S

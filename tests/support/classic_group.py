@@ -146,9 +146,7 @@ class GroupHarness:
         )
         return self._submit(lambda request_id: self.group.sync(self.now, request, request_id))
 
-    def heartbeat(
-        self, member_id: str, *, generation: int | None = None, instance: str | None = None
-    ) -> RequestId:
+    def heartbeat(self, member_id: str, *, generation: int | None = None, instance: str | None = None) -> RequestId:
         identity = self.identity(member_id, generation=generation, instance=instance)
         return self._submit(lambda request_id: self.group.heartbeat(self.now, identity, request_id))
 
@@ -157,13 +155,9 @@ class GroupHarness:
         return self._submit(lambda request_id: self.group.leave(self.now, leaving, request_id))
 
     def commit(self, member_id: str, *, generation: int | None = None, instance: str | None = None) -> None:
-        self.group.validate_offset_commit(
-            self.now, self.identity(member_id, generation=generation, instance=instance)
-        )
+        self.group.validate_offset_commit(self.now, self.identity(member_id, generation=generation, instance=instance))
 
-    def identity(
-        self, member_id: str, *, generation: int | None = None, instance: str | None = None
-    ) -> MemberIdentity:
+    def identity(self, member_id: str, *, generation: int | None = None, instance: str | None = None) -> MemberIdentity:
         return MemberIdentity(
             group_id=GROUP,
             generation=self.metadata.generation if generation is None else generation,

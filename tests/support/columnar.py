@@ -18,9 +18,7 @@ TOPIC, PARTITION = "orders", 3
 END = 2**62
 
 optional_bytes = st.none() | st.binary(max_size=300)
-header_names = st.text(max_size=12) | st.binary(max_size=5).map(
-    lambda name: name.decode("utf-8", "surrogateescape")
-)
+header_names = st.text(max_size=12) | st.binary(max_size=5).map(lambda name: name.decode("utf-8", "surrogateescape"))
 records = st.builds(
     Record,
     timestamp=st.integers(-1, 2**40) | st.integers(-(2**61), 2**61),
@@ -92,10 +90,7 @@ def expected_rows(batches: Sequence[Batch], *, start: int = 0, end: int = END) -
             "timestamp": record.timestamp * 1000 if abs(record.timestamp) <= (2**63 - 1) // 1000 else None,
             "timestampType": int(batch.is_log_append_time),
             "headers": [
-                {
-                    "key": name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
-                    "value": content,
-                }
+                {"key": name.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), "value": content}
                 for name, content in record.headers
             ]
             or None,
@@ -108,9 +103,7 @@ def expected_rows(batches: Sequence[Batch], *, start: int = 0, end: int = END) -
 
 def rows(found: pa.RecordBatch) -> list[dict[str, Any]]:
     """Timestamps as numbers, because Python's end with the year 9999."""
-    columns = [
-        column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in found.columns
-    ]
+    columns = [column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in found.columns]
     return pa.RecordBatch.from_arrays(columns, names=found.schema.names).to_pylist()
 
 

@@ -11,13 +11,7 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
-from moldau.client.errors import (
-    CommitFailedError,
-    ErrorCode,
-    IllegalStateError,
-    KafkaError,
-    NoOffsetForPartitionError,
-)
+from moldau.client.errors import CommitFailedError, ErrorCode, IllegalStateError, KafkaError, NoOffsetForPartitionError
 from moldau.client.record import ConsumerRecord, TopicPartition, decode_records
 from support.topics import QUIET, Topics, unique
 
@@ -44,11 +38,7 @@ class ConsumerFixture:
         self.topics.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(DEADLINE_S)
 
     def consumer(self, **settings: Any) -> Consumer:
-        defaults = {
-            "auto_offset_reset": "earliest",
-            "heartbeat_interval_ms": 100,
-            "session_timeout_ms": 10_000,
-        }
+        defaults = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 100, "session_timeout_ms": 10_000}
         return Consumer(self.bootstrap, **{**defaults, **settings})
 
     def member(self, group_id: str, *topics: str, **settings: Any) -> "RunningConsumer":
@@ -418,10 +408,7 @@ async def a_duplicate_instance_id_is_fenced(fixture: ConsumerFixture) -> None:
 async def a_member_that_does_not_poll_leaves_the_group(fixture: ConsumerFixture) -> None:
     topic = fixture.topics.create(2)
     group = unique("group")
-    async with (
-        fixture.member(group, topic) as one,
-        fixture.member(group, topic, max_poll_interval_ms=1_000) as two,
-    ):
+    async with fixture.member(group, topic) as one, fixture.member(group, topic, max_poll_interval_ms=1_000) as two:
         await one.until(shared([one, two], topic, 2))
         had = two.consumer.assignment
         await two.pause()
@@ -563,9 +550,7 @@ async def close_ends_an_iteration(fixture: ConsumerFixture) -> None:
         assert [record.value for record in await iterating] == [b"a"]
 
 
-async def a_group_resumes_after_a_broker_restart(
-    fixture: ConsumerFixture, restart: Callable[[], None]
-) -> None:
+async def a_group_resumes_after_a_broker_restart(fixture: ConsumerFixture, restart: Callable[[], None]) -> None:
     """`restart` stops the broker and starts it again at the same address."""
     topic = fixture.topics.create(2)
     group = unique("group")
@@ -587,9 +572,7 @@ async def a_group_resumes_after_a_broker_restart(
             await one.until(shared([one, two], topic, 2))
 
 
-async def a_position_beyond_a_truncation_is_detected(
-    fixture: ConsumerFixture, restart: Callable[[], None]
-) -> None:
+async def a_position_beyond_a_truncation_is_detected(fixture: ConsumerFixture, restart: Callable[[], None]) -> None:
     """Each restart starts a leader epoch. A position fetched in an epoch without records stays valid. A position beyond
     the end of the epoch that it was read in is truncated."""
     topic, group = fixture.topics.create(), unique("group")
@@ -620,10 +603,7 @@ async def a_position_beyond_a_truncation_is_detected(
 
 
 CONSUMER_BEHAVIOURS: dict[str, Callable[[ConsumerFixture], Awaitable[None]]] = {
-    **{
-        f"a group rebalances as members join and leave: {assignor}": sharing_with(assignor)
-        for assignor in ASSIGNORS
-    },
+    **{f"a group rebalances as members join and leave: {assignor}": sharing_with(assignor) for assignor in ASSIGNORS},
     **{
         behaviour.__name__.replace("_", " "): behaviour
         for behaviour in (

@@ -108,9 +108,7 @@ class TestLog(MemoryLog):
         self.syncs += 1
         self.durable_offset = max(self.durable_offset, end_offset)
 
-    async def read(
-        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
-    ) -> RecordSlices:
+    async def read(self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True) -> RecordSlices:
         await self._pause()
         return await super().read(offset, bytes_max, below, min_one_batch=min_one_batch)
 
@@ -126,9 +124,7 @@ class TestLog(MemoryLog):
 class ControlPlane:
     """Each call of `boot` is a restart with the persistent state so far."""
 
-    def __init__(
-        self, *, log: TestLog | None = None, elections: QuorumStateStore | None = None, seed: int = 1
-    ) -> None:
+    def __init__(self, *, log: TestLog | None = None, elections: QuorumStateStore | None = None, seed: int = 1) -> None:
         self.log = log or TestLog()
         self.elections = elections or MemoryQuorumStateStore()
         self.random = random.Random(seed)
@@ -163,9 +159,7 @@ class ControlPlane:
             on_leader_change=lambda leader_id, epoch: self.controller.leader_changed(leader_id, epoch),
             on_fatal=self.loader.fail,
         )
-        self.controller = QuorumController(
-            NODE, self.quorum, self.loader, self.settings, self.random, FixedClock()
-        )
+        self.controller = QuorumController(NODE, self.quorum, self.loader, self.settings, self.random, FixedClock())
         await self.controller.start()
         if register:
             await self.register(clean=clean)
@@ -185,9 +179,7 @@ class ControlPlane:
     async def until_published(self) -> None:
         await self.loader.wait_for_offset(self.loader.committed_image.offset)
 
-    def registration(
-        self, previous_epoch: int = -1, *, incarnation: UUID | None = None
-    ) -> BrokerRegistrationRequest:
+    def registration(self, previous_epoch: int = -1, *, incarnation: UUID | None = None) -> BrokerRegistrationRequest:
         return BrokerRegistrationRequest(
             NODE, incarnation or random_uuid(self.random), [ENDPOINT], previous_epoch=previous_epoch
         )

@@ -12,12 +12,7 @@ from uuid import UUID
 
 from moldau.broker_lifecycle.driver import BrokerLifecycleManager
 from moldau.controller.driver import QuorumController
-from moldau.controller.requests import (
-    BrokerHeartbeat,
-    BrokerHeartbeatReply,
-    BrokerRegistrationRequest,
-    OfflineReplica,
-)
+from moldau.controller.requests import BrokerHeartbeat, BrokerHeartbeatReply, BrokerRegistrationRequest, OfflineReplica
 from moldau.errors import NotControllerError, PeerUnreachableError
 from moldau.metadata.image import Endpoint, MetadataDelta, MetadataImage
 from moldau.metadata.loader import MetadataLoader
@@ -35,9 +30,7 @@ NETWORK_S = 0.001
 COMMIT_S = 0.004
 
 
-def run_on_virtual_time(
-    scenario: Callable[["ControllerCluster"], Coroutine[Any, Any, None]], **settings: Any
-) -> None:
+def run_on_virtual_time(scenario: Callable[["ControllerCluster"], Coroutine[Any, Any, None]], **settings: Any) -> None:
     """Runs a test on virtual time; an unexpected exception anywhere fails it."""
 
     async def run() -> None:
@@ -149,9 +142,7 @@ class FakeQuorum:
     @property
     def is_leader(self) -> bool:
         # A partitioned leader still believes it leads.
-        return self._node.led_epoch == self._stage.epoch or (
-            self._node.is_cut_off and self._node.led_epoch > 0
-        )
+        return self._node.led_epoch == self._stage.epoch or (self._node.is_cut_off and self._node.led_epoch > 0)
 
     @property
     def epoch(self) -> int:
@@ -230,9 +221,7 @@ class Node:
             previous_epoch=previous_epoch,
             on_fatal=self.fatal.append,
         )
-        self.loader.add_image_listener(
-            lambda image: self.lifecycle.report(image.offset, tuple(self.not_ready))
-        )
+        self.loader.add_image_listener(lambda image: self.lifecycle.report(image.offset, tuple(self.not_ready)))
         self._waiting: list[asyncio.Future[None]] = []
         self._seen = 0
 
@@ -315,9 +304,7 @@ class FakeControllerChannel:
         controller = await self._controller()
         return await controller.register_broker(broker, is_remote=controller is not self._node.controller)
 
-    async def heartbeat(
-        self, heartbeat: BrokerHeartbeat, timeout_ms: int | None = None
-    ) -> BrokerHeartbeatReply:
+    async def heartbeat(self, heartbeat: BrokerHeartbeat, timeout_ms: int | None = None) -> BrokerHeartbeatReply:
         self._node.sent.append(heartbeat)
         controller = await self._controller()
         return await controller.heartbeat(heartbeat)

@@ -1,9 +1,7 @@
 """Helpers for tests with `ControllerCluster`: settings, a topic, and checks."""
 
 from moldau.broker_lifecycle.state import BrokerState
-from moldau.controller.requests import (
-    NewTopic,
-)
+from moldau.controller.requests import NewTopic
 from moldau.metadata.image import PartitionRegistration
 from moldau.metadata.records import BrokerRegistrationChangeRecord, Record
 from support.controller_cluster import ControllerCluster
@@ -19,20 +17,14 @@ def no_lease_outlives_its_session(cluster: ControllerCluster) -> None:
     def check(offset: int, record: Record) -> None:
         if isinstance(record, BrokerRegistrationChangeRecord) and record.fenced > 0:
             node = cluster.nodes[record.broker_id]
-            if (
-                node.lifecycle.phase is not BrokerState.CONTROLLED_SHUTDOWN
-                and node.lifecycle.lease.is_valid()
-            ):
+            if node.lifecycle.phase is not BrokerState.CONTROLLED_SHUTDOWN and node.lifecycle.lease.is_valid():
                 cluster.violations.append(f"{record.broker_id} is fenced while its lease runs")
 
     cluster.on_append = check
 
 
 async def with_topic(
-    cluster: ControllerCluster,
-    *replicas: list[int],
-    name: str = "orders",
-    configs: dict[str, str] | None = None,
+    cluster: ControllerCluster, *replicas: list[int], name: str = "orders", configs: dict[str, str] | None = None
 ) -> None:
     topic = NewTopic(name, assignment=dict(enumerate(replicas)), configs=configs or {})
     [created] = await cluster.controller.create_topics([topic])

@@ -66,32 +66,20 @@ class Cluster:
         self._do(process_broker_heartbeat(self.state, self.settings, heartbeat, self.heartbeat_manager))
 
     def create(self, *topics: NewTopic, validate_only: bool = False) -> list[CreateTopicResult]:
-        return self._do(
-            create_topics(self.state, topics, self.settings, self.random, validate_only=validate_only)
-        )
+        return self._do(create_topics(self.state, topics, self.settings, self.random, validate_only=validate_only))
 
     def delete(self, *topics: TopicRef) -> list[TopicResult]:
         return self._do(delete_topics(self.state, topics, self.settings))
 
     def more(self, *changes: PartitionIncrease, validate_only: bool = False) -> list[TopicResult]:
-        return self._do(
-            create_partitions(self.state, changes, self.settings, self.random, validate_only=validate_only)
-        )
+        return self._do(create_partitions(self.state, changes, self.settings, self.random, validate_only=validate_only))
 
     def alter(
-        self,
-        resource: ConfigResource,
-        *changes: ConfigChange,
-        incremental: bool = True,
-        validate_only: bool = False,
+        self, resource: ConfigResource, *changes: ConfigChange, incremental: bool = True, validate_only: bool = False
     ) -> MoldauError | None:
         [result] = self._do(
             alter_configs(
-                self.state,
-                {resource: changes},
-                self.settings,
-                incremental=incremental,
-                validate_only=validate_only,
+                self.state, {resource: changes}, self.settings, incremental=incremental, validate_only=validate_only
             )
         )
         return result.error

@@ -54,9 +54,9 @@ class WireGroupHarness:
     def prepare(self) -> None:
         """Waits for a coordinator and for a topic to commit offsets of."""
         with WireClient(self._bootstrap) as wire:
-            while wire.request(
-                METADATA, 9, {"topics": [{"name": self._topic}], "allow_auto_topic_creation": True}
-            )["topics"][0]["error_code"]:
+            while wire.request(METADATA, 9, {"topics": [{"name": self._topic}], "allow_auto_topic_creation": True})[
+                "topics"
+            ][0]["error_code"]:
                 time.sleep(QUIET_S)
             tree = {"key_type": 0, "coordinator_keys": [self._group_id]}
             while wire.request(FIND_COORDINATOR, 4, tree)["coordinators"][0]["error_code"]:
@@ -150,9 +150,7 @@ class WireGroupHarness:
             "group_instance_id": instance,
         }
 
-    def _ask(
-        self, api: int, version: int, tree: dict[str, Any], new_member_id: str = UNKNOWN_MEMBER_ID
-    ) -> RequestId:
+    def _ask(self, api: int, version: int, tree: dict[str, Any], new_member_id: str = UNKNOWN_MEMBER_ID) -> RequestId:
         self._request_ids += 1
         wire = WireClient(self._bootstrap)
         wire.send(api, version, tree)
@@ -176,9 +174,7 @@ class WireGroupHarness:
                 skip_assignment=response.get("skip_assignment", False),
                 member_id=self._shown[response["member_id"]],
                 members=tuple(
-                    JoinedMember(
-                        self._shown[each["member_id"]], each.get("group_instance_id"), each["metadata"]
-                    )
+                    JoinedMember(self._shown[each["member_id"]], each.get("group_instance_id"), each["metadata"])
                     for each in response["members"]
                 ),
             )

@@ -160,10 +160,7 @@ class ShardHarness:
         instance_id = details.get("instance_id")
         assert instance_id is None or isinstance(instance_id, str)
         return MemberIdentity(
-            group_id=group_id,
-            generation=reply.generation,
-            member_id=reply.member_id,
-            instance_id=instance_id,
+            group_id=group_id, generation=reply.generation, member_id=reply.member_id, instance_id=instance_id
         )
 
     def join_and_sync(self, group_id: str = "g", **details: object) -> MemberIdentity:
@@ -180,38 +177,31 @@ class ShardHarness:
     def leave_error(self, identity: MemberIdentity) -> MoldauError | None:
         leaving = [LeavingMember(identity.member_id, identity.instance_id)]
         reply = self.submit_and_wait(
-            LeaveResponse,
-            lambda request_id: self.state.groups.leave(self.now, identity.group_id, leaving, request_id),
+            LeaveResponse, lambda request_id: self.state.groups.leave(self.now, identity.group_id, leaving, request_id)
         )
         (left,) = reply.members
         return left.error
 
     def commit(self, identity: MemberIdentity, *offsets: OffsetToCommit) -> CommitResponse:
         request = CommitRequest(identity=identity, offsets=offsets or (offset("orders", 0, 7),))
-        return self.submit_and_wait(
-            CommitResponse, lambda request_id: self.state.commit(self.now, request, request_id)
-        )
+        return self.submit_and_wait(CommitResponse, lambda request_id: self.state.commit(self.now, request, request_id))
 
     def fetch(
         self, group_id: str, partitions: Sequence[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset | None]:
         return dict(
             self.submit_and_wait(
-                OffsetsResponse,
-                lambda request_id: self.state.fetch_offsets(group_id, partitions, request_id),
+                OffsetsResponse, lambda request_id: self.state.fetch_offsets(group_id, partitions, request_id)
             ).offsets
         )
 
     def committed(self, group_id: str = "g") -> dict[TopicPartition, int]:
         return {place: found.offset for place, found in self.fetch(group_id).items() if found is not None}
 
-    def delete_offsets(
-        self, group_id: str, *partitions: TopicPartition
-    ) -> dict[TopicPartition, MoldauError | None]:
+    def delete_offsets(self, group_id: str, *partitions: TopicPartition) -> dict[TopicPartition, MoldauError | None]:
         return dict(
             self.submit_and_wait(
-                DeleteOffsetsResponse,
-                lambda request_id: self.state.delete_offsets(group_id, partitions, request_id),
+                DeleteOffsetsResponse, lambda request_id: self.state.delete_offsets(group_id, partitions, request_id)
             ).errors
         )
 

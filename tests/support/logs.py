@@ -28,11 +28,7 @@ def batch_at(
 ) -> Batch:
     """Returns a batch of these values at `offset`, with consecutive timestamps."""
     records = [
-        Record(
-            timestamp=timestamp_ms + number,
-            key=keys[number] if keys is not None else None,
-            value=value,
-        )
+        Record(timestamp=timestamp_ms + number, key=keys[number] if keys is not None else None, value=value)
         for number, value in enumerate(values)
     ]
     return Batch(build_batch(records, base_offset=offset, leader_epoch=leader_epoch, **more))
@@ -111,9 +107,7 @@ class YieldingLog(Log):
         await self.inner.finalize_segments()
         await asyncio.sleep(0)
 
-    async def read(
-        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
-    ) -> RecordSlices:
+    async def read(self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True) -> RecordSlices:
         await asyncio.sleep(0)
         slices = await self.inner.read(offset, bytes_max, below, min_one_batch=min_one_batch)
         await asyncio.sleep(0)

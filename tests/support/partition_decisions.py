@@ -10,14 +10,7 @@ from moldau.controller.ids import random_uuid
 from moldau.controller.partition_change_builder import RetainedData
 from moldau.controller.partition_index import PartitionName
 from moldau.controller.reassignment import alter_partition_reassignments
-from moldau.controller.requests import (
-    ElectionType,
-    IsrChange,
-    IsrChangeResult,
-    NewTopic,
-    PartitionResult,
-    Reassignment,
-)
+from moldau.controller.requests import ElectionType, IsrChange, IsrChangeResult, NewTopic, PartitionResult, Reassignment
 from moldau.controller.state import ControllerState
 from moldau.controller.topics import create_topics
 from moldau.coordinator import CoordinatorResult
@@ -58,9 +51,7 @@ class ControlledCluster:
 
     # Brokers
 
-    def register(
-        self, broker_id: int, kept: RetainedData = RetainedData.ALL, *, rack: str | None = None
-    ) -> None:
+    def register(self, broker_id: int, kept: RetainedData = RetainedData.ALL, *, rack: str | None = None) -> None:
         known = self.state.image.brokers.get(broker_id)
         records = [] if known is None else remove_broker_from_isrs(self.state, self.settings, broker_id, kept)
         registration = RegisterBrokerRecord(
@@ -74,10 +65,7 @@ class ControlledCluster:
 
     def fence(self, broker_id: int) -> None:
         self.apply(
-            [
-                self._broker_change(broker_id, fenced=1),
-                *remove_broker_from_isrs(self.state, self.settings, broker_id),
-            ]
+            [self._broker_change(broker_id, fenced=1), *remove_broker_from_isrs(self.state, self.settings, broker_id)]
         )
 
     def unfence(self, broker_id: int) -> None:
@@ -116,9 +104,7 @@ class ControlledCluster:
             assignment=dict(enumerate(replicas)),
             configs={key.replace("_", "."): value for key, value in configs.items()},
         )
-        [created] = self.do(
-            create_topics(self.state, [topic], self.settings, self.random, validate_only=False)
-        )
+        [created] = self.do(create_topics(self.state, [topic], self.settings, self.random, validate_only=False))
         assert created.error is None, created.error
 
     def configure(self, topic: str, key: str, value: str | None) -> None:
@@ -155,9 +141,7 @@ class ControlledCluster:
             tuple((member, epochs.get(member, -1)) for member in isr),
             is_recovering,
         )
-        [result] = self.do(
-            alter_partition(self.state, self.settings, leader, brokers[leader].epoch, [change])
-        )
+        [result] = self.do(alter_partition(self.state, self.settings, leader, brokers[leader].epoch, [change]))
         return result
 
     def elect(
@@ -170,18 +154,11 @@ class ControlledCluster:
         return self.do(elect_leaders(self.state, self.settings, election, partitions or None, log_ends or {}))
 
     def reassign(
-        self,
-        replicas: Sequence[int] | None,
-        *,
-        topic: str = "orders",
-        index: int = 0,
-        allow_rf_change: bool = True,
+        self, replicas: Sequence[int] | None, *, topic: str = "orders", index: int = 0, allow_rf_change: bool = True
     ) -> PartitionResult:
         requested = Reassignment(topic, index, replicas)
         [result] = self.do(
-            alter_partition_reassignments(
-                self.state, self.settings, [requested], allow_rf_change=allow_rf_change
-            )
+            alter_partition_reassignments(self.state, self.settings, [requested], allow_rf_change=allow_rf_change)
         )
         return result
 

@@ -98,9 +98,7 @@ def read_all(bootstrap: str, topic: str) -> list[ConsumerRecord]:
     async def reading() -> list[ConsumerRecord]:
         async with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
             await consumer.cluster.wait_for_topics([topic], timeout_ms=10_000)
-            partitions = [
-                TopicPartition(topic, each.index) for each in consumer.cluster.topics[topic].partitions
-            ]
+            partitions = [TopicPartition(topic, each.index) for each in consumer.cluster.topics[topic].partitions]
             ends = await consumer.end_offsets(partitions)
             consumer.assign(partitions)
             found: list[ConsumerRecord] = []

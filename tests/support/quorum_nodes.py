@@ -58,9 +58,7 @@ class InProcessNetwork:
         self.calls: list[tuple[int, int, object]] = []
         self.known: dict[tuple[int, int], tuple[VoterEndpoint, ...]] = {}
 
-    async def call(
-        self, sender: int, to: int, request: object, ask: Callable[[RaftClient], Awaitable[T]]
-    ) -> T:
+    async def call(self, sender: int, to: int, request: object, ask: Callable[[RaftClient], Awaitable[T]]) -> T:
         self.calls.append((sender, to, request))
         await asyncio.sleep(0)
         node = self.nodes.get(to)
@@ -89,22 +87,16 @@ class InProcessChannel:
         return await self._network.call(self._node_id, node_id, request, lambda peer: peer.vote(request))
 
     async def begin_quorum_epoch(self, node_id: int, request: BeginQuorumEpochRequest) -> QuorumEpochResponse:
-        return await self._network.call(
-            self._node_id, node_id, request, lambda peer: peer.begin_quorum_epoch(request)
-        )
+        return await self._network.call(self._node_id, node_id, request, lambda peer: peer.begin_quorum_epoch(request))
 
     async def end_quorum_epoch(self, node_id: int, request: EndQuorumEpochRequest) -> QuorumEpochResponse:
-        return await self._network.call(
-            self._node_id, node_id, request, lambda peer: peer.end_quorum_epoch(request)
-        )
+        return await self._network.call(self._node_id, node_id, request, lambda peer: peer.end_quorum_epoch(request))
 
     async def fetch(self, node_id: int, request: QuorumFetchRequest) -> QuorumFetchResponse:
         return await self._network.call(self._node_id, node_id, request, lambda peer: peer.fetch(request))
 
     async def fetch_snapshot(self, node_id: int, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-        return await self._network.call(
-            self._node_id, node_id, request, lambda peer: peer.fetch_snapshot(request)
-        )
+        return await self._network.call(self._node_id, node_id, request, lambda peer: peer.fetch_snapshot(request))
 
 
 class QuorumNode:
@@ -130,9 +122,7 @@ class QuorumNode:
         self.failures: list[BaseException] = []
         self.is_up = False
         self._network = network
-        self._voters = [
-            VoterNode(each, None, (VoterEndpoint("PLAINTEXT", f"node-{each}", 9092),)) for each in voters
-        ]
+        self._voters = [VoterNode(each, None, (VoterEndpoint("PLAINTEXT", f"node-{each}", 9092),)) for each in voters]
         self._bootstrap = bootstrap
         network.nodes[node_id] = self
 
@@ -141,9 +131,7 @@ class QuorumNode:
         """All delivered values: those of the latest snapshot, and those after it."""
         values = list(self.taken[-1][1]) if self.taken else []
         below = self.taken[-1][0].end_offset if self.taken else 0
-        return values + [
-            value for batch in self.committed if batch.base_offset >= below for value in batch.values
-        ]
+        return values + [value for batch in self.committed if batch.base_offset >= below for value in batch.values]
 
     async def start(self) -> None:
         self.committed, self.taken, self.leaders = [], [], []

@@ -97,11 +97,7 @@ class Disk:
         return self.start_offset + len(self.entries)
 
     def at(self, offset: int) -> Entry:
-        return (
-            self.snapshot_entries[offset]
-            if offset < self.start_offset
-            else self.entries[offset - self.start_offset]
-        )
+        return self.snapshot_entries[offset] if offset < self.start_offset else self.entries[offset - self.start_offset]
 
     def log_state(self, initial_voters: tuple[VoterNode, ...]) -> RaftLogState:
         voters = VoterSetHistory(initial_voters)
@@ -112,9 +108,7 @@ class Disk:
             epochs.assign(entry.epoch, offset)
             if entry.voters is not None:
                 voters.add(offset, map(voter, entry.voters))
-        return RaftLogState(
-            voters, self.start_offset, self.end, self.end, self.start_epoch, epochs, self.snapshot
-        )
+        return RaftLogState(voters, self.start_offset, self.end, self.end, self.start_epoch, epochs, self.snapshot)
 
 
 class Faults(NamedTuple):
@@ -125,9 +119,7 @@ class Faults(NamedTuple):
 
 
 class QuorumSimulation:
-    def __init__(
-        self, seed: int, voters: int, nodes: int | None = None, faults: Faults | None = None
-    ) -> None:
+    def __init__(self, seed: int, voters: int, nodes: int | None = None, faults: Faults | None = None) -> None:
         self.random = random.Random(seed)
         self.faults = faults or Faults()
         self.now_ms = 0
@@ -144,13 +136,9 @@ class QuorumSimulation:
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
         self._timers: dict[int, int] = {}
-        self._requests: dict[int, list[tuple[int, Callable[[], None]]]] = {
-            node_id: [] for node_id in self.disks
-        }
+        self._requests: dict[int, list[tuple[int, Callable[[], None]]]] = {node_id: [] for node_id in self.disks}
         """Requests in flight to each node: the sender, and its callback if the connection breaks."""
-        self._pending_fetches: dict[
-            int, list[tuple[QuorumFetchRequest, Callable[[RaftResponse], None], int]]
-        ] = {}
+        self._pending_fetches: dict[int, list[tuple[QuorumFetchRequest, Callable[[RaftResponse], None], int]]] = {}
 
         self.leaders: dict[int, int] = {}
         self.elected_ms: dict[int, int] = {}
@@ -198,9 +186,7 @@ class QuorumSimulation:
         self._timers.pop(node_id, None)
         self._pending_fetches[node_id] = []
         self.high_watermarks[node_id] = disk.start_offset
-        state = RaftStateMachine(
-            QuorumState(ReplicaKey(node_id, directory_of(node_id)), disk.election, CONFIG)
-        )
+        state = RaftStateMachine(QuorumState(ReplicaKey(node_id, directory_of(node_id)), disk.election, CONFIG))
         self.states[node_id] = state
         self.step(node_id, NodeStarted(disk.log_state(self.initial_voters), disk.start_offset))
 
@@ -276,9 +262,7 @@ class QuorumSimulation:
                 self.append_voters(node_id, effect.voters)
             case AppendFetchedRecords():
                 entries = json.loads(effect.records)
-                self.append(
-                    node_id, [Entry(epoch, what, voters and tuple(voters)) for epoch, what, voters in entries]
-                )
+                self.append(node_id, [Entry(epoch, what, voters and tuple(voters)) for epoch, what, voters in entries])
             case TruncateLog():
                 self.counts["truncations"] += 1
                 del disk.entries[effect.end_offset - disk.start_offset :]
@@ -350,15 +334,11 @@ class QuorumSimulation:
 
         def on_arrival() -> None:
             if to in self.states:
-                self._receive(
-                    to, request, lambda response: self._transmit(to, sender, lambda: on_response(response))
-                )
+                self._receive(to, request, lambda response: self._transmit(to, sender, lambda: on_response(response)))
             else:
                 # The connection is refused at once.
                 is_connection_refused = (to, sender) not in self.disconnected
-                self._transmit(
-                    to, sender, lambda: complete(RequestFailed(to, request, is_connection_refused))
-                )
+                self._transmit(to, sender, lambda: complete(RequestFailed(to, request, is_connection_refused)))
 
         def on_response(response: RaftResponse) -> None:
             complete(ResponseReceived(to, request, response))
@@ -393,9 +373,7 @@ class QuorumSimulation:
             if state.fetcher.fetching_snapshot != snapshot:
                 return
             response = event.response if isinstance(event, ResponseReceived) else None
-            data = (
-                response.data if isinstance(response, FetchSnapshotResponse) and response.is_leader else b""
-            )
+            data = response.data if isinstance(response, FetchSnapshotResponse) and response.is_leader else b""
             if data and snapshot.end_offset > state.high_watermark:
                 self._install_snapshot(node_id, snapshot, json.loads(data))
             else:
@@ -410,9 +388,7 @@ class QuorumSimulation:
         disk.start_epoch = snapshot.epoch
         disk.start_voters = voters and tuple(voters)
         disk.snapshot = snapshot
-        assert disk.snapshot_entries == self.committed[: disk.start_offset], (
-            "a snapshot has uncommitted records"
-        )
+        assert disk.snapshot_entries == self.committed[: disk.start_offset], "a snapshot has uncommitted records"
         self.high_watermarks[node_id] = max(self.high_watermarks[node_id], disk.start_offset)
         self.counts["snapshots"] += 1
         self.step(node_id, SnapshotInstalled(snapshot, tuple(map(voter, voters or ()))))
@@ -426,11 +402,7 @@ class QuorumSimulation:
                 incarnation = self.incarnations[node_id]
                 self.after(
                     request.max_wait_ms,
-                    lambda: (
-                        self._serve_pending_fetches(node_id)
-                        if self._is_running(node_id, incarnation)
-                        else None
-                    ),
+                    lambda: self._serve_pending_fetches(node_id) if self._is_running(node_id, incarnation) else None,
                 )
                 self._serve_pending_fetches(node_id)
             else:
@@ -505,9 +477,7 @@ class QuorumSimulation:
         disk.snapshot = snapshot
         self.step(node_id, SnapshotCreated(snapshot, end))
 
-    def change_voters(
-        self, node_id: int, change: Callable[[RaftStateMachine], tuple[VoterNode, ...]]
-    ) -> bool:
+    def change_voters(self, node_id: int, change: Callable[[RaftStateMachine], tuple[VoterNode, ...]]) -> bool:
         state = self.states[node_id]
         try:
             voters = change(state)
@@ -586,6 +556,4 @@ class QuorumSimulation:
                 shared = min(len(one), len(other))
                 same = [at for at in range(shared) if one[at].epoch == other[at].epoch]
                 if same:
-                    assert one[: same[-1] + 1] == other[: same[-1] + 1], (
-                        "logs with the same epoch differ before it"
-                    )
+                    assert one[: same[-1] + 1] == other[: same[-1] + 1], "logs with the same epoch differ before it"

@@ -62,9 +62,7 @@ def node(
 
 def sends(effects: list[Effect], kind: type) -> list[int]:
     return [
-        effect.node_id
-        for effect in effects
-        if isinstance(effect, SendRequest) and isinstance(effect.request, kind)
+        effect.node_id for effect in effects if isinstance(effect, SendRequest) and isinstance(effect.request, kind)
     ]
 
 
@@ -91,12 +89,7 @@ def elected_leader(*epochs: int) -> RaftStateMachine:
 
 
 def respond_to_vote(
-    state: RaftStateMachine,
-    node_id: int,
-    *,
-    is_pre_vote: bool = False,
-    is_granted: bool = True,
-    now_ms: int = 1000,
+    state: RaftStateMachine, node_id: int, *, is_pre_vote: bool = False, is_granted: bool = True, now_ms: int = 1000
 ) -> list[Effect]:
     request = VoteRequest(state.key, state.epoch, state.log.log_end, is_pre_vote, key(node_id))
     response = VoteResponse(state.epoch, -1, is_granted)

@@ -22,10 +22,7 @@ def find_coordinator(wire: WireClient, group_id: str) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         answer = wire.request(FIND_COORDINATOR, 2, {"key": group_id, "key_type": 0})
-        code = (
-            answer["error_code"]
-            or wire.request(OFFSET_FETCH, 7, {"group_id": group_id, "topics": []})["error_code"]
-        )
+        code = answer["error_code"] or wire.request(OFFSET_FETCH, 7, {"group_id": group_id, "topics": []})["error_code"]
         if code not in COORDINATOR_NOT_READY:
             assert code == 0
             return
@@ -143,12 +140,7 @@ class RawGroupMember:
         return self
 
     def heartbeat(self, **more: Any) -> int:
-        tree = {
-            "group_id": self.group_id,
-            "generation_id": self.generation,
-            "member_id": self.member_id,
-            **more,
-        }
+        tree = {"group_id": self.group_id, "generation_id": self.generation, "member_id": self.member_id, **more}
         code: int = self.wire.request(HEARTBEAT, 4, tree)["error_code"]
         return code
 

@@ -49,9 +49,7 @@ class Confluent:
         return offsets
 
     def read(self, bootstrap: str, topic: str, count: int, partition: int = 0) -> list[tuple[int, str]]:
-        consumer = Consumer(
-            {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False}
-        )
+        consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False})
         consumer.assign([TopicPartition(topic, partition, 0)])
         found: list[tuple[int, str]] = []
         deadline = time.monotonic() + CLIENT_TIMEOUT_S
@@ -68,9 +66,7 @@ class Confluent:
 class Aiokafka:
     def produce(self, bootstrap: str, topic: str, values: Sequence[str], partition: int = 0) -> list[int]:
         async def produce() -> list[int]:
-            producer = AIOKafkaProducer(
-                bootstrap_servers=bootstrap, enable_idempotence=True, request_timeout_ms=5_000
-            )
+            producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, request_timeout_ms=5_000)
             await producer.start()
             try:
                 sent = [await producer.send(topic, value.encode(), partition=partition) for value in values]

@@ -219,9 +219,7 @@ class Replicas:
         while position < len(data):
             size = int.from_bytes(data[position + 8 : position + 12], "big") + 12
             each = Batch(data[position : position + size])
-            shown += [
-                f"{(record.value or b'').decode()}@{each.leader_epoch}" for record in iterate_records(each)
-            ]
+            shown += [f"{(record.value or b'').decode()}@{each.leader_epoch}" for record in iterate_records(each)]
             position += size
         return shown
 

@@ -119,9 +119,7 @@ class FakeController:
     def __init__(self, node_ids: Sequence[int], **topic: str) -> None:
         replicas = tuple(node_ids)
         brokers = {
-            each: BrokerRegistration(
-                each, 40 + each, UUID(int=each), (Endpoint(LISTENER, "h", each),), None, False
-            )
+            each: BrokerRegistration(each, 40 + each, UUID(int=each), (Endpoint(LISTENER, "h", each),), None, False)
             for each in replicas
         }
         partition = PartitionRegistration(0, replicas, replicas, replicas[0], 1, 1)
@@ -170,9 +168,7 @@ class FakeController:
                 await self.change(isr=tuple(member for member, _ in each.isr))
             now = self.partition
             results.append(
-                IsrChangeResult(
-                    TOPIC_ID, 0, now.leader, now.leader_epoch, now.isr, False, now.partition_epoch, error
-                )
+                IsrChangeResult(TOPIC_ID, 0, now.leader, now.leader_epoch, now.isr, False, now.partition_epoch, error)
             )
         return results
 

@@ -49,10 +49,7 @@ class ScriptedCluster(Cluster):
         self.generation = 0
         self.answers: dict[ApiKey, ScriptedResponse] = {
             ApiKey.JOIN_GROUP: self._join,
-            ApiKey.SYNC_GROUP: lambda _: {
-                "error_code": 0,
-                "assignment": encode_assignment(Assignment((("t", 0),))),
-            },
+            ApiKey.SYNC_GROUP: lambda _: {"error_code": 0, "assignment": encode_assignment(Assignment((("t", 0),)))},
             ApiKey.HEARTBEAT: lambda _: {"error_code": 0},
             ApiKey.LEAVE_GROUP: lambda _: {"error_code": 0, "members": []},
             ApiKey.OFFSET_COMMIT: self._commit,
@@ -65,9 +62,7 @@ class ScriptedCluster(Cluster):
                             {
                                 "partition_index": 0,
                                 "error_code": 0,
-                                "offset": 0
-                                if tree["topics"][0]["partitions"][0]["timestamp"] == -2
-                                else len(self.log),
+                                "offset": 0 if tree["topics"][0]["partitions"][0]["timestamp"] == -2 else len(self.log),
                                 "timestamp": -1,
                                 "leader_epoch": 0,
                             }
@@ -132,9 +127,7 @@ class ScriptedCluster(Cluster):
         if offset == len(self.log):
             await asyncio.sleep(tree["max_wait"] / 1000)
         records = [Record(value=value) for value in self.log[offset:]]
-        return self._fetched(
-            build_batch(records, base_offset=offset) if records else b"", error_code=code.value
-        )
+        return self._fetched(build_batch(records, base_offset=offset) if records else b"", error_code=code.value)
 
     def _fetched(self, batch: bytes, **fields: Any) -> Any:
         partition = {

@@ -17,16 +17,9 @@ class SteadyWriter:
     """Uses a producer's default settings unless `settings` overrides them."""
 
     def __init__(
-        self,
-        bootstrap: str,
-        topic: str,
-        partitions: int,
-        history: History,
-        settings: Mapping[str, int] | None = None,
+        self, bootstrap: str, topic: str, partitions: int, history: History, settings: Mapping[str, int] | None = None
     ) -> None:
-        self._producer = Producer(
-            {"bootstrap.servers": bootstrap, "enable.idempotence": True, **(settings or {})}
-        )
+        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **(settings or {})})
         self._partitions: list[Partition] = [(topic, index) for index in range(partitions)]
         self._history = history
         self.failures: list[str] = []
@@ -42,16 +35,12 @@ class SteadyWriter:
             topic, index = self._partitions[number % len(self._partitions)]
             value = f"w-{number}".encode()
             send = self._history.send("writer", (topic, index), [value], acks=-1, is_idempotent=True)
-            self._producer.produce(
-                topic, value, partition=index, on_delivery=self._on_delivery(send, time.monotonic())
-            )
+            self._producer.produce(topic, value, partition=index, on_delivery=self._on_delivery(send, time.monotonic()))
             self._producer.poll(0)
             number += 1
             self._stop.wait(SEND_INTERVAL_S)
 
-    def _on_delivery(
-        self, send: SendOperation, sent_at: float
-    ) -> Callable[[KafkaError | None, Message], None]:
+    def _on_delivery(self, send: SendOperation, sent_at: float) -> Callable[[KafkaError | None, Message], None]:
         def report(error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 self.failures.append(str(error))

@@ -119,9 +119,7 @@ def decode(api_key: int, version: int, frame: bytes) -> tuple[int, dict[str, Any
     schema = load_response_schema(api_key, version)
     header, size = entity_reader(schema.__header_schema__)(frame, 0)  # type: ignore[arg-type]
     body, body_size = entity_reader(schema)(frame, size)  # type: ignore[type-var]
-    assert size + body_size == len(frame), (
-        f"{len(frame) - size - body_size} unexpected bytes after the response"
-    )
+    assert size + body_size == len(frame), f"{len(frame) - size - body_size} unexpected bytes after the response"
     return int(header.correlation_id), plain(body)
 
 
@@ -204,9 +202,7 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def record(
-    offset_delta: int, value: bytes | None, key: bytes | None = None, timestamp_delta: int = 0
-) -> bytes:
+def record(offset_delta: int, value: bytes | None, key: bytes | None = None, timestamp_delta: int = 0) -> bytes:
     def sized(data: bytes | None) -> bytes:
         return varint(-1) if data is None else varint(len(data)) + data
 
@@ -253,16 +249,9 @@ def batch(
     return struct.pack(">qi", base_offset, len(rest) if length is None else length) + rest
 
 
-def produce_tree(
-    topic: str, *batches: bytes, partition: int = 0, acks: int = -1, **more: Any
-) -> dict[str, Any]:
+def produce_tree(topic: str, *batches: bytes, partition: int = 0, acks: int = -1, **more: Any) -> dict[str, Any]:
     data = {"index": partition, "records": b"".join(batches)}
-    return {
-        "acks": acks,
-        "timeout": 10_000,
-        "topic_data": [{"name": topic, "partition_data": [data]}],
-        **more,
-    }
+    return {"acks": acks, "timeout": 10_000, "topic_data": [{"name": topic, "partition_data": [data]}], **more}
 
 
 def produce(wire: WireClient, topic: str, *batches: bytes, version: int = 9, **more: Any) -> tuple[int, int]:

@@ -115,10 +115,7 @@ class BrokerTranscriptRunner:
                 continue
             phase = node.lifecycle.phase
             shown = phase.value
-            if (
-                phase in (BrokerState.ACTIVE, BrokerState.CONTROLLED_SHUTDOWN)
-                and not node.lifecycle.lease.is_valid()
-            ):
+            if phase in (BrokerState.ACTIVE, BrokerState.CONTROLLED_SHUTDOWN) and not node.lifecycle.lease.is_valid():
                 shown += ", its lease is over"
             if self._emitted.get(node_id, BrokerState.STARTING.value) != shown:
                 self._emitted[node_id] = shown

@@ -47,9 +47,7 @@ class TranscriptItem(pytest.Item):
         if self.config.getoption("--rewrite"):
             self.path.write_text(replayed)
         else:
-            assert replayed.splitlines() == written.splitlines(), (
-                "see the difference; `pytest --rewrite` accepts it"
-            )
+            assert replayed.splitlines() == written.splitlines(), "see the difference; `pytest --rewrite` accepts it"
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, 0, self.name

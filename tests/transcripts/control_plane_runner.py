@@ -74,9 +74,7 @@ class ControlPlaneTranscriptRunner:
         return await self._alter(name, changes, incremental=True)
 
     async def _replace(self, name: str, *configs: str) -> str:
-        return await self._alter(
-            name, [ConfigChange(*each.split("=")) for each in configs], incremental=False
-        )
+        return await self._alter(name, [ConfigChange(*each.split("=")) for each in configs], incremental=False)
 
     async def _alter(self, name: str, changes: Sequence[ConfigChange], *, incremental: bool) -> str:
         resource = ConfigResource(TOPIC_RESOURCE, name)

@@ -4,11 +4,7 @@ partitions."""
 from collections.abc import Sequence
 
 from moldau.controller.configuration_control import alter_configs
-from moldau.controller.elections import (
-    balance_partition_leaders,
-    elect_unclean_leaders,
-    unclean_election_candidates,
-)
+from moldau.controller.elections import balance_partition_leaders, elect_unclean_leaders, unclean_election_candidates
 from moldau.controller.partition_change_builder import RetainedData
 from moldau.controller.partition_index import PartitionName
 from moldau.controller.reassignment import list_partition_reassignments, plan_drain
@@ -29,11 +25,7 @@ from moldau.metadata.records import (
 from moldau.raft.messages import EpochEndOffset
 from support.partition_decisions import ControlledCluster
 
-_AFTER = {
-    "cleanly": RetainedData.ALL,
-    "after a crash": RetainedData.SYNCED,
-    "with another disk": RetainedData.NONE,
-}
+_AFTER = {"cleanly": RetainedData.ALL, "after a crash": RetainedData.SYNCED, "with another disk": RetainedData.NONE}
 
 
 class ControllerTranscriptRunner:
@@ -99,9 +91,7 @@ class ControllerTranscriptRunner:
 
     def _reassign(self, partition: str, replicas: str) -> list[str]:
         name = _name(partition)
-        return _format_error(
-            self._cluster.reassign(_ids(replicas), topic=name.topic, index=name.partition).error
-        )
+        return _format_error(self._cluster.reassign(_ids(replicas), topic=name.topic, index=name.partition).error)
 
     def _cancel(self, partition: str) -> list[str]:
         name = _name(partition)

@@ -55,9 +55,7 @@ class GroupTranscriptRunner:
             self._emitted.update(self._requests)
             self._emit_state()
         elif who == "operator":
-            self._emit_request(
-                None, "remove", self._harness.leave(LeavingMember(UNKNOWN_MEMBER_ID, words[-1]))
-            )
+            self._emit_request(None, "remove", self._harness.leave(LeavingMember(UNKNOWN_MEMBER_ID, words[-1])))
         else:
             actor = self._actors.setdefault(who, _Actor(who))
             getattr(self, f"_{words[0]}")(actor, *words[1:])
@@ -87,18 +85,14 @@ class GroupTranscriptRunner:
 
     def _syncs(self, actor: _Actor, *parts: str) -> None:
         assigned = dict(part.split("=") for part in parts)
-        assignments = {
-            self._actors[name].member_id: partitions.encode() for name, partitions in assigned.items()
-        }
+        assignments = {self._actors[name].member_id: partitions.encode() for name, partitions in assigned.items()}
         request_id = self._harness.sync(
             actor.member_id, assignments, generation=actor.generation, instance=actor.instance
         )
         self._emit_request(actor, "sync", request_id)
 
     def _heartbeats(self, actor: _Actor) -> None:
-        request_id = self._harness.heartbeat(
-            actor.member_id, generation=actor.generation, instance=actor.instance
-        )
+        request_id = self._harness.heartbeat(actor.member_id, generation=actor.generation, instance=actor.instance)
         self._emit_request(actor, "heartbeat", request_id)
 
     def _commits(self, actor: _Actor, *of_generation: str) -> None:
@@ -164,13 +158,10 @@ class GroupTranscriptRunner:
             self._state = self._harness.metadata.state
             seconds = (self._harness.now_ms - self._began_ms) / 1_000
             self._emit(
-                "group",
-                f"{self._state} at {seconds:g} s, with {', '.join(self._harness.members) or 'no members'}",
+                "group", f"{self._state} at {seconds:g} s, with {', '.join(self._harness.members) or 'no members'}"
             )
 
-    def _emit_response(
-        self, actor: _Actor | None, requests: str, response: GroupResponse | MoldauError
-    ) -> None:
+    def _emit_response(self, actor: _Actor | None, requests: str, response: GroupResponse | MoldauError) -> None:
         who = "operator" if actor is None else actor.name
         if isinstance(response, JoinResponse):
             assert actor is not None
@@ -192,9 +183,7 @@ class GroupTranscriptRunner:
 
 
 def _format_join(reply: JoinResponse) -> str:
-    shown = (
-        f"is {reply.member_id} in generation {reply.generation}, {reply.protocol_name}, leader {reply.leader}"
-    )
+    shown = f"is {reply.member_id} in generation {reply.generation}, {reply.protocol_name}, leader {reply.leader}"
     if reply.members:
         shown += f"; members {', '.join(each.member_id for each in reply.members)}"
     return shown + ("; skip assignment" if reply.skip_assignment else "")

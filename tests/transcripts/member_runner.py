@@ -107,9 +107,7 @@ class MemberTranscriptRunner:
             for who, topics in options.items()
         )
         return self._step(
-            JoinResponse(
-                self._attempt, ErrorCode.none, generation, member_id, leader_id, protocol, members, skip
-            )
+            JoinResponse(self._attempt, ErrorCode.none, generation, member_id, leader_id, protocol, members, skip)
         )
 
     def _metadata(self, *words: str) -> list[str]:
@@ -188,9 +186,7 @@ class MemberTranscriptRunner:
             parts.append(f"generation {generation.generation_id}")
         if generation.member_id:
             parts.append(f"as {generation.member_id}{', leader' if member.is_leader else ''}")
-        parts.append(
-            "coordinator unknown" if member.coordinator is None else f"coordinator {member.coordinator}"
-        )
+        parts.append("coordinator unknown" if member.coordinator is None else f"coordinator {member.coordinator}")
         tick_at_ms = member.next_heartbeat_at_ms()
         if tick_at_ms is not None:
             parts.append(f"next tick in {tick_at_ms - self._now_ms} ms")

@@ -91,13 +91,10 @@ class QuorumTranscriptRunner:
             return False
         leader = simulation.states[leader_id]
         connected = [
-            state
-            for node_id, state in simulation.states.items()
-            if (leader_id, node_id) not in simulation.disconnected
+            state for node_id, state in simulation.states.items() if (leader_id, node_id) not in simulation.disconnected
         ]
         return all(
-            state.leader_id == leader_id and state.high_watermark == leader.log.end_offset
-            for state in connected
+            state.leader_id == leader_id and state.high_watermark == leader.log.end_offset for state in connected
         )
 
     def _append(self, node_id: str, *values: str) -> None:
@@ -196,9 +193,7 @@ class QuorumTranscriptRunner:
                 if request.is_pre_vote:
                     self._emit(node_id, f"requests a pre-vote from node {what.node_id}; {log}")
                 else:
-                    self._emit(
-                        node_id, f"requests the vote of node {what.node_id} in epoch {request.epoch}; {log}"
-                    )
+                    self._emit(node_id, f"requests the vote of node {what.node_id} in epoch {request.epoch}; {log}")
             case BeginQuorumEpochRequest() as request:
                 self._emit(node_id, f"sends BeginQuorumEpoch {request.epoch} to node {what.node_id}")
             case EndQuorumEpochRequest() as request:
@@ -211,19 +206,13 @@ class QuorumTranscriptRunner:
                 if response.is_granted:
                     self._emit(node_id, f"gets the {kind} of node {what.node_id}")
                 else:
-                    leader = (
-                        "" if response.leader_id == NO_LEADER else f": node {response.leader_id} is leader"
-                    )
+                    leader = "" if response.leader_id == NO_LEADER else f": node {response.leader_id} is leader"
                     self._emit(node_id, f"does not get the {kind} of node {what.node_id}{leader}")
             case QuorumFetchRequest() as request, QuorumFetchResponse(diverging_epoch=None) as response if (
                 response.snapshot is not None
             ):
-                self._emit(
-                    node_id, f"is behind the leader's log, which starts at {response.log_start_offset}"
-                )
-            case QuorumFetchRequest() as request, QuorumFetchResponse(
-                diverging_epoch=EpochEndOffset() as end
-            ):
+                self._emit(node_id, f"is behind the leader's log, which starts at {response.log_start_offset}")
+            case QuorumFetchRequest() as request, QuorumFetchResponse(diverging_epoch=EpochEndOffset() as end):
                 self._emit(
                     node_id,
                     f"diverges: log end {request.log_end.offset} in epoch {request.log_end.epoch}, "

@@ -123,9 +123,7 @@ class ReplicaTranscriptRunner:
             0, image.replicas, isr, image.leader, image.leader_epoch, image.partition_epoch + 1
         )
         leader.leader.on_alter_partition_response(
-            IsrChangeResult(
-                TOPIC_ID, 0, image.leader, image.leader_epoch, isr, False, image.partition_epoch + 1
-            )
+            IsrChangeResult(TOPIC_ID, 0, image.leader, image.leader_epoch, isr, False, image.partition_epoch + 1)
         )
         return f"in sync are {','.join(map(str, isr))}"
 

@@ -176,9 +176,7 @@ def test_imports_point_downwards(name: str) -> None:
             assert rank(imported) <= rank(name), f"{name} reaches up to {imported}"
 
 
-@pytest.mark.parametrize(
-    "name", sorted(name for name in MODULES if any(is_below(name, prefix) for prefix in PURE))
-)
+@pytest.mark.parametrize("name", sorted(name for name in MODULES if any(is_below(name, prefix) for prefix in PURE)))
 def test_what_decides_is_pure(name: str) -> None:
     roots = {imported.split(".")[0] for imported in imports(MODULES[name])}
     assert not roots & IMPURE, f"{name} decides, so it takes time, chance and I/O from its caller"

@@ -31,12 +31,7 @@ from moldau.broker_lifecycle.state import (
     Unfenced,
 )
 from moldau.concurrency.notifier import Notifier
-from moldau.controller.requests import (
-    BrokerHeartbeat,
-    BrokerHeartbeatReply,
-    BrokerRegistrationRequest,
-    OfflineReplica,
-)
+from moldau.controller.requests import BrokerHeartbeat, BrokerHeartbeatReply, BrokerRegistrationRequest, OfflineReplica
 from moldau.errors import MoldauError, NotControllerError, PeerUnreachableError, RequestTimedOutError
 from moldau.metadata.image import Endpoint
 from moldau.observe.logging import get_logger
@@ -53,9 +48,7 @@ class HeartbeatChannel(Protocol):
 
     async def register_broker(self, broker: BrokerRegistrationRequest) -> int: ...
 
-    async def heartbeat(
-        self, heartbeat: BrokerHeartbeat, timeout_ms: int | None = None
-    ) -> BrokerHeartbeatReply: ...
+    async def heartbeat(self, heartbeat: BrokerHeartbeat, timeout_ms: int | None = None) -> BrokerHeartbeatReply: ...
 
 
 class BrokerLease:
@@ -219,9 +212,7 @@ class BrokerLifecycleManager:
                 log.warning("broker is fenced", epoch=self._state.broker_epoch)
             case ShutdownCompleted():
                 if not effect.leadership_moved:
-                    log.warning(
-                        "controlled shutdown failed: no controller responded, other brokers lead later"
-                    )
+                    log.warning("controlled shutdown failed: no controller responded, other brokers lead later")
             case RejectRegistration():
                 self._fatal_error = effect.error
                 if self._has_started and self._on_fatal is not None:
@@ -237,9 +228,7 @@ class BrokerLifecycleManager:
             return
         if self.lease.is_valid():
             left_ms = self.lease.expires_ms - self._clock.monotonic_ms()
-            self._lease_timer = asyncio.get_running_loop().call_later(
-                max(left_ms, 1) / 1000, self._check_lease
-            )
+            self._lease_timer = asyncio.get_running_loop().call_later(max(left_ms, 1) / 1000, self._check_lease)
         elif self._on_lease_ended is not None:
             self._on_lease_ended()
 

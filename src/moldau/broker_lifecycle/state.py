@@ -351,10 +351,7 @@ class BrokerLifecycleState:
                 effects.append(Fenced())
             self.phase = BrokerState.STARTING
             return [*effects, *self._send_registration()]
-        if (
-            self.phase is BrokerState.CONTROLLED_SHUTDOWN
-            and now_ms - self._last_response_ms >= self._session_ms
-        ):
+        if self.phase is BrokerState.CONTROLLED_SHUTDOWN and now_ms - self._last_response_ms >= self._session_ms:
             # Stop now, because either the session has expired and the broker is fenced, or there is no controller.
             return self._stop(leadership_moved=False)
         self._next_request_ms = now_ms + self._next_backoff_ms()
@@ -396,6 +393,4 @@ def explain_rejection(error: MoldauError, node_id: int) -> MoldauError:
                 "of Moldau that the other nodes run"
             )
         case _:
-            return InvalidRegistrationError(
-                f"the controller rejected the registration of node {node_id}: {error}"
-            )
+            return InvalidRegistrationError(f"the controller rejected the registration of node {node_id}: {error}")

@@ -44,8 +44,7 @@ app = typer.Typer(name="moldau", no_args_is_help=True, add_completion=False, pre
 @app.callback()
 def moldau(
     version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=print_version),
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=print_version)
     ] = False,
 ) -> None:
     """A Kafka-compatible event log written in Python."""
@@ -78,9 +77,7 @@ def _add_group(name: str) -> None:
 _add_command("up", "moldau.cli.up.command", "Run a cluster of several nodes on this machine.")
 _add_command("produce", "moldau.cli.produce", "Produce each line of standard input as a record.")
 _add_command("consume", "moldau.cli.consume", "Print the records of topics.")
-_add_command(
-    "demo", "moldau.cli.demo.command", "Run a demo: a node, generated orders and a pipeline on Spark."
-)
+_add_command("demo", "moldau.cli.demo.command", "Run a demo: a node, generated orders and a pipeline on Spark.")
 for name in GROUPS:
     _add_group(name)
 app.command("settings")(settings)

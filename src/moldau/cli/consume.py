@@ -53,20 +53,15 @@ def consume(
         ),
     ] = False,
     count: Annotated[
-        int | None,
-        typer.Option("--count", "-n", min=1, metavar="NUMBER", help="Stop after this many records."),
+        int | None, typer.Option("--count", "-n", min=1, metavar="NUMBER", help="Stop after this many records.")
     ] = None,
     exit_at_end: Annotated[
-        bool,
-        typer.Option(
-            "--exit", "-e", help="Start as with --from-beginning and exit at the end of the partitions."
-        ),
+        bool, typer.Option("--exit", "-e", help="Start as with --from-beginning and exit at the end of the partitions.")
     ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json",
-            help="Print one JSON object per line: topic, partition, offset, timestamp, key, value, headers.",
+            "--json", help="Print one JSON object per line: topic, partition, offset, timestamp, key, value, headers."
         ),
     ] = False,
 ) -> None:
@@ -132,21 +127,15 @@ class _RecordPrinter:
             if not may_wait or error.code != ErrorCode.unknown_topic_or_partition:
                 raise
             missing = ", ".join(topic for topic in topics if topic not in cluster.topics)
-            print_notice(
-                f"waiting for {missing} to be created ... (`moldau topic list` shows the existing topics)"
-            )
+            print_notice(f"waiting for {missing} to be created ... (`moldau topic list` shows the existing topics)")
         if self._group is not None:
             self._unassigned_notice = asyncio.get_running_loop().call_later(
-                ASSIGNMENT_NOTICE_DELAY_S,
-                print_notice,
-                f"waiting for other members of group {self._group} to join ...",
+                ASSIGNMENT_NOTICE_DELAY_S, print_notice, f"waiting for other members of group {self._group} to join ..."
             )
             self._consumer.subscribe(topics, on_assigned=self._on_assigned)
         else:
             self._consumer.assign(
-                TopicPartition(topic, each.index)
-                for topic in topics
-                for each in cluster.topics[topic].partitions
+                TopicPartition(topic, each.index) for topic in topics for each in cluster.topics[topic].partitions
             )
 
     def _on_assigned(self, _: list[TopicPartition]) -> None:

@@ -65,16 +65,10 @@ Bootstrap = Annotated[
     ),
 ]
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", callback=validate_name, help="Topic name.")]
-Topics = Annotated[
-    list[str], typer.Argument(metavar="TOPIC", callback=validate_name, help="One or more topic names.")
-]
+Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", callback=validate_name, help="One or more topic names.")]
 Group = Annotated[str, typer.Argument(metavar="GROUP", callback=validate_name, help="Group id.")]
-Groups = Annotated[
-    list[str], typer.Argument(metavar="GROUP", callback=validate_name, help="One or more group ids.")
-]
-NodeId = Annotated[
-    int, typer.Argument(metavar="NODE", min=0, callback=validate_int32, help="Node id (node.id).")
-]
+Groups = Annotated[list[str], typer.Argument(metavar="GROUP", callback=validate_name, help="One or more group ids.")]
+NodeId = Annotated[int, typer.Argument(metavar="NODE", min=0, callback=validate_int32, help="Node id (node.id).")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 

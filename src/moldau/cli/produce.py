@@ -41,10 +41,7 @@ def produce(
     key_separator: Annotated[
         str | None,
         typer.Option(
-            "--key-separator",
-            "-K",
-            metavar="TEXT",
-            help="Text that separates the key from the value in a line.",
+            "--key-separator", "-K", metavar="TEXT", help="Text that separates the key from the value in a line."
         ),
     ] = None,
     partition: Annotated[
@@ -74,9 +71,7 @@ def produce(
     separator = None if not key_separator else os.fsencode(key_separator)
     counts = RecordCounts()
 
-    async def send_lines(
-        cluster: Cluster, producer: Producer, failed: "asyncio.Future[BaseException]"
-    ) -> None:
+    async def send_lines(cluster: Cluster, producer: Producer, failed: "asyncio.Future[BaseException]") -> None:
         def on_delivery(delivery: "asyncio.Future[RecordMetadata]") -> None:
             error = delivery.exception()
             if error is None:
@@ -92,19 +87,14 @@ def produce(
                 key: bytes | None = None
                 if separator is not None and separator in value:
                     key, _, value = value.partition(separator)
-                (await producer.send(topic, value, key=key, partition=partition)).add_done_callback(
-                    on_delivery
-                )
+                (await producer.send(topic, value, key=key, partition=partition)).add_done_callback(on_delivery)
                 counts.sent += 1
                 if counts.sent % LINES_PER_YIELD == 0:
                     await asyncio.sleep(0)
 
     async def run() -> int | None:
         """Returns the number of the signal that stopped the command, or None."""
-        async with (
-            connected_cluster(bootstrap) as cluster,
-            Producer(cluster, compression=compression) as producer,
-        ):
+        async with connected_cluster(bootstrap) as cluster, Producer(cluster, compression=compression) as producer:
             if sys.stdin.isatty():
                 print_notice(f"Type records for {topic}, one per line; Ctrl-D ends the input.")
             loop = asyncio.get_running_loop()

@@ -47,9 +47,7 @@ def _parser() -> _Parser:
         flag = flag_name(name)
         if type_ is ConfigType.BOOLEAN:
             parser.add_argument(flag, dest=name, nargs="?", const="true")
-            parser.add_argument(
-                f"--no-{flag.removeprefix('--')}", dest=name, action="store_const", const="false"
-            )
+            parser.add_argument(f"--no-{flag.removeprefix('--')}", dest=name, action="store_const", const="false")
         elif type_ is ConfigType.LIST:
             parser.add_argument(flag, dest=name, action="append")
         else:

@@ -46,9 +46,7 @@ def _lines() -> Iterator[str]:
             yield from _flag("--config FILE", "TOML file with settings.", "", width)
         for definition in broker_definitions().values():
             if definition.setting.section == section:
-                yield from _flag(
-                    _usage(definition), definition.setting.doc, format_value(definition.default), width
-                )
+                yield from _flag(_usage(definition), definition.setting.doc, format_value(definition.default), width)
         yield ""
 
 

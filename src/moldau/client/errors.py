@@ -120,8 +120,7 @@ class NoOffsetForPartitionError(KafkaError):
     def __init__(self, partitions: list["TopicPartition"], why: str) -> None:
         super().__init__(
             ErrorCode.offset_out_of_range,
-            f"{why} for {', '.join(map(str, partitions))}, and auto_offset_reset is 'none': seek, or commit an "
-            "offset",
+            f"{why} for {', '.join(map(str, partitions))}, and auto_offset_reset is 'none': seek, or commit an offset",
         )
         self.partitions = partitions
 

@@ -6,13 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from moldau.columnar.columns import (
-    CREATE_TIME,
-    LOG_APPEND_TIME,
-    TIMESTAMP_MS_MAX,
-    TIMESTAMP_MS_MIN,
-    arrow_schema,
-)
+from moldau.columnar.columns import CREATE_TIME, LOG_APPEND_TIME, TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN, arrow_schema
 from moldau.errors import CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError
 from moldau.platform.disk import Buffer
 from moldau.records.batch import Batch
@@ -66,15 +60,11 @@ def _collect(batch: Batch, data: bytes, start: int, end: int, found: dict[str, l
         elif name == "timestampType":
             values += [LOG_APPEND_TIME if batch.is_log_append_time else CREATE_TIME] * len(selected)
         elif name == "headers":
-            values += [
-                _headers(data, at + max(size, 0), record_end) for _, record_end, _, _, _, at, size in selected
-            ]
+            values += [_headers(data, at + max(size, 0), record_end) for _, record_end, _, _, _, at, size in selected]
         elif batch.is_log_append_time:
             values += [_micros(batch.max_timestamp)] * len(selected)
         else:
-            values += [
-                _micros(base_timestamp + timestamp_delta) for _, _, timestamp_delta, _, _, _, _ in selected
-            ]
+            values += [_micros(base_timestamp + timestamp_delta) for _, _, timestamp_delta, _, _, _, _ in selected]
     return len(selected)
 
 

@@ -111,11 +111,7 @@ def encode_section(
         timestamp_delta = timestamps[row] - base_timestamp
         headers_end = header_starts[row] + header_counts[row]
         body = 1 + varint_size(timestamp_delta) + varint_size(count)
-        body += (
-            encoded_size(key_lengths[row])
-            + encoded_size(value_lengths[row])
-            + varint_size(header_counts[row])
-        )
+        body += encoded_size(key_lengths[row]) + encoded_size(value_lengths[row]) + varint_size(header_counts[row])
         for header in range(header_starts[row], headers_end):
             body += encoded_size(name_lengths[header]) + encoded_size(content_lengths[header])
         size = encoded_size(body)
@@ -132,9 +128,7 @@ def encode_section(
         position = write_varint(out, position, header_counts[row])
         for header in range(header_starts[row], headers_end):
             position = write_bytes(out, position, name_data, name_starts[header], name_lengths[header])
-            position = write_bytes(
-                out, position, content_data, content_starts[header], content_lengths[header]
-            )
+            position = write_bytes(out, position, content_data, content_starts[header], content_lengths[header])
         max_timestamp = max(max_timestamp, timestamps[row])
         count += 1
     results[ROWS] = count
@@ -145,9 +139,7 @@ def encode_section(
 
 
 @kernel(INT64, BYTES_IN, INT64_IN, INT64_IN, INT64, INT64, INT32_OUT)
-def key_partitions(
-    data: Any, starts: Any, lengths: Any, count: int, no_key_partition: int, partitions: Any
-) -> int:
+def key_partitions(data: Any, starts: Any, lengths: Any, count: int, no_key_partition: int, partitions: Any) -> int:
     """Chooses a partition for each key with Kafka's murmur2 hash."""
     for row in range(len(lengths)):
         length = lengths[row]

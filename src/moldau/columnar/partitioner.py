@@ -22,9 +22,7 @@ def key_partitions(keys: Any, count: int, no_key_partition: int) -> npt.NDArray[
     if is_native():
         from moldau.columnar import encode_kernels
 
-        encode_kernels.key_partitions(
-            spans.data, spans.starts, spans.lengths, count, no_key_partition, partitions
-        )
+        encode_kernels.key_partitions(spans.data, spans.starts, spans.lengths, count, no_key_partition, partitions)
     else:
         _fill(partitions, spans, count, no_key_partition)
     return partitions
@@ -33,6 +31,4 @@ def key_partitions(keys: Any, count: int, no_key_partition: int) -> npt.NDArray[
 def _fill(partitions: npt.NDArray[np.int32], spans: ByteSpans, count: int, no_key_partition: int) -> None:
     data = spans.data.tobytes()
     for row, (start, length) in enumerate(zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)):
-        partitions[row] = (
-            no_key_partition if length < 0 else partition_of_key(data[start : start + length], count)
-        )
+        partitions[row] = no_key_partition if length < 0 else partition_of_key(data[start : start + length], count)

@@ -33,9 +33,7 @@ class EncoderRows:
     contents: ByteSpans
 
 
-def encoder_rows(
-    partitions: Int32s, *, key: Any, value: Any, headers: Any, timestamp_ms: Int64s
-) -> EncoderRows:
+def encoder_rows(partitions: Int32s, *, key: Any, value: Any, headers: Any, timestamp_ms: Int64s) -> EncoderRows:
     count = len(partitions)
     partitions = np.ascontiguousarray(partitions, np.int32)
     timestamps = np.ascontiguousarray(timestamp_ms, np.int64)
@@ -92,10 +90,7 @@ def _headers(headers: Any, count: int) -> tuple[Int64s, Int64s, ByteSpans, ByteS
 
 
 def _is_header(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) and {kind.field(index).name for index in range(kind.num_fields)} >= {
-        "key",
-        "value",
-    }
+    return pa.types.is_struct(kind) and {kind.field(index).name for index in range(kind.num_fields)} >= {"key", "value"}
 
 
 def _check_names(names: ByteSpans, starts: Int64s, counts: Int64s) -> None:

@@ -4,11 +4,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from moldau.controller.cluster_control import check_broker_epoch
-from moldau.controller.partition_change_builder import (
-    PartitionChangeBuilder,
-    active_brokers,
-    speculative_settings,
-)
+from moldau.controller.partition_change_builder import PartitionChangeBuilder, active_brokers, speculative_settings
 from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.controller.state import ControllerState
 from moldau.coordinator import CoordinatorResult
@@ -30,11 +26,7 @@ from moldau.settings.effective import EffectiveSettings
 
 
 def alter_partition(
-    state: ControllerState,
-    settings: EffectiveSettings,
-    broker_id: int,
-    broker_epoch: int,
-    changes: Sequence[IsrChange],
+    state: ControllerState, settings: EffectiveSettings, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
 ) -> CoordinatorResult[Record, list[IsrChangeResult]]:
     """Changes the ISR of each partition. Completes a reassignment if all its target replicas are in the new ISR. If the
     completion changes the leader, the result is NEW_LEADER_ELECTED."""
@@ -56,10 +48,7 @@ def alter_partition(
             results.append(IsrChangeResult(requested.topic_id, requested.partition, error=error))
             continue
         change = PartitionChangeBuilder(
-            topic.topic_id,
-            partition,
-            min_isr=decided.topic(topic.name).min_insync_replicas,
-            active=active,
+            topic.topic_id, partition, min_isr=decided.topic(topic.name).min_insync_replicas, active=active
         )
         change.isr = tuple(member for member, _ in requested.isr)
         change.is_recovering = requested.is_recovering
@@ -115,10 +104,7 @@ def _check_isr_change(
 
 
 def _check_leader(broker_id: int, partition: PartitionRegistration, requested: IsrChange) -> None:
-    if (
-        requested.leader_epoch > partition.leader_epoch
-        or requested.partition_epoch > partition.partition_epoch
-    ):
+    if requested.leader_epoch > partition.leader_epoch or requested.partition_epoch > partition.partition_epoch:
         # The sender's metadata was committed by a later controller.
         raise NotControllerError("The leader knows of a newer controller than this one.")
     if requested.leader_epoch < partition.leader_epoch:
@@ -156,13 +142,9 @@ def _check_members(image: MetadataImage, partition: PartitionRegistration, reque
         raise IneligibleReplicaError(f"Broker {member} {reason}.")
 
 
-def _check_not_offline(
-    state: ControllerState, partition: PartitionRegistration, requested: IsrChange
-) -> None:
+def _check_not_offline(state: ControllerState, partition: PartitionRegistration, requested: IsrChange) -> None:
     for member, _ in requested.isr:
-        if member in partition.isr and state.is_transiently_offline(
-            member, requested.topic_id, requested.partition
-        ):
+        if member in partition.isr and state.is_transiently_offline(member, requested.topic_id, requested.partition):
             # A transiently offline member stays in the ISR until another member can replace it. This change may add
             # that other member.
             continue

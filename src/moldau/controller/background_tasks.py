@@ -111,9 +111,7 @@ class BackgroundTasks:
         )
         self._next_balance_ms = now_ms + static.leader_imbalance_check_interval_seconds * 1000
         # Submit the feature levels before any request, so that registrations are checked against them.
-        self._feature_update = (
-            None if METADATA_VERSION in image.features else runtime.schedule(_update_features)
-        )
+        self._feature_update = None if METADATA_VERSION in image.features else runtime.schedule(_update_features)
         if probe is not None:
             self._suspected_brokers = dict.fromkeys(self._brokers_to_probe(image))
         self._start_task("take over", partial(self._initialize_term, image))
@@ -194,9 +192,7 @@ class BackgroundTasks:
             name = f"fence {session.broker_id} of epoch {session.broker_epoch}"
             self._start_task(name, partial(self._fence_expired, session.broker_id, session.broker_epoch))
         if now_ms >= self._next_balance_ms:
-            self._next_balance_ms = (
-                now_ms + self._settings.static.leader_imbalance_check_interval_seconds * 1000
-            )
+            self._next_balance_ms = now_ms + self._settings.static.leader_imbalance_check_interval_seconds * 1000
             if self._settings.broker.auto_leader_rebalance_enable:
                 self._start_task("balance", self._balance_leaders)
         self.reschedule_timer()
@@ -302,9 +298,7 @@ class BackgroundTasks:
             await self._reconcile_broker(broker_id)
 
     async def _reconcile_broker(self, broker_id: int) -> None:
-        while not await self._submit_with_retry(
-            lambda state: reconcile_broker(state, self._settings, broker_id)
-        ):
+        while not await self._submit_with_retry(lambda state: reconcile_broker(state, self._settings, broker_id)):
             pass
 
     async def _remove_offline_replicas(self, broker_id: int) -> None:
@@ -316,9 +310,7 @@ class BackgroundTasks:
         # triggers them.
         self._start_unclean_elections()
 
-    async def _submit_with_retry(
-        self, decide: Callable[[ControllerState], CoordinatorResult[Record, Any]]
-    ) -> Any:
+    async def _submit_with_retry(self, decide: Callable[[ControllerState], CoordinatorResult[Record, Any]]) -> Any:
         """Submits a decision until it is appended. Raises NotControllerError or RequestTimedOutError if the controller
         is no longer active."""
         while True:

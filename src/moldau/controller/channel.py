@@ -95,14 +95,10 @@ class NodeToControllerChannel:
         """Registers the broker and returns its broker epoch."""
         if self._is_local:
             return await self._controller.register_broker(broker)
-        response = await self._call(
-            ApiKey.BROKER_REGISTRATION, registration_request(broker), lane=HEARTBEAT_LANE
-        )
+        response = await self._call(ApiKey.BROKER_REGISTRATION, registration_request(broker), lane=HEARTBEAT_LANE)
         return int(response.broker_epoch)
 
-    async def heartbeat(
-        self, heartbeat: BrokerHeartbeat, timeout_ms: int | None = None
-    ) -> BrokerHeartbeatReply:
+    async def heartbeat(self, heartbeat: BrokerHeartbeat, timeout_ms: int | None = None) -> BrokerHeartbeatReply:
         if self._is_local:
             return await self._controller.heartbeat(heartbeat)
         tree = heartbeat_request(heartbeat)
@@ -117,9 +113,7 @@ class NodeToControllerChannel:
         if self._is_local:
             return await self._controller.alter_partition(broker_id, broker_epoch, changes)
         tree = alter_partition_request(broker_id, broker_epoch, changes)
-        return alter_partition_results(
-            await self._call(ApiKey.ALTER_PARTITION, tree, lane=CHANGES_LANE), changes
-        )
+        return alter_partition_results(await self._call(ApiKey.ALTER_PARTITION, tree, lane=CHANGES_LANE), changes)
 
     async def allocate_producer_ids(self, broker_id: int, broker_epoch: int) -> range:
         """Allocates a block of unused producer ids."""
@@ -133,12 +127,8 @@ class NodeToControllerChannel:
     def _is_local(self) -> bool:
         return self.controller_id == self._node_id
 
-    async def _call(
-        self, api: ApiKey, tree: Mapping[str, Any], *, lane: str, timeout_ms: int | None = None
-    ) -> Message:
-        response = await self._peers.call(
-            self._require_controller_id(), api, tree, lane=lane, timeout_ms=timeout_ms
-        )
+    async def _call(self, api: ApiKey, tree: Mapping[str, Any], *, lane: str, timeout_ms: int | None = None) -> Message:
+        response = await self._peers.call(self._require_controller_id(), api, tree, lane=lane, timeout_ms=timeout_ms)
         raise_for_code(response.error_code)
         return response
 
@@ -168,11 +158,7 @@ class NodeToControllerChannel:
         return CreateTopicResult(result.name, topic.topic_id, len(topic.partitions), replicas)
 
     async def send(
-        self,
-        api: ApiKey,
-        version: int,
-        tree: Mapping[str, Any],
-        timeout_ms: int = REQUEST_TIMEOUT_MS_DEFAULT,
+        self, api: ApiKey, version: int, tree: Mapping[str, Any], timeout_ms: int = REQUEST_TIMEOUT_MS_DEFAULT
     ) -> Message:
         """Sends a request from this node itself to the active controller, in the same way as a forwarded client
         request. Raises the same errors as `forward`."""
@@ -205,9 +191,7 @@ class NodeToControllerChannel:
             except NotControllerError as error:
                 reason = error
             if self._clock.monotonic_ms() + delay_ms >= deadline_ms:
-                raise RequestTimedOutError(
-                    f"the controller could not be reached in time: {reason}"
-                ) from reason
+                raise RequestTimedOutError(f"the controller could not be reached in time: {reason}") from reason
             await asyncio.sleep(delay_ms / 1000)
             delay_ms = min(2 * delay_ms, RETRY_MS_MAX)
 
@@ -221,11 +205,7 @@ class NodeToControllerChannel:
         lane = self._lane_pool.acquire()
         try:
             response = await self._peers.call(
-                controller_id,
-                ApiKey.ENVELOPE,
-                tree,
-                lane=f"forwarding-{lane}",
-                timeout_ms=left_ms + RESPONSE_GRACE_MS,
+                controller_id, ApiKey.ENVELOPE, tree, lane=f"forwarding-{lane}", timeout_ms=left_ms + RESPONSE_GRACE_MS
             )
         finally:
             self._lane_pool.release(lane)

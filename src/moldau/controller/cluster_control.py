@@ -71,9 +71,7 @@ def check_broker_epoch(image: MetadataImage, broker_id: int, broker_epoch: int) 
     if broker is None:
         raise BrokerIdNotRegisteredError(f"Broker {broker_id} is not registered.")
     if broker.epoch != broker_epoch:
-        raise StaleBrokerEpochError(
-            f"Broker {broker_id} is registered with epoch {broker.epoch}, not {broker_epoch}."
-        )
+        raise StaleBrokerEpochError(f"Broker {broker_id} is registered with epoch {broker.epoch}, not {broker_epoch}.")
     return broker
 
 
@@ -127,9 +125,7 @@ def register_broker(
         fence = [] if known is None or known.fenced else [_registration_change(known, fenced=FENCED)]
         return CoordinatorResult(_limit_batch([*fence, *records]), None)
     # The registration record comes first, because its offset is the broker epoch.
-    return CoordinatorResult(
-        [_registration_record(broker, state.next_offset, None), *records], state.next_offset
-    )
+    return CoordinatorResult([_registration_record(broker, state.next_offset, None), *records], state.next_offset)
 
 
 def partitions_without_isr(image: MetadataImage, records: Iterable[Record]) -> list[str]:
@@ -167,10 +163,7 @@ def _check_registration(image: MetadataImage, broker: BrokerRegistrationRequest)
 
 
 def _check_no_live_session(
-    known: BrokerRegistration,
-    broker: BrokerRegistrationRequest,
-    heartbeat_manager: BrokerHeartbeatManager,
-    now_ms: int,
+    known: BrokerRegistration, broker: BrokerRegistrationRequest, heartbeat_manager: BrokerHeartbeatManager, now_ms: int
 ) -> None:
     """Rejects a second live process with the same broker id.
 
@@ -197,9 +190,7 @@ def _registration_record(
         incarnation_id=broker.incarnation_id,
         broker_epoch=epoch,
         end_points=tuple(
-            BrokerEndpoint(
-                name=at.listener, host=at.host, port=at.port, security_protocol=at.security_protocol
-            )
+            BrokerEndpoint(name=at.listener, host=at.host, port=at.port, security_protocol=at.security_protocol)
             for at in broker.endpoints
         ),
         features=tuple(
@@ -229,9 +220,7 @@ def unregister_broker(
     if len(records) >= RECORDS_PER_DECISION_MAX:
         fence = [] if broker.fenced else [_registration_change(broker, fenced=FENCED)]
         return CoordinatorResult(_limit_batch([*fence, *records]), False)
-    return CoordinatorResult(
-        [*records, UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=broker.epoch)], True
-    )
+    return CoordinatorResult([*records, UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=broker.epoch)], True)
 
 
 def _check_not_last_in_isr(state: ControllerState, broker_id: int) -> None:
@@ -282,9 +271,7 @@ def process_broker_heartbeat(
         records += elect_leaderless_partitions(state, settings, broker.broker_id)
         fenced = False
     outcome = HeartbeatOutcome(
-        BrokerHeartbeatReply(is_caught_up, fenced, stop),
-        len(records) < RECORDS_PER_DECISION_MAX,
-        shutdown_offset,
+        BrokerHeartbeatReply(is_caught_up, fenced, stop), len(records) < RECORDS_PER_DECISION_MAX, shutdown_offset
     )
     # If there are no records, the response does not wait for the commit of other decisions. It waits only for the last
     # change of this broker's registration, because the broker needs the response soon to extend its lease.

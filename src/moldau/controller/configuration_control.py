@@ -36,9 +36,7 @@ def alter_configs(
             _check_resource(state.image, resource)
             _check_config_changes(requested)
             current = state.image.config(resource)
-            config = (
-                _incremental_config(resource, current, requested) if incremental else _full_config(requested)
-            )
+            config = _incremental_config(resource, current, requested) if incremental else _full_config(requested)
             if resource.type == TOPIC_RESOURCE:
                 settings.validate_topic_configs(config)
             else:
@@ -91,9 +89,7 @@ def _check_config_changes(changes: Sequence[ConfigChange]) -> None:
     if len({change.name for change in changes}) < len(changes):
         raise InvalidRequestError("Error due to duplicate config keys")
     nulls = [
-        change.name
-        for change in changes
-        if change.value is None and change.operation is not ConfigOperation.DELETE
+        change.name for change in changes if change.value is None and change.operation is not ConfigOperation.DELETE
     ]
     if nulls:
         raise InvalidRequestError(f"Null value not supported for : {', '.join(nulls)}")
@@ -130,9 +126,7 @@ def _config_records(
 ) -> list[ConfigRecord]:
     """Returns records for new and changed configs in the order of the request, followed by records for removed
     configs."""
-    changed: dict[str, str | None] = {
-        name: value for name, value in config.items() if current.get(name) != value
-    }
+    changed: dict[str, str | None] = {name: value for name, value in config.items() if current.get(name) != value}
     changed.update({name: None for name in current if name not in config})
     return [
         ConfigRecord(resource_type=resource.type, resource_name=resource.name, name=name, value=value)

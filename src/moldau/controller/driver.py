@@ -171,9 +171,7 @@ class QuorumController:
     ) -> list[CreateTopicResult]:
         await self._require_active().wait_until_probed()
         return await self._submit_and_publish(
-            lambda state: create_topics(
-                state, topics, self._settings, self._random, validate_only=validate_only
-            )
+            lambda state: create_topics(state, topics, self._settings, self._random, validate_only=validate_only)
         )
 
     async def delete_topics(self, topics: Sequence[TopicRef]) -> list[TopicResult]:
@@ -184,9 +182,7 @@ class QuorumController:
     ) -> list[TopicResult]:
         await self._require_active().wait_until_probed()
         return await self._submit_and_publish(
-            lambda state: create_partitions(
-                state, changes, self._settings, self._random, validate_only=validate_only
-            )
+            lambda state: create_partitions(state, changes, self._settings, self._random, validate_only=validate_only)
         )
 
     async def wait_replicas_ready(
@@ -256,9 +252,7 @@ class QuorumController:
 
     async def unregister_broker(self, broker_id: int) -> None:
         tasks = self._require_active()
-        while not await self._runtime.submit(
-            lambda state: unregister_broker(state, self._settings, broker_id)
-        ):
+        while not await self._runtime.submit(lambda state: unregister_broker(state, self._settings, broker_id)):
             pass
         # Remove the session before the next await. A broker that is still alive registers again, and its new session
         # must stay.
@@ -286,9 +280,7 @@ class QuorumController:
         if beat.want_shut_down and session is not None:
             session.controlled_shutdown_offset = outcome.controlled_shutdown_offset
             if reply.should_shut_down:
-                tasks.heartbeat_manager.expire_session(
-                    beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms()
-                )
+                tasks.heartbeat_manager.expire_session(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
         return BrokerHeartbeatReply(
             reply.is_caught_up, reply.is_fenced, reply.should_shut_down, confirmed_age_ms=confirmed_age_ms
         )
@@ -387,9 +379,7 @@ class QuorumController:
         if self.is_active and (leader_id != self._node_id or epoch != term):
             self._deactivate(_not_controller_error())
 
-    async def _submit_and_publish(
-        self, decide: Callable[[ControllerState], CoordinatorResult[Record, T]]
-    ) -> T:
+    async def _submit_and_publish(self, decide: Callable[[ControllerState], CoordinatorResult[Record, T]]) -> T:
         """Submits a decision for a client and waits until this node has published the records."""
         reply = await self._runtime.submit(decide)
         await self._wait_until_published()

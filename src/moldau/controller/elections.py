@@ -44,10 +44,7 @@ refresh their metadata at the same time."""
 
 
 def remove_broker_from_isrs(
-    state: ControllerState,
-    settings: EffectiveSettings,
-    broker_id: int,
-    retained: RetainedData = RetainedData.ALL,
+    state: ControllerState, settings: EffectiveSettings, broker_id: int, retained: RetainedData = RetainedData.ALL
 ) -> list[Record]:
     """Removes a broker that is fenced, shuts down or registers from all ISRs. Other replicas become the leaders of its
     partitions.
@@ -77,9 +74,7 @@ def remove_broker_from_isrs(
     return records
 
 
-def elect_leaderless_partitions(
-    state: ControllerState, settings: EffectiveSettings, broker_id: int
-) -> list[Record]:
+def elect_leaderless_partitions(state: ControllerState, settings: EffectiveSettings, broker_id: int) -> list[Record]:
     """Elects the broker as leader of leaderless partitions, if it has all their committed records."""
     active = active_brokers(state)
     if not state.image.brokers[broker_id].in_controlled_shutdown:
@@ -178,9 +173,7 @@ def balance_partition_leaders(
     decided = speculative_settings(state, settings)
     active = active_brokers(state)
     imbalanced = state.index.imbalanced_partitions()
-    preferred = {
-        name: state.image.topics[name.topic].partitions[name.partition].replicas[0] for name in imbalanced
-    }
+    preferred = {name: state.image.topics[name.topic].partitions[name.partition].replicas[0] for name in imbalanced}
     imbalance = Counter(preferred.values())
     allowed = decided.broker.leader_imbalance_per_broker_percentage
     records: list[Record] = []
@@ -220,9 +213,7 @@ def reconcile_elrs(state: ControllerState, settings: EffectiveSettings) -> Coord
     return CoordinatorResult(records[:RECORDS_PER_DECISION_MAX], len(records) <= RECORDS_PER_DECISION_MAX)
 
 
-def _requested_partitions(
-    state: ControllerState, partitions: Sequence[tuple[str, int]] | None
-) -> list[PartitionName]:
+def _requested_partitions(state: ControllerState, partitions: Sequence[tuple[str, int]] | None) -> list[PartitionName]:
     if partitions is not None:
         return [PartitionName(*each) for each in dict.fromkeys(partitions)]
     return [

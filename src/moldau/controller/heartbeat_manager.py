@@ -98,9 +98,7 @@ class BrokerHeartbeatManager:
         if beat.metadata_offset < session.metadata_offset:
             # This heartbeat was sent before another heartbeat that has already arrived.
             return False
-        not_ready = {
-            (each.topic_id, each.partition): each.reason for each in beat.not_ready if not each.is_transient
-        }
+        not_ready = {(each.topic_id, each.partition): each.reason for each in beat.not_ready if not each.is_transient}
         has_changed = beat.metadata_offset > session.metadata_offset or not_ready != session.not_ready
         session.metadata_offset = beat.metadata_offset
         session.not_ready = not_ready
@@ -177,11 +175,7 @@ def find_unready_replicas(
 
 
 def _unready_reasons(
-    image: MetadataImage,
-    heartbeat_manager: BrokerHeartbeatManager,
-    topic: TopicImage,
-    first: int,
-    offset: int,
+    image: MetadataImage, heartbeat_manager: BrokerHeartbeatManager, topic: TopicImage, first: int, offset: int
 ) -> list[str]:
     by_node: dict[int, str] = {}
     by_replica: list[str] = []

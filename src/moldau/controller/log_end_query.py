@@ -63,6 +63,5 @@ class LogEndQuery:
         return (
             current is not None
             and current.topic_id == queried.topic_id
-            and current.partitions[name.partition].leader_epoch
-            == queried.partitions[name.partition].leader_epoch
+            and current.partitions[name.partition].leader_epoch == queried.partitions[name.partition].leader_epoch
         )

@@ -85,12 +85,7 @@ def registration_request(broker: BrokerRegistrationRequest) -> dict[str, Any]:
         "cluster_id": broker.cluster_id,
         "incarnation_id": broker.incarnation_id,
         "listeners": [
-            {
-                "name": each.listener,
-                "host": each.host,
-                "port": each.port,
-                "security_protocol": each.security_protocol,
-            }
+            {"name": each.listener, "host": each.host, "port": each.port, "security_protocol": each.security_protocol}
             for each in broker.endpoints
         ],
         "features": [
@@ -125,19 +120,14 @@ def heartbeat_request(heartbeat: BrokerHeartbeat) -> dict[str, Any]:
 
 def heartbeat_reply(response: Message) -> BrokerHeartbeatReply:
     return BrokerHeartbeatReply(
-        response.is_caught_up,
-        response.is_fenced,
-        response.should_shut_down,
-        confirmed_age_ms=response.confirmed_age_ms,
+        response.is_caught_up, response.is_fenced, response.should_shut_down, confirmed_age_ms=response.confirmed_age_ms
     )
 
 
 # ISR changes
 
 
-def alter_partition_request(
-    broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
-) -> dict[str, Any]:
+def alter_partition_request(broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]) -> dict[str, Any]:
     by_topic: dict[UUID, list[IsrChange]] = {}
     for change in changes:
         by_topic.setdefault(change.topic_id, []).append(change)
@@ -222,9 +212,7 @@ def create_topics_results(response: Message, topics: Sequence[NewTopic]) -> list
         )
         for each in response.topics
     }
-    return [
-        results.get(topic.name) or CreateTopicResult(topic.name, error=_missing_result()) for topic in topics
-    ]
+    return [results.get(topic.name) or CreateTopicResult(topic.name, error=_missing_result()) for topic in topics]
 
 
 def _missing_result() -> MoldauError:

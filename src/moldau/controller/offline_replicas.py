@@ -30,9 +30,7 @@ def remove_offline_replicas(
     broker = state.image.brokers.get(beat.broker_id)
     if broker is None or broker.epoch != beat.broker_epoch or not broker.is_active:
         return CoordinatorResult([], False)
-    records = _isr_removals(state, settings, beat) or elect_leaderless_partitions(
-        state, settings, beat.broker_id
-    )
+    records = _isr_removals(state, settings, beat) or elect_leaderless_partitions(state, settings, beat.broker_id)
     return CoordinatorResult(records[:RECORDS_PER_DECISION_MAX], bool(records))
 
 

@@ -125,9 +125,7 @@ class PartitionChangeBuilder:
             # Also set if a replica is removed, so that the new leader epoch stops the removed replica from following.
             leader=leader if elected else NO_LEADER_CHANGE,
             replicas=None if self.replicas == old.replicas else self.replicas,
-            removing_replicas=None
-            if self.removing_replicas == old.removing_replicas
-            else self.removing_replicas,
+            removing_replicas=None if self.removing_replicas == old.removing_replicas else self.removing_replicas,
             adding_replicas=None if self.adding_replicas == old.adding_replicas else self.adding_replicas,
             # Also set if the partition is already recovering, so that the metadata shows every unclean election.
             leader_recovery_state=RECOVERING
@@ -159,9 +157,7 @@ class PartitionChangeBuilder:
         """Returns the replicas that have all committed records (ISR and ELR), in order of preference."""
         old, unclean = self._old, self.unclean_shutdown_replica
         return tuple(
-            replica
-            for replica in self.replicas
-            if replica != unclean and (replica in old.elr or replica in old.isr)
+            replica for replica in self.replicas if replica != unclean and (replica in old.elr or replica in old.isr)
         )
 
     def _resulting_leader(self, complete: Replicas, elect_preferred: bool) -> int:

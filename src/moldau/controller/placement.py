@@ -126,9 +126,7 @@ def validate_manual_assignment(
     previous = None
     for broker_id in sorted(replicas):
         if broker_id not in brokers:
-            raise InvalidReplicaAssignmentError(
-                f"{prefix} broker {broker_id}, but no such broker is registered."
-            )
+            raise InvalidReplicaAssignmentError(f"{prefix} broker {broker_id}, but no such broker is registered.")
         if broker_id == previous:
             raise InvalidReplicaAssignmentError(f"{prefix} the broker {broker_id} more than once.")
         previous = broker_id
@@ -139,9 +137,7 @@ def validate_manual_assignment(
         )
 
 
-def initial_isr(
-    replicas: Sequence[int], brokers: Mapping[int, BrokerRegistration], partition: int
-) -> Replicas:
+def initial_isr(replicas: Sequence[int], brokers: Mapping[int, BrokerRegistration], partition: int) -> Replicas:
     """Returns the ISR of a new partition, which consists of the replicas on active brokers. The first ISR member
     becomes the leader."""
     active = tuple(broker_id for broker_id in replicas if brokers[broker_id].is_active)

@@ -33,11 +33,7 @@ from moldau.settings.effective import EffectiveSettings
 
 
 def alter_partition_reassignments(
-    state: ControllerState,
-    settings: EffectiveSettings,
-    reassignments: Sequence[Reassignment],
-    *,
-    allow_rf_change: bool,
+    state: ControllerState, settings: EffectiveSettings, reassignments: Sequence[Reassignment], *, allow_rf_change: bool
 ) -> CoordinatorResult[Record, list[PartitionResult]]:
     """Starts, changes or cancels reassignments. A reassignment that adds no replica completes at once."""
     active = active_brokers(state)
@@ -134,17 +130,13 @@ def list_partition_reassignments(
         partition = image.partition(*name)
         if partition is not None and partition.is_reassigning:
             ongoing.append(
-                OngoingReassignment(
-                    *name, partition.replicas, partition.adding_replicas, partition.removing_replicas
-                )
+                OngoingReassignment(*name, partition.replicas, partition.adding_replicas, partition.removing_replicas)
             )
     return ongoing
 
 
 def plan_drain(
-    replicas: Mapping[tuple[str, int], Sequence[int]],
-    racks: Mapping[int, str | None],
-    broker_id: int,
+    replicas: Mapping[tuple[str, int], Sequence[int]], racks: Mapping[int, str | None], broker_id: int
 ) -> list[Reassignment]:
     """Returns the reassignments that move all replicas off a broker.
 

@@ -107,9 +107,7 @@ class ControllerState:
         if any(member in online for member in self._isr(topic_id, partition)):
             return online
         return online | {
-            each
-            for each in offline
-            if each in brokers and self.is_transiently_offline(each, topic_id, partition)
+            each for each in offline if each in brokers and self.is_transiently_offline(each, topic_id, partition)
         }
 
     def is_transiently_offline(self, broker_id: int, topic_id: UUID, partition: int) -> bool:

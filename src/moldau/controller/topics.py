@@ -7,13 +7,7 @@ from uuid import UUID
 
 from moldau.controller.ids import Randomness, random_uuid
 from moldau.controller.partition_change_builder import speculative_settings
-from moldau.controller.placement import (
-    ReplicaLoad,
-    Replicas,
-    initial_isr,
-    place_replicas,
-    validate_manual_assignment,
-)
+from moldau.controller.placement import ReplicaLoad, Replicas, initial_isr, place_replicas, validate_manual_assignment
 from moldau.controller.requests import CreateTopicResult, NewTopic, PartitionIncrease, TopicRef, TopicResult
 from moldau.controller.state import ControllerState, check_batch_size
 from moldau.controller.topic_names import METADATA_TOPIC, collision_key, is_internal, validate_topic_name
@@ -33,13 +27,7 @@ from moldau.errors import (
     UnknownTopicOrPartitionError,
 )
 from moldau.metadata.image import TOPIC_RESOURCE, MetadataImage, TopicImage
-from moldau.metadata.records import (
-    ConfigRecord,
-    PartitionRecord,
-    Record,
-    RemoveTopicRecord,
-    TopicRecord,
-)
+from moldau.metadata.records import ConfigRecord, PartitionRecord, Record, RemoveTopicRecord, TopicRecord
 from moldau.settings.effective import EffectiveSettings
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
@@ -111,20 +99,14 @@ def _initial_load(state: ControllerState, settings: EffectiveSettings) -> Replic
 
 
 def _create_topic(
-    image: MetadataImage,
-    topic: NewTopic,
-    settings: EffectiveSettings,
-    random: Randomness,
-    load: ReplicaLoad | None,
+    image: MetadataImage, topic: NewTopic, settings: EffectiveSettings, random: Randomness, load: ReplicaLoad | None
 ) -> list[Record]:
     nulls = [name for name, value in topic.configs.items() if value is None]
     if nulls:
         raise InvalidConfigError(f"Null value not supported for topic configs: {','.join(nulls)}")
     settings.validate_topic_configs(topic.configs)
     replicas = (
-        _manual_replicas(image, topic)
-        if topic.assignment
-        else _placed_replicas(image, topic, settings, random, load)
+        _manual_replicas(image, topic) if topic.assignment else _placed_replicas(image, topic, settings, random, load)
     )
     if len(replicas) > PARTITIONS_PER_TOPIC_MAX:
         raise InvalidPartitionsError(f"A topic cannot have more than {PARTITIONS_PER_TOPIC_MAX} partitions.")
@@ -154,16 +136,10 @@ def _manual_replicas(image: MetadataImage, topic: NewTopic) -> list[Replicas]:
 
 
 def _placed_replicas(
-    image: MetadataImage,
-    topic: NewTopic,
-    settings: EffectiveSettings,
-    random: Randomness,
-    load: ReplicaLoad | None,
+    image: MetadataImage, topic: NewTopic, settings: EffectiveSettings, random: Randomness, load: ReplicaLoad | None
 ) -> list[Replicas]:
     if topic.replication_factor == 0 or topic.replication_factor < -1:
-        raise InvalidReplicationFactorError(
-            "Replication factor must be larger than 0, or -1 to use the default value."
-        )
+        raise InvalidReplicationFactorError("Replication factor must be larger than 0, or -1 to use the default value.")
     if topic.partitions == 0 or topic.partitions < -1:
         raise InvalidPartitionsError("Number of partitions was set to an invalid non-positive value.")
     defaults = settings.broker
@@ -174,9 +150,7 @@ def _placed_replicas(
     return place_replicas(image.brokers, partitions, replication_factor, random, load)
 
 
-def _partition_record(
-    image: MetadataImage, topic_id: UUID, index: int, replicas: Replicas
-) -> PartitionRecord:
+def _partition_record(image: MetadataImage, topic_id: UUID, index: int, replicas: Replicas) -> PartitionRecord:
     isr = initial_isr(replicas, image.brokers, index)
     return PartitionRecord(
         partition_id=index,
@@ -279,8 +253,7 @@ def _add_partitions(
         raise InvalidPartitionsError(f"Topic already has {have} partition(s).")
     if change.count < have:
         raise InvalidPartitionsError(
-            f"The topic {topic.name} currently has {have} partition(s); "
-            f"{change.count} would not be an increase."
+            f"The topic {topic.name} currently has {have} partition(s); {change.count} would not be an increase."
         )
     if change.count > PARTITIONS_PER_TOPIC_MAX:
         raise InvalidPartitionsError(f"A topic cannot have more than {PARTITIONS_PER_TOPIC_MAX} partitions.")

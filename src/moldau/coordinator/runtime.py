@@ -165,9 +165,7 @@ class CoordinatorRuntime(Generic[S, R]):
         try:
             result: CoordinatorResult[R, Any] = queued.operation(state)
         except Exception as error:
-            self._park(
-                _ParkedResponse(self._last_written_offset, queued.future, None, error, has_records=False)
-            )
+            self._park(_ParkedResponse(self._last_written_offset, queued.future, None, error, has_records=False))
             return
         if result.records:
             try:

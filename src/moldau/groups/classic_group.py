@@ -54,9 +54,7 @@ REJOIN_DELAY_MS_MIN = 1_000
 def check_session_timeout(session_timeout_ms: int, config: GroupCoordinatorConfig) -> None:
     low, high = config.session_timeout_ms_min, config.session_timeout_ms_max
     if not low <= session_timeout_ms <= high:
-        raise InvalidSessionTimeoutError(
-            f"session timeout {session_timeout_ms} ms is not between {low} and {high}"
-        )
+        raise InvalidSessionTimeoutError(f"session timeout {session_timeout_ms} ms is not between {low} and {high}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +140,7 @@ class ClassicGroup:
         builder = ResultBuilder(now)
         size_before = len(self._members)
         results = tuple(
-            LeaveResult(each.member_id, each.instance_id, self._leave_member(builder, each))
-            for each in members
+            LeaveResult(each.member_id, each.instance_id, self._leave_member(builder, each)) for each in members
         )
         builder.complete(request_id, LeaveResponse(results))
         if len(self._members) < size_before:
@@ -159,11 +156,7 @@ class ClassicGroup:
         """
         if identity.generation < 0 and self.metadata.is_empty:
             return
-        if (
-            identity.generation < 0
-            and identity.member_id == UNKNOWN_MEMBER_ID
-            and identity.instance_id is None
-        ):
+        if identity.generation < 0 and identity.member_id == UNKNOWN_MEMBER_ID and identity.instance_id is None:
             raise UnknownMemberIdError("only members can commit offsets of a group that has members")
         member = self._members.require(identity.member_id, identity.instance_id)
         self.metadata.check_generation(identity.generation)
@@ -222,11 +215,7 @@ class ClassicGroup:
         state = self.metadata.state
         is_stable_leader = state is GroupState.STABLE and member.member_id == self.metadata.leader
         # The leader rejoins to change assignments, for example after partitions were added to a topic.
-        if (
-            state is GroupState.PREPARING_REBALANCE
-            or member.protocols != request.protocols
-            or is_stable_leader
-        ):
+        if state is GroupState.PREPARING_REBALANCE or member.protocols != request.protocols or is_stable_leader:
             self._join.park(builder, member.member_id, request_id)
             self._members.update(member, request)
             self._prepare_rebalance_or_complete_join(builder)
@@ -275,9 +264,7 @@ class ClassicGroup:
         self.metadata.prepare_rebalance()
         if was_empty:
             self._join.start_initial(
-                builder.now.monotonic_ms,
-                self._config.initial_rebalance_delay_ms,
-                self._members.rebalance_timeout_ms,
+                builder.now.monotonic_ms, self._config.initial_rebalance_delay_ms, self._members.rebalance_timeout_ms
             )
         elif self._join.has_all_joined(len(self._members)):
             self._complete_join(builder)
@@ -358,9 +345,7 @@ class ClassicGroup:
         leader = new.member_id if is_leader else self.metadata.leader
         members = tuple(new if member is old else member for member in self._members)
         assignments = {member.member_id: member.assignment for member in members}
-        value = self.metadata.to_record_value(
-            builder.now.wall_ms, assignments, members=members, leader=leader
-        )
+        value = self.metadata.to_record_value(builder.now.wall_ms, assignments, members=members, leader=leader)
         # A leader whose client does not know SkipAssignment must not compute assignments again. Its response names the
         # old member id as the leader, so that the client acts as a normal member.
         skips_assignment = request.supports_skipping_assignment and is_leader
@@ -372,8 +357,7 @@ class ClassicGroup:
             skip_assignment=skips_assignment,
             member_id=new.member_id,
             members=tuple(
-                each.to_joined_member(self.metadata.protocol_name)
-                for each in (members if skips_assignment else ())
+                each.to_joined_member(self.metadata.protocol_name) for each in (members if skips_assignment else ())
             ),
         )
         builder.complete(request_id, response)
@@ -386,9 +370,7 @@ class ClassicGroup:
         member_id = leaving.member_id
         if member_id == UNKNOWN_MEMBER_ID:
             # An administrator removes a static member by its instance id.
-            found = (
-                None if leaving.instance_id is None else self._members.static_member_id(leaving.instance_id)
-            )
+            found = None if leaving.instance_id is None else self._members.static_member_id(leaving.instance_id)
             if found is None:
                 return UnknownMemberIdError(f"static member {leaving.instance_id!r} is not in the group")
             member_id = found
@@ -404,9 +386,7 @@ class ClassicGroup:
         return None
 
     def _remove_member(self, builder: ResultBuilder, member_id: str) -> None:
-        self._fail_parked_requests(
-            builder, member_id, UnknownMemberIdError("the member was removed: join again")
-        )
+        self._fail_parked_requests(builder, member_id, UnknownMemberIdError("the member was removed: join again"))
         self._members.remove(member_id)
         self._sync.pending_members.pop(member_id, None)
         self._session_deadlines.set(member_id, None)
@@ -488,8 +468,7 @@ class ClassicGroup:
             for member in self._members:
                 self._session_deadlines.set(member.member_id, None)
             members = MemberSet(
-                (ClassicGroupMember.from_record(each, value.protocol_name) for each in value.members),
-                value.leader,
+                (ClassicGroupMember.from_record(each, value.protocol_name) for each in value.members), value.leader
             )
         self.metadata.update(value, members)
 

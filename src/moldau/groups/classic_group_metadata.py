@@ -64,9 +64,7 @@ class ClassicGroupMetadata:
 
     def check_generation(self, generation: int) -> None:
         if generation != self.generation:
-            raise IllegalGenerationError(
-                f"generation {generation} does not match the group's {self.generation}"
-            )
+            raise IllegalGenerationError(f"generation {generation} does not match the group's {self.generation}")
 
     # Transitions
 
@@ -142,16 +140,12 @@ class ClassicGroupMetadata:
             leader=self.leader or "",
             skip_assignment=False,
             member_id=member_id,
-            members=tuple(
-                each.to_joined_member(self.protocol_name) for each in (self.members if is_leader else ())
-            ),
+            members=tuple(each.to_joined_member(self.protocol_name) for each in (self.members if is_leader else ())),
         )
 
     def sync_response(self, assignment: bytes) -> SyncResponse:
         return SyncResponse(
-            protocol_type=self.protocol_type or "",
-            protocol_name=self.protocol_name or "",
-            assignment=assignment,
+            protocol_type=self.protocol_type or "", protocol_name=self.protocol_name or "", assignment=assignment
         )
 
     def subscribed_topics(self) -> tuple[str, ...] | None:

@@ -57,9 +57,7 @@ class CommittedOffsets:
         """Returns all topics with committed offsets."""
         return self._groups_by_topic.keys()
 
-    def partitions_of_topic(
-        self, key: TopicKey, committed_until_ms: int | None = None
-    ) -> Iterator[tuple[str, int]]:
+    def partitions_of_topic(self, key: TopicKey, committed_until_ms: int | None = None) -> Iterator[tuple[str, int]]:
         """Yields the group id and the partition of each offset of a topic.
 
         If `committed_until_ms` is set, offsets that were committed later are skipped.
@@ -67,9 +65,7 @@ class CommittedOffsets:
         topic, topic_id = key
         for group_id in self._groups_by_topic.get(key, ()):
             for partition, committed in self._groups[group_id][topic].items():
-                is_late = (
-                    committed_until_ms is not None and committed.commit_timestamp_ms > committed_until_ms
-                )
+                is_late = committed_until_ms is not None and committed.commit_timestamp_ms > committed_until_ms
                 if committed.topic_id == topic_id and not is_late:
                     yield group_id, partition
 
@@ -86,9 +82,7 @@ class CommittedOffsets:
         if not topics:
             del self._groups[record.group_id]
 
-    def _count_offsets(
-        self, record: OffsetCommitRecord, committed: CommittedOffset | None, change: int
-    ) -> None:
+    def _count_offsets(self, record: OffsetCommitRecord, committed: CommittedOffset | None, change: int) -> None:
         if committed is None:
             return
         key = record.topic, committed.topic_id

@@ -8,12 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from moldau.errors import (
-    CoordinatorLoadInProgressError,
-    InvalidGroupIdError,
-    NotCoordinatorError,
-    RecordTooLargeError,
-)
+from moldau.errors import CoordinatorLoadInProgressError, InvalidGroupIdError, NotCoordinatorError, RecordTooLargeError
 from moldau.groups.offsets_topic import OFFSETS_TOPIC, OffsetsTopic, TopicCreator, partition_for
 from moldau.groups.requests import (
     CommitRequest,
@@ -120,10 +115,7 @@ class GroupCoordinator:
     def _on_partition_changed(self, image: PartitionRegistration) -> None:
         shard = self._shards.get(image.index)
         partition = None
-        if (
-            image.leader == self._node_id
-            and (OFFSETS_TOPIC, image.index) not in self._partitions.unopened_logs
-        ):
+        if image.leader == self._node_id and (OFFSETS_TOPIC, image.index) not in self._partitions.unopened_logs:
             partition = self._partitions.get(OFFSETS_TOPIC, image.index)
         if shard is not None:
             if partition is shard.partition and partition.leader_epoch == shard.leader_epoch:
@@ -151,9 +143,7 @@ class GroupCoordinator:
         if loading is not None:
             loading.cancel()
         shard.unload(_not_coordinator())
-        self._closing_shards[shard] = asyncio.get_running_loop().create_task(
-            self._close_shard(shard, loading)
-        )
+        self._closing_shards[shard] = asyncio.get_running_loop().create_task(self._close_shard(shard, loading))
 
     async def _load(self, shard: ShardDriver) -> None:
         try:
@@ -163,9 +153,7 @@ class GroupCoordinator:
                     await asyncio.wait([task])
             while shard.is_loading:
                 await shard.load(
-                    GroupCoordinatorShard(self._config),
-                    self._settings.static.offsets_load_buffer_size,
-                    self._load_lock,
+                    GroupCoordinatorShard(self._config), self._settings.static.offsets_load_buffer_size, self._load_lock
                 )
                 if shard.is_loading:
                     await asyncio.sleep(LOAD_RETRY_BACKOFF_S)
@@ -256,9 +244,7 @@ class GroupCoordinator:
             raise _not_coordinator()
         return shard
 
-    async def _submit(
-        self, group_id: str, kind: type[T], operation: WriteOperation, *, is_commit: bool = False
-    ) -> T:
+    async def _submit(self, group_id: str, kind: type[T], operation: WriteOperation, *, is_commit: bool = False) -> T:
         response = await self._shard(group_id).submit(operation, is_commit=is_commit)
         assert isinstance(response, kind), f"expected {kind.__name__}, got {type(response).__name__}"
         return response
@@ -283,9 +269,7 @@ class GroupCoordinator:
 
     async def join(self, request: JoinRequest) -> JoinResponse:
         if request.reason:
-            log.debug(
-                "member joins group", group=request.group_id, member=request.member_id, reason=request.reason
-            )
+            log.debug("member joins group", group=request.group_id, member=request.member_id, reason=request.reason)
         return await self._submit_for_group(
             request.group_id,
             JoinResponse,
@@ -332,18 +316,14 @@ class GroupCoordinator:
             is_commit=True,
         )
 
-    async def fetch_offsets(
-        self, group_id: str, partitions: Sequence[TopicPartition] | None
-    ) -> OffsetsResponse:
+    async def fetch_offsets(self, group_id: str, partitions: Sequence[TopicPartition] | None) -> OffsetsResponse:
         return await self._submit(
             group_id,
             OffsetsResponse,
             lambda shard, now, request_id: shard.fetch_offsets(group_id, partitions, request_id),
         )
 
-    async def delete_offsets(
-        self, group_id: str, partitions: Sequence[TopicPartition]
-    ) -> DeleteOffsetsResponse:
+    async def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> DeleteOffsetsResponse:
         return await self._submit_for_group(
             group_id,
             DeleteOffsetsResponse,
@@ -354,9 +334,7 @@ class GroupCoordinator:
 
     async def describe(self, group_id: str) -> GroupDescription:
         return await self._submit(
-            group_id,
-            GroupDescription,
-            lambda shard, now, request_id: shard.groups.describe(group_id, request_id),
+            group_id, GroupDescription, lambda shard, now, request_id: shard.groups.describe(group_id, request_id)
         )
 
     async def delete_group(self, group_id: str) -> None:
@@ -384,12 +362,8 @@ class GroupCoordinator:
             listed += response.groups
         return listed
 
-    async def _list_shard(
-        self, shard: ShardDriver, states: Sequence[str], types: Sequence[str]
-    ) -> GroupResponse:
-        return await shard.submit(
-            lambda shard, now, request_id: shard.groups.list_groups(states, types, request_id)
-        )
+    async def _list_shard(self, shard: ShardDriver, states: Sequence[str], types: Sequence[str]) -> GroupResponse:
+        return await shard.submit(lambda shard, now, request_id: shard.groups.list_groups(states, types, request_id))
 
 
 def _not_coordinator() -> NotCoordinatorError:

@@ -65,11 +65,7 @@ def _metadata(each: _Field) -> dict[str, Any]:
     return {"kafka_type": each.kafka_type, "tag": each.tag}
 
 
-_OFFSET_KEY = [
-    _Field("group", str, "string"),
-    _Field("topic", str, "string"),
-    _Field("partition", int, "int32"),
-]
+_OFFSET_KEY = [_Field("group", str, "string"), _Field("topic", str, "string"), _Field("partition", int, "int32")]
 _GROUP_KEY = [_Field("group", str, "string")]
 _OFFSET_VALUE = [
     _Field("offset", int, "int64"),
@@ -276,9 +272,7 @@ def _decode_member(message: Message) -> MemberMetadataValue:
 def _reader_for_version(readers: Sequence[_Read], value: memoryview, what: str) -> _Read:
     version = _read_version(value, f"the value of {what}")
     if not 0 <= version < len(readers):
-        raise CorruptRecordError(
-            f"unknown version {version} of the value of {what}; supported are 0 to {_VERSION_MAX}"
-        )
+        raise CorruptRecordError(f"unknown version {version} of the value of {what}; supported are 0 to {_VERSION_MAX}")
     return readers[version]
 
 

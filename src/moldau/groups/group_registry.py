@@ -131,9 +131,7 @@ class GroupRegistry:
         group = self._require_group_of_member(identity.group_id)
         return self.run(group, lambda group: group.heartbeat(now, identity, request_id))
 
-    def leave(
-        self, now: Now, group_id: str, members: Sequence[LeavingMember], request_id: RequestId
-    ) -> GroupResult:
+    def leave(self, now: Now, group_id: str, members: Sequence[LeavingMember], request_id: RequestId) -> GroupResult:
         group = self.groups.get(group_id)
         if group is None:
             error = UnknownMemberIdError(f"group {group_id!r} does not exist")

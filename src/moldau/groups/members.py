@@ -153,9 +153,7 @@ class MemberSet:
         """
         votes: dict[str, int] = {}
         for member in self:
-            vote = next(
-                name for name in member.protocol_names if self._supported_protocols[name] == len(self)
-            )
+            vote = next(name for name in member.protocol_names if self._supported_protocols[name] == len(self))
             votes[vote] = votes.get(vote, 0) + 1
         votes_max = max(votes.values())
         return min((name for name in votes if votes[name] == votes_max), key=_java_map_bucket)

@@ -40,11 +40,7 @@ async def load(
 
 
 async def _replay(
-    partition: Partition,
-    leader_epoch: int,
-    shard: GroupCoordinatorShard,
-    end_offset: int,
-    bytes_per_read: int,
+    partition: Partition, leader_epoch: int, shard: GroupCoordinatorShard, end_offset: int, bytes_per_read: int
 ) -> None:
     offset = partition.log.start_offset
     applied = 0

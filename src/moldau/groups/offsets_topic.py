@@ -5,12 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from moldau.controller.requests import CreateTopicResult, NewTopic
-from moldau.errors import (
-    CoordinatorNotAvailableError,
-    InvalidReplicationFactorError,
-    MoldauError,
-    TopicExistsError,
-)
+from moldau.errors import CoordinatorNotAvailableError, InvalidReplicationFactorError, MoldauError, TopicExistsError
 from moldau.groups.java_hash import java_hash
 from moldau.metadata.image import TopicImage
 from moldau.metadata.loader import MetadataLoader
@@ -53,9 +48,7 @@ class TopicCreator(Protocol):
 class OffsetsTopic:
     """Creates the topic when a client first looks up a coordinator. Concurrent lookups share one creation."""
 
-    def __init__(
-        self, metadata: MetadataLoader, controller: TopicCreator, settings: EffectiveSettings
-    ) -> None:
+    def __init__(self, metadata: MetadataLoader, controller: TopicCreator, settings: EffectiveSettings) -> None:
         self._metadata = metadata
         self._controller = controller
         self._settings = settings

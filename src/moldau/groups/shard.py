@@ -11,11 +11,7 @@ from functools import cache
 from moldau.coordinator import CoordinatorResult
 from moldau.errors import GroupIdNotFoundError, GroupSubscribedToTopicError, MoldauError, NonEmptyGroupError
 from moldau.groups.classic_group_metadata import ClassicGroupMetadata
-from moldau.groups.committed_offsets import (
-    CommittedOffsets,
-    OffsetExpirationCondition,
-    build_commit_records,
-)
+from moldau.groups.committed_offsets import CommittedOffsets, OffsetExpirationCondition, build_commit_records
 from moldau.groups.group_registry import GroupRegistry
 from moldau.groups.records import CommittedOffset, GroupMetadataRecord, GroupRecord, OffsetCommitRecord
 from moldau.groups.requests import (
@@ -90,9 +86,7 @@ class GroupCoordinatorShard:
             offsets.update(sorted(self.offsets.offsets_of_group(group_id), key=lambda each: each[0]))
         return CoordinatorResult((), [CompletedRequest(request_id, OffsetsResponse(offsets))])
 
-    def delete_offsets(
-        self, group_id: str, partitions: Sequence[TopicPartition], request_id: RequestId
-    ) -> GroupResult:
+    def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition], request_id: RequestId) -> GroupResult:
         group = self.groups.require(group_id).metadata
         if not group.is_empty and group.protocol_type != PROTOCOL_TYPE:
             raise NonEmptyGroupError(f"group {group_id!r} has members with unknown subscriptions")

@@ -27,15 +27,7 @@ from moldau.errors import (
 )
 from moldau.groups.offsets_partition import PartitionWriter, load
 from moldau.groups.records import GroupRecord
-from moldau.groups.requests import (
-    EMPTY_RESULT,
-    CompletedRequest,
-    GroupResponse,
-    GroupResult,
-    Now,
-    RequestId,
-    TopicKey,
-)
+from moldau.groups.requests import EMPTY_RESULT, CompletedRequest, GroupResponse, GroupResult, Now, RequestId, TopicKey
 from moldau.groups.shard import GroupCoordinatorShard
 from moldau.metadata.image import TopicImage
 from moldau.observe.logging import get_logger
@@ -143,10 +135,7 @@ class ShardDriver:
         self._shard = shard
         self.is_loading = False
         self._runtime.load(shard, end_offset)
-        for listeners in (
-            self.partition.delayed.high_watermark_listeners,
-            self.partition.delayed.lease_listeners,
-        ):
+        for listeners in (self.partition.delayed.high_watermark_listeners, self.partition.delayed.lease_listeners):
             self._listener_registrations.append((listeners, listeners.add(self._on_partition_progress)))
         self.run(lambda shard, now: shard.groups.on_loaded(now))
         self._on_partition_progress()
@@ -188,9 +177,7 @@ class ShardDriver:
             isinstance(error, NotLeaderOrFollowerError) and is_same_leader
         )
         if is_transient and not is_offline:
-            log.warning(
-                "loading groups failed, retrying", partition=str(self.partition.name), reason=str(error)
-            )
+            log.warning("loading groups failed, retrying", partition=str(self.partition.name), reason=str(error))
             return
         self.unload(self._not_coordinator_error())
         if not isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError):
@@ -223,9 +210,7 @@ class ShardDriver:
 
     # Operations
 
-    def submit(
-        self, operation: WriteOperation, *, is_commit: bool = False
-    ) -> "asyncio.Future[GroupResponse]":
+    def submit(self, operation: WriteOperation, *, is_commit: bool = False) -> "asyncio.Future[GroupResponse]":
         """Submits the operation of a request. Raises an error if the shard is not loaded or the broker has no lease."""
         if not self.partition.has_lease:
             raise self._lease_expired_error()
@@ -296,11 +281,7 @@ class ShardDriver:
             self.run_repeatedly(delete)
 
     def _new_operation(
-        self,
-        request_id: RequestId | None,
-        *,
-        is_commit: bool = False,
-        on_committed: Callable[[], None] | None = None,
+        self, request_id: RequestId | None, *, is_commit: bool = False, on_committed: Callable[[], None] | None = None
     ) -> _PendingOperation:
         deadline_ms = self._clock.monotonic_ms() + self._commit_timeout_ms
         return _PendingOperation(request_id, deadline_ms, is_commit, on_committed)

@@ -122,9 +122,7 @@ async def _append(request: ProduceRequest, session: RequestContext, broker: Brok
 def _duplicate_partitions(topics: list[ProduceRequestTopicData]) -> set[tuple[str | UUID | None, int]]:
     if len(topics) == 1 and len(topics[0].partition_data) == 1:
         return set()
-    counts = Counter(
-        (topic.name or topic.topic_id, data.index) for topic in topics for data in topic.partition_data
-    )
+    counts = Counter((topic.name or topic.topic_id, data.index) for topic in topics for data in topic.partition_data)
     return {key for key, count in counts.items() if count > 1}
 
 
@@ -140,11 +138,7 @@ def _find_writable_partition(
 
 
 async def _validate_batches(
-    broker: Broker,
-    partition: Partition,
-    request: ProduceRequest,
-    data: ProduceRequestPartitionData,
-    api_version: int,
+    broker: Broker, partition: Partition, request: ProduceRequest, data: ProduceRequestPartitionData, api_version: int
 ) -> tuple[list[Batch], int]:
     """Returns the validated batches and their append time. NO_TIMESTAMP means to keep the producer's timestamps."""
     if request.acks not in (-1, 0, 1):
@@ -155,9 +149,7 @@ async def _validate_batches(
         now_ms = broker.platform.clock.wall_ms()
         return validate(data.records or b"", settings, now_ms=now_ms, api_version=api_version), now_ms
 
-    batches, now_ms = (
-        await broker.cpu_budget.run(validate_now) if may_recompress(settings) else validate_now()
-    )
+    batches, now_ms = await broker.cpu_budget.run(validate_now) if may_recompress(settings) else validate_now()
     if batches[0].is_transactional:
         # No transaction can be open, because there is no transaction coordinator.
         if request.transactional_id is None:
@@ -226,10 +218,7 @@ def _response(topics: list[_TopicResult], session: RequestContext, broker: Broke
                 partition["current_leader"] = leader
                 leaders.append(leader)
         responses.append({"name": topic.name, "topic_id": topic.topic_id, "partition_responses": partitions})
-    return {
-        "responses": responses,
-        "node_endpoints": node_endpoints(broker, session.connection.listener, leaders),
-    }
+    return {"responses": responses, "node_endpoints": node_endpoints(broker, session.connection.listener, leaders)}
 
 
 def _partition_response(result: _PartitionResult) -> ProduceResponsePartition:
@@ -261,6 +250,5 @@ def _close_on_error(topics: list[_TopicResult]) -> None:
         for result in topic.partitions:
             if result.error is not None:
                 raise CloseConnectionError(
-                    f"produce with acks=0 to {topic.name}-{result.index} failed with error "
-                    f"{error_code(result.error)}"
+                    f"produce with acks=0 to {topic.name}-{result.index} failed with error {error_code(result.error)}"
                 )

@@ -139,9 +139,7 @@ def _resolve_session(
         )
         return created, requested
     forgotten = _forgotten_partitions(request)
-    continued = sessions.continue_session(
-        session_id, epoch, requested, forgotten, now_ms, uses_topic_ids=by_id
-    )
+    continued = sessions.continue_session(session_id, epoch, requested, forgotten, now_ms, uses_topic_ids=by_id)
     return continued, requested
 
 
@@ -151,9 +149,7 @@ def _is_cluster_replica(params: FetchParams, broker: Broker) -> bool:
     return params.is_replica and is_inside and params.replica_id in broker.metadata.image.brokers
 
 
-def _partitions_to_read(
-    fetch_session: FetchSession, params: FetchParams, broker: Broker
-) -> list[PartitionKey]:
+def _partitions_to_read(fetch_session: FetchSession, params: FetchParams, broker: Broker) -> list[PartitionKey]:
     """Returns the partitions that changed. At regular intervals, returns all partitions.
 
     Unchanged partitions of an in-sync follower are not read. Only the time of the fetch is recorded, so that the
@@ -243,19 +239,11 @@ class _ResponseBuilder:
             key = partition.topic_id or partition.topic
             if key not in partitions:
                 partitions[key] = []
-                topics.append(
-                    {
-                        "topic": partition.topic,
-                        "topic_id": partition.topic_id,
-                        "partitions": partitions[key],
-                    }
-                )
+                topics.append({"topic": partition.topic, "topic_id": partition.topic_id, "partitions": partitions[key]})
             partitions[key].append(self._partition_response(partition, result))
         return topics
 
-    def _partition_response(
-        self, partition: FetchPartition, result: FetchResult
-    ) -> FetchResponsePartitionData:
+    def _partition_response(self, partition: FetchPartition, result: FetchResult) -> FetchResponsePartitionData:
         if isinstance(result, LogReadInfo):
             return {
                 "partition_index": partition.partition,

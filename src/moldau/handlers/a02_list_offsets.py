@@ -12,12 +12,7 @@ A new leader responds OFFSET_NOT_AVAILABLE (before version 5: LEADER_NOT_AVAILAB
 
 from collections import Counter
 
-from moldau.errors import (
-    InvalidRequestError,
-    MoldauError,
-    OffsetNotAvailableError,
-    UnsupportedVersionError,
-)
+from moldau.errors import InvalidRequestError, MoldauError, OffsetNotAvailableError, UnsupportedVersionError
 from moldau.partitions.partition import Partition
 from moldau.server.broker import Broker
 from moldau.server.error_codes import ErrorCode, error_code
@@ -39,13 +34,9 @@ OFFSET_NOT_AVAILABLE_VERSION = 5
 
 
 @handles(ApiKey.LIST_OFFSETS, versions=(1, 11))
-async def list_offsets(
-    request: ListOffsetsRequest, session: RequestContext, broker: Broker
-) -> ListOffsetsResponse:
+async def list_offsets(request: ListOffsetsRequest, session: RequestContext, broker: Broker) -> ListOffsetsResponse:
     topics: list[ListOffsetsResponseTopic] = []
-    counts = Counter(
-        (topic.name, each.partition_index) for topic in request.topics for each in topic.partitions
-    )
+    counts = Counter((topic.name, each.partition_index) for topic in request.topics for each in topic.partitions)
     for topic in request.topics:
         partitions: list[ListOffsetsResponsePartition] = []
         for each in {each.partition_index: each for each in topic.partitions}.values():

@@ -182,14 +182,10 @@ def _topic(topic: TopicImage, image: MetadataImage, view: _View) -> MetadataResp
     }
 
 
-def _partition(
-    partition: PartitionRegistration, image: MetadataImage, view: _View
-) -> MetadataResponsePartition:
+def _partition(partition: PartitionRegistration, image: MetadataImage, view: _View) -> MetadataResponsePartition:
     response = describe_partition(partition, view.reachable, excluded_leader_id=view.excluded_leader_id)
     if response["leader_id"] == NO_LEADER:
-        is_unreachable = partition.leader in image.brokers and not has_listener(
-            partition.leader, image, view.listener
-        )
+        is_unreachable = partition.leader in image.brokers and not has_listener(partition.leader, image, view.listener)
         response["error_code"] = (
             ErrorCode.listener_not_found
             if is_unreachable and view.version >= LISTENER_VERSION

@@ -35,9 +35,7 @@ GROUP_ID_NOT_FOUND_VERSION = 9
 
 
 @handles(ApiKey.OFFSET_COMMIT, versions=(2, 10))
-async def offset_commit(
-    request: OffsetCommitRequest, session: RequestContext, broker: Broker
-) -> OffsetCommitResponse:
+async def offset_commit(request: OffsetCommitRequest, session: RequestContext, broker: Broker) -> OffsetCommitResponse:
     expire_ms = _expire_timestamp_ms(request.retention_time, broker)
     offsets: list[OffsetToCommit] = []
     topics: list[tuple[OffsetCommitRequestTopic, TopicImage | None]] = []
@@ -61,15 +59,13 @@ async def offset_commit(
                 "partitions": [
                     {
                         "partition_index": each.partition_index,
-                        "error_code": error_code(
-                            _partition_error(topic, found, each.partition_index, errors)
-                        ),
+                        "error_code": error_code(_partition_error(topic, found, each.partition_index, errors)),
                     }
                     for each in topic.partitions
                 ],
             }
             for topic, found in topics
-        ],
+        ]
     }
 
 
@@ -82,9 +78,7 @@ def _find_topic(topic: OffsetCommitRequestTopic, broker: Broker) -> TopicImage |
     return None if name is None else broker.metadata.image.topics.get(name)
 
 
-def _offset_to_commit(
-    topic: TopicImage, partition: OffsetCommitRequestPartition, expire_ms: int
-) -> OffsetToCommit:
+def _offset_to_commit(topic: TopicImage, partition: OffsetCommitRequestPartition, expire_ms: int) -> OffsetToCommit:
     return OffsetToCommit(
         topic=topic.name,
         partition=partition.partition_index,

@@ -43,9 +43,7 @@ class _RequestedTopic(NamedTuple):
 
 
 @handles(ApiKey.OFFSET_FETCH, versions=(1, 10))
-async def offset_fetch(
-    request: OffsetFetchRequest, session: RequestContext, broker: Broker
-) -> OffsetFetchResponse:
+async def offset_fetch(request: OffsetFetchRequest, session: RequestContext, broker: Broker) -> OffsetFetchResponse:
     version = session.api_version
     if version < BATCHED_GROUPS_VERSION:
         return await _fetch_one_group(request, version, broker)
@@ -64,8 +62,7 @@ async def offset_fetch(
     }
     return {
         "groups": [
-            {"group_id": group_id, "error_code": code, "topics": topics}
-            for group_id, (code, topics) in fetched.items()
+            {"group_id": group_id, "error_code": code, "topics": topics} for group_id, (code, topics) in fetched.items()
         ]
     }
 
@@ -83,9 +80,7 @@ async def _fetch_one_group(request: OffsetFetchRequest, version: int, broker: Br
     }
 
 
-def _requested_topics(
-    topics: Iterable[tuple[str | None, UUID | None, Sequence[int]]],
-) -> list[_RequestedTopic]:
+def _requested_topics(topics: Iterable[tuple[str | None, UUID | None, Sequence[int]]]) -> list[_RequestedTopic]:
     """Returns the requested topics and partitions without duplicates."""
     distinct: dict[tuple[str | None, UUID | None], _RequestedTopic] = {}
     for name, topic_id, indexes in topics:
@@ -151,12 +146,7 @@ def _all_topics(
 
 def _partition(index: int, committed: CommittedOffset | None, code: int = 0) -> OffsetFetchResponsePartitions:
     if committed is None:
-        return {
-            "partition_index": index,
-            "committed_offset": NO_OFFSET,
-            "metadata": "",
-            "error_code": code,
-        }
+        return {"partition_index": index, "committed_offset": NO_OFFSET, "metadata": "", "error_code": code}
     return {
         "partition_index": index,
         "committed_offset": committed.offset,

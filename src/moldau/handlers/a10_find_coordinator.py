@@ -20,11 +20,7 @@ from moldau.server.error_codes import error_code, error_message
 from moldau.server.registry import handles
 from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.messages import (
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
-    FindCoordinatorResponseCoordinator,
-)
+from moldau.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse, FindCoordinatorResponseCoordinator
 
 GROUP, TRANSACTION = 0, 1
 
@@ -56,9 +52,7 @@ async def find_coordinator(
     return {"coordinators": coordinators}
 
 
-async def _coordinator(
-    key_type: int, key: str, listener: str, broker: Broker
-) -> FindCoordinatorResponseCoordinator:
+async def _coordinator(key_type: int, key: str, listener: str, broker: Broker) -> FindCoordinatorResponseCoordinator:
     try:
         node_id, endpoint = await _find_coordinator(key_type, key, listener, broker)
     except MoldauError as error:

@@ -18,9 +18,7 @@ BATCHED_MEMBERS_VERSION = 3
 
 
 @handles(ApiKey.LEAVE_GROUP, versions=(0, 5))
-async def leave_group(
-    request: LeaveGroupRequest, session: RequestContext, broker: Broker
-) -> LeaveGroupResponse:
+async def leave_group(request: LeaveGroupRequest, session: RequestContext, broker: Broker) -> LeaveGroupResponse:
     try:
         reply = await broker.groups.leave(request.group_id, _leaving_members(request, session.api_version))
     except MoldauError as error:
@@ -29,20 +27,13 @@ async def leave_group(
         return {"error_code": error_code(reply.members[0].error)}
     return {
         "members": [
-            {
-                "member_id": each.member_id,
-                "group_instance_id": each.instance_id,
-                "error_code": error_code(each.error),
-            }
+            {"member_id": each.member_id, "group_instance_id": each.instance_id, "error_code": error_code(each.error)}
             for each in reply.members
-        ],
+        ]
     }
 
 
 def _leaving_members(request: LeaveGroupRequest, version: int) -> list[LeavingMember]:
     if version < BATCHED_MEMBERS_VERSION:
         return [LeavingMember(request.member_id or "", None)]
-    return [
-        LeavingMember(each.member_id, each.group_instance_id, each.reason or "")
-        for each in request.members or ()
-    ]
+    return [LeavingMember(each.member_id, each.group_instance_id, each.reason or "") for each in request.members or ()]

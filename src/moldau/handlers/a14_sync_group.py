@@ -25,11 +25,7 @@ async def sync_group(request: SyncGroupRequest, session: RequestContext, broker:
         reply = await broker.groups.sync(sync)
     except MoldauError as error:
         return {"error_code": error_code(error), "assignment": b""}
-    return {
-        "protocol_type": reply.protocol_type,
-        "protocol_name": reply.protocol_name,
-        "assignment": reply.assignment,
-    }
+    return {"protocol_type": reply.protocol_type, "protocol_name": reply.protocol_name, "assignment": reply.assignment}
 
 
 def _sync_request(request: SyncGroupRequest, version: int) -> SyncRequest:

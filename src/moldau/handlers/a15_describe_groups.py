@@ -12,11 +12,7 @@ from moldau.server.error_codes import error_code, error_message
 from moldau.server.registry import handles
 from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.messages import (
-    DescribeGroupsRequest,
-    DescribeGroupsResponse,
-    DescribeGroupsResponseDescribedGroup,
-)
+from moldau.wire.messages import DescribeGroupsRequest, DescribeGroupsResponse, DescribeGroupsResponseDescribedGroup
 
 GROUP_ID_NOT_FOUND_VERSION = 6
 
@@ -61,9 +57,7 @@ def _group_response(group: GroupDescription) -> DescribeGroupsResponseDescribedG
     }
 
 
-def _empty_group_response(
-    group_id: str, state: str, error: MoldauError | None
-) -> DescribeGroupsResponseDescribedGroup:
+def _empty_group_response(group_id: str, state: str, error: MoldauError | None) -> DescribeGroupsResponseDescribedGroup:
     return {
         "error_code": error_code(error),
         "error_message": error_message(error),

@@ -13,9 +13,7 @@ from moldau.wire.messages import ListGroupsRequest, ListGroupsResponse
 
 
 @handles(ApiKey.LIST_GROUPS, versions=(0, 5))
-async def list_groups(
-    request: ListGroupsRequest, session: RequestContext, broker: Broker
-) -> ListGroupsResponse:
+async def list_groups(request: ListGroupsRequest, session: RequestContext, broker: Broker) -> ListGroupsResponse:
     try:
         groups = await broker.groups.list_groups(request.states_filter, request.types_filter)
     except MoldauError as error:
@@ -29,5 +27,5 @@ async def list_groups(
                 "group_type": each.type,
             }
             for each in groups
-        ],
+        ]
     }

@@ -20,9 +20,7 @@ _ZERO_FEATURE_VERSION = 4
 
 
 @handles(ApiKey.API_VERSIONS, versions=(0, 4))
-async def api_versions(
-    request: ApiVersionsRequest, session: RequestContext, broker: Broker
-) -> ApiVersionsResponse:
+async def api_versions(request: ApiVersionsRequest, session: RequestContext, broker: Broker) -> ApiVersionsResponse:
     name, version = request.client_software_name, request.client_software_version
     if name is not None and version is not None:
         if not _SOFTWARE.fullmatch(name) or not _SOFTWARE.fullmatch(version):

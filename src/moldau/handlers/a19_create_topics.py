@@ -37,9 +37,7 @@ def error_response(request: CreateTopicsRequest, version: int, error: MoldauErro
 
 
 @handles(ApiKey.CREATE_TOPICS, versions=(2, 7), error_response=error_response)
-async def create_topics(
-    request: CreateTopicsRequest, session: RequestContext, broker: Broker
-) -> CreateTopicsResponse:
+async def create_topics(request: CreateTopicsRequest, session: RequestContext, broker: Broker) -> CreateTopicsResponse:
     if request.timeout <= 0:
         raise RequestTimedOutError
     rejected = _rejected_topics(request)
@@ -112,9 +110,7 @@ def _add_configs(
 ) -> None:
     """Adds the effective configs to the responses. Topics with the same overrides share one computation."""
     overrides_by_topic = {each.name: each.configs for each in new_topics}
-    configs_by_overrides: dict[
-        frozenset[tuple[str, str | None]], list[CreateTopicsResponseCreatableTopicConfigs]
-    ] = {}
+    configs_by_overrides: dict[frozenset[tuple[str, str | None]], list[CreateTopicsResponseCreatableTopicConfigs]] = {}
     for response in responses:
         if not response["error_code"]:
             overrides = overrides_by_topic[response["name"]]

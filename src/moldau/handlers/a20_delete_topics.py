@@ -26,9 +26,7 @@ def error_response(request: DeleteTopicsRequest, version: int, error: MoldauErro
 
 
 @handles(ApiKey.DELETE_TOPICS, versions=(1, 6), error_response=error_response)
-async def delete_topics(
-    request: DeleteTopicsRequest, session: RequestContext, broker: Broker
-) -> DeleteTopicsResponse:
+async def delete_topics(request: DeleteTopicsRequest, session: RequestContext, broker: Broker) -> DeleteTopicsResponse:
     if request.timeout <= 0:
         raise RequestTimedOutError
     return _response(await broker.controller.delete_topics(_topic_refs(request, session.api_version)))

@@ -32,20 +32,16 @@ async def offset_for_leader_epoch(
             {
                 "topic": topic.topic,
                 "partitions": [
-                    _epoch_end_response(broker, topic.topic, each, allows_any_replica)
-                    for each in topic.partitions
+                    _epoch_end_response(broker, topic.topic, each, allows_any_replica) for each in topic.partitions
                 ],
             }
             for topic in request.topics
-        ],
+        ]
     }
 
 
 def _epoch_end_response(
-    broker: Broker,
-    topic: str,
-    requested: OffsetForLeaderEpochRequestOffsetForLeaderPartition,
-    allows_any_replica: bool,
+    broker: Broker, topic: str, requested: OffsetForLeaderEpochRequestOffsetForLeaderPartition, allows_any_replica: bool
 ) -> OffsetForLeaderEpochResponseEpochEndOffset:
     code, epoch, end_offset = 0, -1, -1
     try:
@@ -53,14 +49,7 @@ def _epoch_end_response(
         if allows_any_replica and requested.leader_epoch == LATEST_EPOCH:
             epoch, end_offset = partition.latest_epoch_and_end_offset()
         else:
-            epoch, end_offset = partition.end_offset_for_epoch(
-                requested.leader_epoch, requested.current_leader_epoch
-            )
+            epoch, end_offset = partition.end_offset_for_epoch(requested.leader_epoch, requested.current_leader_epoch)
     except MoldauError as error:
         code = error_code(error)
-    return {
-        "error_code": code,
-        "partition": requested.partition,
-        "leader_epoch": epoch,
-        "end_offset": end_offset,
-    }
+    return {"error_code": code, "partition": requested.partition, "leader_epoch": epoch, "end_offset": end_offset}

@@ -36,13 +36,7 @@ from moldau.wire.messages import (
 CLIENT_METRICS_SOURCE = 7
 GROUP_SOURCE = 8
 
-DESCRIBABLE_TYPES = (
-    TOPIC_RESOURCE,
-    BROKER_RESOURCE,
-    BROKER_LOGGER_RESOURCE,
-    CLIENT_METRICS_RESOURCE,
-    GROUP_RESOURCE,
-)
+DESCRIBABLE_TYPES = (TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
 
 Entry = DescribeConfigsResponseResourceResult
 EntriesByOverrides = dict[frozenset[tuple[str, str]], list[Entry]]
@@ -59,9 +53,7 @@ async def describe_configs(
         resources.setdefault(ConfigResource(each.resource_type, each.resource_name), each)
     unknown = [each for each in resources if each.type not in DESCRIBABLE_TYPES]
     if unknown:
-        error = InvalidRequestError(
-            f"Unexpected resource type {unknown[0].type} for resource {unknown[0].name}"
-        )
+        error = InvalidRequestError(f"Unexpected resource type {unknown[0].type} for resource {unknown[0].name}")
         return {"results": [_result(resource, [], error) for resource in resources]}
     entries_by_overrides: EntriesByOverrides = {}
     return {
@@ -93,9 +85,7 @@ def _describe(
     return _result(resource, chosen, None)
 
 
-def _result(
-    resource: ConfigResource, entries: list[Entry], error: MoldauError | None
-) -> DescribeConfigsResponseResult:
+def _result(resource: ConfigResource, entries: list[Entry], error: MoldauError | None) -> DescribeConfigsResponseResult:
     return {
         "error_code": error_code(error),
         "error_message": error_message(error),
@@ -105,9 +95,7 @@ def _result(
     }
 
 
-def _entries(
-    resource: ConfigResource, broker: Broker, entries_by_overrides: EntriesByOverrides
-) -> list[Entry]:
+def _entries(resource: ConfigResource, broker: Broker, entries_by_overrides: EntriesByOverrides) -> list[Entry]:
     name, settings = resource.name, broker.settings
     if resource.type == TOPIC_RESOURCE:
         _check_topic(name, broker)
@@ -152,8 +140,7 @@ def _entry_responses(entries: Iterable[ConfigEntry]) -> list[Entry]:
             "config_source": entry.source,
             "is_sensitive": entry.is_sensitive,
             "synonyms": [
-                {"name": synonym.name, "value": synonym.value, "source": synonym.source}
-                for synonym in entry.synonyms
+                {"name": synonym.name, "value": synonym.value, "source": synonym.source} for synonym in entry.synonyms
             ],
             "config_type": entry.type,
             "documentation": entry.documentation,

@@ -16,9 +16,7 @@ from moldau.wire.messages import AlterConfigsRequest, AlterConfigsResponse
 
 
 @handles(ApiKey.ALTER_CONFIGS, versions=(0, 2))
-async def alter_configs(
-    request: AlterConfigsRequest, session: RequestContext, broker: Broker
-) -> AlterConfigsResponse:
+async def alter_configs(request: AlterConfigsRequest, session: RequestContext, broker: Broker) -> AlterConfigsResponse:
     alterations = [
         ConfigAlteration(
             ConfigResource(each.resource_type, each.resource_name),
@@ -26,6 +24,4 @@ async def alter_configs(
         )
         for each in request.resources
     ]
-    return await apply_alterations(
-        alterations, session, broker, incremental=False, validate_only=request.validate_only
-    )
+    return await apply_alterations(alterations, session, broker, incremental=False, validate_only=request.validate_only)

@@ -17,16 +17,10 @@ from moldau.server.registry import handles
 from moldau.server.replica_readiness import replicas_ready_deadline_ms, wait_replicas_ready
 from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.messages import (
-    CreatePartitionsRequest,
-    CreatePartitionsRequestTopic,
-    CreatePartitionsResponse,
-)
+from moldau.wire.messages import CreatePartitionsRequest, CreatePartitionsRequestTopic, CreatePartitionsResponse
 
 
-def error_response(
-    request: CreatePartitionsRequest, version: int, error: MoldauError
-) -> CreatePartitionsResponse:
+def error_response(request: CreatePartitionsRequest, version: int, error: MoldauError) -> CreatePartitionsResponse:
     return _response(TopicResult(topic.name, error=error) for topic in request.topics)
 
 
@@ -45,8 +39,7 @@ async def create_partitions(
         names = [result.name for result in results if result.error is None and result.name is not None]
         unready = await wait_replicas_ready(broker, names, deadline_ms, first_partition=counts)
         results = [
-            result if result.name not in unready else replace(result, error=unready[result.name])
-            for result in results
+            result if result.name not in unready else replace(result, error=unready[result.name]) for result in results
         ]
     return _response(results)
 
@@ -56,13 +49,9 @@ def _response(results: Iterable[TopicResult]) -> CreatePartitionsResponse:
     distinct = {result.name or "": result for result in results}
     return {
         "results": [
-            {
-                "name": name,
-                "error_code": error_code(result.error),
-                "error_message": error_message(result.error),
-            }
+            {"name": name, "error_code": error_code(result.error), "error_message": error_message(result.error)}
             for name, result in distinct.items()
-        ],
+        ]
     }
 
 

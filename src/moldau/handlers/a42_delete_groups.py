@@ -6,17 +6,11 @@ from moldau.server.error_codes import error_code
 from moldau.server.registry import handles
 from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.messages import (
-    DeleteGroupsRequest,
-    DeleteGroupsResponse,
-    DeleteGroupsResponseDeletableGroupResult,
-)
+from moldau.wire.messages import DeleteGroupsRequest, DeleteGroupsResponse, DeleteGroupsResponseDeletableGroupResult
 
 
 @handles(ApiKey.DELETE_GROUPS, versions=(0, 2))
-async def delete_groups(
-    request: DeleteGroupsRequest, session: RequestContext, broker: Broker
-) -> DeleteGroupsResponse:
+async def delete_groups(request: DeleteGroupsRequest, session: RequestContext, broker: Broker) -> DeleteGroupsResponse:
     results: list[DeleteGroupsResponseDeletableGroupResult] = []
     for group_id in dict.fromkeys(request.groups_names):
         code = 0

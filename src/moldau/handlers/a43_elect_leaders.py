@@ -15,11 +15,7 @@ from moldau.server.error_codes import error_code, error_message
 from moldau.server.registry import handles
 from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.messages import (
-    ElectLeadersRequest,
-    ElectLeadersResponse,
-    ElectLeadersResponsePartitionResult,
-)
+from moldau.wire.messages import ElectLeadersRequest, ElectLeadersResponse, ElectLeadersResponsePartitionResult
 
 
 def error_response(request: ElectLeadersRequest, version: int, error: MoldauError) -> ElectLeadersResponse:
@@ -28,9 +24,7 @@ def error_response(request: ElectLeadersRequest, version: int, error: MoldauErro
 
 
 @handles(ApiKey.ELECT_LEADERS, versions=(0, 2), error_response=error_response)
-async def elect_leaders(
-    request: ElectLeadersRequest, session: RequestContext, broker: Broker
-) -> ElectLeadersResponse:
+async def elect_leaders(request: ElectLeadersRequest, session: RequestContext, broker: Broker) -> ElectLeadersResponse:
     election, partitions = _election_type(request), _requested_partitions(request)
     return _response(await broker.controller.elect_leaders(election, partitions))
 
@@ -41,9 +35,7 @@ def _requested_partitions(request: ElectLeadersRequest) -> list[tuple[str, int]]
     return [(each.topic, index) for each in request.topic_partitions for index in each.partitions]
 
 
-def _response(
-    results: Sequence[PartitionResult], top_level_error: MoldauError | None = None
-) -> ElectLeadersResponse:
+def _response(results: Sequence[PartitionResult], top_level_error: MoldauError | None = None) -> ElectLeadersResponse:
     by_topic: dict[str, list[ElectLeadersResponsePartitionResult]] = {}
     for result in results:
         by_topic.setdefault(result.topic, []).append(

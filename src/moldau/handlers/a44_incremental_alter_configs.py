@@ -24,6 +24,4 @@ async def incremental_alter_configs(
         )
         for each in request.resources
     ]
-    return await apply_alterations(
-        alterations, session, broker, incremental=True, validate_only=request.validate_only
-    )
+    return await apply_alterations(alterations, session, broker, incremental=True, validate_only=request.validate_only)

@@ -38,9 +38,7 @@ async def alter_partition_reassignments(
         for topic in request.topics
         for each in topic.partitions
     ]
-    results = await broker.controller.alter_partition_reassignments(
-        reassignments, allow_rf_change=allow_rf_change
-    )
+    results = await broker.controller.alter_partition_reassignments(reassignments, allow_rf_change=allow_rf_change)
     by_topic: dict[str, list[AlterPartitionReassignmentsResponseReassignablePartition]] = {}
     for result in results:
         by_topic.setdefault(result.topic, []).append(

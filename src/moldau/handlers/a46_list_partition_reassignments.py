@@ -39,6 +39,4 @@ async def list_partition_reassignments(
                 "removing_replicas": each.removing_replicas,
             }
         )
-    return {
-        "topics": [{"name": topic, "partitions": responses} for topic, responses in by_topic.items()],
-    }
+    return {"topics": [{"name": topic, "partitions": responses} for topic, responses in by_topic.items()]}

@@ -11,9 +11,7 @@ from moldau.wire.messages import OffsetDeleteRequest, OffsetDeleteResponse
 
 
 @handles(ApiKey.OFFSET_DELETE, versions=(0, 0))
-async def offset_delete(
-    request: OffsetDeleteRequest, session: RequestContext, broker: Broker
-) -> OffsetDeleteResponse:
+async def offset_delete(request: OffsetDeleteRequest, session: RequestContext, broker: Broker) -> OffsetDeleteResponse:
     image = broker.metadata.image
     existing: list[TopicPartition] = [
         (topic.name, each.partition_index)
@@ -33,13 +31,11 @@ async def offset_delete(
                 "partitions": [
                     {
                         "partition_index": each.partition_index,
-                        "error_code": error_code(
-                            reply.errors.get((topic.name, each.partition_index), unknown)
-                        ),
+                        "error_code": error_code(reply.errors.get((topic.name, each.partition_index), unknown)),
                     }
                     for each in topic.partitions
                 ],
             }
             for topic in request.topics
-        ],
+        ]
     }

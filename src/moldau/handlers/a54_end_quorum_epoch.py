@@ -35,9 +35,7 @@ async def end_quorum_epoch(
         return {"error_code": error_code(error)}
     try:
         if partition.leader_id < 0 or partition.leader_epoch < 0:
-            raise InvalidRequestError(
-                f"node {partition.leader_id} cannot have led in epoch {partition.leader_epoch}"
-            )
+            raise InvalidRequestError(f"node {partition.leader_id} cannot have led in epoch {partition.leader_epoch}")
         check_known_voter(partition.leader_id, session, broker)
         reply = await broker.quorum.end_quorum_epoch(
             raft.EndQuorumEpochRequest(

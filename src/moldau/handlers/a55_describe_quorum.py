@@ -22,9 +22,7 @@ from moldau.wire.messages import (
 )
 
 
-def error_response(
-    request: DescribeQuorumRequest, version: int, error: MoldauError
-) -> DescribeQuorumResponse:
+def error_response(request: DescribeQuorumRequest, version: int, error: MoldauError) -> DescribeQuorumResponse:
     return {"error_code": error_code(error), "error_message": error_message(error)}
 
 
@@ -38,9 +36,7 @@ async def describe_quorum(
     # Describe each partition only once, so that a small request cannot cause a huge response.
     requested: dict[str, dict[int, None]] = {}
     for topic in request.topics:
-        requested.setdefault(topic.topic_name, {}).update(
-            (each.partition_index, None) for each in topic.partitions
-        )
+        requested.setdefault(topic.topic_name, {}).update((each.partition_index, None) for each in topic.partitions)
     return {
         "topics": [
             {"topic_name": name, "partitions": [_partition(name, index, quorum) for index in indexes]}

@@ -40,11 +40,7 @@ async def alter_partition(
     by_topic: dict[UUID, list[AlterPartitionResponsePartitionData]] = {}
     for result in results:
         by_topic.setdefault(result.topic_id, []).append(_partition_response(result))
-    return {
-        "topics": [
-            {"topic_id": topic_id, "partitions": responses} for topic_id, responses in by_topic.items()
-        ],
-    }
+    return {"topics": [{"topic_id": topic_id, "partitions": responses} for topic_id, responses in by_topic.items()]}
 
 
 def _isr_change(topic_id: UUID | None, partition: AlterPartitionRequestPartitionData) -> IsrChange:

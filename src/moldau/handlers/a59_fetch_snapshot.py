@@ -11,20 +11,11 @@ from moldau.raft import messages as raft
 from moldau.raft.driver import METADATA_LOG
 from moldau.server.broker import Broker
 from moldau.server.error_codes import error_code
-from moldau.server.raft_requests import (
-    check_cluster_id,
-    check_directory_id,
-    leader_endpoints,
-    leadership_error,
-)
+from moldau.server.raft_requests import check_cluster_id, check_directory_id, leader_endpoints, leadership_error
 from moldau.server.registry import handles
 from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.messages import (
-    FetchSnapshotRequest,
-    FetchSnapshotRequestPartitionSnapshot,
-    FetchSnapshotResponse,
-)
+from moldau.wire.messages import FetchSnapshotRequest, FetchSnapshotRequestPartitionSnapshot, FetchSnapshotResponse
 
 CHUNK_BYTES_MAX = 8 * 1024 * 1024
 """The maximum size of a chunk. Chunks are limited because the complete response is in memory."""

@@ -26,8 +26,7 @@ async def describe_cluster(
     if request.endpoint_type == CONTROLLERS:
         return _error_response(
             ErrorCode.mismatched_endpoint_type,
-            "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type "
-            "CONTROLLER",
+            "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER",
         )
     if request.endpoint_type != BROKERS:
         return _error_response(

@@ -7,11 +7,7 @@ from moldau.server.partition_lookup import find_partition
 from moldau.server.registry import handles
 from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.messages import (
-    DescribeProducersRequest,
-    DescribeProducersResponse,
-    DescribeProducersResponsePartition,
-)
+from moldau.wire.messages import DescribeProducersRequest, DescribeProducersResponse, DescribeProducersResponsePartition
 
 
 @handles(ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0))
@@ -26,7 +22,7 @@ async def describe_producers(
         "topics": [
             {"name": name, "partitions": [_partition_response(broker, name, index) for index in indexes]}
             for name, indexes in requested.items()
-        ],
+        ]
     }
 
 
@@ -35,11 +31,7 @@ def _partition_response(broker: Broker, topic: str, index: int) -> DescribeProdu
         partition = find_partition(broker, topic, index)
         partition.require_leader()
     except MoldauError as error:
-        return {
-            "partition_index": index,
-            "error_code": error_code(error),
-            "error_message": error_message(error),
-        }
+        return {"partition_index": index, "error_code": error_code(error), "error_message": error_message(error)}
     return {
         "partition_index": index,
         "active_producers": [

@@ -37,14 +37,10 @@ def _registration(request: BrokerRegistrationRequest) -> controller.BrokerRegist
     return controller.BrokerRegistrationRequest(
         broker_id=request.broker_id,
         incarnation_id=request.incarnation_id,
-        endpoints=[
-            Endpoint(each.name, each.host, each.port, each.security_protocol) for each in request.listeners
-        ],
+        endpoints=[Endpoint(each.name, each.host, each.port, each.security_protocol) for each in request.listeners],
         rack=request.rack,
         cluster_id=request.cluster_id,
         previous_epoch=request.previous_broker_epoch,
         previous_incarnations=tuple(each for each in request.former_incarnation_ids if each is not None),
-        features={
-            each.name: (each.min_supported_version, each.max_supported_version) for each in request.features
-        },
+        features={each.name: (each.min_supported_version, each.max_supported_version) for each in request.features},
     )

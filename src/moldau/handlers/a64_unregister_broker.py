@@ -14,9 +14,7 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
 
 
-def error_response(
-    request: UnregisterBrokerRequest, version: int, error: MoldauError
-) -> UnregisterBrokerResponse:
+def error_response(request: UnregisterBrokerRequest, version: int, error: MoldauError) -> UnregisterBrokerResponse:
     return {"error_code": error_code(error), "error_message": error_message(error)}
 
 

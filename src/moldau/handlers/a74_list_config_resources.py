@@ -20,13 +20,7 @@ from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
 
-ALL_TYPES = (
-    TOPIC_RESOURCE,
-    BROKER_RESOURCE,
-    BROKER_LOGGER_RESOURCE,
-    CLIENT_METRICS_RESOURCE,
-    GROUP_RESOURCE,
-)
+ALL_TYPES = (TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
 
 
 @handles(ApiKey.LIST_CONFIG_RESOURCES, versions=(0, 1))
@@ -43,7 +37,7 @@ async def list_config_resources(
     return {
         "config_resources": [
             {"resource_name": name, "resource_type": each} for each in types for name in _names(image, each)
-        ],
+        ]
     }
 
 

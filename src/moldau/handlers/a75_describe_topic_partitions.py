@@ -32,9 +32,7 @@ async def describe_topic_partitions(
     image = broker.metadata.image
     names = _names_from_cursor(request, image)
     if names is None:
-        rejected = [
-            _missing_topic(topic.name, ErrorCode.invalid_request, NOT_REQUESTED) for topic in request.topics
-        ]
+        rejected = [_missing_topic(topic.name, ErrorCode.invalid_request, NOT_REQUESTED) for topic in request.topics]
         return {"topics": rejected}
     topics: list[DescribeTopicPartitionsResponseTopic] = []
     next_cursor: DescribeTopicPartitionsResponseCursor | None = None

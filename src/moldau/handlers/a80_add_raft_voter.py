@@ -13,9 +13,7 @@ from moldau.wire.messages import AddRaftVoterRequest, AddRaftVoterResponse
 
 
 @handles(ApiKey.ADD_RAFT_VOTER, versions=(0, 1), error_response=voter_error_response)
-async def add_raft_voter(
-    request: AddRaftVoterRequest, session: RequestContext, broker: Broker
-) -> AddRaftVoterResponse:
+async def add_raft_voter(request: AddRaftVoterRequest, session: RequestContext, broker: Broker) -> AddRaftVoterResponse:
     check_cluster_id(broker, request.cluster_id)
     await broker.quorum.add_voter(voter_from_request(request, broker), request.timeout)
     return {}

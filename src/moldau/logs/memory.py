@@ -29,9 +29,7 @@ _BATCHES_PER_YIELD = 16
 class MemoryLog(Log):
     """A list of batches, searched by last offset. Retention and compaction treat each batch as a segment."""
 
-    def __init__(
-        self, name: LogName, topic_id: UUID, settings: TopicSettings, producer_expiration_ms: int
-    ) -> None:
+    def __init__(self, name: LogName, topic_id: UUID, settings: TopicSettings, producer_expiration_ms: int) -> None:
         self.name = name
         self.topic_id = topic_id
         self.settings = settings
@@ -70,9 +68,7 @@ class MemoryLog(Log):
     async def flush(self) -> None:
         self.durable_offset = self.end_offset
 
-    async def read(
-        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
-    ) -> RecordSlices:
+    async def read(self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True) -> RecordSlices:
         if offset >= below:
             return EMPTY_SLICES
         parts: list[bytes] = []

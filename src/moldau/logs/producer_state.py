@@ -200,9 +200,7 @@ class ProducerStateManager:
                 f"which precede its last {RETAINED_BATCHES_MAX} batches"
             )
         self._check_not_after_rejected(batch, expected)
-        raise OutOfOrderSequenceError(
-            f"producer {batch.producer_id} sent sequence {first} instead of {expected}"
-        )
+        raise OutOfOrderSequenceError(f"producer {batch.producer_id} sent sequence {first} instead of {expected}")
 
     def _check_not_after_rejected(self, batch: SequencedBatch, expected: int) -> None:
         """Raises the error of the rejected batch if `expected` is the sequence of the rejected batch."""
@@ -257,9 +255,7 @@ class ProducerStateManager:
             return
         base_offset, delta = batch.base_offset, batch.last_offset_delta
         state.add_batch(
-            BatchMetadata(
-                first, (first + delta) % SEQUENCE_LIMIT, base_offset, base_offset + delta, timestamp_ms
-            )
+            BatchMetadata(first, (first + delta) % SEQUENCE_LIMIT, base_offset, base_offset + delta, timestamp_ms)
         )
 
     def rebuild(self, snapshot: bytes | None, batches: Iterable[SequencedBatch]) -> None:
@@ -345,8 +341,8 @@ def _read_states(data: bytes, position: int) -> list[ProducerState]:
     position += _COUNT.size
     states, last_batches = [], []
     for _ in range(count):
-        producer_id, epoch, sequence, offset, delta, timestamp_ms, coordinator_epoch, first_offset = (
-            _ENTRY.unpack_from(data, position)
+        producer_id, epoch, sequence, offset, delta, timestamp_ms, coordinator_epoch, first_offset = _ENTRY.unpack_from(
+            data, position
         )
         position += _ENTRY.size
         state = ProducerState(producer_id, epoch)
@@ -371,9 +367,5 @@ def _read_states(data: bytes, position: int) -> list[ProducerState]:
 
 def _batch_metadata(last_sequence: int, last_offset: int, delta: int, timestamp_ms: int) -> BatchMetadata:
     return BatchMetadata(
-        (last_sequence - delta) % SEQUENCE_LIMIT,
-        last_sequence,
-        last_offset - delta,
-        last_offset,
-        timestamp_ms,
+        (last_sequence - delta) % SEQUENCE_LIMIT, last_sequence, last_offset - delta, last_offset, timestamp_ms
     )

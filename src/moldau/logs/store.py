@@ -130,9 +130,7 @@ class Log(ABC):
         """Writes the indexes and snapshots of closed and flushed segments, so that recovery may skip these segments."""
 
     @abstractmethod
-    async def read(
-        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
-    ) -> RecordSlices:
+    async def read(self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True) -> RecordSlices:
         """Returns the batches from the one that contains `offset` (or the first after it) up to the offset `below`.
 
         The result has at most bytes_max bytes. With min_one_batch it has at least the whole first batch, even if that

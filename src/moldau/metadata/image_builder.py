@@ -120,9 +120,7 @@ class _ImageBuilder:
                 self._set_feature(change)
             case ProducerIdsRecord():
                 if change.next_producer_id < self._next_producer_id:
-                    raise CorruptRecordError(
-                        f"producer ids from {change.next_producer_id} were allocated before"
-                    )
+                    raise CorruptRecordError(f"producer ids from {change.next_producer_id} were allocated before")
                 self._next_producer_id = change.next_producer_id
             case ControllerChange():
                 self._leader = change
@@ -175,9 +173,7 @@ class _ImageBuilder:
         topic = self._topic(record.topic_id)
         partitions = self._mutable_partitions(topic)
         if record.partition_id != len(partitions):
-            raise CorruptRecordError(
-                f"partition {record.partition_id} of {topic.name} is not number {len(partitions)}"
-            )
+            raise CorruptRecordError(f"partition {record.partition_id} of {topic.name} is not number {len(partitions)}")
         partitions.append(
             PartitionRegistration(
                 record.partition_id,
@@ -257,10 +253,7 @@ class _ImageBuilder:
             record.broker_id,
             record.broker_epoch,
             record.incarnation_id,
-            tuple(
-                Endpoint(each.name, each.host, each.port, each.security_protocol)
-                for each in record.end_points
-            ),
+            tuple(Endpoint(each.name, each.host, each.port, each.security_protocol) for each in record.end_points),
             record.rack,
             record.fenced,
             record.in_controlled_shutdown,
@@ -270,9 +263,7 @@ class _ImageBuilder:
         brokers = self._mutable_brokers()
         old = brokers.get(record.broker_id)
         if old is None or old.epoch != record.broker_epoch:
-            raise CorruptRecordError(
-                f"broker {record.broker_id} is not registered with epoch {record.broker_epoch}"
-            )
+            raise CorruptRecordError(f"broker {record.broker_id} is not registered with epoch {record.broker_epoch}")
         self._changed_brokers[record.broker_id] = None
         del brokers[record.broker_id]
 
@@ -280,9 +271,7 @@ class _ImageBuilder:
         brokers = self._mutable_brokers()
         old = brokers.get(record.broker_id)
         if old is None or old.epoch != record.broker_epoch:
-            raise CorruptRecordError(
-                f"broker {record.broker_id} is not registered with epoch {record.broker_epoch}"
-            )
+            raise CorruptRecordError(f"broker {record.broker_id} is not registered with epoch {record.broker_epoch}")
         self._changed_brokers[record.broker_id] = None
         brokers[record.broker_id] = dataclasses.replace(
             old,

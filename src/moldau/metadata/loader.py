@@ -78,9 +78,7 @@ class MetadataLoader:
     def commit(self, batches: Sequence[CommittedBatch]) -> None:
         """Applies batches that the quorum has committed."""
         if batches and not self._is_stopped:
-            self._update(
-                lambda: apply_changes(self._committed_image, _changes_in(batches), batches[-1].last_offset)
-            )
+            self._update(lambda: apply_changes(self._committed_image, _changes_in(batches), batches[-1].last_offset))
             self._pending_bytes += sum(len(value) for batch in batches for value in batch.values)
 
     def load_snapshot(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int) -> None:

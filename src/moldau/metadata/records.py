@@ -221,8 +221,7 @@ def _versions(kind: type[Record]) -> range:
 # Keys and versions are below 128, so each varint of a frame is one byte.
 _FRAME_SIZE = 3
 _WRITERS: dict[type, tuple[bytes, Callable[[io.BytesIO, Any], None]]] = {
-    kind: (bytes((FRAME_VERSION, kind.__api_key__, kind.__version__)), entity_writer(kind))
-    for kind in RECORD_TYPES
+    kind: (bytes((FRAME_VERSION, kind.__api_key__, kind.__version__)), entity_writer(kind)) for kind in RECORD_TYPES
 }
 _READERS: dict[int, tuple[range, Callable[[bytes, int], tuple[Any, int]]]] = {
     kind.__api_key__: (_versions(kind), entity_reader(kind)) for kind in RECORD_TYPES

@@ -4,13 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TypeVar
 
-from moldau.metadata.image import (
-    BrokerRegistration,
-    MetadataDelta,
-    MetadataImage,
-    PartitionRegistration,
-    TopicImage,
-)
+from moldau.metadata.image import BrokerRegistration, MetadataDelta, MetadataImage, PartitionRegistration, TopicImage
 from moldau.metadata.image_builder import ControllerChange, apply_changes
 from moldau.metadata.records import (
     RECOVERED,
@@ -42,9 +36,7 @@ def image_to_records(image: MetadataImage) -> Iterator[Record]:
             yield _partition_record(topic, partition)
     for resource, settings in image.configs.items():
         for name, value in settings.items():
-            yield ConfigRecord(
-                resource_type=resource.type, resource_name=resource.name, name=name, value=value
-            )
+            yield ConfigRecord(resource_type=resource.type, resource_name=resource.name, name=name, value=value)
     if image.next_producer_id:
         yield ProducerIdsRecord(broker_id=NO_BROKER, next_producer_id=image.next_producer_id)
 

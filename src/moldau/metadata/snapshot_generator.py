@@ -26,9 +26,7 @@ _RECORDS_PER_STEP = 100
 class SnapshotWriter(Protocol):
     """The part of the Raft client that the snapshot generator needs."""
 
-    async def write_snapshot(
-        self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int = -1
-    ) -> None: ...
+    async def write_snapshot(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int = -1) -> None: ...
 
 
 @dataclass(slots=True)
@@ -58,13 +56,7 @@ class SnapshotPolicy:
 
 class SnapshotGenerator:
     def __init__(
-        self,
-        loader: MetadataLoader,
-        writer: SnapshotWriter,
-        clock: Clock,
-        *,
-        bytes_max: int,
-        interval_ms: int,
+        self, loader: MetadataLoader, writer: SnapshotWriter, clock: Clock, *, bytes_max: int, interval_ms: int
     ) -> None:
         self._loader = loader
         self._writer = writer
@@ -99,10 +91,7 @@ class SnapshotGenerator:
                     await asyncio.sleep(0)
             await self._writer.write_snapshot(values, snapshot, image.controller_id)
             log.info(
-                "metadata snapshot written",
-                end_offset=snapshot.end_offset,
-                epoch=snapshot.epoch,
-                records=len(values),
+                "metadata snapshot written", end_offset=snapshot.end_offset, epoch=snapshot.epoch, records=len(values)
             )
         except MoldauError as error:
             log.warning("cannot write a metadata snapshot; the next one will be tried", reason=str(error))

@@ -26,9 +26,7 @@ class BufferPool:
 
     def allocate(self, size: int) -> bytearray:
         """Returns a new buffer of at least `size` bytes. If possible, `release` can later put it into the pool."""
-        return bytearray(
-            _size_class(size) if POOLED_BUFFER_BYTES_MIN <= size <= POOLED_BUFFER_BYTES_MAX else size
-        )
+        return bytearray(_size_class(size) if POOLED_BUFFER_BYTES_MIN <= size <= POOLED_BUFFER_BYTES_MAX else size)
 
     def release(self, buffer: bytearray) -> None:
         size = len(buffer)

@@ -214,9 +214,7 @@ class Connection(asyncio.BufferedProtocol):
         if task is not None:
             self._tasks[slot] = task
 
-    def _complete_request(
-        self, slot: _ResponseSlot, parts: Sequence[Part] | None, error: BaseException | None
-    ) -> None:
+    def _complete_request(self, slot: _ResponseSlot, parts: Sequence[Part] | None, error: BaseException | None) -> None:
         slot.is_ready = True
         slot.parts = parts
         if error is not None:
@@ -272,16 +270,10 @@ class Connection(asyncio.BufferedProtocol):
         if is_large and self._partial_frames.must_pause(self):
             must_wait = True
         is_full = (
-            self._pending_frames
-            or self._close_reason is not None
-            or len(self._in_flight) >= REQUESTS_IN_FLIGHT_MAX
+            self._pending_frames or self._close_reason is not None or len(self._in_flight) >= REQUESTS_IN_FLIGHT_MAX
         )
         should_pause = bool(is_full) or must_wait or self._is_draining
-        if (
-            should_pause != self._is_paused
-            and self._transport is not None
-            and not self._transport.is_closing()
-        ):
+        if should_pause != self._is_paused and self._transport is not None and not self._transport.is_closing():
             self._is_paused = should_pause
             now = asyncio.get_running_loop().time()
             if should_pause:

@@ -49,9 +49,7 @@ class FrameReader:
     @property
     def large_frame_size(self) -> int:
         """The size of the frame that is being received, or 0 if no large frame is being received."""
-        return (
-            self._frame_size if self._frame is not None and self._frame_size >= LARGE_FRAME_BYTES_MIN else 0
-        )
+        return self._frame_size if self._frame is not None and self._frame_size >= LARGE_FRAME_BYTES_MIN else 0
 
     def buffer(self) -> memoryview:
         if self._frame is not None:

@@ -44,9 +44,7 @@ class SocketServer:
     async def bind(self, host: str, port: int) -> tuple[str, int]:
         """Binds the address without accepting connections. Returns the bound host and port (chosen if `port` is 0)."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._make_connection, host, port, start_serving=False, backlog=1024
-        )
+        self._server = await loop.create_server(self._make_connection, host, port, start_serving=False, backlog=1024)
         bound = self._server.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
 
@@ -75,9 +73,7 @@ class SocketServer:
             return None
         if not self._quotas.acquire(connection.peer[0]):
             log.warning(
-                "rejected a connection: too many are open",
-                peer=connection.peer[0],
-                open=self._quotas.connection_count,
+                "rejected a connection: too many are open", peer=connection.peer[0], open=self._quotas.connection_count
             )
             return None
         self._connections[connection] = None
@@ -98,9 +94,7 @@ class SocketServer:
             if connection.is_expired(loop.time(), idle_s):
                 # `close` would wait until the client has read the pending responses, so abort the connection instead.
                 connection.abort()
-        self._idle_timer = loop.call_later(
-            max(1.0, min(idle_s, STALL_TIMEOUT_S) / 4), self._close_idle_connections
-        )
+        self._idle_timer = loop.call_later(max(1.0, min(idle_s, STALL_TIMEOUT_S) / 4), self._close_idle_connections)
 
     def stop(self) -> None:
         """Stops accepting connections and reading requests. Each connection closes after its last response."""

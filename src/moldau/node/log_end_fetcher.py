@@ -30,17 +30,13 @@ class LogEndFetcher:
             "topics": [
                 {
                     "topic": topic,
-                    "partitions": [
-                        {"partition": partition, "current_leader_epoch": -1, "leader_epoch": LATEST_EPOCH}
-                    ],
+                    "partitions": [{"partition": partition, "current_leader_epoch": -1, "leader_epoch": LATEST_EPOCH}],
                 }
             ],
         }
         response = await self._peers.call(broker_id, ApiKey.OFFSET_FOR_LEADER_EPOCH, request, lane=LANE)
         results = [(each.topic, result) for each in response.topics for result in each.partitions]
-        if [(name, result.partition, result.error_code) for name, result in results] != [
-            (topic, partition, 0)
-        ]:
+        if [(name, result.partition, result.error_code) for name, result in results] != [(topic, partition, 0)]:
             raise ReplicaNotAvailableError(f"node {broker_id} returned no log end of {topic}-{partition}")
         return EpochEndOffset(results[0][1].leader_epoch, results[0][1].end_offset)
 

@@ -162,10 +162,7 @@ class Node:
         platform, broker_settings, settings = self._platform, self._broker_settings, self._settings
         node_id, clock = broker_settings.node_id, platform.clock
         peers = self._peers = PeerClient(
-            node_id,
-            clock,
-            request_timeout_ms=broker_settings.quorum_request_timeout_ms,
-            connect=self._connect,
+            node_id, clock, request_timeout_ms=broker_settings.quorum_request_timeout_ms, connect=self._connect
         )
         self._exit_stack.push_async_callback(peers.close)
         metadata = self._metadata = MetadataLoader(meta.cluster_id)
@@ -174,9 +171,7 @@ class Node:
             node_id, self._store, settings, clock, internal_logs=(METADATA_LOG,)
         )
         metadata.add_publisher(lambda delta, image: settings.apply(image, delta))
-        metadata.add_commit_listener(
-            PeerAddressPublisher(peers, broker_settings.inter_broker_listener).publish
-        )
+        metadata.add_commit_listener(PeerAddressPublisher(peers, broker_settings.inter_broker_listener).publish)
         metadata.add_publisher(replica_manager.publish)
 
         quorum = self._quorum = await self._create_raft_client(meta)
@@ -220,9 +215,7 @@ class Node:
         )
         self._exit_stack.push_async_callback(lifecycle.close)
         replica_manager.lease, replica_manager.incarnation_id = lifecycle.lease, incarnation_id
-        metadata.add_image_listener(
-            lambda image: lifecycle.report(image.offset, replica_manager.offline_replicas())
-        )
+        metadata.add_image_listener(lambda image: lifecycle.report(image.offset, replica_manager.offline_replicas()))
         replica_manager.on_offline_replicas_changed.append(
             lambda: lifecycle.report(metadata.image.offset, replica_manager.offline_replicas())
         )
@@ -295,9 +288,7 @@ class Node:
                 own_addresses=[(each.host, each.port) for each in self.addresses],
                 on_rejected=self._fail,
             ),
-            snapshots=MemorySnapshotStore()
-            if in_memory
-            else FileSnapshotStore(self._platform.disk, directory),
+            snapshots=MemorySnapshotStore() if in_memory else FileSnapshotStore(self._platform.disk, directory),
             config=QuorumConfig(
                 fetch_timeout_ms=broker_settings.quorum_fetch_timeout_ms,
                 election_timeout_ms=broker_settings.quorum_election_timeout_ms,
@@ -357,18 +348,14 @@ class Node:
     def _make_limits(self) -> "_Limits":
         # One half of the memory is for requests in progress, the other half for large requests that are being received.
         half = self._broker_settings.queued_max_request_bytes // 2
-        return _Limits(
-            MemoryPool(half), PartialFrameLimiter(half), ConnectionQuotas(lambda: self._settings.broker)
-        )
+        return _Limits(MemoryPool(half), PartialFrameLimiter(half), ConnectionQuotas(lambda: self._settings.broker))
 
     async def _bind(self) -> list[Address]:
         bound = []
         for address in self._broker_settings.listeners:
             is_inter_broker = address.name == self._broker_settings.inter_broker_listener
             limits = self._inter_broker_limits if is_inter_broker else self._limits
-            listener = SocketServer(
-                address.name, lambda: self._settings.broker, *limits, self._on_connection_opened
-            )
+            listener = SocketServer(address.name, lambda: self._settings.broker, *limits, self._on_connection_opened)
             self._listeners.append(listener)
             self._exit_stack.push_async_callback(listener.close, 0)
             _, port = await listener.bind(address.host, address.port)
@@ -378,9 +365,7 @@ class Node:
     async def _load_meta_properties(self) -> MetaProperties:
         broker_settings = self._broker_settings
         if broker_settings.store == "memory":
-            return new_meta_properties(
-                self._platform.random, broker_settings.cluster_id, broker_settings.node_id
-            )
+            return new_meta_properties(self._platform.random, broker_settings.cluster_id, broker_settings.node_id)
         return await load_or_create(
             self._platform.disk,
             broker_settings.data_dir,
@@ -425,8 +410,5 @@ def _make_store(platform: Platform, settings: BrokerSettings) -> LogStore:
     from moldau.logs.files.store import FileLogStore
 
     return FileLogStore(
-        platform.disk,
-        settings.data_dir,
-        platform.clock,
-        producer_expiration_ms=settings.producer_id_expiration_ms,
+        platform.disk, settings.data_dir, platform.clock, producer_expiration_ms=settings.producer_id_expiration_ms
     )

@@ -83,9 +83,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {}
         if self._clock is not None:
-            line["time"] = (
-                _to_datetime(self._clock()).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            )
+            line["time"] = _to_datetime(self._clock()).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line |= {"level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
         # Fields come last. They never replace the standard keys.
         line |= {f"{name}_" if name in line else name: value for name, value in _fields(record).items()}

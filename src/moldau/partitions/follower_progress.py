@@ -32,9 +32,7 @@ class FollowerProgress:
     """
     is_keeping_up: bool = False
 
-    def on_fetch(
-        self, offset: int, start_offset: int, broker_epoch: int, leader_end_offset: int, now_ms: int
-    ) -> None:
+    def on_fetch(self, offset: int, start_offset: int, broker_epoch: int, leader_end_offset: int, now_ms: int) -> None:
         # Under constant load a follower never has all records. It keeps up if it has all records that existed at its
         # previous fetch.
         has_previous_end = self.fetched_ms != NEVER_MS and offset >= self.leader_end_offset

@@ -32,12 +32,7 @@ class FollowerReplica:
     """None while this broker leads the partition, or has no role in it."""
 
     def __init__(
-        self,
-        name: LogName,
-        topic_id: UUID,
-        replica_id: int,
-        guarded_log: GuardedLog,
-        delayed: DelayedOperations,
+        self, name: LogName, topic_id: UUID, replica_id: int, guarded_log: GuardedLog, delayed: DelayedOperations
     ) -> None:
         self.name = name
         self.topic_id = topic_id
@@ -196,9 +191,7 @@ class FollowerReplica:
             state.high_watermark = offset
         log.info("reset the log to the start of the leader's", partition=str(self.name), offset=offset)
 
-    async def _truncate(
-        self, state: PartitionFollowerState, offset: int, truncation: Awaitable[None]
-    ) -> None:
+    async def _truncate(self, state: PartitionFollowerState, offset: int, truncation: Awaitable[None]) -> None:
         """Lowers the high watermark to `offset`, then awaits the truncation.
 
         The high watermark is lowered first, because it may be checkpointed during the truncation.

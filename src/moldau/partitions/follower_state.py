@@ -75,9 +75,7 @@ def parse_batches(data: Buffer, name: LogName, leader_epoch: int) -> list[Batch]
     expected = 0
     for batch in batches:
         if batch.base_offset < expected or batch.last_offset_delta < 0:
-            raise CorruptRecordError(
-                f"the leader sent offset {batch.base_offset} of {name} after {expected - 1}"
-            )
+            raise CorruptRecordError(f"the leader sent offset {batch.base_offset} of {name} after {expected - 1}")
         if batch.leader_epoch > leader_epoch:
             raise CorruptRecordError(
                 f"the leader sent {batch!r} of {name} with a later epoch than its own, {leader_epoch}"

@@ -40,9 +40,7 @@ class LeaderReplica:
                 self._delayed.complete_commits(self.state.high_watermark)
             self._complete_deletions(self.state)
 
-    def on_image(
-        self, image: PartitionRegistration, brokers: Mapping[int, BrokerRegistration], min_isr: int
-    ) -> None:
+    def on_image(self, image: PartitionRegistration, brokers: Mapping[int, BrokerRegistration], min_isr: int) -> None:
         """Applies a new state of the partition in the current leader epoch."""
         if self.state is not None:
             self._on_isr_changed(self.state, self.state.on_image(image, brokers, min_isr))

@@ -162,9 +162,7 @@ class PartitionLeaderState:
         follower.fetched_ms = now_ms
         return True
 
-    def on_image(
-        self, image: PartitionRegistration, brokers: Mapping[int, BrokerRegistration], min_isr: int
-    ) -> bool:
+    def on_image(self, image: PartitionRegistration, brokers: Mapping[int, BrokerRegistration], min_isr: int) -> bool:
         """Applies a newer partition state in the same leader epoch. Returns whether the high watermark advanced."""
         self._discard_older_proposals(image.partition_epoch)
         for each in [each for each in self.followers if each not in image.replicas]:
@@ -290,10 +288,7 @@ class PartitionLeaderState:
         removed = (each for each in (*self.image.isr, *self.departing_replicas) if each not in result.isr)
         self.departing_replicas = tuple(dict.fromkeys(removed))
         self.image = replace(
-            self.image,
-            isr=result.isr,
-            partition_epoch=result.partition_epoch,
-            is_recovering=result.is_recovering,
+            self.image, isr=result.isr, partition_epoch=result.partition_epoch, is_recovering=result.is_recovering
         )
         return self.advance_high_watermark()
 

@@ -99,9 +99,7 @@ class LogFlusher:
         if self._is_stopped or self._is_running:
             return
         delay_s, self._retry_delay_s = self._retry_delay_s, min(2 * self._retry_delay_s, FLUSH_RETRY_S_MAX)
-        log.warning(
-            "flush failed, retrying", partition=str(self._log.name), reason=str(error), retry_s=delay_s
-        )
+        log.warning("flush failed, retrying", partition=str(self._log.name), reason=str(error), retry_s=delay_s)
         self._retry_timer = asyncio.get_running_loop().call_later(delay_s, self.start)
 
     def _cancel_retry(self) -> None:
@@ -118,9 +116,7 @@ class LogFlusher:
         try:
             await self._log.finalize_segments()
         except StorageError as error:
-            log.warning(
-                "closed segments were not finalized", partition=str(self._log.name), reason=str(error)
-            )
+            log.warning("closed segments were not finalized", partition=str(self._log.name), reason=str(error))
             if self._log.failure is not None:
                 self._on_error(error, True)
         finally:

@@ -90,8 +90,6 @@ class LogMaintenance:
         try:
             await work
         except MoldauError as error:
-            log.warning(
-                "log maintenance skipped a partition", partition=str(partition.name), reason=str(error)
-            )
+            log.warning("log maintenance skipped a partition", partition=str(partition.name), reason=str(error))
         except Exception:
             log.exception("log maintenance failed on a partition", partition=str(partition.name))

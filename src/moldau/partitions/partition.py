@@ -85,13 +85,7 @@ class Partition:
     """
 
     def __init__(
-        self,
-        name: LogName,
-        topic_id: UUID,
-        replica_id: int,
-        log_: Log,
-        clock: Clock,
-        lease: Lease | None = None,
+        self, name: LogName, topic_id: UUID, replica_id: int, log_: Log, clock: Clock, lease: Lease | None = None
     ) -> None:
         """If `lease` is None, the broker leads as the metadata says and never checks a lease."""
         self.name = name
@@ -248,9 +242,7 @@ class Partition:
         role = self._require_role(current_leader_epoch)
         if isinstance(role, PartitionLeaderState):
             return role
-        raise NotLeaderOrFollowerError(
-            f"this broker does not lead {self.name}", self.leader_id, self.leader_epoch
-        )
+        raise NotLeaderOrFollowerError(f"this broker does not lead {self.name}", self.leader_id, self.leader_epoch)
 
     def _require_role(self, current_leader_epoch: int) -> PartitionLeaderState | PartitionFollowerState:
         if self.guarded_log.failure is not None:
@@ -385,11 +377,7 @@ class Partition:
         `from_follower` allows the read if this broker is a follower. Raises OffsetOutOfRangeError, DivergingEpochError,
         OffsetNotAvailableError, or an error of `require_leader`.
         """
-        role = (
-            self._require_role(current_leader_epoch)
-            if from_follower
-            else self.require_leader(current_leader_epoch)
-        )
+        role = self._require_role(current_leader_epoch) if from_follower else self.require_leader(current_leader_epoch)
         if isinstance(role, PartitionFollowerState):
             self._check_follower_has(role, offset, last_fetched_epoch)
         try:
@@ -405,14 +393,10 @@ class Partition:
         below = self.visible_end(committed_only=committed_only)
         records = EMPTY_SLICES
         if offset < below:
-            records = await self.guarded_log.guard(
-                log_.read(offset, bytes_max, below, min_one_batch=min_one_batch)
-            )
+            records = await self.guarded_log.guard(log_.read(offset, bytes_max, below, min_one_batch=min_one_batch))
         return LogReadInfo(records, high_watermark, last_stable_offset, log_.start_offset)
 
-    def _check_follower_has(
-        self, follower: PartitionFollowerState, offset: int, last_fetched_epoch: int
-    ) -> None:
+    def _check_follower_has(self, follower: PartitionFollowerState, offset: int, last_fetched_epoch: int) -> None:
         """Raises OffsetNotAvailableError if this follower may not have replicated the records yet.
 
         Otherwise OFFSET_OUT_OF_RANGE would make the consumer reset its position, and a diverging epoch would make the

@@ -138,9 +138,7 @@ class ReplicaManager:
             self._is_current = True
             if self.incarnation_id is not None:
                 await self.move_stray_logs()
-            changed = [
-                (name, each.index) for name, topic in image.topics.items() for each in topic.partitions
-            ]
+            changed = [(name, each.index) for name, topic in image.topics.items() for each in topic.partitions]
         changed_partitions = await _run_concurrently(self._partition_deletions(delta.topics_deleted))
         changed_partitions += await _run_concurrently(
             self._apply_partition(image.topics[name], image.topics[name].partitions[index])
@@ -242,9 +240,7 @@ class ReplicaManager:
         except StorageError as error:
             # Do not raise the error, because the other partitions must be served even if one log is damaged.
             if str(self._unopened.get(key)) != str(error):
-                log.error(
-                    "partition is offline: its log cannot be opened", partition=str(name), reason=str(error)
-                )
+                log.error("partition is offline: its log cannot be opened", partition=str(name), reason=str(error))
             self._unopened[key] = copy_error(error)
             return None
         self._unopened.pop(key, None)
@@ -275,9 +271,7 @@ class ReplicaManager:
             await self.store.remove(name)
         except StorageError as error:
             # No client can access this log any more. The next start renames it to a stray log.
-            log.error(
-                "the log of a deleted partition was not deleted", partition=str(name), reason=str(error)
-            )
+            log.error("the log of a deleted partition was not deleted", partition=str(name), reason=str(error))
 
     async def retry_offline_logs(self, *, transient_only: bool = False) -> None:
         """Tries again to open the logs that could not be opened because of a disk error.

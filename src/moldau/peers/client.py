@@ -47,14 +47,7 @@ _ConnectionKey = tuple[int, str]
 
 
 class PeerClient:
-    def __init__(
-        self,
-        node_id: int,
-        clock: Clock,
-        *,
-        request_timeout_ms: int,
-        connect: Connect | None = None,
-    ) -> None:
+    def __init__(self, node_id: int, clock: Clock, *, request_timeout_ms: int, connect: Connect | None = None) -> None:
         self.node_id = node_id
         self._clock = clock
         self._request_timeout_ms = request_timeout_ms
@@ -122,9 +115,7 @@ class PeerClient:
         connection = await self._get_connection(node_id, lane, deadline_ms)
         left_ms = max(1, deadline_ms - self._clock.monotonic_ms())
         try:
-            return await connection.send(
-                api, tree, timeout_ms=left_ms, version_max=version_max, version=version
-            )
+            return await connection.send(api, tree, timeout_ms=left_ms, version_max=version_max, version=version)
         except KafkaError as error:
             was_sent = not isinstance(error, UnsupportedVersionError)
             raise _unreachable_error(f"node {node_id}", error, was_sent=was_sent) from None
@@ -150,9 +141,7 @@ class PeerClient:
         connection = await asyncio.get_running_loop().create_task(self._open(address, timeout_ms))
         try:
             left_ms = max(1, deadline_ms - self._clock.monotonic_ms())
-            return await connection.call(
-                api, tree, timeout_ms=left_ms, version_max=version_max, version=version
-            )
+            return await connection.call(api, tree, timeout_ms=left_ms, version_max=version_max, version=version)
         except KafkaError as error:
             raise _unreachable_error(str(address), error) from None
         finally:
@@ -218,14 +207,10 @@ class PeerClient:
 
     async def _open(self, address: Address, timeout_ms: int) -> Connection:
         try:
-            return await self._connect(
-                address.host, address.port, client_id=self._client_id, timeout_ms=timeout_ms
-            )
+            return await self._connect(address.host, address.port, client_id=self._client_id, timeout_ms=timeout_ms)
         except KafkaError as error:
             is_connection_refused = await _is_connection_refused(address, error)
-            raise _unreachable_error(
-                str(address), error, is_connection_refused=is_connection_refused
-            ) from None
+            raise _unreachable_error(str(address), error, is_connection_refused=is_connection_refused) from None
 
     def _drain_connections(self, node_id: int) -> None:
         self._pool.remove(lambda key: key[0] != node_id, when_idle=True)

@@ -115,9 +115,7 @@ def verify_checksum(batch: Batch) -> Batch:
     return batch
 
 
-def _control_batch(
-    changes: Sequence[control.ControlRecord], base_offset: int, epoch: int, timestamp: int
-) -> Batch:
+def _control_batch(changes: Sequence[control.ControlRecord], base_offset: int, epoch: int, timestamp: int) -> Batch:
     records = [
         Record(timestamp=timestamp, key=control.encode_key(change), value=control.encode_value(change))
         for change in changes

@@ -44,8 +44,6 @@ class CommitDelivery:
                 committed.append(read_committed_batch(batch))
                 self.next_offset = batch.next_offset
             if self.next_offset == from_offset:
-                raise CorruptRecordError(
-                    f"the metadata log has no batch at {from_offset}, below {end_offset}"
-                )
+                raise CorruptRecordError(f"the metadata log has no batch at {from_offset}, below {end_offset}")
         if committed:
             self._on_commit(committed)

@@ -15,14 +15,7 @@ from moldau.platform.clock import Clock
 from moldau.raft.batches import CommittedBatch, values_batch
 from moldau.raft.commit_delivery import CommitDelivery
 from moldau.raft.effect_executor import EffectExecutor
-from moldau.raft.events import (
-    AppendFailed,
-    RaftRequest,
-    RaftResponse,
-    RequestReceived,
-    ServeFetch,
-    SnapshotCreated,
-)
+from moldau.raft.events import AppendFailed, RaftRequest, RaftResponse, RequestReceived, ServeFetch, SnapshotCreated
 from moldau.raft.leader_state import LeaderState, ReplicaState
 from moldau.raft.log_loader import REPLACE_VOTER_HINT, load_log_state
 from moldau.raft.messages import (
@@ -98,9 +91,7 @@ class RaftClient:
         config: QuorumConfig | None = None,
         bootstrap_ids: Sequence[int] = (),
         on_commit: Callable[[Sequence[CommittedBatch]], None],
-        on_load_snapshot: Callable[
-            [Sequence[bytes], SnapshotId, int], None
-        ] = lambda values, snapshot, leader_id: None,
+        on_load_snapshot: Callable[[Sequence[bytes], SnapshotId, int], None] = lambda values, snapshot, leader_id: None,
         on_leader_change: Callable[[int, int], None] = lambda leader_id, epoch: None,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
@@ -312,9 +303,7 @@ class RaftClient:
 
     # Snapshots
 
-    async def write_snapshot(
-        self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int = NO_LEADER
-    ) -> None:
+    async def write_snapshot(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int = NO_LEADER) -> None:
         """Stores a snapshot of committed records, and deletes the log up to the end of the oldest retained snapshot.
 
         The log after that offset is kept, so that a replica that is slightly behind needs no snapshot. The kept log
@@ -343,9 +332,7 @@ class RaftClient:
     async def add_voter(self, voter: VoterNode, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
         """Adds a voter. Waits until the new voter has caught up, other changes have ended, and this change is
         committed."""
-        await self._change_voters(
-            lambda leader: leader.with_voter(self._clock.monotonic_ms(), voter), timeout_ms
-        )
+        await self._change_voters(lambda leader: leader.with_voter(self._clock.monotonic_ms(), voter), timeout_ms)
 
     async def remove_voter(self, key: ReplicaKey, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
         """Removes a voter and waits until the change is committed. A leader that removes itself then resigns."""
@@ -355,9 +342,7 @@ class RaftClient:
         """Changes the endpoints of a voter, and the voter's directory if it was unknown."""
         await self._change_voters(lambda leader: leader.with_updated_voter(voter), timeout_ms)
 
-    async def _change_voters(
-        self, change: Callable[[LeaderState], tuple[VoterNode, ...]], timeout_ms: int
-    ) -> None:
+    async def _change_voters(self, change: Callable[[LeaderState], tuple[VoterNode, ...]], timeout_ms: int) -> None:
         self._executor.check_disk_space()
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         while True:
@@ -371,9 +356,7 @@ class RaftClient:
                 raise RequestTimedOutError(
                     "this node lost its leadership before the change was committed; check the voters"
                 )
-            await self._wait_until(
-                deadline_ms, "a majority does not have the change yet; it may still be committed"
-            )
+            await self._wait_until(deadline_ms, "a majority does not have the change yet; it may still be committed")
 
     async def _wait_until(self, deadline_ms: int, reason: str) -> None:
         wait_ms = deadline_ms - self._clock.monotonic_ms()

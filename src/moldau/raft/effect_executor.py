@@ -42,13 +42,7 @@ from moldau.raft.events import (
     VotersChanged,
 )
 from moldau.raft.leader_state import NEVER
-from moldau.raft.messages import (
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    SnapshotId,
-    VoterEndpoint,
-    VoterNode,
-)
+from moldau.raft.messages import FetchSnapshotRequest, FetchSnapshotResponse, SnapshotId, VoterEndpoint, VoterNode
 from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state_store import QuorumStateStore
 from moldau.raft.raft_log_flusher import RETRY_MS, RaftLogFlusher
@@ -375,9 +369,7 @@ class EffectExecutor:
     # Snapshots from the leader
 
     async def _fetch_snapshot(self, effect: FetchSnapshot) -> None:
-        log.info(
-            "fetching a metadata snapshot", leader=effect.leader_id, end_offset=effect.snapshot.end_offset
-        )
+        log.info("fetching a metadata snapshot", leader=effect.leader_id, end_offset=effect.snapshot.end_offset)
         try:
             data = await self._download_snapshot(effect)
             await self._jobs.submit(lambda: self._install_snapshot(effect.snapshot, data))

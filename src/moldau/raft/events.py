@@ -20,9 +20,7 @@ from moldau.raft.messages import (
 )
 from moldau.raft.raft_log_state import BatchSummary, RaftLogState
 
-RaftRequest = (
-    VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | QuorumFetchRequest | FetchSnapshotRequest
-)
+RaftRequest = VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | QuorumFetchRequest | FetchSnapshotRequest
 RaftResponse = VoteResponse | QuorumEpochResponse | QuorumFetchResponse | FetchSnapshotResponse
 
 

@@ -120,9 +120,7 @@ class KafkaNetworkChannel:
         self._check(node_id, ApiKey.VOTE, result.error_code)
         self._update_leader_endpoint(result.leader_id, response)
         await self._check_duplicate_node(response, request.candidate, result)
-        return VoteResponse(
-            result.leader_epoch, result.leader_id, result.vote_granted, max(response.silent_ms, 0)
-        )
+        return VoteResponse(result.leader_epoch, result.leader_id, result.vote_granted, max(response.silent_ms, 0))
 
     async def begin_quorum_epoch(self, node_id: int, request: BeginQuorumEpochRequest) -> QuorumEpochResponse:
         body = self._request(

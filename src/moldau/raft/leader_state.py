@@ -59,9 +59,7 @@ class ReplicaState:
         def wall_ms(time_ms: int) -> int:
             return NEVER if time_ms == NEVER else time_ms + wall_minus_monotonic_ms
 
-        return ReplicaProgress(
-            self.key, self.end_offset, wall_ms(self.last_fetch_ms), wall_ms(self.last_caught_up_ms)
-        )
+        return ReplicaProgress(self.key, self.end_offset, wall_ms(self.last_fetch_ms), wall_ms(self.last_caught_up_ms))
 
 
 @dataclass(slots=True)
@@ -187,8 +185,7 @@ class LeaderState:
     def majority_end_offset(self) -> int:
         """Returns the offset below which a majority of the voters has everything on disk."""
         offsets = [
-            self.log.durable_offset if self._is_self(voter) else self._voter_end_offset(voter)
-            for voter in self.voters
+            self.log.durable_offset if self._is_self(voter) else self._voter_end_offset(voter) for voter in self.voters
         ]
         return sorted(offsets, reverse=True)[majority_size(len(offsets)) - 1]
 
@@ -315,9 +312,7 @@ class LeaderState:
     def with_updated_voter(self, changed: VoterNode) -> tuple[VoterNode, ...]:
         self._check_can_change_voters()
         if find_voter(self.voters, changed.key) is None:
-            raise VoterNotFoundError(
-                f"node {changed.node_id} with directory {changed.directory_id} is not a voter"
-            )
+            raise VoterNotFoundError(f"node {changed.node_id} with directory {changed.directory_id} is not a voter")
         return tuple(changed if is_same_replica(voter.key, changed.key) else voter for voter in self.voters)
 
     def _check_can_change_voters(self) -> None:

@@ -21,10 +21,7 @@ REPLACE_VOTER_HINT = (
 
 
 async def load_log_state(
-    log: Log,
-    snapshots: SnapshotStore | None,
-    contents: SnapshotContents | None,
-    initial_voters: Iterable[VoterNode],
+    log: Log, snapshots: SnapshotStore | None, contents: SnapshotContents | None, initial_voters: Iterable[VoterNode]
 ) -> RaftLogState:
     """Validates the log after the loaded snapshot and returns its state. Raises StorageError if the log is damaged."""
     voters = VoterSetHistory(initial_voters)
@@ -47,15 +44,11 @@ async def load_log_state(
                     voters.add(batch.last_offset, batch_voters)
                 offset = batch.next_offset
             if offset == from_offset:
-                raise CorruptRecordError(
-                    f"there is no batch at offset {offset}, below the end offset {log.end_offset}"
-                )
+                raise CorruptRecordError(f"there is no batch at offset {offset}, below the end offset {log.end_offset}")
     except StorageError as error:
         raise StorageError(f"{error}. {REPLACE_VOTER_HINT}") from error
     except CorruptRecordError as error:
-        raise StorageError(
-            f"{log.name} is damaged: {error}. Restore it from a backup. {REPLACE_VOTER_HINT}"
-        ) from error
+        raise StorageError(f"{log.name} is damaged: {error}. Restore it from a backup. {REPLACE_VOTER_HINT}") from error
     epochs = LeaderEpochCache()
     for epoch, start_offset in log.epochs:
         epochs.assign(epoch, start_offset)

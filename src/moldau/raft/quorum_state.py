@@ -155,9 +155,7 @@ class QuorumState:
 
     def schedule_election(self, at_ms: int) -> None:
         """Schedules an election, unless an earlier one is already scheduled."""
-        if not self.is_shutting_down and (
-            self.election_deadline_ms is None or at_ms < self.election_deadline_ms
-        ):
+        if not self.is_shutting_down and (self.election_deadline_ms is None or at_ms < self.election_deadline_ms):
             self.election_deadline_ms = at_ms
 
     def restart_election_timer(self, at_ms: int) -> None:
@@ -261,9 +259,7 @@ class QuorumState:
         self.restart_election_timer(self.election_timeout_deadline(step))
 
     def transition_to_candidate(self, step: StepContext) -> None:
-        self.persist_election(
-            step, ElectionState(self.epoch + 1, NO_LEADER, self.node_id, self.key.directory_id)
-        )
+        self.persist_election(step, ElectionState(self.epoch + 1, NO_LEADER, self.node_id, self.key.directory_id))
         self.has_leader_resigned = False
         votes = EpochElection(step.now_ms, {self.node_id: None})
         self.epoch_state = CandidateState(votes, self.leader_silence_ms(step.now_ms))

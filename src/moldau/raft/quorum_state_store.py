@@ -47,9 +47,7 @@ class FileQuorumStateStore:
             cluster_id, election = _parse(data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             # Fail, because with a default state the node could vote twice in one epoch.
-            raise StorageError(
-                f"{self._path} cannot be read ({_describe(error)}), and {REPAIR_HINT}"
-            ) from error
+            raise StorageError(f"{self._path} cannot be read ({_describe(error)}), and {REPAIR_HINT}") from error
         if cluster_id and self._cluster_id and cluster_id != self._cluster_id:
             raise InconsistentClusterIdError(
                 f"{self._path} belongs to cluster {cluster_id}, this node to cluster {self._cluster_id}; "
@@ -92,9 +90,7 @@ def check_not_older(election: ElectionState, log_end: EpochEndOffset) -> None:
     """
     if election.epoch < log_end.epoch:
         problem = "is missing" if election == ElectionState() else f"has epoch {election.epoch}"
-        raise StorageError(
-            f"{FILE_NAME} {problem}, but the metadata log has epoch {log_end.epoch}: {REPAIR_HINT}"
-        )
+        raise StorageError(f"{FILE_NAME} {problem}, but the metadata log has epoch {log_end.epoch}: {REPAIR_HINT}")
 
 
 def _parse(data: bytes) -> tuple[str, ElectionState]:
@@ -111,11 +107,7 @@ def _parse(data: bytes) -> tuple[str, ElectionState]:
     cluster_id, *integers, voted_directory_id = names
     epoch, leader_id, voted_id = (_integer(fields, name) for name in integers)
     directory_id = fields.get(voted_directory_id) or None
-    if (
-        not 0 <= epoch <= INT_MAX
-        or not NO_LEADER <= leader_id <= INT_MAX
-        or not NO_VOTE <= voted_id <= INT_MAX
-    ):
+    if not 0 <= epoch <= INT_MAX or not NO_LEADER <= leader_id <= INT_MAX or not NO_VOTE <= voted_id <= INT_MAX:
         raise ValueError(f"epoch {epoch}, leader {leader_id} or vote {voted_id} is out of range")
     if epoch == 0 and (leader_id != NO_LEADER or voted_id != NO_VOTE):
         raise ValueError(f"leader {leader_id} and vote {voted_id} in epoch 0, which has no election")

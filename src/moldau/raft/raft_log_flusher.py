@@ -93,9 +93,7 @@ class RaftLogFlusher:
         if self._checkpoint_timer is not None or self._checkpoint_task is not None or self._is_stopping():
             return
         if self._checkpointed_offset != self._log.durable_offset and not self._has_failed():
-            self._checkpoint_timer = asyncio.get_running_loop().call_later(
-                CHECKPOINT_DELAY_S, self._start_checkpoint
-            )
+            self._checkpoint_timer = asyncio.get_running_loop().call_later(CHECKPOINT_DELAY_S, self._start_checkpoint)
 
     def _start_checkpoint(self) -> None:
         self._checkpoint_timer = None

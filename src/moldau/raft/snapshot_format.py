@@ -38,9 +38,7 @@ def encode_snapshot(contents: SnapshotContents) -> Iterator[bytes]:
     """Yields the snapshot batch by batch."""
     offset = 0
     for batch in _batches(contents):
-        yield build_batch(
-            batch.records, base_offset=offset, leader_epoch=contents.id.epoch, control=batch.control
-        )
+        yield build_batch(batch.records, base_offset=offset, leader_epoch=contents.id.epoch, control=batch.control)
         offset += len(batch.records)
 
 
@@ -75,9 +73,7 @@ def voters_record(voters: Sequence[VoterNode]) -> control.Voters:
 
 def voters_from_record(record: control.Voters) -> tuple[VoterNode, ...]:
     return tuple(
-        VoterNode(
-            voter.id, voter.directory_id, tuple(VoterEndpoint(*endpoint) for endpoint in voter.endpoints)
-        )
+        VoterNode(voter.id, voter.directory_id, tuple(VoterEndpoint(*endpoint) for endpoint in voter.endpoints))
         for voter in record.voters
     )
 
@@ -157,6 +153,4 @@ class _SnapshotReader:
     def finish(self) -> SnapshotContents:
         if not self._has_ended or self._timestamp is None:
             raise CorruptRecordError("there is no footer")
-        return SnapshotContents(
-            self._snapshot, self._voters, tuple(self._values), self._timestamp, self._leader_id
-        )
+        return SnapshotContents(self._snapshot, self._voters, tuple(self._values), self._timestamp, self._leader_id)

@@ -119,9 +119,7 @@ async def load_latest_snapshot(metadata_log: Log, snapshots: SnapshotStore) -> S
             await snapshots.quarantine(latest)
             continue
         if latest.end_offset < metadata_log.start_offset:
-            raise _missing_records_error(
-                metadata_log, f"the latest intact snapshot ends at offset {latest.end_offset}"
-            )
+            raise _missing_records_error(metadata_log, f"the latest intact snapshot ends at offset {latest.end_offset}")
         if not _continues(metadata_log, latest):
             # The snapshot was fetched from a leader, and the node crashed before it reset its log.
             log.info("resetting the metadata log to the end of its snapshot", offset=latest.end_offset)
@@ -181,9 +179,7 @@ class FileSnapshotStore(SnapshotStore):
             # No fsync is needed, because a file that reappears after a power failure is harmless.
             self._disk.remove(self._path(snapshot))
         except OSError as error:
-            log.warning(
-                "cannot delete an old metadata snapshot", path=self._path(snapshot), reason=str(error)
-            )
+            log.warning("cannot delete an old metadata snapshot", path=self._path(snapshot), reason=str(error))
 
     async def _quarantine(self, snapshot: SnapshotId) -> None:
         path = self._path(snapshot)

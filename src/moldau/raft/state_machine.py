@@ -345,9 +345,7 @@ class RaftStateMachine:
             case VoteRequest() | BeginQuorumEpochRequest() | EndQuorumEpochRequest() if (
                 self.quorum.is_epoch_out_of_range(request.epoch)
             ):
-                self._step.respond(
-                    InvalidRequestError(f"epoch {request.epoch} is too far ahead of epoch {self.epoch}")
-                )
+                self._step.respond(InvalidRequestError(f"epoch {request.epoch} is too far ahead of epoch {self.epoch}"))
             case VoteRequest():
                 self._handle_vote(request)
             case BeginQuorumEpochRequest():
@@ -411,9 +409,7 @@ class RaftStateMachine:
                 self._on_vote_response(node_id, request, response)
             case QuorumFetchRequest(), QuorumFetchResponse():
                 self._on_fetch_response(node_id, request, response)
-            case FetchSnapshotRequest(), FetchSnapshotResponse() if (
-                response.is_leader and response.epoch == self.epoch
-            ):
+            case FetchSnapshotRequest(), FetchSnapshotResponse() if response.is_leader and response.epoch == self.epoch:
                 self._on_leader_response(response)
 
     def _handle_request_failure(self, event: RequestFailed) -> None:
@@ -429,9 +425,7 @@ class RaftStateMachine:
                     delay_ms = quorum.config.election_timeout_ms / 5 * step.random_fraction
                     self._on_leader_resigned(step.deadline_in(delay_ms))
 
-    def _on_fetch_response(
-        self, node_id: int, request: QuorumFetchRequest, response: QuorumFetchResponse
-    ) -> None:
+    def _on_fetch_response(self, node_id: int, request: QuorumFetchRequest, response: QuorumFetchResponse) -> None:
         fetcher, step = self.fetcher, self._step
         if fetcher.pending != (node_id, request):
             return

@@ -96,9 +96,7 @@ class Batch:
         self.data = data
         self.size = length + LOG_OVERHEAD
         if self.size != len(data):
-            raise CorruptRecordError(
-                f"the length field of a batch says {self.size} bytes, and it has {len(data)}"
-            )
+            raise CorruptRecordError(f"the length field of a batch says {self.size} bytes, and it has {len(data)}")
 
     @property
     def last_offset(self) -> int:
@@ -163,9 +161,7 @@ def split(data: Buffer) -> Iterator[Batch]:
             raise CorruptRecordError(f"{end - position} bytes are left after the last whole batch")
         size = int.from_bytes(view[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
         if size < HEADER_SIZE or position + size > end:
-            raise CorruptRecordError(
-                f"the length field of a batch says {size} bytes, and {end - position} are left"
-            )
+            raise CorruptRecordError(f"the length field of a batch says {size} bytes, and {end - position} are left")
         yield Batch(view[position : position + size])
         position += size
 

@@ -160,6 +160,4 @@ def _xerial_chunks(view: memoryview) -> list[memoryview]:
 
 
 def _too_large(codec: int, limit: int) -> RecordTooLargeError:
-    return RecordTooLargeError(
-        f"the {NAMES[codec]} records of a batch take more than {limit} bytes decompressed"
-    )
+    return RecordTooLargeError(f"the {NAMES[codec]} records of a batch take more than {limit} bytes decompressed")

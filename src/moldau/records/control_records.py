@@ -105,9 +105,7 @@ class OtherControl(NamedTuple):
     value: bytes | None
 
 
-ControlRecord = (
-    LeaderChange | EndTransaction | SnapshotHeader | SnapshotFooter | KRaftVersion | Voters | OtherControl
-)
+ControlRecord = LeaderChange | EndTransaction | SnapshotHeader | SnapshotFooter | KRaftVersion | Voters | OtherControl
 
 _TYPES: dict[type[ControlRecord], ControlRecordType] = {
     LeaderChange: ControlRecordType.LEADER_CHANGE,
@@ -226,9 +224,7 @@ def _decode_leader_change(value: bytes) -> LeaderChange:
     message, _ = entity_reader(schema.LeaderChangeMessage)(value, 0)
 
     def voters(of: Any) -> tuple[LeaderChangeVoter, ...]:
-        return tuple(
-            LeaderChangeVoter(voter.voter_id, getattr(voter, "voter_directory_id", None)) for voter in of
-        )
+        return tuple(LeaderChangeVoter(voter.voter_id, getattr(voter, "voter_directory_id", None)) for voter in of)
 
     return LeaderChange(message.leader_id, voters(message.voters), voters(message.granting_voters))
 

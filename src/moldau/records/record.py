@@ -76,9 +76,7 @@ def spans(batch: Batch, data: bytes) -> Iterator[Span]:
                 length, position = read_varint(data, position)
             end = position + length
             if length < RECORD_BYTES_MIN - 1 or end > size:
-                raise CorruptRecordError(
-                    f"a record of {batch!r} has a length of {length} bytes at {start} of {size}"
-                )
+                raise CorruptRecordError(f"a record of {batch!r} has a length of {length} bytes at {start} of {size}")
 
             position += 1
             number = data[position]
@@ -123,9 +121,7 @@ def spans(batch: Batch, data: bytes) -> Iterator[Span]:
             else:
                 length, position = read_varint(data, position)
             if position + (length if length > 0 else 0) >= end:
-                raise CorruptRecordError(
-                    f"the key or value of a record of {batch!r} is longer than the record"
-                )
+                raise CorruptRecordError(f"the key or value of a record of {batch!r} is longer than the record")
             yield start, end, timestamp_delta, offset_delta, key, position, length if length >= 0 else -1
             position = end
     except IndexError:
@@ -159,12 +155,7 @@ def keys(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Iterator[tuple[in
 
 
 def encode_record(
-    *,
-    timestamp_delta: int,
-    offset_delta: int,
-    key: bytes | None,
-    value: bytes | None,
-    headers: Sequence[Header] = (),
+    *, timestamp_delta: int, offset_delta: int, key: bytes | None, value: bytes | None, headers: Sequence[Header] = ()
 ) -> bytes:
     parts = [b"\x00", write_varint(timestamp_delta), write_varint(offset_delta)]
     parts += (b"\x01",) if key is None else (write_varint(len(key)), key)

@@ -124,9 +124,7 @@ class AlterPartitionManager:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(
-            self._run(), name=f"node {self._node_id} alters ISRs"
-        )
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"node {self._node_id} alters ISRs")
 
     async def close(self) -> None:
         if self._task is not None:
@@ -189,9 +187,7 @@ class AlterPartitionManager:
         partitions: Iterable[LeaderPartition] = progressed.values()
         if now_ms >= self._next_full_check_ms:
             self._next_full_check_ms = now_ms + max(1, lag_ms // 2)
-            self._held_until_ms = {
-                key: until_ms for key, until_ms in self._held_until_ms.items() if until_ms > now_ms
-            }
+            self._held_until_ms = {key: until_ms for key, until_ms in self._held_until_ms.items() if until_ms > now_ms}
             partitions = self._led_partitions()
         for partition in partitions:
             key = PartitionKey(partition.topic_id, partition.name.partition)
@@ -229,11 +225,7 @@ class AlterPartitionManager:
         is_unexpected = not is_transient or self._failures >= TRANSIENT_FAILURES_MAX
         log_event = log.warning if is_unexpected and not self._has_warned else log.debug
         self._has_warned |= is_unexpected
-        log_event(
-            "the request to change ISRs failed, will retry",
-            reason=str(error),
-            failures=self._failures,
-        )
+        log_event("the request to change ISRs failed, will retry", reason=str(error), failures=self._failures)
         delay_ms = exponential_backoff_ms(self._failures, RETRY_MS_MIN, RETRY_MS_MAX)
         await asyncio.sleep(add_jitter(delay_ms, self._random.random()) / 1000)
 

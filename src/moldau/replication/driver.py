@@ -10,11 +10,7 @@ from moldau.errors import MoldauError
 from moldau.logs.store import LogName
 from moldau.peers.client import PeerClient
 from moldau.platform.clock import Clock
-from moldau.replication.alter_partition_manager import (
-    AlterPartitionChannel,
-    AlterPartitionManager,
-    LeaderPartition,
-)
+from moldau.replication.alter_partition_manager import AlterPartitionChannel, AlterPartitionManager, LeaderPartition
 from moldau.replication.fetch_session import PartitionKey
 from moldau.replication.fetcher import FetcherContext, FollowerPartition, ReplicaFetcher
 from moldau.replication.quota import ReplicationQuotaManager
@@ -104,9 +100,7 @@ class ReplicaFetcherManager:
     async def close(self) -> None:
         """Stops all fetchers after the appends in progress have ended."""
         self._is_closed = True
-        await asyncio.gather(
-            self.alter_partition_manager.close(), *(each.close() for each in self._fetchers.values())
-        )
+        await asyncio.gather(self.alter_partition_manager.close(), *(each.close() for each in self._fetchers.values()))
 
     def _roles_changed(self, partitions: Sequence[ReplicatedPartition]) -> None:
         """Moves the changed partitions to the fetchers of their new leaders."""

@@ -151,8 +151,6 @@ def build_fetch_request(
         "session_id": data.session_id,
         "session_epoch": data.session_epoch,
         "topics": [{"topic_id": topic_id, "partitions": each} for topic_id, each in topics.items()],
-        "forgotten_topics_data": [
-            {"topic_id": topic_id, "partitions": each} for topic_id, each in forgotten.items()
-        ],
+        "forgotten_topics_data": [{"topic_id": topic_id, "partitions": each} for topic_id, each in forgotten.items()],
         "rack_id": "",
     }

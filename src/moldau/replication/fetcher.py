@@ -210,9 +210,7 @@ class ReplicaFetcher:
             replica_id=self._context.node_id,
             broker_epoch=self._context.broker_epoch(),
             wait_ms=wait_ms,
-            bytes_max=bytes_max
-            if self._response_bytes_max is None
-            else min(bytes_max, self._response_bytes_max),
+            bytes_max=bytes_max if self._response_bytes_max is None else min(bytes_max, self._response_bytes_max),
             partition_bytes_max=settings.replica_fetch_max_bytes,
         )
         self._is_fetch_pending = True
@@ -248,9 +246,7 @@ class ReplicaFetcher:
         self._warn_once(str(error))
         if not error.is_connection_refused:
             # Request fewer bytes, because the responses may be too large for the timeout.
-            bytes_max = (
-                self._response_bytes_max or self._context.settings.broker.replica_fetch_response_max_bytes
-            )
+            bytes_max = self._response_bytes_max or self._context.settings.broker.replica_fetch_response_max_bytes
             self._response_bytes_max = max(RESPONSE_BYTES_MIN, bytes_max // 2)
         await self._wait(self._backoff_ms())
 
@@ -330,9 +326,7 @@ class ReplicaFetcher:
         self, key: PartitionKey, partition: FollowerPartition, requested: FollowerFetchPosition, response: Any
     ) -> None:
         diverging = response.diverging_epoch
-        action = action_for_error(
-            response.error_code, has_diverged=diverging is not None and diverging.end_offset >= 0
-        )
+        action = action_for_error(response.error_code, has_diverged=diverging is not None and diverging.end_offset >= 0)
         if action is FetchAction.APPEND:
             await self._append(key, partition, requested, response)
             must_advance = bool(response.records)
@@ -369,9 +363,7 @@ class ReplicaFetcher:
         await partition.append_as_follower(
             records, requested.leader_epoch, response.high_watermark, response.log_start_offset
         )
-        self._context.quota.record_fetched(
-            partition.name, len(records), self._now_ms(), is_in_sync=was_in_sync
-        )
+        self._context.quota.record_fetched(partition.name, len(records), self._now_ms(), is_in_sync=was_in_sync)
         position = partition.fetch_position()
         self._fetch_states.record_success(
             key, is_in_sync=position is not None and position[0] >= response.high_watermark
@@ -405,11 +397,7 @@ class ReplicaFetcher:
         self._delay_partition(key, policy)
 
     def _mark_failed(self, key: PartitionKey, partition: FollowerPartition, error: Exception) -> None:
-        log.error(
-            "stopped replicating the partition: its log failed",
-            partition=str(partition.name),
-            reason=str(error),
-        )
+        log.error("stopped replicating the partition: its log failed", partition=str(partition.name), reason=str(error))
         self._fetch_states.mark_failed(key)
         self._fetch_session.remove(key)
 
@@ -424,9 +412,7 @@ class ReplicaFetcher:
             self._mark_failed(key, partition, partition.failure)
             return
         now_ms, quota = self._now_ms(), self._context.quota
-        if quota.should_throttle_follower(
-            partition.name, now_ms, is_in_sync=self._fetch_states.is_in_sync(key)
-        ):
+        if quota.should_throttle_follower(partition.name, now_ms, is_in_sync=self._fetch_states.is_in_sync(key)):
             self._fetch_states.delay(key, now_ms, quota.throttle_time_ms(now_ms))
             self._fetch_session.remove(key)
             return
@@ -495,9 +481,7 @@ class ReplicaFetcher:
             self._is_appending = False
 
     def _backoff_ms(self) -> int:
-        return add_jitter(
-            self._context.settings.broker.replica_fetch_backoff_ms, self._context.random.random()
-        )
+        return add_jitter(self._context.settings.broker.replica_fetch_backoff_ms, self._context.random.random())
 
     def _now_ms(self) -> int:
         return self._context.clock.monotonic_ms()

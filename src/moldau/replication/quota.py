@@ -105,9 +105,7 @@ class ReplicationQuotaManager:
 
     def _is_throttled_leader(self, partition: LogName) -> bool:
         settings = self._settings.topic(partition.topic)
-        return is_throttled_replica(
-            settings.leader_replication_throttled_replicas, partition.partition, self._node_id
-        )
+        return is_throttled_replica(settings.leader_replication_throttled_replicas, partition.partition, self._node_id)
 
     def _is_throttled_follower(self, partition: LogName) -> bool:
         settings = self._settings.topic(partition.topic)

@@ -169,13 +169,9 @@ class PartitionFetchStates:
             state.failures += 1
             delay_ms = backoff_ms
             if policy is BackoffPolicy.FAST:
-                delay_ms = exponential_backoff_ms(
-                    state.failures, min(METADATA_BACKOFF_MS_MIN, backoff_ms), backoff_ms
-                )
+                delay_ms = exponential_backoff_ms(state.failures, min(METADATA_BACKOFF_MS_MIN, backoff_ms), backoff_ms)
             elif policy is BackoffPolicy.SLOW:
-                delay_ms = exponential_backoff_ms(
-                    state.failures, backoff_ms, max(STORAGE_BACKOFF_MS_MAX, backoff_ms)
-                )
+                delay_ms = exponential_backoff_ms(state.failures, backoff_ms, max(STORAGE_BACKOFF_MS_MAX, backoff_ms))
             self.delay(key, now_ms, add_jitter(delay_ms, random_fraction))
 
     def mark_failed(self, key: PartitionKey) -> None:

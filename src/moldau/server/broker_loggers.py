@@ -72,7 +72,6 @@ def _parse_level(change: ConfigChange, loggers: dict[str, logging.Logger]) -> in
         return logging.NOTSET
     if change.value not in LEVELS:
         raise InvalidConfigError(
-            f"Cannot set the log level of {change.name} to {change.value}: "
-            f"it must be one of {', '.join(LEVELS)}"
+            f"Cannot set the log level of {change.name} to {change.value}: it must be one of {', '.join(LEVELS)}"
         )
     return LEVELS[change.value]

@@ -77,7 +77,7 @@ async def apply_alterations(
                 "resource_name": resource.name,
             }
             for resource, _ in alterations
-        ],
+        ]
     }
 
 
@@ -86,22 +86,14 @@ def _outcome(error: MoldauError | None) -> tuple[int, str | None]:
 
 
 async def _alter_on_controller(
-    changes: Mapping[ConfigResource, Sequence[ConfigChange]],
-    broker: Broker,
-    incremental: bool,
-    validate_only: bool,
+    changes: Mapping[ConfigResource, Sequence[ConfigChange]], broker: Broker, incremental: bool, validate_only: bool
 ) -> dict[ConfigResource, tuple[int, str | None]]:
-    results = await broker.controller.alter_configs(
-        changes, incremental=incremental, validate_only=validate_only
-    )
+    results = await broker.controller.alter_configs(changes, incremental=incremental, validate_only=validate_only)
     return {each.resource: _outcome(_to_kafka_error(each)) for each in results}
 
 
 async def _forward(
-    changes: Mapping[ConfigResource, Sequence[ConfigChange]],
-    broker: Broker,
-    incremental: bool,
-    validate_only: bool,
+    changes: Mapping[ConfigResource, Sequence[ConfigChange]], broker: Broker, incremental: bool, validate_only: bool
 ) -> dict[ConfigResource, tuple[int, str | None]]:
     # The encoder of AlterConfigs ignores `config_operation`, because AlterConfigs has no such field.
     request = {

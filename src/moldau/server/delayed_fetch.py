@@ -4,12 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from moldau.errors import (
-    MoldauError,
-    NotLeaderOrFollowerError,
-    UnknownTopicIdError,
-    UnsupportedCompressionError,
-)
+from moldau.errors import MoldauError, NotLeaderOrFollowerError, UnknownTopicIdError, UnsupportedCompressionError
 from moldau.logs.store import FileSlice, RecordSlices
 from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.leader_state import FollowerFetch
@@ -110,8 +105,7 @@ class DelayedFetch:
     async def _wait(self, changed: "_ChangeQueue", wait_ms: int, close_callbacks: CallbackList) -> None:
         timer = asyncio.get_running_loop().call_later(wait_ms / 1000, changed.stop)
         tickets = [
-            (callbacks, callbacks.add(changed.stop))
-            for callbacks in (self._broker.shutdown_callbacks, close_callbacks)
+            (callbacks, callbacks.add(changed.stop)) for callbacks in (self._broker.shutdown_callbacks, close_callbacks)
         ]
         try:
             while not self._is_satisfied() and await changed.wait():
@@ -169,9 +163,7 @@ class DelayedFetch:
             self._watcher.watch(key, partition, wake_on=[partition.delayed.high_watermark_listeners])
         elif self._is_follower_fetch_enabled:
             self._watcher.watch(
-                key,
-                partition,
-                wake_on=[partition.delayed.append_listeners, partition.delayed.high_watermark_listeners],
+                key, partition, wake_on=[partition.delayed.append_listeners, partition.delayed.high_watermark_listeners]
             )
         else:
             self._watcher.watch(
@@ -182,9 +174,7 @@ class DelayedFetch:
             )
 
     def _is_satisfied(self) -> bool:
-        return (
-            bool(self._immediate or self._incomplete) or self._bytes_max - self._bytes_left >= self._bytes_min
-        )
+        return bool(self._immediate or self._incomplete) or self._bytes_max - self._bytes_left >= self._bytes_min
 
     def _completes_immediately(self, key: PartitionKey, result: FetchResult) -> bool:
         """Returns whether the response must be sent immediately, even without records."""
@@ -197,9 +187,7 @@ class DelayedFetch:
         if not self._is_follower_fetch_enabled:
             return False
         if self._last_sent is None:
-            return result.high_watermark > self._initial_high_watermarks.setdefault(
-                key, result.high_watermark
-            )
+            return result.high_watermark > self._initial_high_watermarks.setdefault(key, result.high_watermark)
         last_sent = self._last_sent.get(key)
         return last_sent is None or result.high_watermark > last_sent.high_watermark
 
@@ -240,9 +228,7 @@ class DelayedFetch:
             else:
                 self._immediate.pop(key, None)
 
-    async def _read_one(
-        self, key: PartitionKey, requested: FetchPartition, is_new_request: bool
-    ) -> LogReadInfo:
+    async def _read_one(self, key: PartitionKey, requested: FetchPartition, is_new_request: bool) -> LogReadInfo:
         if requested.topic is None:
             raise UnknownTopicIdError(f"no topic has the id {requested.topic_id}")
         partition = find_partition(self._broker, requested.topic, requested.partition, requested.topic_id)
@@ -254,9 +240,7 @@ class DelayedFetch:
         min_one_batch = self._bytes_left == self._bytes_max
         bytes_max = max(0, min(requested.bytes_max, self._bytes_left))
         if self._params.is_replica:
-            return await self._read_for_replica(
-                partition, requested, bytes_max, min_one_batch, is_new_request
-            )
+            return await self._read_for_replica(partition, requested, bytes_max, min_one_batch, is_new_request)
         return await self._read_for_consumer(partition, requested, bytes_max, min_one_batch)
 
     async def _read_for_consumer(
@@ -290,18 +274,11 @@ class DelayedFetch:
         )
 
     async def _read_for_replica(
-        self,
-        partition: Partition,
-        requested: FetchPartition,
-        bytes_max: int,
-        min_one_batch: bool,
-        is_new_request: bool,
+        self, partition: Partition, requested: FetchPartition, bytes_max: int, min_one_batch: bool, is_new_request: bool
     ) -> LogReadInfo:
         params = self._params
         if params.version < REPLICA_VERSION:
-            raise NotLeaderOrFollowerError(
-                f"a follower of {partition.name} must use Fetch {REPLICA_VERSION} or later"
-            )
+            raise NotLeaderOrFollowerError(f"a follower of {partition.name} must use Fetch {REPLICA_VERSION} or later")
         if params.listener != self._broker.settings.broker.inter_broker_listener:
             raise NotLeaderOrFollowerError(
                 f"followers of {partition.name} are not served on listener {params.listener}"
@@ -319,11 +296,7 @@ class DelayedFetch:
         fetched = await partition.read_for_follower(
             fetch, bytes_max, min_one_batch=min_one_batch, is_new_request=is_new_request
         )
-        if (
-            is_new_request
-            and self._broker.replication is not None
-            and partition.leader.can_join_isr(params.replica_id)
-        ):
+        if is_new_request and self._broker.replication is not None and partition.leader.can_join_isr(params.replica_id):
             # This fetch shows that the follower has caught up, so propose a larger ISR now.
             self._broker.replication.alter_partition_manager.check_isr(partition.leader)
         return fetched

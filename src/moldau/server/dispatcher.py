@@ -134,11 +134,7 @@ class Dispatcher:
             raise CloseConnectionError(f"version {header.version} of API {header.api_key} is not supported")
         # The response tells a client that is newer than this broker which versions of ApiVersions are supported.
         api = self._registry[ApiKey.API_VERSIONS]
-        supported = {
-            "api_key": ApiKey.API_VERSIONS,
-            "min_version": api.min_version,
-            "max_version": api.max_version,
-        }
+        supported = {"api_key": ApiKey.API_VERSIONS, "min_version": api.min_version, "max_version": api.max_version}
         out = ResponseFrame(header.correlation_id, flexible=False)
         encoder(ApiKey.API_VERSIONS, 0, "response")(
             out, {"error_code": ErrorCode.unsupported_version, "api_keys": [supported]}

@@ -110,9 +110,7 @@ class FetchSessionCache:
         if replica_id != NO_REPLICA:
             self.remove(self._replica_session_ids.get(replica_id, INVALID_SESSION_ID))
             self._replica_session_ids[replica_id] = session_id
-        session = FetchSession(
-            session_id, uses_topic_ids, 1, now_ms, dict(partitions), last_full_scan_ms=now_ms
-        )
+        session = FetchSession(session_id, uses_topic_ids, 1, now_ms, dict(partitions), last_full_scan_ms=now_ms)
         session.watcher.changed.update(dict.fromkeys(partitions))
         self._sessions[session_id] = session
         connection.fetch_session_ids.append(session_id)

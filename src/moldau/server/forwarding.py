@@ -33,11 +33,7 @@ class ForwardedResponse(NamedTuple):
 
 
 async def forward_to_controller(
-    request: Message,
-    frame: memoryview,
-    session: RequestContext,
-    broker: Broker,
-    error_response: ErrorResponse,
+    request: Message, frame: memoryview, session: RequestContext, broker: Broker, error_response: ErrorResponse
 ) -> Mapping[str, object] | ForwardedResponse:
     """Returns the controller's response.
 
@@ -66,17 +62,13 @@ async def execute_forwarded(frame: memoryview, client_host: bytes, broker: Broke
         if api is None or not (api.forwarded or header.api_key in PARTLY_FORWARDED):
             raise InvalidRequestError(f"API {header.api_key} is not forwarded to the controller")
         if not api.min_version <= header.version <= api.max_version:
-            raise UnsupportedVersionError(
-                f"version {header.version} of API {header.api_key} is not supported"
-            )
+            raise UnsupportedVersionError(f"version {header.version} of API {header.api_key} is not supported")
         is_flexible = has_flexible_header(header.api_key, header.version)
         start = skip_tagged_fields(frame, header.body_start) if is_flexible else header.body_start
         request = decoder(header.api_key, header.version, "request")(frame[start:])
     except DecodeError as error:
         raise InvalidRequestError(f"invalid forwarded request: {error}") from None
-    client = ClientConnection(
-        f"{unpack_address(client_host)}:0", broker.settings.broker.inter_broker_listener
-    )
+    client = ClientConnection(f"{unpack_address(client_host)}:0", broker.settings.broker.inter_broker_listener)
     session = RequestContext(client, header.version, header.client_id, is_forwarded=True)
     try:
         response = await api.handler(request, session, broker)

@@ -8,29 +8,14 @@ last epoch of its log. The response has one of these forms:
 - If the leader's log starts after the end offset of the replica, the id of the snapshot to fetch first.
 """
 
-from moldau.errors import (
-    InvalidRequestError,
-    MoldauError,
-    UnknownTopicIdError,
-    UnknownTopicOrPartitionError,
-)
+from moldau.errors import InvalidRequestError, MoldauError, UnknownTopicIdError, UnknownTopicOrPartitionError
 from moldau.raft.driver import METADATA_LOG, METADATA_TOPIC_ID
 from moldau.raft.messages import NO_EPOCH, EpochEndOffset, QuorumFetchRequest, QuorumFetchResponse, ReplicaKey
 from moldau.server.broker import Broker
 from moldau.server.error_codes import ErrorCode, error_code
-from moldau.server.raft_requests import (
-    check_cluster_id,
-    check_directory_id,
-    leader_endpoints,
-    leadership_error,
-)
+from moldau.server.raft_requests import check_cluster_id, check_directory_id, leader_endpoints, leadership_error
 from moldau.server.request_context import RequestContext
-from moldau.wire.messages import (
-    FetchRequest,
-    FetchRequestPartition,
-    FetchResponse,
-    FetchResponsePartitionData,
-)
+from moldau.wire.messages import FetchRequest, FetchRequestPartition, FetchResponse, FetchResponsePartitionData
 
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 """The maximum size of a response. Responses are limited because the complete response is in memory."""
@@ -41,9 +26,7 @@ _REPLICA_STATE_VERSION = 15
 
 
 def is_metadata_fetch(request: FetchRequest) -> bool:
-    return any(
-        topic.topic_id == METADATA_TOPIC_ID or topic.topic == METADATA_LOG.topic for topic in request.topics
-    )
+    return any(topic.topic_id == METADATA_TOPIC_ID or topic.topic == METADATA_LOG.topic for topic in request.topics)
 
 
 def replica_state(request: FetchRequest, session: RequestContext) -> tuple[int, int]:
@@ -92,16 +75,13 @@ def _replica_id(request: FetchRequest, session: RequestContext, broker: Broker) 
     return replica_id
 
 
-def _raft_fetch(
-    request: FetchRequest, partition: FetchRequestPartition, replica_id: int
-) -> QuorumFetchRequest:
+def _raft_fetch(request: FetchRequest, partition: FetchRequestPartition, replica_id: int) -> QuorumFetchRequest:
     check_directory_id(replica_id, partition.replica_directory_id)
     log_end = EpochEndOffset(partition.last_fetched_epoch, partition.fetch_offset)
     bytes_max = min(request.max_bytes, partition.partition_max_bytes, RESPONSE_BYTES_MAX)
     if log_end.offset < 0 or log_end.epoch < NO_EPOCH or request.max_wait < 0 or bytes_max < 0:
         raise InvalidRequestError(
-            f"node {replica_id} cannot fetch {bytes_max} bytes at offset {log_end.offset} "
-            f"after epoch {log_end.epoch}"
+            f"node {replica_id} cannot fetch {bytes_max} bytes at offset {log_end.offset} after epoch {log_end.epoch}"
         )
     return QuorumFetchRequest(
         replica=ReplicaKey(replica_id, partition.replica_directory_id),
@@ -122,9 +102,7 @@ def _error_response(request: FetchRequest, version: int, code: int) -> FetchResp
             {
                 "topic": topic.topic,
                 "topic_id": None,
-                "partitions": [
-                    _partition_response(code, None, index=each.partition) for each in topic.partitions
-                ],
+                "partitions": [_partition_response(code, None, index=each.partition) for each in topic.partitions],
             }
             for topic in request.topics
         ]
@@ -132,9 +110,7 @@ def _error_response(request: FetchRequest, version: int, code: int) -> FetchResp
 
 
 def _response(partition: FetchResponsePartitionData) -> FetchResponse:
-    return {
-        "responses": [{"topic": METADATA_LOG.topic, "topic_id": METADATA_TOPIC_ID, "partitions": [partition]}]
-    }
+    return {"responses": [{"topic": METADATA_LOG.topic, "topic_id": METADATA_TOPIC_ID, "partitions": [partition]}]}
 
 
 def _partition_response(

@@ -4,12 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 from uuid import UUID
 
-from moldau.errors import (
-    InconsistentClusterIdError,
-    InconsistentVoterSetError,
-    InvalidRequestError,
-    MoldauError,
-)
+from moldau.errors import InconsistentClusterIdError, InconsistentVoterSetError, InvalidRequestError, MoldauError
 from moldau.observe.logging import get_logger
 from moldau.raft.driver import METADATA_LOG
 from moldau.raft.messages import QuorumEpochResponse, VoterEndpoint, VoterNode

@@ -63,14 +63,7 @@ def handles(
     def register(handler: HandlerOf[RequestT, ResponseT]) -> HandlerOf[RequestT, ResponseT]:
         low, high = versions
         advertised = low if advertised_min_version is None else advertised_min_version
-        REGISTRY[api_key] = ApiRegistration(
-            cast(Handler, handler),
-            low,
-            high,
-            advertised,
-            error_response,
-            inter_broker,
-        )
+        REGISTRY[api_key] = ApiRegistration(cast(Handler, handler), low, high, advertised, error_response, inter_broker)
         return handler
 
     return register

@@ -14,11 +14,7 @@ def replicas_ready_deadline_ms(broker: Broker, timeout_ms: int) -> int:
 
 
 async def wait_replicas_ready(
-    broker: Broker,
-    topics: Iterable[str],
-    deadline_ms: int,
-    *,
-    first_partition: Mapping[str, int] | None = None,
+    broker: Broker, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
 ) -> dict[str, MoldauError]:
     """Returns the errors of topics that are not ready at the deadline.
 
@@ -26,9 +22,7 @@ async def wait_replicas_ready(
     """
     names = list(topics)
     try:
-        unready = await broker.controller.wait_replicas_ready(
-            names, deadline_ms, first_partition=first_partition
-        )
+        unready = await broker.controller.wait_replicas_ready(names, deadline_ms, first_partition=first_partition)
     except NotControllerError:
         # Do not return NOT_CONTROLLER, because the change is committed and the client must not send it again.
         moved = RequestTimedOutError(
@@ -36,8 +30,6 @@ async def wait_replicas_ready(
         )
         return dict.fromkeys(names, moved)
     return {
-        name: RequestTimedOutError(
-            f"The change is committed, but not all replicas are ready: {'; '.join(reasons)}."
-        )
+        name: RequestTimedOutError(f"The change is committed, but not all replicas are ready: {'; '.join(reasons)}.")
         for name, reasons in unready.items()
     }

@@ -37,8 +37,6 @@ class StartupGate:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 await self._ready.wait()
         except TimeoutError:
-            raise CloseConnectionError(
-                f"the node could not join its cluster within {READY_TIMEOUT_S:.0f} s"
-            ) from None
+            raise CloseConnectionError(f"the node could not join its cluster within {READY_TIMEOUT_S:.0f} s") from None
         finally:
             self._parked_bytes -= frame_bytes

@@ -43,8 +43,7 @@ class BrokerSettings:
     advertised_listeners: tuple[str, ...] = setting(
         (),
         "advertised.listeners",
-        "Addresses that clients connect to, matched with listen by listener name; if empty, the addresses "
-        "of listen.",
+        "Addresses that clients connect to, matched with listen by listener name; if empty, the addresses of listen.",
         values="comma-separated host:port or NAME://host:port",
     )
     data_dir: str = setting(
@@ -62,23 +61,15 @@ class BrokerSettings:
         choices=("files", "memory"),
     )
     node_id: int = setting(
-        1,
-        "node.id",
-        "Id of this node, unique in the cluster.",
-        low=0,
-        high=INT_MAX,
-        aliases=(Alias("broker.id"),),
+        1, "node.id", "Id of this node, unique in the cluster.", low=0, high=INT_MAX, aliases=(Alias("broker.id"),)
     )
     cluster_id: str = setting(
-        "",
-        "cluster.id",
-        "Id of the cluster; if empty, it is generated on first startup and stored in data.dir.",
+        "", "cluster.id", "Id of the cluster; if empty, it is generated on first startup and stored in data.dir."
     )
     rack: str = setting(
         "",
         "broker.rack",
-        "Rack of this node. Replicas are spread over racks, and consumers can fetch from a replica in their"
-        " rack.",
+        "Rack of this node. Replicas are spread over racks, and consumers can fetch from a replica in their rack.",
     )
     quorum_voters: tuple[str, ...] = setting(
         (),
@@ -150,16 +141,12 @@ class BrokerSettings:
         "led by others.",
     )
     leader_imbalance_check_interval_seconds: int = setting(
-        300,
-        "leader.imbalance.check.interval.seconds",
-        "How often the controller checks the leader imbalance.",
-        low=1,
+        300, "leader.imbalance.check.interval.seconds", "How often the controller checks the leader imbalance.", low=1
     )
     leader_imbalance_per_broker_percentage: int = setting(
         10,
         "leader.imbalance.per.broker.percentage",
-        "Percentage of a broker's preferred partitions that other brokers may lead before leadership is "
-        "moved back.",
+        "Percentage of a broker's preferred partitions that other brokers may lead before leadership is moved back.",
         low=0,
         high=100,
     )
@@ -174,8 +161,7 @@ class BrokerSettings:
     metadata_snapshot_bytes: int = setting(
         20_971_520,
         "metadata.log.max.record.bytes.between.snapshots",
-        "Bytes of new metadata records after which a snapshot is written and the older part of the log is "
-        "removed.",
+        "Bytes of new metadata records after which a snapshot is written and the older part of the log is removed.",
         low=1,
     )
     metadata_snapshot_interval_ms: int = setting(
@@ -193,8 +179,7 @@ class BrokerSettings:
     replica_fetch_max_bytes: int = setting(
         1_048_576,
         "replica.fetch.max.bytes",
-        "Maximum bytes per partition in a follower's fetch; the first batch is returned even if it is "
-        "larger.",
+        "Maximum bytes per partition in a follower's fetch; the first batch is returned even if it is larger.",
         low=0,
         high=INT_MAX,
     )
@@ -208,8 +193,7 @@ class BrokerSettings:
     replica_fetch_wait_max_ms: int = setting(
         500,
         "replica.fetch.wait.max.ms",
-        "Maximum time that the leader delays its response to a follower's fetch while there are no new "
-        "records.",
+        "Maximum time that the leader delays its response to a follower's fetch while there are no new records.",
         low=0,
         high=INT_MAX,
     )
@@ -252,9 +236,7 @@ class BrokerSettings:
         1, "default.replication.factor", "Default replication factor of a new topic.", low=1, high=INT_MAX
     )
     auto_create_topics_enable: bool = setting(
-        True,
-        "auto.create.topics.enable",
-        "Create a topic when a client that allows it first requests its metadata.",
+        True, "auto.create.topics.enable", "Create a topic when a client that allows it first requests its metadata."
     )
     delete_topic_enable: bool = setting(True, "delete.topic.enable", "Allow clients to delete topics.")
     socket_request_max_bytes: int = setting(
@@ -351,10 +333,7 @@ class BrokerSettings:
         high=INT_MAX,
     )
     offsets_retention_check_interval_ms: int = setting(
-        600_000,
-        "offsets.retention.check.interval.ms",
-        "How often groups are checked for expired offsets.",
-        low=1,
+        600_000, "offsets.retention.check.interval.ms", "How often groups are checked for expired offsets.", low=1
     )
     offsets_commit_timeout_ms: int = setting(
         5_000,
@@ -401,10 +380,7 @@ class BrokerSettings:
         high=INT_MAX,
     )
     log_retention_check_interval_ms: int = setting(
-        300_000,
-        "log.retention.check.interval.ms",
-        "How often logs are checked for segments to delete.",
-        low=1,
+        300_000, "log.retention.check.interval.ms", "How often logs are checked for segments to delete.", low=1
     )
     log_cleaner_enable: bool = setting(
         True,
@@ -419,10 +395,7 @@ class BrokerSettings:
         dynamic=True,
     )
     log_format: str = setting(
-        "text",
-        "log.format",
-        "Format of log lines: `text` for people, `json` for machines.",
-        choices=("text", "json"),
+        "text", "log.format", "Format of log lines: `text` for people, `json` for machines.", choices=("text", "json")
     )
     log_level: str = setting(
         "info",
@@ -515,9 +488,7 @@ def broker_definitions() -> Mapping[str, SettingDefinition]:
 def broker_aliases() -> Mapping[str, tuple[SettingDefinition, Alias]]:
     """Returns the aliases of broker settings by name, each with the definition of its setting."""
     definitions = broker_definitions().values()
-    return MappingProxyType(
-        {alias.name: (each, alias) for each in definitions for alias in each.setting.aliases}
-    )
+    return MappingProxyType({alias.name: (each, alias) for each in definitions for alias in each.setting.aliases})
 
 
 def get_value(settings: BrokerSettings, name: str) -> Any:
@@ -525,9 +496,7 @@ def get_value(settings: BrokerSettings, name: str) -> Any:
     return getattr(settings.topic_defaults if definition.is_topic_default else settings, definition.attribute)
 
 
-def with_values(
-    settings: BrokerSettings, values: Mapping[str, Any], explicitly_set: frozenset[str]
-) -> BrokerSettings:
+def with_values(settings: BrokerSettings, values: Mapping[str, Any], explicitly_set: frozenset[str]) -> BrokerSettings:
     """Returns a copy of `settings` with some values replaced."""
     broker_values: dict[str, Any] = {}
     topic_values: dict[str, Any] = {}
@@ -535,9 +504,7 @@ def with_values(
         definition = broker_definitions()[name]
         (topic_values if definition.is_topic_default else broker_values)[definition.attribute] = value
     topic_defaults = dataclasses.replace(settings.topic_defaults, **topic_values)
-    return dataclasses.replace(
-        settings, **broker_values, topic_defaults=topic_defaults, explicitly_set=explicitly_set
-    )
+    return dataclasses.replace(settings, **broker_values, topic_defaults=topic_defaults, explicitly_set=explicitly_set)
 
 
 def _broker_wide_definition(topic_definition: SettingDefinition) -> SettingDefinition:
@@ -548,9 +515,7 @@ def _broker_wide_definition(topic_definition: SettingDefinition) -> SettingDefin
         setting,
         name=setting.broker_name,
         broker_name=None,
-        doc=setting.doc
-        if setting.broker_name == setting.name
-        else f"Default of {setting.name}. {setting.doc}",
+        doc=setting.doc if setting.broker_name == setting.name else f"Default of {setting.name}. {setting.doc}",
         dynamic=True,
         section=setting.section or TOPIC_DEFAULTS,
     )

@@ -96,9 +96,7 @@ class EffectiveSettings:
         return config_entries.describe_broker_defaults(self._layers())
 
     def _layers(self) -> ConfigLayers:
-        return ConfigLayers(
-            self.static, self._image.config(ALL_BROKERS), self._image.config(self._this_broker)
-        )
+        return ConfigLayers(self.static, self._image.config(ALL_BROKERS), self._image.config(self._this_broker))
 
     def _apply_dynamic_configs(self) -> BrokerSettings:
         changes = {**self._image.config(ALL_BROKERS), **self._image.config(self._this_broker)}
@@ -109,9 +107,7 @@ class EffectiveSettings:
         return with_values(self.static, values, self.static.explicitly_set)
 
 
-def _parse_configs(
-    configs: Mapping[str, str], definitions: Mapping[str, SettingDefinition]
-) -> dict[str, Any]:
+def _parse_configs(configs: Mapping[str, str], definitions: Mapping[str, SettingDefinition]) -> dict[str, Any]:
     """Parses configs and ignores invalid configs.
 
     Configs were validated before they were committed, but possibly by another version of Moldau. Invalid configs must

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from moldau.errors import InvalidConfigError
 
 LISTENER_PATTERN = re.compile(
-    r"((?P<name>[A-Za-z0-9_.-]+)://)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]*):(?P<port>[0-9]{1,5})",
-    re.ASCII,
+    r"((?P<name>[A-Za-z0-9_.-]+)://)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]*):(?P<port>[0-9]{1,5})", re.ASCII
 )
 WILDCARD_SPELLINGS = re.compile(r"0x0+|0+|(0x0+|0+)(\.(0x0+|0+)){1,3}")
 """Spellings of 0.0.0.0 that the operating system accepts and `ipaddress` rejects."""
@@ -47,9 +46,7 @@ def parse_listeners(addresses: Sequence[str], setting: str) -> tuple[ListenerEnd
     for position, address in enumerate(addresses, start=1):
         listener = _parse(address, setting, DEFAULT_NAME if position == 1 else f"{DEFAULT_NAME}_{position}")
         if any(listener.name == other.name for other in listeners):
-            raise InvalidConfigError(
-                f"{setting}: two listeners have the name {listener.name}; names must be unique"
-            )
+            raise InvalidConfigError(f"{setting}: two listeners have the name {listener.name}; names must be unique")
         if listener.port and any(listener[1:] == other[1:] for other in listeners):
             raise InvalidConfigError(f"{setting}: {listener.address} is listed twice")
         listeners.append(listener)
@@ -60,8 +57,7 @@ def _parse(address: str, setting: str, default_name: str) -> ListenerEndpoint:
     match = LISTENER_PATTERN.fullmatch(address.strip())
     if match is None or int(match["port"]) > 65_535:
         raise InvalidConfigError(
-            f"{setting}: {address!r} is not an address; use host:port or NAME://host:port, "
-            f"for example 127.0.0.1:9092"
+            f"{setting}: {address!r} is not an address; use host:port or NAME://host:port, for example 127.0.0.1:9092"
         )
     name = (match["name"] or default_name).upper()
     if any(word in name for word in SECURE_PROTOCOLS):

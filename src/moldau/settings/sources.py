@@ -41,10 +41,7 @@ class ResolvedSetting(NamedTuple):
 
 
 def build_settings(
-    *,
-    file: str | None = None,
-    environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, str] | None = None,
+    *, file: str | None = None, environment: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None
 ) -> BrokerSettings:
     """Builds the settings of a node. `environment` has variable names as keys, and `flags` has setting names."""
     resolved: dict[str, ResolvedSetting] = {}
@@ -53,9 +50,7 @@ def build_settings(
     if file:
         resolved |= _resolve(_read_file(file))
     resolved |= _resolve(_read_environment(environment))
-    resolved |= _resolve(
-        RawSetting(name, text, f"flag {flag_name(name)}") for name, text in (flags or {}).items()
-    )
+    resolved |= _resolve(RawSetting(name, text, f"flag {flag_name(name)}") for name, text in (flags or {}).items())
     try:
         values = {name: each.value for name, each in resolved.items()}
         settings = with_values(BrokerSettings(), values, frozenset(resolved))
@@ -63,9 +58,7 @@ def build_settings(
         if conflict is not None:
             raise InvalidConfigError(conflict)
     except InvalidConfigError as error:
-        origins = [
-            f"{name} is set by {resolved[name].origin}" for name in resolved if _mentions(str(error), name)
-        ]
+        origins = [f"{name} is set by {resolved[name].origin}" for name in resolved if _mentions(str(error), name)]
         raise InvalidConfigError(f"{error} ({', '.join(origins)})" if origins else str(error)) from None
     return settings
 
@@ -90,9 +83,7 @@ def _read_environment(environment: Mapping[str, str]) -> Iterable[RawSetting]:
         if variable in names:
             yield RawSetting(names[variable], text, f"environment {variable}")
         elif not IGNORED_VARIABLES.fullmatch(variable):
-            raise InvalidConfigError(
-                f"environment {variable}: no such setting{did_you_mean(variable, names)}"
-            )
+            raise InvalidConfigError(f"environment {variable}: no such setting{did_you_mean(variable, names)}")
 
 
 def _read_file(path: str) -> Iterable[RawSetting]:
@@ -110,10 +101,7 @@ def _resolve(written: Iterable[RawSetting]) -> dict[str, ResolvedSetting]:
         definition, alias = _find_definition(each)
         value = _parse_raw(definition, alias, each)
         by_definition.setdefault(definition.setting.name, {})[each.name] = ResolvedSetting(value, each.origin)
-    return {
-        name: _highest_precedence(broker_definitions()[name], by_name)
-        for name, by_name in by_definition.items()
-    }
+    return {name: _highest_precedence(broker_definitions()[name], by_name) for name, by_name in by_definition.items()}
 
 
 def _find_definition(written: RawSetting) -> tuple[SettingDefinition, Alias]:
@@ -127,9 +115,7 @@ def _find_definition(written: RawSetting) -> tuple[SettingDefinition, Alias]:
     raise InvalidConfigError(f"{written.origin}: no such setting: {name}{hint}")
 
 
-def _highest_precedence(
-    definition: SettingDefinition, by_name: Mapping[str, ResolvedSetting]
-) -> ResolvedSetting:
+def _highest_precedence(definition: SettingDefinition, by_name: Mapping[str, ResolvedSetting]) -> ResolvedSetting:
     order = [Alias(definition.setting.name), *definition.setting.aliases]
     first, *others = [alias for alias in order if alias.name in by_name]
     for other in others:

@@ -39,8 +39,7 @@ class TopicSettings:
     compression_gzip_level: int = setting(
         -1,
         "compression.gzip.level",
-        "Compression level if compression.type is `gzip`, from 1 (fastest) to 9 (smallest); -1 uses gzip's "
-        "default.",
+        "Compression level if compression.type is `gzip`, from 1 (fastest) to 9 (smallest); -1 uses gzip's default.",
         low=-1,
         high=9,
         values="-1, or an integer from 1 to 9",

@@ -20,9 +20,7 @@ def parse_value(definition: SettingDefinition, text: str) -> Any:
             violation = f"Not a number of type {definition.type.name}"
     if violation is not None:
         shown = "[hidden]" if definition.setting.sensitive else text
-        raise InvalidConfigError(
-            f"Invalid value {shown} for configuration {definition.setting.name}: {violation}"
-        )
+        raise InvalidConfigError(f"Invalid value {shown} for configuration {definition.setting.name}: {violation}")
     return value
 
 

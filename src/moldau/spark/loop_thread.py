@@ -98,10 +98,6 @@ def event_loop_thread() -> EventLoopThread:
     """Returns the event loop thread of this process. Creates the thread if needed."""
     global _process_instance
     with _instance_lock:
-        if (
-            _process_instance is None
-            or _process_instance.is_closed
-            or _process_instance.process_id != os.getpid()
-        ):
+        if _process_instance is None or _process_instance.is_closed or _process_instance.process_id != os.getpid():
             _process_instance = EventLoopThread()
         return _process_instance

@@ -134,9 +134,7 @@ def kafka_settings(options: Mapping[str, str], refused: Mapping[str, str] | None
         name = option.lower().removeprefix(PREFIX)
         if name not in NAMES and not name.startswith(SECURITY):
             known = sorted(PREFIX + each for each in (*NAMES, *PROPERTIES))
-            raise OptionError(
-                f"Kafka has no setting {name!r}, given as {option}{did_you_mean(PREFIX + name, known)}"
-            )
+            raise OptionError(f"Kafka has no setting {name!r}, given as {option}{did_you_mean(PREFIX + name, known)}")
         found[name] = value
     for name, reason in (refused or {}).items():
         if name in found:

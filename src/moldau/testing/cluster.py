@@ -170,9 +170,7 @@ class Cluster:
             self._kill_all()
             self._remove_data()
         if kind is None and unexpected_errors:
-            raise AssertionError(
-                f"{unexpected_errors} requests failed with an unexpected error: see the nodes' log"
-            )
+            raise AssertionError(f"{unexpected_errors} requests failed with an unexpected error: see the nodes' log")
 
     def _start_nodes(self, node_ids: Iterable[int]) -> None:
         starting: list[Future[None]] = []

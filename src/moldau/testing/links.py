@@ -72,9 +72,7 @@ class NodeLinks:
                     raise RequestTimedOutError(f"no connection to {host}:{port} within {timeout_ms} ms")
                 await asyncio.sleep(CONNECT_POLL_INTERVAL_S)
             remaining_ms = max(1, round((deadline - loop.time()) * 1000))
-            connection = await _BlockableConnection.open(
-                host, port, client_id=client_id, timeout_ms=remaining_ms
-            )
+            connection = await _BlockableConnection.open(host, port, client_id=client_id, timeout_ms=remaining_ms)
             assert isinstance(connection, _BlockableConnection)
             with self._lock:
                 still_open = [each for each in self._open.get(node_id, []) if each[2].is_open]

@@ -19,9 +19,7 @@ cleanup code that a killed process never runs."""
 
 
 class NodeThread:
-    def __init__(
-        self, settings: BrokerSettings, connect: Callable[..., Any], on_kill: Callable[[], None]
-    ) -> None:
+    def __init__(self, settings: BrokerSettings, connect: Callable[..., Any], on_kill: Callable[[], None]) -> None:
         """`connect` opens connections to other nodes. `on_kill` is called in the node's event loop when the node is
         killed."""
         self._settings = settings

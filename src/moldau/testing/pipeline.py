@@ -87,9 +87,7 @@ def run_pipeline(
     """
     if isinstance(pipeline, Pipeline):
         pipeline = pipeline.definition()
-    pipeline = (
-        check_definition(pipeline) if isinstance(pipeline, PipelineDefinition) else load(Path(pipeline))
-    )
+    pipeline = check_definition(pipeline) if isinstance(pipeline, PipelineDefinition) else load(Path(pipeline))
     names = [each.name for each in pipeline.sources]
     for name in rows:
         if name not in names:
@@ -110,14 +108,10 @@ def _session() -> "SparkSession":
 
 
 class _TestRun:
-    def __init__(
-        self, spark: "SparkSession", pipeline: PipelineDefinition, rows: Mapping[str, Sequence[Any]]
-    ) -> None:
+    def __init__(self, spark: "SparkSession", pipeline: PipelineDefinition, rows: Mapping[str, Sequence[Any]]) -> None:
         self._spark = spark
         self._pipeline = pipeline
-        self._raw_frames = {
-            each.name: self._frame(each, rows.get(each.name, ())) for each in pipeline.sources
-        }
+        self._raw_frames = {each.name: self._frame(each, rows.get(each.name, ())) for each in pipeline.sources}
         self._schemas = {each.name: self._schema(each) for each in pipeline.sources}
 
     def run(self) -> PipelineResult:
@@ -128,11 +122,7 @@ class _TestRun:
         records: dict[str, list[tuple[bytes | None, bytes | None]]] = {}
         for sink in self._pipeline.sinks:
             frame = view_rows(
-                self._spark,
-                self._pipeline,
-                sink.view,
-                lambda each: self._raw_frames[each.name],
-                self._schemas,
+                self._spark, self._pipeline, sink.view, lambda each: self._raw_frames[each.name], self._schemas
             )
             with pipeline_errors(f"the sink {sink.name}"):
                 rows[sink.name] = self._rows(frame, sink)
@@ -200,9 +190,7 @@ def _record(source: Source, given_row: Any) -> Record:
         return given_row
     if isinstance(given_row, tuple):
         if len(given_row) != 2:
-            raise PipelineError(
-                f"a row of {source.name} is a value or (key, value), not {len(given_row)} things"
-            )
+            raise PipelineError(f"a row of {source.name} is a value or (key, value), not {len(given_row)} things")
         return Record(given_row[1], given_row[0])
     return Record(given_row)
 

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "moldau(topics, settings, nodes): arguments of moldau_broker or moldau_cluster"
-    )
+    config.addinivalue_line("markers", "moldau(topics, settings, nodes): arguments of moldau_broker or moldau_cluster")
 
 
 @pytest.fixture

@@ -16,21 +16,8 @@ from functools import cache
 from typing import Any
 
 from moldau.wire.decoder_compiler import compile_decoder, decoder_source
-from moldau.wire.decoder_runtime import (
-    ELEMENTS_MAX,
-    TAGS_MAX,
-    Cursor,
-    DecodeError,
-    Message,
-    ReadFunction,
-    read_tags,
-)
-from moldau.wire.encoder_compiler import (
-    WriteFunction,
-    compile_encoder,
-    encoder_source,
-    write_unsigned_varint,
-)
+from moldau.wire.decoder_runtime import ELEMENTS_MAX, TAGS_MAX, Cursor, DecodeError, Message, ReadFunction, read_tags
+from moldau.wire.encoder_compiler import WriteFunction, compile_encoder, encoder_source, write_unsigned_varint
 from moldau.wire.schema import MessageKind, is_flexible, message_type, schema_fields
 
 __all__ = [
@@ -70,9 +57,7 @@ def encoder(api_key: int, version: int, kind: MessageKind) -> Callable[[bytearra
     return entity_encoder(message_type(api_key, version, kind))
 
 
-def entity_decoder(
-    entity: type, *, elements_max: int | None = ELEMENTS_MAX
-) -> Callable[[memoryview], Message]:
+def entity_decoder(entity: type, *, elements_max: int | None = ELEMENTS_MAX) -> Callable[[memoryview], Message]:
     """Returns a decoder for any dataclass that is declared like kio's.
 
     If `elements_max` is None, only the message size limits the number of elements. Each element takes at least a byte.

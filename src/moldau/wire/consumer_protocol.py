@@ -106,9 +106,7 @@ def decode_partitions(data: bytes | memoryview) -> tuple[tuple[Partition, ...], 
 
 def _check_version(version: int) -> int:
     if not 0 <= version <= VERSION_MAX:
-        raise ValueError(
-            f"version {version} of the consumer protocol is not supported, only 0 to {VERSION_MAX}"
-        )
+        raise ValueError(f"version {version} of the consumer protocol is not supported, only 0 to {VERSION_MAX}")
     return version
 
 

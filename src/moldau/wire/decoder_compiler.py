@@ -46,9 +46,7 @@ _NAMES = {
 
 
 def compile_decoder(entity: type) -> ReadFunction:
-    space = compile_namespace(
-        decoder_source(entity), f"reading {entity.__module__}.{entity.__name__}", _NAMES
-    )
+    space = compile_namespace(decoder_source(entity), f"reading {entity.__module__}.{entity.__name__}", _NAMES)
     read: ReadFunction = space[f"read_{entity.__name__}"]
     return read
 
@@ -82,9 +80,7 @@ class _FixedSizeReads:
         if letters == "B":
             source.line(f"{targets[0]} = data[position]")
         else:
-            unpack = source.constant(
-                struct_constant_name("unpack", letters), f'Struct(">{letters}").unpack_from'
-            )
+            unpack = source.constant(struct_constant_name("unpack", letters), f'Struct(">{letters}").unpack_from')
             comma = "," if len(targets) == 1 else ""
             source.line(f"{', '.join(targets)}{comma} = {unpack}(data, position)")
         source.line(f"position += {format_size(letters)}")

@@ -11,12 +11,7 @@ from typing import Any
 
 from moldau.wire.decoder_runtime import ZERO_UUID
 from moldau.wire.schema import REQUIRED, SchemaField, is_flexible, schema_fields
-from moldau.wire.source_builder import (
-    FIXED_SIZE_FORMATS,
-    SourceBuilder,
-    compile_namespace,
-    struct_constant_name,
-)
+from moldau.wire.source_builder import FIXED_SIZE_FORMATS, SourceBuilder, compile_namespace, struct_constant_name
 
 WriteFunction = Callable[[bytearray, Any], None]
 
@@ -71,9 +66,7 @@ _NAMES = {
 
 
 def compile_encoder(entity: type) -> WriteFunction:
-    space = compile_namespace(
-        encoder_source(entity), f"writing {entity.__module__}.{entity.__name__}", _NAMES
-    )
+    space = compile_namespace(encoder_source(entity), f"writing {entity.__module__}.{entity.__name__}", _NAMES)
     write: WriteFunction = space[f"write_{entity.__name__}"]
     return write
 
@@ -241,9 +234,7 @@ def _write_items(source: SourceBuilder, field: SchemaField, flexible: bool, dept
             run.end()
 
 
-def _write_primitive(
-    source: SourceBuilder, run: _FixedSizeWrites, kafka_type: str, value: str, flexible: bool
-) -> None:
+def _write_primitive(source: SourceBuilder, run: _FixedSizeWrites, kafka_type: str, value: str, flexible: bool) -> None:
     if kafka_type == "uuid":
         run.add(f"ZERO_UUID if (uuid := {value}) is None else uuid.bytes", FIXED_SIZE_FORMATS["uuid"])
     elif kafka_type in FIXED_SIZE_FORMATS:

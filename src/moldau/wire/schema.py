@@ -88,12 +88,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _default(
-    field: "dataclasses.Field[Any]",
-    hint: Any,
-    kafka_type: str,
-    is_array: bool,
-    nullable: bool,
-    tag: int | None,
+    field: "dataclasses.Field[Any]", hint: Any, kafka_type: str, is_array: bool, nullable: bool, tag: int | None
 ) -> Any:
     value = field.default
     if value is dataclasses.MISSING:

@@ -121,8 +121,7 @@ class AiokafkaMember(Member):
         wanted = None
         if offsets is not None:
             wanted = {
-                TopicPartition(*partition): (offset, metadata)
-                for partition, (offset, metadata) in offsets.items()
+                TopicPartition(*partition): (offset, metadata) for partition, (offset, metadata) in offsets.items()
             }
         try:
             self._loop.run(self._consumer.commit(wanted))

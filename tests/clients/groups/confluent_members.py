@@ -143,11 +143,7 @@ class ConfluentAdmin(Admin):
         except KafkaException as error:
             raise _refused(error.args[0]) from error
         members = [
-            GroupMember(
-                each.client_id,
-                each.group_instance_id,
-                frozenset(_plain(each.assignment.topic_partitions)),
-            )
+            GroupMember(each.client_id, each.group_instance_id, frozenset(_plain(each.assignment.topic_partitions)))
             for each in found.members
         ]
         return Description(STATES[found.state], found.partition_assignor, members)
@@ -156,8 +152,7 @@ class ConfluentAdmin(Admin):
         asked = ConsumerGroupTopicPartitions(group)
         found = self._admin.list_consumer_group_offsets([asked])[group].result(DEADLINE_S)
         return {
-            (each.topic, each.partition): Committed(each.offset, each.metadata or "")
-            for each in found.topic_partitions
+            (each.topic, each.partition): Committed(each.offset, each.metadata or "") for each in found.topic_partitions
         }
 
     def set_offsets(self, group: str, offsets: Mapping[Partition, int]) -> None:

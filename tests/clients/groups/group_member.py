@@ -253,7 +253,4 @@ def share(members: Iterable[Member], partitions: Iterable[Partition]) -> None:
         sizes = [len(each) for each in owned]
         return sorted(p for each in owned for p in each) == wanted and max(sizes) - min(sizes) <= 1
 
-    eventually(
-        settled,
-        lambda: f"not shared: {[(sorted(m.assignment), m.errors, m.events) for m in members]}",
-    )
+    eventually(settled, lambda: f"not shared: {[(sorted(m.assignment), m.errors, m.events) for m in members]}")

@@ -164,9 +164,7 @@ class RawMember:
             "group_instance_id": None,
             "protocol_type": "consumer",
             "protocol_name": "range",
-            "assignments": [
-                {"member_id": member_id, "assignment": data} for member_id, data in assignments.items()
-            ],
+            "assignments": [{"member_id": member_id, "assignment": data} for member_id, data in assignments.items()],
         }
         return self.wire.request(SYNC_GROUP, 5, asked)
 
@@ -180,9 +178,7 @@ class RawMember:
         code: int = self.wire.request(HEARTBEAT, 4, asked)["error_code"]
         return code
 
-    def commit(
-        self, topic: str, offset: int, generation: int | None = None, member_id: str | None = None
-    ) -> int:
+    def commit(self, topic: str, offset: int, generation: int | None = None, member_id: str | None = None) -> int:
         partition = {
             "partition_index": 0,
             "committed_offset": offset,

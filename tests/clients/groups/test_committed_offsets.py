@@ -9,9 +9,7 @@ from support.broker_process import BrokerProcess
 from support.topics import Topics
 
 
-def test_the_next_consumer_begins_at_the_committed_offset(
-    bootstrap: str, topics: Topics, group: Group
-) -> None:
+def test_the_next_consumer_begins_at_the_committed_offset(bootstrap: str, topics: Topics, group: Group) -> None:
     topic = topics.create(1)
     values = send(bootstrap, [(topic, 0)], 10)
     first = group.member(topic)
@@ -73,9 +71,7 @@ def test_a_consumer_that_joins_no_group_commits_in_its_name(
     assert [record.offset for record in again.received] == [3, 4]
 
 
-def test_a_stranger_cannot_commit_for_a_group_that_has_members(
-    topics: Topics, group: Group, admin: Admin
-) -> None:
+def test_a_stranger_cannot_commit_for_a_group_that_has_members(topics: Topics, group: Group, admin: Admin) -> None:
     topic = topics.create(1)
     member = group.member(topic)
     share([member], [(topic, 0)])
@@ -103,9 +99,7 @@ def test_closing_commits_where_the_consumer_commits_by_itself(
     assert sorted(second.values()) == sorted(more)
 
 
-def test_a_rebalance_commits_where_the_consumer_commits_by_itself(
-    bootstrap: str, topics: Topics, group: Group
-) -> None:
+def test_a_rebalance_commits_where_the_consumer_commits_by_itself(bootstrap: str, topics: Topics, group: Group) -> None:
     topic = topics.create(2)
     everything = partitions_of(topic, 2)
     values = send(bootstrap, everything, 5)
@@ -122,9 +116,7 @@ def test_a_rebalance_commits_where_the_consumer_commits_by_itself(
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_members_go_on_when_their_broker_is_restarted(
-    restartable: BrokerProcess, library: Library, how: str
-) -> None:
+def test_members_go_on_when_their_broker_is_restarted(restartable: BrokerProcess, library: Library, how: str) -> None:
     bootstrap = restartable.bootstrap
     topic = Topics(bootstrap).create(4)
     everything = partitions_of(topic, 4)

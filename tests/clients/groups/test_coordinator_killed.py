@@ -94,11 +94,7 @@ def test_kcat_reads_on_in_its_group_when_the_coordinator_is_killed(
         return [json.loads(line)["payload"] for line in output.read_text().splitlines()]
 
     def consume() -> subprocess.Popen[bytes]:
-        settings = [
-            "auto.offset.reset=earliest",
-            "auto.commit.interval.ms=100",
-            "reconnect.backoff.max.ms=100",
-        ]
+        settings = ["auto.offset.reset=earliest", "auto.commit.interval.ms=100", "reconnect.backoff.max.ms=100"]
         options = [part for setting in settings for part in ("-X", setting)]
         with output.open("ab") as out:
             return subprocess.Popen(

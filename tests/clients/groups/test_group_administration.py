@@ -41,9 +41,7 @@ def test_a_group_is_described_with_its_members(topics: Topics, group: Group, adm
     assert (described.state, described.members) == ("Empty", [])
 
 
-def test_a_static_member_is_described_with_its_instance_id(
-    topics: Topics, group: Group, admin: Admin
-) -> None:
+def test_a_static_member_is_described_with_its_instance_id(topics: Topics, group: Group, admin: Admin) -> None:
     needs(group.library, "describe instances")
     topic = topics.create(1)
     share([group.member(topic, instance_id="number one")], [(topic, 0)])
@@ -59,9 +57,7 @@ def test_a_group_that_is_not_there_is_dead_or_not_found(admin: Admin) -> None:
     assert answer in ("Dead", GROUP_ID_NOT_FOUND)
 
 
-def test_an_empty_group_is_deleted_with_its_offsets(
-    bootstrap: str, topics: Topics, group: Group, admin: Admin
-) -> None:
+def test_an_empty_group_is_deleted_with_its_offsets(bootstrap: str, topics: Topics, group: Group, admin: Admin) -> None:
     needs(group.library, "delete groups")
     topic = topics.create(1)
     values = send(bootstrap, [(topic, 0)], 3)
@@ -96,9 +92,7 @@ def test_a_group_that_is_not_there_is_not_deleted(library: Library, admin: Admin
     assert raised.value.code == GROUP_ID_NOT_FOUND
 
 
-def test_the_offsets_of_an_empty_group_are_set(
-    bootstrap: str, topics: Topics, group: Group, admin: Admin
-) -> None:
+def test_the_offsets_of_an_empty_group_are_set(bootstrap: str, topics: Topics, group: Group, admin: Admin) -> None:
     needs(group.library, "set offsets")
     topic = topics.create(2)
     everything = partitions_of(topic, 2)

@@ -10,23 +10,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
-from group_member import (
-    DEADLINE_S,
-    HEARTBEAT_MS,
-    Committed,
-    Library,
-    eventually,
-    partitions_of,
-    share,
-)
-from group_observer import (
-    ILLEGAL_GENERATION,
-    NONE,
-    REBALANCE_IN_PROGRESS,
-    UNKNOWN_MEMBER_ID,
-    Observer,
-    RawMember,
-)
+from group_member import DEADLINE_S, HEARTBEAT_MS, Committed, Library, eventually, partitions_of, share
+from group_observer import ILLEGAL_GENERATION, NONE, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID, Observer, RawMember
 from group_under_test import Group, receive, send
 
 from support.broker_process import BrokerProcess
@@ -117,12 +102,7 @@ def test_offset_commit_fetch(bootstrap: str, topics: Topics) -> None:
 
 @pytest.mark.parametrize("assignor", ["range", "roundrobin", "sticky", "cooperative-sticky"])
 def test_automatic_partition_assignment(
-    bootstrap: str,
-    topics: Topics,
-    confluent_group: Group,
-    kafka_python: Library,
-    observer: Observer,
-    assignor: str,
+    bootstrap: str, topics: Topics, confluent_group: Group, kafka_python: Library, observer: Observer, assignor: str
 ) -> None:
     topic, group = topics.create(4), confluent_group
     library = group.library if assignor in group.library.assignors else kafka_python
@@ -195,9 +175,7 @@ def test_a_member_that_falls_silent_is_removed(
     assert {each.client_id for each in observer.describe(group.id).members} == {"member-0"}
 
 
-def test_group_state_survives_a_restart_of_the_coordinator(
-    restartable: BrokerProcess, confluent: Library
-) -> None:
+def test_group_state_survives_a_restart_of_the_coordinator(restartable: BrokerProcess, confluent: Library) -> None:
     """Members, generation, assignments and offsets are the coordinator's again after kill -9: nobody rejoins."""
     topic = Topics(restartable.bootstrap).create()
     group = unique("group")

@@ -15,9 +15,7 @@ from support.topics import Topics, unique
 ASSIGNORS = ("range", "roundrobin", "sticky", "cooperative-sticky")
 
 
-def test_two_consumers_share_a_topic(
-    bootstrap: str, topics: Topics, group: Group, observer: Observer
-) -> None:
+def test_two_consumers_share_a_topic(bootstrap: str, topics: Topics, group: Group, observer: Observer) -> None:
     topic = topics.create(4)
     everything = partitions_of(topic, 4)
     first = group.member(topic)
@@ -44,9 +42,7 @@ def test_two_consumers_share_a_topic(
     assert Counter(first.values() + second.values()) == Counter(sent), "a committed record came again"
 
 
-def test_a_third_consumer_joins_and_leaves(
-    bootstrap: str, topics: Topics, group: Group, observer: Observer
-) -> None:
+def test_a_third_consumer_joins_and_leaves(bootstrap: str, topics: Topics, group: Group, observer: Observer) -> None:
     topic = topics.create(6)
     everything = partitions_of(topic, 6)
     first, second = group.member(topic), group.member(topic)
@@ -79,12 +75,7 @@ def test_more_consumers_than_partitions_leave_one_idle_until_it_is_needed(
 
 
 def test_libraries_share_one_group(
-    bootstrap: str,
-    topics: Topics,
-    confluent_group: Group,
-    kafka_python: Library,
-    aiokafka: Library,
-    observer: Observer,
+    bootstrap: str, topics: Topics, confluent_group: Group, kafka_python: Library, aiokafka: Library, observer: Observer
 ) -> None:
     topic, group = topics.create(6), confluent_group
     everything = partitions_of(topic, 6)
@@ -122,9 +113,7 @@ def test_the_assignor_that_members_name_assigns(
     offers(group.library, assignor)
     names = sorted([topics.create(3), topics.create(3)])
     members = [group.member(*names, assignor=assignor) for _ in range(2)]
-    wanted = {
-        frozenset((names[topic], partition) for topic, partition in each) for each in (of_one, of_other)
-    }
+    wanted = {frozenset((names[topic], partition) for topic, partition in each) for each in (of_one, of_other)}
     eventually(
         lambda: {member.assignment for member in members} == wanted,
         lambda: f"assigned otherwise: {[sorted(member.assignment) for member in members]}",
@@ -194,9 +183,7 @@ def test_a_cooperative_member_keeps_what_stays_its_own_through_a_rebalance(
     assert not first.told("lost")
 
 
-def test_an_eager_member_gives_up_everything_before_it_is_assigned_again(
-    topics: Topics, group: Group
-) -> None:
+def test_an_eager_member_gives_up_everything_before_it_is_assigned_again(topics: Topics, group: Group) -> None:
     topic = topics.create(4)
     everything = partitions_of(topic, 4)
     first = group.member(topic)
@@ -258,6 +245,4 @@ def test_a_consumer_that_polls_too_late_loses_its_partitions_and_may_come_back(
     quick.commit()
     slow.resume()
     share([slow, quick], everything)
-    slow.errors = [
-        each for each in slow.errors if not (isinstance(each, Refused) and each.code == MAX_POLL_EXCEEDED)
-    ]
+    slow.errors = [each for each in slow.errors if not (isinstance(each, Refused) and each.code == MAX_POLL_EXCEEDED)]

@@ -76,10 +76,7 @@ def test_a_static_member_that_stays_away_is_removed_when_its_session_ends(
     everything = partitions_of(topic, 4)
     stays = group.member(topic, instance_id="stays")
     goes = group.member(
-        topic,
-        instance_id="goes",
-        session_timeout_ms=short_session_ms,
-        max_poll_interval_ms=10 * short_session_ms,
+        topic, instance_id="goes", session_timeout_ms=short_session_ms, max_poll_interval_ms=10 * short_session_ms
     )
     share([stays, goes], everything)
     goes.close()

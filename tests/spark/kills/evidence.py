@@ -30,17 +30,13 @@ def offset_log(checkpoint: Path, topic: str) -> OffsetLog:
     planned = _batches(checkpoint / "offsets")
     assert planned == list(range(len(planned))), f"the offset log has gaps: {planned}"
     # A version, metadata, and the end of the only source.
-    ends = [
-        json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2]) for batch in planned
-    ]
+    ends = [json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2]) for batch in planned]
     return OffsetLog([{int(partition): offset for partition, offset in end[topic].items()} for end in ends])
 
 
 def messages(bootstrap: str, topic: str) -> dict[Place, Message]:
     """Returns all records of a topic, by partition and offset."""
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "evidence", "enable.auto.commit": False, **QUIET}
-    )
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "evidence", "enable.auto.commit": False, **QUIET})
     partitions = consumer.list_topics(topic, timeout=READ_TIMEOUT_S).topics[topic].partitions
     ends = {
         partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=READ_TIMEOUT_S)[1]

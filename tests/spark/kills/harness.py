@@ -49,9 +49,7 @@ class Produced:
 
     def add(self, rows: int) -> None:
         for number in range(self.count, self.count + rows):
-            self.producer.produce(
-                self.topic, b"%d" % number, partition=number % PARTITIONS, on_delivery=self._report
-            )
+            self.producer.produce(self.topic, b"%d" % number, partition=number % PARTITIONS, on_delivery=self._report)
         self.count += rows
         self.producer.poll(0)
 
@@ -115,9 +113,7 @@ class Driver:
         try:
             event = self._events.get(timeout=EVENT_TIMEOUT_S)
         except queue.Empty:
-            raise AssertionError(
-                f"no query made progress for {EVENT_TIMEOUT_S:.0f} s:\n{self.said()}"
-            ) from None
+            raise AssertionError(f"no query made progress for {EVENT_TIMEOUT_S:.0f} s:\n{self.said()}") from None
         if not self._jvms and event is not None and self.process.poll() is None:
             self._jvms = [process for process, (name, _) in self._tree().items() if name == "java"]
         return event
@@ -203,9 +199,7 @@ class Kills:
         self.read = topics.create(partitions=PARTITIONS)
         self.write = topics.create(partitions=PARTITIONS)
         settings = {"enable.idempotence": True, "linger.ms": 1, **RECONNECT, **QUIET}
-        self.produced = Produced(
-            Producer({"bootstrap.servers": self.broker.bootstrap, **settings}), self.read
-        )
+        self.produced = Produced(Producer({"bootstrap.servers": self.broker.bootstrap, **settings}), self.read)
         self.strikes: list[str] = []
         self.ended: list[str] = []
         self._replays: dict[str, dict[int, int | None]] = {query: {} for query in QUERIES}
@@ -213,9 +207,7 @@ class Kills:
         self.driver = self._start_driver()
 
     def _job(self) -> Job:
-        return Job(
-            self.broker.bootstrap, self.read, self.write, str(self.directory), self._run, ROWS_PER_BATCH
-        )
+        return Job(self.broker.bootstrap, self.read, self.write, str(self.directory), self._run, ROWS_PER_BATCH)
 
     def _start_driver(self) -> Driver:
         self._run += 1

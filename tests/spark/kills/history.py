@@ -119,11 +119,7 @@ def check_table(written: Numbers, rows: Iterable[tuple[Place, int]]) -> list[str
 def check_input(produced: int, acknowledged: Numbers, found: Numbers) -> list[str]:
     """Returns errors of the input topic: every number once, where it was acknowledged."""
     numbers = sorted(found.values())
-    wrong = (
-        []
-        if numbers == list(range(produced))
-        else [f"{len(numbers)} rows instead of {produced}, or not those"]
-    )
+    wrong = [] if numbers == list(range(produced)) else [f"{len(numbers)} rows instead of {produced}, or not those"]
     moved = [place for place, number in acknowledged.items() if found.get(place) != number]
     return wrong + ([f"acknowledged and not there: {sorted(moved)[:SHOWN]}"] if moved else [])
 

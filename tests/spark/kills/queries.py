@@ -39,10 +39,7 @@ SETTINGS = {
 }
 STAMPED = "value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 STAMPED_ARROW = pa.schema(
-    [
-        ("value", pa.binary()),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-    ]
+    [("value", pa.binary()), ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))]
 )
 
 
@@ -135,9 +132,7 @@ def _to_delta(spark: SparkSession, job: Job) -> StreamingQuery:
 
 
 def _numbered(spark: SparkSession, job: Job) -> DataFrame:
-    return _rows(spark, job).selectExpr(
-        "partition", "offset", "CAST(CAST(value AS STRING) AS LONG) AS number"
-    )
+    return _rows(spark, job).selectExpr("partition", "offset", "CAST(CAST(value AS STRING) AS LONG) AS number")
 
 
 def _start(writer: DataStreamWriter, job: Job, query: str) -> StreamingQuery:
@@ -158,13 +153,9 @@ def _stamp(run: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordB
         for batch in batches:
             places = zip(batch["partition"].to_pylist(), batch["offset"].to_pylist(), strict=True)
             headers = [
-                [{"key": "place", "value": b"%d/%d" % place}, {"key": "attempt", "value": attempt}]
-                for place in places
+                [{"key": "place", "value": b"%d/%d" % place}, {"key": "attempt", "value": attempt}] for place in places
             ]
-            columns = [
-                batch["value"].cast(pa.binary()),
-                pa.array(headers, STAMPED_ARROW.field("headers").type),
-            ]
+            columns = [batch["value"].cast(pa.binary()), pa.array(headers, STAMPED_ARROW.field("headers").type)]
             yield pa.RecordBatch.from_arrays(columns, schema=STAMPED_ARROW)
 
     return stamp

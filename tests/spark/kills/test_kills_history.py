@@ -13,15 +13,11 @@ def batch_of(place: tuple[int, int]) -> int:
 
 
 def once() -> list[Copy]:
-    return [
-        Copy(place, number, Attempt(0, batch_of(place), place[0], 0)) for place, number in WRITTEN.items()
-    ]
+    return [Copy(place, number, Attempt(0, batch_of(place), place[0], 0)) for place, number in WRITTEN.items()]
 
 
 def again(place: tuple[int, int], *, run: int = 0, number: int = 0, task: int | None = None) -> Copy:
-    return Copy(
-        place, WRITTEN[place], Attempt(run, batch_of(place), place[0] if task is None else task, number)
-    )
+    return Copy(place, WRITTEN[place], Attempt(run, batch_of(place), place[0] if task is None else task, number))
 
 
 def test_the_offset_log_gives_the_offsets_of_a_batch() -> None:

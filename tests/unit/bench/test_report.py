@@ -72,14 +72,8 @@ def _table() -> Table:
     return Table(
         "Produce",
         (
-            Row(
-                "small",
-                (Cell(RATE, Figures((200.0,), (100.0,)), 1.0), Cell(CPU, Figures((1.0,), (2.0,)), 0.6)),
-            ),
-            Row(
-                "large",
-                (Cell(RATE, Figures((90.0,), (100.0,)), 1.0), Cell(CPU, Figures((3.0,), (2.0,)), 0.6)),
-            ),
+            Row("small", (Cell(RATE, Figures((200.0,), (100.0,)), 1.0), Cell(CPU, Figures((1.0,), (2.0,)), 0.6))),
+            Row("large", (Cell(RATE, Figures((90.0,), (100.0,)), 1.0), Cell(CPU, Figures((3.0,), (2.0,)), 0.6))),
         ),
     )
 
@@ -93,25 +87,16 @@ def test_the_summary_counts_the_aims_and_names_the_worst_case() -> None:
 
 def test_a_table_shows_verdicts_beside_kafka_and_only_figures_without() -> None:
     both = render_table(_table(), with_kafka=True).splitlines()
-    assert (
-        both[2] == "|  | records/s, Moldau | Kafka | ratio | aim | CPU-s/GB, Moldau | Kafka | ratio | aim |"
-    )
-    assert (
-        both[5] == "| large | 90 | 100 | 0.90 | ≥ 1: **not met** | 3.00 | 2.00 | 1.50 | ≤ 0.6: **not met** |"
-    )
+    assert both[2] == "|  | records/s, Moldau | Kafka | ratio | aim | CPU-s/GB, Moldau | Kafka | ratio | aim |"
+    assert both[5] == "| large | 90 | 100 | 0.90 | ≥ 1: **not met** | 3.00 | 2.00 | 1.50 | ≤ 0.6: **not met** |"
     alone = render_table(_table(), with_kafka=False).splitlines()
     assert alone[2] == "|  | records/s, Moldau | CPU-s/GB, Moldau |"
     assert alone[4] == "| small | 200 | 1.00 |"
 
 
 def test_a_column_of_different_metrics_is_headed_by_the_brokers_alone() -> None:
-    rows = (
-        Row("records/s", (Cell(RATE, Figures((1.0,), (1.0,))),)),
-        Row("CPU", (Cell(CPU, Figures((1.0,), (1.0,))),)),
-    )
-    assert (
-        render_table(Table("Mixed", rows), with_kafka=True).splitlines()[2] == "|  | Moldau | Kafka | ratio |"
-    )
+    rows = (Row("records/s", (Cell(RATE, Figures((1.0,), (1.0,))),)), Row("CPU", (Cell(CPU, Figures((1.0,), (1.0,))),)))
+    assert render_table(Table("Mixed", rows), with_kafka=True).splitlines()[2] == "|  | Moldau | Kafka | ratio |"
 
 
 @pytest.mark.parametrize("batch_bytes", [16 << 10, 1 << 20])
@@ -135,10 +120,7 @@ def test_fetch_responses_are_split_by_partition() -> None:
 
     response = struct.pack(">iihii", 7, 0, 0, 0, 1) + struct.pack(">h", 1) + b"t" + struct.pack(">i", 2)
     response += partition(0, b"first") + partition(3, b"")
-    assert [(number, bytes(records)) for number, records in fetched(memoryview(response))] == [
-        (0, b"first"),
-        (3, b""),
-    ]
+    assert [(number, bytes(records)) for number, records in fetched(memoryview(response))] == [(0, b"first"), (3, b"")]
 
 
 def test_responses_larger_than_the_buffer_arrive_complete() -> None:

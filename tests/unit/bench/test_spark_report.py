@@ -6,9 +6,7 @@ from bench.spark_report import Aim, Case, Rates, Times, render_aims, render_dist
 
 AIMS = (Aim(LOOP, 1.5), Aim(CONNECTOR, 2.0))
 CASE = Case(
-    "100 B",
-    {MOLDAU: [300.0, 330.0, 310.0], LOOP: [200.0, 220.0, 100.0], CONNECTOR: [160.0, 150.0, 155.1]},
-    0.1,
+    "100 B", {MOLDAU: [300.0, 330.0, 310.0], LOOP: [200.0, 220.0, 100.0], CONNECTOR: [160.0, 150.0, 155.1]}, 0.1
 )
 
 
@@ -27,9 +25,7 @@ def test_rates_are_medians_and_ratios_are_those_of_medians_with_the_range_of_the
 def test_contestants_that_did_not_run_have_no_column_and_no_aim() -> None:
     table = Rates("Topic → noop", [Case("100 B", {MOLDAU: [300.0], LOOP: [100.0]}, 0.0)], AIMS)
     assert "JVM connector" not in table.render()
-    assert [verdict.what for verdict in table.verdicts()] == [
-        "Topic → noop, 100 B: `moldau` to librdkafka, plain loop"
-    ]
+    assert [verdict.what for verdict in table.verdicts()] == ["Topic → noop, 100 B: `moldau` to librdkafka, plain loop"]
 
 
 def test_an_aim_is_met_to_the_decimals_it_is_shown_with() -> None:

@@ -23,9 +23,7 @@ class FailingGateway:
     async def register_broker(self, broker: BrokerRegistrationRequest) -> int:
         return 7
 
-    async def heartbeat(
-        self, heartbeat: BrokerHeartbeat, timeout_ms: int | None = None
-    ) -> BrokerHeartbeatReply:
+    async def heartbeat(self, heartbeat: BrokerHeartbeat, timeout_ms: int | None = None) -> BrokerHeartbeatReply:
         if self._failures:
             raise self._failures.pop(0)
         return BrokerHeartbeatReply(is_caught_up=True, is_fenced=False, should_shut_down=False)
@@ -51,9 +49,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [getattr(each, FIELDS)["reason"] for each in caplog.records if each.levelname == "WARNING"]
 
 
-def test_a_full_disk_of_the_controller_is_logged_once_and_retried(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_full_disk_of_the_controller_is_logged_once_and_retried(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", logger="moldau"):
         asyncio.run(until_active([StorageError("no space left")] * 3))
     assert warnings(caplog) == ["no space left"]

@@ -65,10 +65,7 @@ def active_state() -> BrokerLifecycleState:
     state.step(10, RegistrationSucceeded(7))
     state.step(20, HeartbeatSucceeded(10, REPLY_FENCED))
     assert state.step(1_000, MetadataPublished(9)) == [send(9)]
-    assert state.step(1_005, HeartbeatSucceeded(1_000, TAKEN_IN)) == [
-        ExtendLease(1_000 + LEASE_MS),
-        Unfenced(),
-    ]
+    assert state.step(1_005, HeartbeatSucceeded(1_000, TAKEN_IN)) == [ExtendLease(1_000 + LEASE_MS), Unfenced()]
     return state
 
 
@@ -80,9 +77,7 @@ def test_a_broker_registers_and_becomes_active_when_caught_up() -> None:
     assert state.phase is BrokerState.FENCED
     assert state.step(20, HeartbeatSucceeded(10, REPLY_FENCED)) == [EndLease()]
     assert state.next_deadline_ms == 10 + INTERVAL_MS
-    assert state.step(30, MetadataPublished(7)) == [send(7)], (
-        "at once, because somebody may be waiting for it"
-    )
+    assert state.step(30, MetadataPublished(7)) == [send(7)], "at once, because somebody may be waiting for it"
     assert state.step(33, HeartbeatSucceeded(30, TAKEN_IN)) == [ExtendLease(30 + LEASE_MS), Unfenced()]
     assert state.is_active
 
@@ -95,10 +90,7 @@ def test_heartbeats_are_sent_at_their_interval_one_at_a_time() -> None:
     assert state.next_deadline_ms is None, "a request is in flight"
     assert state.step(2_100, TimerFired()) == []
     assert state.step(2_200, MetadataPublished(10)) == []
-    assert state.step(2_300, HeartbeatSucceeded(1_500, TAKEN_IN)) == [
-        ExtendLease(1_500 + LEASE_MS),
-        send(10),
-    ]
+    assert state.step(2_300, HeartbeatSucceeded(1_500, TAKEN_IN)) == [ExtendLease(1_500 + LEASE_MS), send(10)]
 
 
 def test_the_lease_counts_from_the_sending_and_the_last_confirmation_of_the_controller() -> None:
@@ -125,9 +117,7 @@ def test_replicas_that_could_not_be_opened_are_reported() -> None:
     broken = (OfflineReplica(UUID(int=4), 0, 3, "No space left on device"),)
     assert state.step(1_100, MetadataPublished(12, broken)) == [send(12, not_ready=broken)]
     state.step(1_101, HeartbeatSucceeded(1_100, TAKEN_IN))
-    assert state.step(1_200, MetadataPublished(12)) == [send(12)], (
-        "a replica that is ready again is reported too"
-    )
+    assert state.step(1_200, MetadataPublished(12)) == [send(12)], "a replica that is ready again is reported too"
 
 
 def test_only_changes_are_reported_at_once_and_offsets_never_decrease() -> None:
@@ -157,10 +147,7 @@ def test_a_fenced_broker_keeps_sending_heartbeats_until_unfenced() -> None:
     assert state.step(1_510, HeartbeatSucceeded(1_500, REPLY_FENCED)) == [EndLease(), Fenced()]
     assert not state.is_active
     assert state.step(2_000, TimerFired()) == [send(9)]
-    assert state.step(2_010, HeartbeatSucceeded(2_000, TAKEN_IN)) == [
-        ExtendLease(2_000 + LEASE_MS),
-        Unfenced(),
-    ]
+    assert state.step(2_010, HeartbeatSucceeded(2_000, TAKEN_IN)) == [ExtendLease(2_000 + LEASE_MS), Unfenced()]
 
 
 @pytest.mark.parametrize("error", [StaleBrokerEpochError(""), BrokerIdNotRegisteredError("")])
@@ -231,10 +218,7 @@ def test_a_shutdown_is_requested_at_once_and_completes_with_the_controllers_cons
     assert state.step(1_110, HeartbeatSucceeded(1_100, TAKEN_IN)) == [ExtendLease(1_100 + LEASE_MS)]
     assert state.next_deadline_ms == 1_110 + INTERVAL_MS // 10
     assert state.step(1_160, TimerFired()) == [send(9, stop=True)]
-    assert state.step(1_165, HeartbeatSucceeded(1_160, STOP)) == [
-        EndLease(),
-        ShutdownCompleted(leadership_moved=True),
-    ]
+    assert state.step(1_165, HeartbeatSucceeded(1_160, STOP)) == [EndLease(), ShutdownCompleted(leadership_moved=True)]
     assert state.phase is BrokerState.STOPPED
     assert state.step(9_999, TimerFired()) == []
 
@@ -243,10 +227,7 @@ def test_a_shutdown_during_a_heartbeat_goes_into_the_next_one() -> None:
     state = active_state()
     state.step(1_500, TimerFired())
     assert state.step(1_510, ShutdownRequested()) == []
-    assert state.step(1_520, HeartbeatSucceeded(1_500, TAKEN_IN)) == [
-        ExtendLease(1_500 + LEASE_MS),
-        send(9, stop=True),
-    ]
+    assert state.step(1_520, HeartbeatSucceeded(1_500, TAKEN_IN)) == [ExtendLease(1_500 + LEASE_MS), send(9, stop=True)]
 
 
 def test_a_shutdown_does_not_wait_for_a_missing_controller() -> None:
@@ -265,9 +246,7 @@ def test_a_blocked_shutdown_completes_after_a_limit() -> None:
     state = active_state()
     state.step(2_000, ShutdownRequested())
     now_ms = 2_000
-    while ShutdownCompleted(leadership_moved=False) not in state.step(
-        now_ms, HeartbeatSucceeded(now_ms, TAKEN_IN)
-    ):
+    while ShutdownCompleted(leadership_moved=False) not in state.step(now_ms, HeartbeatSucceeded(now_ms, TAKEN_IN)):
         assert now_ms < 2_000 + 11 * SESSION_MS
         assert state.next_deadline_ms is not None
         now_ms = state.next_deadline_ms

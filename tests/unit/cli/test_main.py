@@ -16,8 +16,7 @@ HEAVY = ("asyncio", "uvloop", "kio", "cramjam", "moldau.node", "moldau.handlers"
 
 def imported_by(statement: str) -> set[str]:
     code = (
-        f"import sys\ntry:\n    {statement}\nexcept SystemExit: pass\n"
-        "print(*sys.modules, sep='\\n', file=sys.stderr)"
+        f"import sys\ntry:\n    {statement}\nexcept SystemExit: pass\nprint(*sys.modules, sep='\\n', file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stderr.split())
@@ -38,9 +37,7 @@ def test_help_lists_commands_without_heavy_imports() -> None:
 
 
 def test_serve_does_not_import_typer() -> None:
-    modules = imported_by(
-        "sys.argv = ['moldau', 'serve', '--store', 'x']; from moldau.cli.main import main; main()"
-    )
+    modules = imported_by("sys.argv = ['moldau', 'serve', '--store', 'x']; from moldau.cli.main import main; main()")
     assert "moldau.cli.serve" in modules
     assert not modules.intersection({"typer", "rich", "pydantic", *HEAVY})
 

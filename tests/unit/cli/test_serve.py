@@ -70,19 +70,13 @@ def test_a_port_or_directory_in_use_is_one_error_line(tmp_path: Path) -> None:
         address = line.removeprefix("Moldau is ready on ").partition(",")[0]
         code, said = refused("--listen", address, "--data-dir", str(tmp_path / "b"), "--log-level", "error")
         assert code == 1
-        assert (
-            said == f"moldau: cannot listen on {address}: the port is in use; choose another with --listen\n"
-        )
+        assert said == f"moldau: cannot listen on {address}: the port is in use; choose another with --listen\n"
         code, said = refused("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "a"))
         assert code == 1
-        assert said.startswith(
-            f"moldau: the data directory {tmp_path / 'a'} is in use by process {process.pid};"
-        )
+        assert said.startswith(f"moldau: the data directory {tmp_path / 'a'} is in use by process {process.pid};")
 
 
-def test_a_foreign_or_damaged_directory_is_one_error_line(
-    tmp_path: Path,
-) -> None:
+def test_a_foreign_or_damaged_directory_is_one_error_line(tmp_path: Path) -> None:
     flags = ("--listen", "127.0.0.1:0", "--data-dir", str(tmp_path), "--log-level", "error")
     (tmp_path / "meta.properties").write_bytes(b"\xff\xff garbage")
     code, said = refused(*flags)
@@ -125,9 +119,7 @@ def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
         "node.Node.stop = stop\n"
         "sys.exit(serve(['--store', 'memory', '--listen', '127.0.0.1:0']))\n"
     )
-    with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline().startswith(b"Moldau is ready")

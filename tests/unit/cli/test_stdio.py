@@ -38,9 +38,7 @@ async def all_lines(stream: BinaryIO) -> list[bytes]:
         (b"y" * 3 * CHUNK_BYTES + b"\nz", [b"y" * 3 * CHUNK_BYTES, b"z"]),
     ],
 )
-def test_files_pipes_and_memory_yield_the_same_lines(
-    tmp_path: Path, text: bytes, expected: list[bytes]
-) -> None:
+def test_files_pipes_and_memory_yield_the_same_lines(tmp_path: Path, text: bytes, expected: list[bytes]) -> None:
     assert asyncio.run(all_lines(io.BytesIO(text))) == expected
     (tmp_path / "text").write_bytes(text)
     with open(tmp_path / "text", "rb") as file:

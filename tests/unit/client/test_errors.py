@@ -5,13 +5,7 @@ import sys
 
 import pytest
 
-from moldau.client.errors import (
-    ConnectionLostError,
-    ErrorCode,
-    KafkaError,
-    RequestTimedOutError,
-    raise_for_code,
-)
+from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError, raise_for_code
 
 
 def test_an_error_shows_its_code_and_message() -> None:

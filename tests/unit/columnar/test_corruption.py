@@ -121,8 +121,7 @@ def test_both_decoders_agree_on_timestamps_at_the_edge_of_64_bits(base_timestamp
 
 
 @pytest.mark.parametrize(
-    "number",
-    [b"\xff" * 9 + b"\x7f", b"\xfe" * 9 + b"\x7f", b"\xff" * 9 + b"\x01", b"\xfe" * 9 + b"\x01", b"\x81\x00"],
+    "number", [b"\xff" * 9 + b"\x7f", b"\xfe" * 9 + b"\x7f", b"\xff" * 9 + b"\x01", b"\xfe" * 9 + b"\x01", b"\x81\x00"]
 )
 @pytest.mark.parametrize("place", range(6))
 def test_both_decoders_agree_on_varints_of_up_to_70_bits(number: bytes, place: int) -> None:
@@ -146,9 +145,7 @@ def test_both_decoders_agree_on_garbage_with_valid_lengths(bodies: list[bytes]) 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(records, min_size=1, max_size=6), st.data())
-def test_both_decoders_agree_on_records_with_changed_bytes(
-    given_records: list[Record], data: st.DataObject
-) -> None:
+def test_both_decoders_agree_on_records_with_changed_bytes(given_records: list[Record], data: st.DataObject) -> None:
     section = bytearray(build_batch(given_records)[HEADER_SIZE:])
     for _ in range(data.draw(st.integers(1, 3))):
         position = data.draw(st.integers(0, len(section) - 1))
@@ -162,9 +159,7 @@ def test_both_decoders_agree_on_records_with_changed_bytes(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(records, min_size=1, max_size=6), st.data())
-def test_truncated_records_and_trailing_bytes_are_corrupt(
-    given_records: list[Record], data: st.DataObject
-) -> None:
+def test_truncated_records_and_trailing_bytes_are_corrupt(given_records: list[Record], data: st.DataObject) -> None:
     section = build_batch(given_records)[HEADER_SIZE:]
     if data.draw(st.booleans()):
         section = section[: data.draw(st.integers(0, len(section) - 1))]

@@ -62,13 +62,7 @@ def test_arrow_batches_together_equal_one_arrow_batch(batches: list[Batch], arro
     start, end = offsets[len(offsets) // 3], offsets[-1]
     parts = list(
         to_arrow_batches(
-            TOPIC,
-            PARTITION,
-            batches,
-            start=start,
-            end=end,
-            columns=COLUMNS,
-            arrow_batch_bytes=arrow_batch_bytes,
+            TOPIC, PARTITION, batches, start=start, end=end, columns=COLUMNS, arrow_batch_bytes=arrow_batch_bytes
         )
     )
     assert all(part.num_rows for part in parts)
@@ -76,14 +70,9 @@ def test_arrow_batches_together_equal_one_arrow_batch(batches: list[Batch], arro
 
 
 def test_arrow_batches_have_about_the_requested_size() -> None:
-    batches = [
-        batch_of(*[Record(timestamp=0, value=b"v" * 1000)] * 10, base_offset=10 * index)
-        for index in range(20)
-    ]
+    batches = [batch_of(*[Record(timestamp=0, value=b"v" * 1000)] * 10, base_offset=10 * index) for index in range(20)]
     parts = list(
-        to_arrow_batches(
-            TOPIC, 0, iter(batches), start=0, end=1000, columns=["value"], arrow_batch_bytes=50_000
-        )
+        to_arrow_batches(TOPIC, 0, iter(batches), start=0, end=1000, columns=["value"], arrow_batch_bytes=50_000)
     )
     assert [part.num_rows for part in parts] == [40] * 5
 
@@ -161,9 +150,7 @@ def test_headers_keep_their_order_their_duplicates_and_their_nulls(is_native: bo
 def test_invalid_utf8_in_header_names_is_replaced(is_native: bool) -> None:
     name = b"a\xff\xfeb".decode("utf-8", "surrogateescape")
     found = decoded(
-        [batch_of(Record(timestamp=0, headers=((name, b"x"), ("é", None))))],
-        columns=["headers"],
-        is_native=is_native,
+        [batch_of(Record(timestamp=0, headers=((name, b"x"), ("é", None))))], columns=["headers"], is_native=is_native
     )
     assert found.column("headers").to_pylist() == [
         [{"key": "a\ufffd\ufffdb", "value": b"x"}, {"key": "é", "value": None}]
@@ -191,10 +178,7 @@ def test_timestamp_types_follow_their_batches(is_native: bool) -> None:
         Batch(build_batch([Record(timestamp=5)], base_offset=1, append_time_ms=77)),
     ]
     found = decoded(batches, columns=["timestamp", "timestampType"], is_native=is_native)
-    assert rows(found) == [
-        {"timestamp": 5000, "timestampType": 0},
-        {"timestamp": 77000, "timestampType": 1},
-    ]
+    assert rows(found) == [{"timestamp": 5000, "timestampType": 0}, {"timestamp": 77000, "timestampType": 1}]
 
 
 @both
@@ -245,10 +229,7 @@ def test_a_batch_that_decompresses_to_too_much_is_named(is_native: bool) -> None
 @both
 def test_a_batch_that_does_not_decompress_is_named(is_native: bool) -> None:
     with pytest.raises(CorruptRecordError, match=r"orders-3: Batch\(7\.\..*gzip"):
-        decoded(
-            [batch_around(b"no gzip", count=1, base_offset=7, attributes=compression.GZIP)],
-            is_native=is_native,
-        )
+        decoded([batch_around(b"no gzip", count=1, base_offset=7, attributes=compression.GZIP)], is_native=is_native)
 
 
 @settings(max_examples=20, deadline=None)

@@ -20,12 +20,7 @@ from support.columnar import codec, decoded, records
 both = pytest.mark.parametrize("is_native", [True, False], ids=["native", "plain"])
 
 BINARY_TYPES = [pa.binary(), pa.large_binary(), pa.binary_view()]
-TEXT_TYPES = [
-    pa.string(),
-    pa.large_string(),
-    pa.string_view(),
-    pa.dictionary(pa.int32(), pa.string()),
-]
+TEXT_TYPES = [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
 
 
 def headers_of(given_records: list[Record]) -> pa.Array:
@@ -108,9 +103,7 @@ def test_a_section_equals_that_of_a_built_batch(
 
 @both
 @settings(deadline=None)
-@given(
-    rows=st.lists(st.tuples(records, st.integers(0, 4)), max_size=40), batch_bytes_max=st.integers(1, 2000)
-)
+@given(rows=st.lists(st.tuples(records, st.integers(0, 4)), max_size=40), batch_bytes_max=st.integers(1, 2000))
 def test_rows_keep_their_order_within_partitions_and_sections_their_limit(
     is_native: bool, rows: list[tuple[Record, int]], batch_bytes_max: int
 ) -> None:
@@ -138,17 +131,11 @@ def test_a_section_is_filled_to_the_last_byte(is_native: bool, room: int) -> Non
     batch_bytes_max=st.integers(1, 2000),
     codec_number=st.integers(0, 4),
 )
-def test_both_encoders_write_the_same(
-    rows: list[tuple[Record, int]], batch_bytes_max: int, codec_number: int
-) -> None:
+def test_both_encoders_write_the_same(rows: list[tuple[Record, int]], batch_bytes_max: int, codec_number: int) -> None:
     given_records, partitions = [one for one, _ in rows], [partition for _, partition in rows]
     native, plain = (
         encoded(
-            given_records,
-            partitions,
-            is_native=is_native,
-            batch_bytes_max=batch_bytes_max,
-            codec_number=codec_number,
+            given_records, partitions, is_native=is_native, batch_bytes_max=batch_bytes_max, codec_number=codec_number
         )
         for is_native in (True, False)
     )
@@ -163,9 +150,7 @@ def test_all_types_of_bytes_and_text_are_encoded_whole_or_sliced(is_native: bool
     column = pa.array(wanted if kind in BINARY_TYPES else texts, kind)
     for start, length in ((0, 7), (2, 3), (4, 0), (1, 6)):
         part = column.slice(start, length)
-        found = encoded(
-            [Record(timestamp=0)] * length, is_native=is_native, key=part, value=part, headers=None
-        )
+        found = encoded([Record(timestamp=0)] * length, is_native=is_native, key=part, value=part, headers=None)
         read = [one for each in found for one in iterate_records(batch_of(each))]
         assert [one.key for one in read] == wanted[start : start + length]
         assert [one.value for one in read] == wanted[start : start + length]
@@ -198,9 +183,7 @@ def test_headers_behind_a_null_list_are_ignored(is_native: bool) -> None:
 @both
 @pytest.mark.parametrize("header", [{"key": None, "value": b"x"}, None])
 def test_a_header_without_a_key_is_refused(is_native: bool, header: Any) -> None:
-    lists = pa.array(
-        [[{"key": "a", "value": None}], [{"key": "b", "value": None}, header]], pa.list_(HEADER_TYPE)
-    )
+    lists = pa.array([[{"key": "a", "value": None}], [{"key": "b", "value": None}, header]], pa.list_(HEADER_TYPE))
     with pytest.raises(ValueError, match="a header of row 1 has no key"):
         encoded([Record(timestamp=0)] * 2, is_native=is_native, headers=lists)
 

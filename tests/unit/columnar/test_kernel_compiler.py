@@ -45,10 +45,7 @@ def forget() -> None:
 def imported(place: Path, factor: int = 3) -> ModuleType:
     """Imports the kernel's module from this directory or zip."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    files = {
-        "kernels_of_test.py": SOURCE.format(numbers="numbers_of_test"),
-        "numbers_of_test.py": f"FACTOR = {factor}",
-    }
+    files = {"kernels_of_test.py": SOURCE.format(numbers="numbers_of_test"), "numbers_of_test.py": f"FACTOR = {factor}"}
     if place.suffix == ".zip":
         with zipfile.ZipFile(place, "w") as packed:
             for name, text in files.items():
@@ -95,9 +92,7 @@ def test_an_unwritable_cache_is_not_an_error(
 
 @pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
 @pytest.mark.parametrize("damage", [b"", b"garbage"])
-def test_a_damaged_cache_is_not_an_error(
-    cache_directory: Path, tmp_path: Path, suffix: str, damage: bytes
-) -> None:
+def test_a_damaged_cache_is_not_an_error(cache_directory: Path, tmp_path: Path, suffix: str, damage: bytes) -> None:
     imported(tmp_path / "a")
     files = list(cache_directory.rglob(f"*{suffix}"))
     assert files
@@ -138,10 +133,6 @@ assert [bytes(each.section.data) for each in encoded] == [bytes(batch.section)]
 print(native.is_native(), row.to_pylist())
 """
     ran = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | environment,
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=os.environ | environment
     )
     assert ran.stdout == "False [{'key': b'k', 'value': b'v'}]\n", ran.stderr

@@ -25,9 +25,7 @@ def test_keys_are_partitioned_as_by_the_client(
     with codec(is_native):
         found = key_partitions(pa.array(keys, pa.binary()), count, no_key_partition)
     assert found.dtype == "int32"
-    assert found.tolist() == [
-        no_key_partition if key is None else partition_of_key(key, count) for key in keys
-    ]
+    assert found.tolist() == [no_key_partition if key is None else partition_of_key(key, count) for key in keys]
 
 
 @both

@@ -7,9 +7,7 @@ from typing import Any
 from moldau.concurrency.eager import start_eagerly
 
 
-async def _outcome(
-    coroutine: Coroutine[Any, Any, Any],
-) -> tuple[list[tuple[Any, BaseException | None]], bool]:
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[list[tuple[Any, BaseException | None]], bool]:
     """What `done` was told, and whether the coroutine needed a task."""
     told: list[tuple[Any, BaseException | None]] = []
     task = start_eagerly(coroutine, lambda result, error: told.append((result, error)))

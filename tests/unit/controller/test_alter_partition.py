@@ -65,9 +65,7 @@ def test_a_previous_leader_is_rejected(cluster: ControlledCluster) -> None:
     assert error_of(cluster.alter([1, 2, 3], leader=1)) is NotLeaderOrFollowerError
 
 
-def test_a_leader_with_newer_metadata_gets_not_controller(
-    cluster: ControlledCluster,
-) -> None:
+def test_a_leader_with_newer_metadata_gets_not_controller(cluster: ControlledCluster) -> None:
     assert error_of(cluster.alter([1, 2], leader_epoch=7)) is NotControllerError
     assert error_of(cluster.alter([1, 2], partition_epoch=7)) is NotControllerError
 

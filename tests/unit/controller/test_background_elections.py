@@ -4,14 +4,8 @@ import pytest
 
 from moldau.controller import cluster_control as broker_decisions
 from moldau.controller.background_tasks import LOG_END_ATTEMPTS_MAX
-from moldau.controller.requests import (
-    ElectionType,
-    IsrChange,
-    TopicRef,
-)
-from moldau.errors import (
-    StorageError,
-)
+from moldau.controller.requests import ElectionType, IsrChange, TopicRef
+from moldau.errors import StorageError
 from moldau.raft.messages import EpochEndOffset
 from support.controller_cluster import ControllerCluster, run_on_virtual_time
 from support.controller_cluster_helpers import is_fenced, orders, with_topic
@@ -82,9 +76,7 @@ def test_preferred_leaders_are_restored_automatically() -> None:
 async def fall_out_of_sync(cluster: ControllerCluster, *broker_ids: int) -> None:
     at = orders(cluster)
     staying = tuple((each, -1) for each in at.isr if each not in broker_ids)
-    change = IsrChange(
-        cluster.image.topics["orders"].topic_id, 0, at.leader_epoch, at.partition_epoch, staying
-    )
+    change = IsrChange(cluster.image.topics["orders"].topic_id, 0, at.leader_epoch, at.partition_epoch, staying)
     leader = cluster.nodes[at.leader].lifecycle
     [result] = await cluster.controller.alter_partition(at.leader, leader.broker_epoch, [change])
     assert result.error is None
@@ -93,9 +85,7 @@ async def fall_out_of_sync(cluster: ControllerCluster, *broker_ids: int) -> None
 async def join_in_sync(cluster: ControllerCluster, *broker_ids: int) -> None:
     at = orders(cluster)
     members = tuple((each, cluster.nodes[each].lifecycle.broker_epoch) for each in broker_ids)
-    change = IsrChange(
-        cluster.image.topics["orders"].topic_id, 0, at.leader_epoch, at.partition_epoch, members
-    )
+    change = IsrChange(cluster.image.topics["orders"].topic_id, 0, at.leader_epoch, at.partition_epoch, members)
     leader = cluster.nodes[at.leader].lifecycle
     [result] = await cluster.controller.alter_partition(at.leader, leader.broker_epoch, [change])
     assert result.error is None

@@ -177,13 +177,7 @@ def test_the_local_controller_is_called_without_the_network() -> None:
 
 def test_a_heartbeat_carries_offline_replicas() -> None:
     peers = ScriptedPeers(
-        {
-            "throttle_time": 0,
-            "error_code": 0,
-            "is_caught_up": True,
-            "is_fenced": False,
-            "should_shut_down": True,
-        }
+        {"throttle_time": 0, "error_code": 0, "is_caught_up": True, "is_fenced": False, "should_shut_down": True}
     )
     heartbeat = BrokerHeartbeat(
         1,
@@ -304,12 +298,8 @@ def created(name: str, code: int = 0) -> dict[str, Any]:
 NOT_CONTROLLER = {"error_code": 41, "response_data": None}
 
 
-def create(
-    controller_channel: NodeToControllerChannel, timeout_ms: int = 10_000
-) -> Sequence[CreateTopicResult]:
-    work = controller_channel.create_topics(
-        [NewTopic("orders", 3, 2, configs={"a": "b"})], timeout_ms=timeout_ms
-    )
+def create(controller_channel: NodeToControllerChannel, timeout_ms: int = 10_000) -> Sequence[CreateTopicResult]:
+    work = controller_channel.create_topics([NewTopic("orders", 3, 2, configs={"a": "b"})], timeout_ms=timeout_ms)
     return cast(Sequence[CreateTopicResult], run(work))
 
 
@@ -325,9 +315,7 @@ def test_a_topic_is_created_by_another_node_in_an_envelope() -> None:
         request.request_data[skip_tagged_fields(request.request_data, header.body_start) :]
     )
     assert (header.api_key, body.timeout, body.validate_only) == (ApiKey.CREATE_TOPICS, 1_000, False)
-    assert [(each.name, each.num_partitions, each.replication_factor) for each in body.topics] == [
-        ("orders", 3, 2)
-    ]
+    assert [(each.name, each.num_partitions, each.replication_factor) for each in body.topics] == [("orders", 3, 2)]
 
 
 def test_topic_error_codes_become_errors() -> None:
@@ -347,9 +335,7 @@ def test_a_topic_with_unready_replicas_counts_as_created() -> None:
 
 def test_requests_are_retried_on_the_new_controller() -> None:
     peers = ScriptedPeers(
-        NOT_CONTROLLER,
-        PeerUnreachableError("refused", is_connection_refused=True),
-        enveloped(created("orders")),
+        NOT_CONTROLLER, PeerUnreachableError("refused", is_connection_refused=True), enveloped(created("orders"))
     )
     (result,) = create(make(2, -1, 2, 3, peers=peers))
     assert result.error is None
@@ -419,9 +405,7 @@ def test_slow_requests_do_not_delay_others() -> None:
         peers = SlowPeers(*[enveloped(created("orders"))] * 3)
         peers.may_go = asyncio.Event()
         controller_channel = make(2, peers=peers)
-        asked = [
-            asyncio.create_task(controller_channel.create_topics([NewTopic("orders")])) for _ in range(2)
-        ]
+        asked = [asyncio.create_task(controller_channel.create_topics([NewTopic("orders")])) for _ in range(2)]
         await asyncio.sleep(0)
         peers.may_go.set()
         await asyncio.gather(*asked)

@@ -106,10 +106,7 @@ def test_requests_with_a_stale_broker_epoch_are_rejected() -> None:
     ):
         with pytest.raises(error):
             process_broker_heartbeat(
-                cluster.state,
-                cluster.settings,
-                BrokerHeartbeat(broker_id, broker_epoch, 9),
-                cluster.heartbeat_manager,
+                cluster.state, cluster.settings, BrokerHeartbeat(broker_id, broker_epoch, 9), cluster.heartbeat_manager
             )
         with pytest.raises(error):
             allocate_producer_ids(cluster.state, broker_id, broker_epoch)
@@ -124,9 +121,7 @@ def test_a_broker_with_a_valid_session_is_not_replaced_by_another_process() -> N
         duplicate = BrokerRegistrationRequest(1, UUID(int=9), [endpoint])
         with pytest.raises(DuplicateBrokerRegistrationError, match="h:9092"):
             register_broker(cluster.state, cluster.settings, duplicate, cluster.heartbeat_manager, 3_009)
-        assert register_broker(
-            cluster.state, cluster.settings, duplicate, cluster.heartbeat_manager, 3_010
-        ).response
+        assert register_broker(cluster.state, cluster.settings, duplicate, cluster.heartbeat_manager, 3_010).response
 
 
 def test_invalid_registrations_are_rejected_with_advice() -> None:

@@ -20,9 +20,7 @@ from support.controller_decisions import ORDERS, Cluster
 
 def with_orders(**configs: str) -> Cluster:
     cluster = Cluster()
-    cluster.create(
-        NewTopic("orders", 1, 1, configs={name.replace("_", "."): at for name, at in configs.items()})
-    )
+    cluster.create(NewTopic("orders", 1, 1, configs={name.replace("_", "."): at for name, at in configs.items()}))
     return cluster
 
 
@@ -30,9 +28,7 @@ def test_incremental_changes_leave_other_configs_unchanged() -> None:
     cluster = with_orders(retention_ms="1", segment_bytes="4194304")
     assert (
         cluster.alter(
-            ORDERS,
-            ConfigChange("retention.ms", None, ConfigOperation.DELETE),
-            ConfigChange("max.message.bytes", "5"),
+            ORDERS, ConfigChange("retention.ms", None, ConfigOperation.DELETE), ConfigChange("max.message.bytes", "5")
         )
         is None
     )
@@ -129,9 +125,7 @@ def test_configs_too_large_for_one_batch_are_rejected() -> None:
     def alter(topics: int) -> int:
         changes = {ConfigResource(TOPIC_RESOURCE, f"topic-{number}"): [change] for number in range(topics)}
         return len(
-            alter_configs(
-                cluster.state, changes, cluster.settings, incremental=True, validate_only=False
-            ).records
+            alter_configs(cluster.state, changes, cluster.settings, incremental=True, validate_only=False).records
         )
 
     assert alter(fitting) == fitting

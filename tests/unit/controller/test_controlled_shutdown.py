@@ -3,13 +3,7 @@
 import asyncio
 
 from support.controller_cluster import ControllerCluster, run_on_virtual_time
-from support.controller_cluster_helpers import (
-    INTERVAL_MS,
-    SESSION_MS,
-    is_fenced,
-    orders,
-    with_topic,
-)
+from support.controller_cluster_helpers import INTERVAL_MS, SESSION_MS, is_fenced, orders, with_topic
 
 
 def test_a_controlled_shutdown_moves_leadership_before_it_completes() -> None:

@@ -12,9 +12,7 @@ from support.controller_cluster import ControllerCluster, Node, run_on_virtual_t
 
 
 async def with_topic(cluster: ControllerCluster, *replicas: list[int]) -> CreateTopicResult:
-    [created] = await cluster.controller.create_topics(
-        [NewTopic("orders", assignment=dict(enumerate(replicas)))]
-    )
+    [created] = await cluster.controller.create_topics([NewTopic("orders", assignment=dict(enumerate(replicas)))])
     assert created.error is None
     return created
 
@@ -88,9 +86,7 @@ def test_a_controller_deactivates_though_its_node_lags_behind() -> None:
     run_on_virtual_time(scenario)
 
 
-def test_a_new_controller_recomputes_elrs_with_its_own_min_isr(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_new_controller_recomputes_elrs_with_its_own_min_isr(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings change node by node: the node that lowered min.insync.replicas first led a partition under a
     controller that had not."""
     monkeypatch.setattr(elections, "RECORDS_PER_DECISION_MAX", 2)

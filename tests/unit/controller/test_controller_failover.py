@@ -8,16 +8,10 @@ import pytest
 
 from moldau.controller import background_tasks as tasks
 from moldau.controller import cluster_control as broker_decisions
-from moldau.controller.requests import (
-    BrokerHeartbeat,
-    NewTopic,
-)
+from moldau.controller.requests import BrokerHeartbeat, NewTopic
 from moldau.controller.state import ControllerState
 from moldau.coordinator import CoordinatorResult
-from moldau.errors import (
-    NotControllerError,
-    StorageError,
-)
+from moldau.errors import NotControllerError, StorageError
 from moldau.metadata.image import MetadataDelta, MetadataImage
 from moldau.metadata.records import BrokerRegistrationChangeRecord, Record, encode
 from moldau.peers.probe import ProbeResult
@@ -64,9 +58,7 @@ def test_a_new_controller_probes_all_brokers_at_once() -> None:
 
 @pytest.mark.parametrize("session_ms", [3_000, 9_000])
 @pytest.mark.parametrize("elected_after_ms", [FETCH_TIMEOUT_MS, 1_700, 2_400])
-def test_a_partitioned_controller_is_fenced_early_but_after_its_lease(
-    session_ms: int, elected_after_ms: int
-) -> None:
+def test_a_partitioned_controller_is_fenced_early_but_after_its_lease(session_ms: int, elected_after_ms: int) -> None:
     async def scenario(cluster: ControllerCluster) -> None:
         await cluster.boot(1, 2, 3)
         no_lease_outlives_its_session(cluster)
@@ -123,9 +115,7 @@ def test_a_heartbeat_reply_reflects_committed_state() -> None:
         await cluster.boot(1, 2)
         await cluster.pass_ms(100)
         epoch = cluster.nodes[2].lifecycle.broker_epoch
-        fencing = asyncio.ensure_future(
-            cluster.controller.heartbeat(BrokerHeartbeat(2, epoch, 0, want_fence=True))
-        )
+        fencing = asyncio.ensure_future(cluster.controller.heartbeat(BrokerHeartbeat(2, epoch, 0, want_fence=True)))
         reply = asyncio.ensure_future(cluster.controller.heartbeat(BrokerHeartbeat(2, epoch, 0)))
         await cluster.until(reply.done)
         assert fencing.done()
@@ -202,9 +192,7 @@ def test_features_of_a_new_cluster_are_written_when_the_log_accepts_them() -> No
     run_on_virtual_time(scenario)
 
 
-def test_a_controllers_node_shuts_down_soon_despite_slow_commits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_controllers_node_shuts_down_soon_despite_slow_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own heartbeat times out before the response."""
 
     async def scenario(cluster: ControllerCluster) -> None:
@@ -213,9 +201,7 @@ def test_a_controllers_node_shuts_down_soon_despite_slow_commits(
         await cluster.pass_ms(700)
         began_ms = cluster.clock.monotonic_ms()
         monkeypatch.setattr(controller_cluster, "COMMIT_S", 1.2)
-        asyncio.get_running_loop().call_later(
-            0.05, lambda: monkeypatch.setattr(controller_cluster, "COMMIT_S", 0.004)
-        )
+        asyncio.get_running_loop().call_later(0.05, lambda: monkeypatch.setattr(controller_cluster, "COMMIT_S", 0.004))
         await cluster.nodes[1].lifecycle.shut_down()
         assert is_fenced(cluster, 1)
         assert cluster.clock.monotonic_ms() - began_ms < 2_000
@@ -245,9 +231,7 @@ def test_a_new_controller_completes_changes_of_the_previous_one() -> None:
         await with_topic(cluster, [3, 2, 1])
         cluster.nodes[3].cut_off()
         # The broker is fenced, but its partition changes were lost with the controller.
-        record = BrokerRegistrationChangeRecord(
-            broker_id=3, broker_epoch=cluster.image.brokers[3].epoch, fenced=1
-        )
+        record = BrokerRegistrationChangeRecord(broker_id=3, broker_epoch=cluster.image.brokers[3].epoch, fenced=1)
         offset = cluster.end_offset
         cluster.commit(CommittedBatch(offset, offset, cluster.epoch, (encode(record),)))
         cluster.elect(2)

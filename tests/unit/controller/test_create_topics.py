@@ -26,12 +26,7 @@ from support.controller_decisions import ORDERS, Cluster, error_of
 def test_a_topic_gets_its_records_in_kafkas_order() -> None:
     cluster = Cluster()
     [created] = cluster.create(NewTopic("orders", 2, 1, configs={"retention.ms": "1000"}))
-    assert (created.name, created.partitions, created.replication_factor, created.error) == (
-        "orders",
-        2,
-        1,
-        None,
-    )
+    assert (created.name, created.partitions, created.replication_factor, created.error) == ("orders", 2, 1, None)
     kinds = [type(record).__name__ for record in cluster.last_records]
     assert kinds == ["TopicRecord", "ConfigRecord", "PartitionRecord", "PartitionRecord"]
     topic = cluster.state.image.topics["orders"]
@@ -81,11 +76,7 @@ def test_the_longest_name_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("topic", "kind", "message"),
     [
-        (
-            NewTopic("t", 0, 1),
-            InvalidPartitionsError,
-            "Number of partitions was set to an invalid non-positive value.",
-        ),
+        (NewTopic("t", 0, 1), InvalidPartitionsError, "Number of partitions was set to an invalid non-positive value."),
         (
             NewTopic("t", -2, 1),
             InvalidPartitionsError,
@@ -164,10 +155,7 @@ def test_configs_are_validated_before_anything_is_written(configs: Mapping[str, 
 def test_an_existing_topic_is_rejected() -> None:
     cluster = Cluster()
     cluster.create(NewTopic("orders", 1, 1))
-    assert error_of(cluster.create(NewTopic("orders", 1, 1))) == (
-        TopicExistsError,
-        "Topic 'orders' already exists.",
-    )
+    assert error_of(cluster.create(NewTopic("orders", 1, 1))) == (TopicExistsError, "Topic 'orders' already exists.")
 
 
 def test_names_that_differ_in_dots_and_underscores_only_collide() -> None:

@@ -6,11 +6,7 @@ from moldau.controller import elections
 from moldau.controller import state as controller_state
 from moldau.controller.cluster_control import register_broker, retained_data, unregister_broker
 from moldau.controller.configuration_control import MIN_ISR_CONFIG, alter_configs
-from moldau.controller.elections import (
-    elect_unclean_leaders,
-    remove_broker_from_isrs,
-    unclean_election_candidates,
-)
+from moldau.controller.elections import elect_unclean_leaders, remove_broker_from_isrs, unclean_election_candidates
 from moldau.controller.heartbeat_manager import BrokerHeartbeatManager
 from moldau.controller.ids import random_uuid
 from moldau.controller.partition_change_builder import RetainedData
@@ -75,9 +71,7 @@ def test_the_last_isr_member_stays_and_leads_again_when_unfenced() -> None:
     cluster.fence(1)
     assert shape(cluster) == (NO_LEADER, (1,), ())
     cluster.unfence(2)
-    assert shape(cluster) == (NO_LEADER, (1,), ()), (
-        "2 was left behind: it may lack what 1 has committed alone"
-    )
+    assert shape(cluster) == (NO_LEADER, (1,), ()), "2 was left behind: it may lack what 1 has committed alone"
     cluster.unfence(1)
     assert shape(cluster) == (1, (1,), ())
     assert cluster.partition().leader_epoch == 2
@@ -147,36 +141,24 @@ def test_an_uncommitted_min_isr_is_used() -> None:
     assert shape(cluster) == (1, (1,), (2,))
 
 
-@pytest.mark.parametrize(
-    "resource", [ConfigResource(TOPIC_RESOURCE, "orders"), ConfigResource(BROKER_RESOURCE, "")]
-)
-def test_lowering_min_isr_empties_the_elr(
-    resource: ConfigResource,
-) -> None:
+@pytest.mark.parametrize("resource", [ConfigResource(TOPIC_RESOURCE, "orders"), ConfigResource(BROKER_RESOURCE, "")])
+def test_lowering_min_isr_empties_the_elr(resource: ConfigResource) -> None:
     cluster = ControlledCluster()
     cluster.create("orders", (1, 2, 3))
     cluster.apply(
-        [
-            ConfigRecord(
-                resource_type=resource.type, resource_name=resource.name, name=MIN_ISR_CONFIG, value="3"
-            )
-        ]
+        [ConfigRecord(resource_type=resource.type, resource_name=resource.name, name=MIN_ISR_CONFIG, value="3")]
     )
     cluster.fence(3)
     cluster.fence(2)
     assert shape(cluster) == (1, (1,), (2, 3))
     for minimum, elr in (("2", (2, 3)), ("1", ())):
         changes = {resource: [ConfigChange(MIN_ISR_CONFIG, minimum)]}
-        cluster.do(
-            alter_configs(cluster.state, changes, cluster.settings, incremental=True, validate_only=False)
-        )
+        cluster.do(alter_configs(cluster.state, changes, cluster.settings, incremental=True, validate_only=False))
         assert shape(cluster) == (1, (1,), elr)
 
 
 def test_the_brokers_min_isr_is_the_default() -> None:
-    settings = EffectiveSettings(
-        BrokerSettings(node_id=1, topic_defaults=TopicSettings(min_insync_replicas=2))
-    )
+    settings = EffectiveSettings(BrokerSettings(node_id=1, topic_defaults=TopicSettings(min_insync_replicas=2)))
     cluster = ControlledCluster(settings=settings)
     cluster.create("orders", (1, 2))
     cluster.fence(2)
@@ -298,17 +280,13 @@ def test_after_all_brokers_were_killed_two_elect_a_leader_without_the_third() ->
         ("none", "none", RetainedData.NONE),
     ],
 )
-def test_a_disk_is_recognized_by_its_previous_incarnations(
-    previous: str, lives: str, kept: RetainedData
-) -> None:
+def test_a_disk_is_recognized_by_its_previous_incarnations(previous: str, lives: str, kept: RetainedData) -> None:
     cluster = cluster_of(1)
     known = cluster.state.image.brokers[1]
     older, own = random_uuid(cluster.random), random_uuid(cluster.random)
     epochs = {"registered": known.epoch, "older": known.epoch - 1, "none": -1}
     seen = {"registered": (older, known.incarnation_id), "older": (older,), "none": ()}
-    anew = BrokerRegistrationRequest(
-        1, own, [], previous_epoch=epochs[previous], previous_incarnations=seen[lives]
-    )
+    anew = BrokerRegistrationRequest(1, own, [], previous_epoch=epochs[previous], previous_incarnations=seen[lives])
     assert retained_data(known, anew) is kept
     assert retained_data(None, anew) is RetainedData.NONE
 
@@ -317,11 +295,7 @@ def test_every_unclean_election_sets_the_unclean_epoch() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
     assert cluster.partition().unclean_epoch == -1
     for broker_id in (2, 3):
-        cluster.do(
-            elect_unclean_leaders(
-                cluster.state, cluster.settings, {ORDERS: {broker_id: EpochEndOffset(0, 5)}}
-            )
-        )
+        cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, {ORDERS: {broker_id: EpochEndOffset(0, 5)}}))
         assert cluster.partition().leader == broker_id
         assert cluster.partition().unclean_epoch == cluster.partition().leader_epoch
         # It is fenced before it reports its recovery.
@@ -450,9 +424,7 @@ def test_a_deleted_topic_is_not_elected() -> None:
     assert cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends)) == []
 
 
-def test_unclean_elections_are_split_into_decisions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unclean_elections_are_split_into_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = ControlledCluster()
     cluster.create("orders", *([1, 2] for _ in range(10)), unclean_leader_election_enable="true")
     for broker_id in (2, 1):
@@ -467,10 +439,7 @@ def test_unclean_elections_are_split_into_decisions(
     for elected in (3, 6):
         cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends))
         assert len(cluster.last_records) == 3
-        assert (
-            list(unclean_election_candidates(cluster.state, cluster.settings))
-            == names[:4] + names[4 + elected :]
-        )
+        assert list(unclean_election_candidates(cluster.state, cluster.settings)) == names[:4] + names[4 + elected :]
     cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends))
     assert cluster.last_records == []
 

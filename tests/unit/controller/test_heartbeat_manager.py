@@ -2,11 +2,7 @@
 
 from uuid import UUID
 
-from moldau.controller.heartbeat_manager import (
-    BrokerHeartbeatManager,
-    find_unready_replicas,
-    remaining_session_ms,
-)
+from moldau.controller.heartbeat_manager import BrokerHeartbeatManager, find_unready_replicas, remaining_session_ms
 from moldau.controller.requests import BrokerHeartbeat, OfflineReplica
 from moldau.metadata.image import BrokerRegistration, MetadataImage, PartitionRegistration, TopicImage
 
@@ -14,9 +10,7 @@ SESSION_MS = 3_000
 TOPIC_ID = UUID(int=77)
 
 
-def broker(
-    broker_id: int, *, epoch: int = 5, fenced: bool = False, leaving: bool = False
-) -> BrokerRegistration:
+def broker(broker_id: int, *, epoch: int = 5, fenced: bool = False, leaving: bool = False) -> BrokerRegistration:
     return BrokerRegistration(broker_id, epoch, UUID(int=broker_id), (), None, fenced, leaving)
 
 
@@ -104,9 +98,7 @@ def test_a_broker_whose_process_died_has_no_valid_session() -> None:
 
 
 def topic(*replicas: tuple[int, ...]) -> TopicImage:
-    partitions = tuple(
-        PartitionRegistration(index, each, each, each[0], 0, 0) for index, each in enumerate(replicas)
-    )
+    partitions = tuple(PartitionRegistration(index, each, each, each[0], 0, 0) for index, each in enumerate(replicas))
     return TopicImage("orders", TOPIC_ID, partitions)
 
 
@@ -121,9 +113,7 @@ def test_each_unready_replica_is_listed_with_the_reason() -> None:
     heartbeat_manager.touch(
         BrokerHeartbeat(3, 5, 51, not_ready=[OfflineReplica(TOPIC_ID, 1, 3, "No space left on device")]), 20
     )
-    at = image(
-        topic((1, 2, 3), (3, 1, 4), (9, 1, 4)), broker(1), broker(2), broker(3), broker(4, fenced=True)
-    )
+    at = image(topic((1, 2, 3), (3, 1, 4), (9, 1, 4)), broker(1), broker(2), broker(3), broker(4, fenced=True))
     assert find_unready_replicas(at, heartbeat_manager, {"orders": 0}, 50) == {
         "orders": [
             "orders-1 on node 3: its log could not be opened: No space left on device",

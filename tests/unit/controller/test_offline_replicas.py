@@ -11,9 +11,7 @@ from support.partition_decisions import ControlledCluster
 
 
 class Cluster(ControlledCluster):
-    def hears(
-        self, broker_id: int, *failed: int, epoch: int | None = None, is_transient: bool = False
-    ) -> None:
+    def hears(self, broker_id: int, *failed: int, epoch: int | None = None, is_transient: bool = False) -> None:
         """Processes a heartbeat that reports these partitions of orders offline."""
         topic_id = self.state.image.topics["orders"].topic_id
         heartbeat = BrokerHeartbeat(
@@ -63,9 +61,7 @@ def test_the_only_isr_member_stays_without_a_leader_and_leads_when_online_again(
     cluster.hears(1, 0)
     assert cluster.state_of() == (NO_LEADER, (1,), ())
     cluster.unfence(2)
-    assert cluster.state_of() == (NO_LEADER, (1,), ()), (
-        "neither has all that is committed and a log that works"
-    )
+    assert cluster.state_of() == (NO_LEADER, (1,), ()), "neither has all that is committed and a log that works"
     cluster.hears(1)
     assert cluster.state_of() == (1, (1,), ())
 
@@ -125,9 +121,7 @@ def test_a_leader_that_cannot_be_written_is_replaced() -> None:
     cluster.create("orders", (1, 2, 3))
     cluster.hears(1, 0, is_transient=True)
     assert cluster.state_of() == (2, (2, 3), ())
-    assert isinstance(cluster.alter((1, 2, 3)).error, IneligibleReplicaError), (
-        "the high watermark would wait for it"
-    )
+    assert isinstance(cluster.alter((1, 2, 3)).error, IneligibleReplicaError), "the high watermark would wait for it"
     cluster.elect(ElectionType.PREFERRED, ("orders", 0))
     assert cluster.partition().leader == 2
     cluster.hears(1)
@@ -187,9 +181,7 @@ def test_two_isr_members_that_cannot_be_written_both_stay() -> None:
         # Both report before any decision.
         epoch = cluster.state.image.brokers[broker_id].epoch
         cluster.state.update_offline_replicas(
-            BrokerHeartbeat(
-                broker_id, epoch, 0, not_ready=[OfflineReplica(topic_id, 0, broker_id, "full", True)]
-            )
+            BrokerHeartbeat(broker_id, epoch, 0, not_ready=[OfflineReplica(topic_id, 0, broker_id, "full", True)])
         )
     cluster.hears(1, 0, is_transient=True)
     cluster.hears(2, 0, is_transient=True)

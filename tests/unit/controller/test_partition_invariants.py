@@ -6,11 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from moldau.controller.elections import (
-    balance_partition_leaders,
-    elect_unclean_leaders,
-    unclean_election_candidates,
-)
+from moldau.controller.elections import balance_partition_leaders, elect_unclean_leaders, unclean_election_candidates
 from moldau.controller.partition_change_builder import RetainedData
 from moldau.controller.partition_index import PartitionIndex, PartitionName
 from moldau.controller.requests import ElectionType
@@ -185,9 +181,7 @@ class AnyCluster:
     def is_led_uncleanly_where_allowed(self) -> None:
         candidates = unclean_election_candidates(self.cluster.state, self.cluster.settings)
         assert self.unclean or not candidates
-        self.cluster.do(
-            elect_unclean_leaders(self.cluster.state, self.cluster.settings, self.ends_of(candidates))
-        )
+        self.cluster.do(elect_unclean_leaders(self.cluster.state, self.cluster.settings, self.ends_of(candidates)))
         self.is_led_uncleanly(candidates)
 
     def is_led_uncleanly_because_somebody_wants_it(self) -> None:

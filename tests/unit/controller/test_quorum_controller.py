@@ -106,9 +106,7 @@ def test_concurrent_creations_share_fsyncs_and_see_each_other() -> None:
 def test_a_restart_publishes_the_same_image_in_one_delta() -> None:
     async def scenario(plane: ControlPlane) -> None:
         controller = await plane.boot()
-        await controller.create_topics(
-            [NewTopic("a", 2, 1, configs={"retention.ms": "9"}), NewTopic("b", 1, 1)]
-        )
+        await controller.create_topics([NewTopic("a", 2, 1, configs={"retention.ms": "9"}), NewTopic("b", 1, 1)])
         await controller.delete_topics([TopicRef("b")])
         block = await controller.allocate_producer_ids(NODE, plane.broker_epoch)
         before = plane.image
@@ -117,11 +115,7 @@ def test_a_restart_publishes_the_same_image_in_one_delta() -> None:
         plane.published.clear()
         controller = await plane.boot(register=False)
         after = plane.image
-        assert (after.topics, after.topic_names, after.configs) == (
-            before.topics,
-            before.topic_names,
-            before.configs,
-        )
+        assert (after.topics, after.topic_names, after.configs) == (before.topics, before.topic_names, before.configs)
         assert (after.brokers, after.features) == (before.brokers, before.features)
         assert after.controller_epoch == before.controller_epoch + 1
         [(delta, _)] = plane.published
@@ -156,9 +150,7 @@ def test_after_a_power_loss_all_acknowledged_changes_exist() -> None:
         controller = await plane.boot()
         await controller.create_topics([NewTopic("answered", 1, 1)])
         plane.log.sync_gate = asyncio.Event()
-        unanswered = asyncio.get_running_loop().create_task(
-            controller.create_topics([NewTopic("unanswered", 1, 1)])
-        )
+        unanswered = asyncio.get_running_loop().create_task(controller.create_topics([NewTopic("unanswered", 1, 1)]))
         for _ in range(30):
             await asyncio.sleep(0)
         assert not unanswered.done()
@@ -287,9 +279,7 @@ steps = st.one_of(
     st.tuples(st.just("create"), st.lists(st.tuples(names, partitions), min_size=1, max_size=3)),
     st.tuples(st.just("delete"), st.lists(names, min_size=1, max_size=2)),
     st.tuples(st.just("grow"), st.tuples(names, partitions)),
-    st.tuples(
-        st.just("alter"), st.tuples(names, keys, values, st.sampled_from(ConfigOperation), st.booleans())
-    ),
+    st.tuples(st.just("alter"), st.tuples(names, keys, values, st.sampled_from(ConfigOperation), st.booleans())),
     st.tuples(st.just("ids"), st.none()),
     st.tuples(st.just("together"), st.lists(names, min_size=2, max_size=4)),
     st.tuples(st.just("restart"), st.booleans()),
@@ -358,9 +348,7 @@ def _replayed(plane: ControlPlane) -> MetadataImage:
     return image
 
 
-def test_a_logged_decision_that_cannot_be_applied_fails_the_node(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_logged_decision_that_cannot_be_applied_fails_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its controller would continue from an image that is behind its log."""
 
     def fail(self: ControllerState, records: object, end_offset: int) -> None:

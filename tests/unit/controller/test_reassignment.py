@@ -4,11 +4,7 @@ from collections import Counter
 
 import pytest
 
-from moldau.controller.reassignment import (
-    alter_partition_reassignments,
-    list_partition_reassignments,
-    plan_drain,
-)
+from moldau.controller.reassignment import alter_partition_reassignments, list_partition_reassignments, plan_drain
 from moldau.controller.requests import OngoingReassignment, Reassignment
 from moldau.errors import (
     InvalidReplicaAssignmentError,

@@ -4,10 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from moldau.controller.requests import (
-    BrokerHeartbeat,
-    BrokerRegistrationRequest,
-)
+from moldau.controller.requests import BrokerHeartbeat, BrokerRegistrationRequest
 from moldau.errors import (
     BrokerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,
@@ -136,8 +133,7 @@ def test_a_repeated_registration_keeps_its_epoch() -> None:
         await cluster.boot(1, 2)
         broker: BrokerRegistrationRequest = cluster.nodes[2].lifecycle._registration
         assert (
-            await cluster.controller.register_broker(broker, is_remote=True)
-            == cluster.nodes[2].lifecycle.broker_epoch
+            await cluster.controller.register_broker(broker, is_remote=True) == cluster.nodes[2].lifecycle.broker_epoch
         )
         assert not is_fenced(cluster, 2)
 

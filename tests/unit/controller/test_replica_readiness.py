@@ -4,18 +4,10 @@ import asyncio
 
 import pytest
 
-from moldau.controller.requests import (
-    NewTopic,
-    OfflineReplica,
-)
-from moldau.errors import (
-    NotControllerError,
-)
+from moldau.controller.requests import NewTopic, OfflineReplica
+from moldau.errors import NotControllerError
 from support.controller_cluster import ControllerCluster, run_on_virtual_time
-from support.controller_cluster_helpers import (
-    is_fenced,
-    with_topic,
-)
+from support.controller_cluster_helpers import is_fenced, with_topic
 
 
 def test_a_topic_is_ready_without_waiting_for_the_heartbeat_interval() -> None:
@@ -71,10 +63,7 @@ def test_only_new_partitions_are_waited_for() -> None:
         await cluster.until(lambda: is_fenced(cluster, 2))
         now_ms = cluster.clock.monotonic_ms()
         assert await cluster.controller.wait_replicas_ready(["orders"], now_ms) != {}
-        assert (
-            await cluster.controller.wait_replicas_ready(["orders"], now_ms, first_partition={"orders": 1})
-            == {}
-        )
+        assert await cluster.controller.wait_replicas_ready(["orders"], now_ms, first_partition={"orders": 1}) == {}
 
     run_on_virtual_time(scenario)
 

@@ -74,22 +74,14 @@ def test_new_partitions_get_the_next_indexes() -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        (
-            PartitionIncrease("no", 3),
-            UnknownTopicOrPartitionError,
-            "This server does not host this topic-partition.",
-        ),
+        (PartitionIncrease("no", 3), UnknownTopicOrPartitionError, "This server does not host this topic-partition."),
         (PartitionIncrease("a", 2), InvalidPartitionsError, "Topic already has 2 partition(s)."),
         (
             PartitionIncrease("a", 1),
             InvalidPartitionsError,
             "The topic a currently has 2 partition(s); 1 would not be an increase.",
         ),
-        (
-            PartitionIncrease("a", 10_001),
-            InvalidPartitionsError,
-            "A topic cannot have more than 10000 partitions.",
-        ),
+        (PartitionIncrease("a", 10_001), InvalidPartitionsError, "A topic cannot have more than 10000 partitions."),
         (
             PartitionIncrease("a", 4, [[1]]),
             InvalidReplicaAssignmentError,
@@ -148,9 +140,7 @@ def test_a_request_for_too_many_partitions_is_rejected_before_placement(
 
     monkeypatch.setattr(topic_decisions, "place_replicas", no_place)
     with pytest.raises(PolicyViolationError):
-        cluster.more(
-            PartitionIncrease("a", 5_001), PartitionIncrease("b", 5_002), validate_only=validate_only
-        )
+        cluster.more(PartitionIncrease("a", 5_001), PartitionIncrease("b", 5_002), validate_only=validate_only)
     assert placed == []
     cluster.more(PartitionIncrease("a", 5_001), PartitionIncrease("b", 5_001), validate_only=validate_only)
     assert placed == [5_000, 5_000]

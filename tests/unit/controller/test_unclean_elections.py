@@ -37,9 +37,7 @@ async def without_leader(
     ):
         assert result.error is None
     await cluster.nodes[4].kill()
-    await cluster.until(
-        lambda: all(each.leader == NO_LEADER for each in cluster.image.topics["orders"].partitions)
-    )
+    await cluster.until(lambda: all(each.leader == NO_LEADER for each in cluster.image.topics["orders"].partitions))
 
 
 def answer_by(cluster: ControllerCluster, ask: Callable[[int, str, int], Awaitable[EpochEndOffset]]) -> None:
@@ -49,9 +47,7 @@ def answer_by(cluster: ControllerCluster, ask: Callable[[int, str, int], Awaitab
 
 
 async def elect(cluster: ControllerCluster, *partitions: int) -> list[PartitionResult]:
-    return await cluster.controller.elect_leaders(
-        ElectionType.UNCLEAN, [("orders", index) for index in partitions]
-    )
+    return await cluster.controller.elect_leaders(ElectionType.UNCLEAN, [("orders", index) for index in partitions])
 
 
 def test_a_replica_that_is_online_again_is_elected_if_it_is_the_last() -> None:

@@ -27,9 +27,7 @@ def give_up(cluster: ControlledCluster, broker_id: int = 2) -> None:
 def test_the_last_isr_member_cannot_be_unregistered_until_its_topics_are_deleted() -> None:
     cluster = ControlledCluster()
     cluster.create("orders", *[[2]] * 5)
-    assert_rejected(
-        cluster, "orders-0, orders-1, orders-2 and 2 more", "Reassign them", "--unclean", "delete"
-    )
+    assert_rejected(cluster, "orders-0, orders-1, orders-2 and 2 more", "Reassign them", "--unclean", "delete")
     cluster.fence(2)
     assert_rejected(cluster, "orders-0")
     cluster.do(delete_topics(cluster.state, [TopicRef("orders")], cluster.settings))
@@ -43,9 +41,7 @@ def test_the_last_isr_member_can_be_unregistered_after_an_unclean_election() -> 
     cluster.fence(2)
     assert cluster.partition().leader == NO_LEADER
     assert_rejected(cluster, "orders-0")
-    cluster.elect(
-        ElectionType.UNCLEAN, ("orders", 0), log_ends={PartitionName("orders", 0): {3: EpochEndOffset(0, 5)}}
-    )
+    cluster.elect(ElectionType.UNCLEAN, ("orders", 0), log_ends={PartitionName("orders", 0): {3: EpochEndOffset(0, 5)}})
     assert cluster.partition().isr == (3,)
     give_up(cluster)
 

@@ -79,9 +79,7 @@ def reject(state: Counter) -> CoordinatorResult[int, list[int]]:
     raise InvalidRequestError(f"there are {len(state.numbers)}")
 
 
-def start(
-    runtime: Runtime, operation: Callable[[Counter], CoordinatorResult[int, Any]]
-) -> "asyncio.Task[Any]":
+def start(runtime: Runtime, operation: Callable[[Counter], CoordinatorResult[int, Any]]) -> "asyncio.Task[Any]":
     return asyncio.get_running_loop().create_task(runtime.submit(operation))
 
 
@@ -305,9 +303,7 @@ def test_a_state_that_fails_to_apply_its_records_is_unloaded() -> None:
             raise ZeroDivisionError
 
     async def scenario() -> None:
-        runtime: Runtime = CoordinatorRuntime(
-            GatedLog(), not_loaded_error=lambda: NotControllerError("not here")
-        )
+        runtime: Runtime = CoordinatorRuntime(GatedLog(), not_loaded_error=lambda: NotControllerError("not here"))
         runtime.load(Broken(), 0)
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         with pytest.raises(ZeroDivisionError):

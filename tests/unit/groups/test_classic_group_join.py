@@ -23,10 +23,7 @@ COMPLETING, STABLE = GroupState.COMPLETING_REBALANCE, GroupState.STABLE
 @pytest.mark.parametrize("session_ms", [5_999, 1_800_001, -1, 0])
 def test_an_invalid_session_timeout_is_rejected_first(session_ms: int) -> None:
     harness = GroupHarness()
-    assert (
-        harness.error_type(harness.join("nobody", protocols=(), session_ms=session_ms))
-        is InvalidSessionTimeoutError
-    )
+    assert harness.error_type(harness.join("nobody", protocols=(), session_ms=session_ms)) is InvalidSessionTimeoutError
 
 
 def test_a_join_without_protocols_is_rejected() -> None:
@@ -61,8 +58,7 @@ def test_protocols_are_checked_before_the_member_id() -> None:
     harness = GroupHarness()
     harness.stable({})
     assert (
-        harness.error_type(harness.join("nobody", protocols=named_protocols("other")))
-        is InconsistentGroupProtocolError
+        harness.error_type(harness.join("nobody", protocols=named_protocols("other"))) is InconsistentGroupProtocolError
     )
     assert harness.error_type(harness.join("nobody")) is UnknownMemberIdError
 
@@ -371,9 +367,7 @@ def test_before_the_sync_a_changed_subscription_starts_a_rebalance() -> None:
         ([["a", "b", "c"], ["c", "b", "a"], ["b"]], "b"),
     ],
 )
-def test_each_member_votes_for_its_first_protocol_that_all_support(
-    preferences: list[list[str]], chosen: str
-) -> None:
+def test_each_member_votes_for_its_first_protocol_that_all_support(preferences: list[list[str]], chosen: str) -> None:
     harness = GroupHarness()
     request_ids = [harness.join(protocols=named_protocols(*names)) for names in preferences]
     harness.wait_for_generation()

@@ -2,12 +2,7 @@
 
 import pytest
 
-from moldau.errors import (
-    FencedInstanceIdError,
-    IllegalGenerationError,
-    RebalanceInProgressError,
-    UnknownMemberIdError,
-)
+from moldau.errors import FencedInstanceIdError, IllegalGenerationError, RebalanceInProgressError, UnknownMemberIdError
 from moldau.groups.classic_group_metadata import ClassicGroupMetadata
 from moldau.groups.members import MemberSet
 from moldau.groups.records import GroupMetadataRecord
@@ -38,20 +33,14 @@ def test_a_restarted_static_member_keeps_its_assignment() -> None:
     assert (reply.members, reply.skip_assignment) == ((), False)
     assert harness.metadata.state is STABLE
     assert harness.assignment(harness.sync("two-again", instance="two")) == f"part of {follower}".encode()
-    assert harness.response(harness.heartbeat(leader, instance="one")) is EMPTY_RESPONSE, (
-        "the others do not notice"
-    )
+    assert harness.response(harness.heartbeat(leader, instance="one")) is EMPTY_RESPONSE, "the others do not notice"
 
 
 def test_a_static_restart_writes_the_new_member_id() -> None:
     harness = GroupHarness()
     harness.stable(ONE, TWO)
     harness.join(
-        instance="two",
-        new_member_id="two-again",
-        session_ms=20_000,
-        rebalance_ms=30_000,
-        client_host="/10.0.0.9",
+        instance="two", new_member_id="two-again", session_ms=20_000, rebalance_ms=30_000, client_host="/10.0.0.9"
     )
     record = harness.log[-1]
     assert isinstance(record, GroupMetadataRecord)
@@ -79,9 +68,7 @@ def test_a_restarted_static_leader_gets_skip_assignment() -> None:
 def test_a_restarted_older_leader_sees_its_old_id_as_leader() -> None:
     harness = GroupHarness()
     leader, _ = harness.stable(ONE, TWO)
-    reply = harness.joined(
-        harness.join(instance="one", new_member_id="one-again", supports_skipping_assignment=False)
-    )
+    reply = harness.joined(harness.join(instance="one", new_member_id="one-again", supports_skipping_assignment=False))
     assert (reply.leader, reply.members, reply.skip_assignment) == (leader, (), False)
     assert harness.metadata.leader == "one-again"
 
@@ -125,9 +112,7 @@ def test_a_static_restart_with_a_changed_subscription_keeps_the_assignment() -> 
     assert harness.joined(harness.join(instance="two", protocols=changed)).generation == 1
 
 
-def test_a_static_restart_with_the_same_protocols_selects_no_protocol(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_static_restart_with_the_same_protocols_selects_no_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = GroupHarness()
     harness.stable(ONE, TWO)
     monkeypatch.setattr(MemberSet, "select_protocol", lambda _: pytest.fail("each member is asked again"))
@@ -211,17 +196,13 @@ def test_all_requests_of_a_replaced_static_member_are_fenced() -> None:
     left = harness.response(harness.leave(LeavingMember(old, "one")))
     assert isinstance(left, LeaveResponse)
     assert isinstance(left.members[0].error, FencedInstanceIdError)
-    assert harness.error_type(harness.heartbeat(old)) is UnknownMemberIdError, (
-        "nor is it known without its instance id"
-    )
+    assert harness.error_type(harness.heartbeat(old)) is UnknownMemberIdError, "nor is it known without its instance id"
 
 
 def test_fencing_is_checked_before_the_generation() -> None:
     harness = GroupHarness()
     one, _ = harness.stable(ONE, TWO)
-    assert (
-        harness.error_type(harness.heartbeat("other", instance="one", generation=9)) is FencedInstanceIdError
-    )
+    assert harness.error_type(harness.heartbeat("other", instance="one", generation=9)) is FencedInstanceIdError
     assert harness.error_type(harness.heartbeat(one, instance="one", generation=9)) is IllegalGenerationError
 
 
@@ -256,9 +237,7 @@ def test_a_parked_join_of_a_replaced_static_member_is_fenced() -> None:
 
 def test_a_static_member_stays_in_the_group_if_it_does_not_rejoin_in_time() -> None:
     harness = GroupHarness()
-    _, two = harness.stable(
-        {**ONE, "rebalance_ms": 5_000}, {**TWO, "rebalance_ms": 5_000, "session_ms": 30_000}
-    )
+    _, two = harness.stable({**ONE, "rebalance_ms": 5_000}, {**TWO, "rebalance_ms": 5_000, "session_ms": 30_000})
     again = harness.join("one-1", instance="one", rebalance_ms=5_000)
     harness.wait(5_000)
     reply = harness.joined(again)
@@ -322,9 +301,7 @@ def test_a_static_member_leaves_with_its_member_id_with_or_without_its_instance_
 # What the simulator switches off
 
 
-def test_the_checks_of_generation_and_fencing_can_be_switched_off_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_checks_of_generation_and_fencing_can_be_switched_off_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = GroupHarness()
     one, _ = harness.stable(ONE, TWO)
     monkeypatch.setattr(ClassicGroupMetadata, "check_generation", lambda self, generation: None)

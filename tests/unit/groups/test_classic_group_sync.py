@@ -70,10 +70,7 @@ def test_the_leaders_sync_writes_the_complete_group_record() -> None:
         (a, b"mine", b"0"),
         (b, b"mine", b"1"),
     ]
-    assert (metadata.members[0].session_timeout_ms, metadata.members[0].rebalance_timeout_ms) == (
-        10_000,
-        60_000,
-    )
+    assert (metadata.members[0].session_timeout_ms, metadata.members[0].rebalance_timeout_ms) == (10_000, 60_000)
 
 
 def test_a_late_follower_gets_its_assignment_at_once() -> None:
@@ -151,10 +148,7 @@ def test_members_that_do_not_sync_are_removed_after_the_rebalance_timeout() -> N
     harness.sync(a)
     for _ in range(11):
         harness.wait(5_000)
-        assert [harness.response(harness.heartbeat(each)) for each in (a, b)] == [
-            EMPTY_RESPONSE,
-            EMPTY_RESPONSE,
-        ]
+        assert [harness.response(harness.heartbeat(each)) for each in (a, b)] == [EMPTY_RESPONSE, EMPTY_RESPONSE]
     harness.wait(4_999)
     assert harness.metadata.state is STABLE
     harness.wait(1)
@@ -201,11 +195,7 @@ def test_a_member_without_heartbeats_is_removed_after_its_session_timeout() -> N
     harness.wait(9_999)
     assert harness.metadata.state is STABLE
     harness.wait(1)
-    assert (
-        harness.metadata.state,
-        list(harness.members),
-        harness.metadata.leader,
-    ) == (PREPARING, [b], b)
+    assert (harness.metadata.state, list(harness.members), harness.metadata.leader) == (PREPARING, [b], b)
     assert harness.error_type(harness.heartbeat(b)) is RebalanceInProgressError
     assert harness.joined(harness.join(b)).generation == 2
 
@@ -378,11 +368,7 @@ def test_members_continue_after_a_crash() -> None:
     harness = GroupHarness()
     a, b = harness.stable({}, {})
     harness.crash()
-    assert (harness.metadata.state, harness.metadata.generation, harness.metadata.leader) == (
-        STABLE,
-        1,
-        a,
-    )
+    assert (harness.metadata.state, harness.metadata.generation, harness.metadata.leader) == (STABLE, 1, a)
     assert harness.response(harness.heartbeat(a)) is EMPTY_RESPONSE
     assert harness.assignment(harness.sync(b)) == f"part of {b}".encode()
     assert harness.joined(harness.join(b)).generation == 1, "it says what it said then"
@@ -416,11 +402,11 @@ def test_the_time_since_a_group_is_empty_survives_a_crash() -> None:
     since_ms = harness.metadata.empty_since_ms
     harness.wait(5_000)
     harness.crash()
-    assert (
-        harness.metadata.state,
-        harness.metadata.generation,
-        harness.metadata.empty_since_ms,
-    ) == (EMPTY, 2, since_ms)
+    assert (harness.metadata.state, harness.metadata.generation, harness.metadata.empty_since_ms) == (
+        EMPTY,
+        2,
+        since_ms,
+    )
     harness.join()
     assert harness.metadata.empty_since_ms is None
 
@@ -501,11 +487,7 @@ def test_member_metadata_is_described_only_in_stable_groups() -> None:
     harness = GroupHarness()
     a, b = harness.stable({}, {"instance": "static", "client_host": "/10.0.0.2"})
     describe = harness.metadata.describe()
-    assert (describe.state, describe.protocol_type, describe.protocol_name) == (
-        STABLE,
-        "consumer",
-        "range",
-    )
+    assert (describe.state, describe.protocol_type, describe.protocol_name) == (STABLE, "consumer", "range")
     assert describe.members[1] == (
         b, "static", "client", "/10.0.0.2", b"mine", f"part of {b}".encode()
     )  # fmt: skip
@@ -525,14 +507,10 @@ def test_a_listed_group_has_state_and_type() -> None:
 def test_the_topics_that_members_are_subscribed_to() -> None:
     harness = GroupHarness()
     assert harness.metadata.subscribed_topics() is None
-    a, b = harness.stable(
-        {"protocols": subscribed_to("one", "two")}, {"protocols": subscribed_to("two", "three")}
-    )
+    a, b = harness.stable({"protocols": subscribed_to("one", "two")}, {"protocols": subscribed_to("two", "three")})
     assert sorted(harness.metadata.subscribed_topics() or ()) == ["one", "three", "two"]
     harness.join(b, protocols=subscribed_to("four"))
-    assert sorted(harness.metadata.subscribed_topics() or ()) == ["one", "three", "two"], (
-        "until the next generation"
-    )
+    assert sorted(harness.metadata.subscribed_topics() or ()) == ["one", "three", "two"], "until the next generation"
     harness.join(a, protocols=subscribed_to("one"))
     assert harness.metadata.subscribed_topics() == ("one", "four")
     harness.crash()
@@ -543,9 +521,7 @@ def test_the_topics_that_members_are_subscribed_to() -> None:
 
 def test_subscribed_topics_are_unknown_if_a_subscription_is_invalid() -> None:
     harness = GroupHarness()
-    harness.stable(
-        {"protocols": subscribed_to("one")}, {"protocols": named_protocols("range", metadata=b"?")}
-    )
+    harness.stable({"protocols": subscribed_to("one")}, {"protocols": named_protocols("range", metadata=b"?")})
     assert harness.metadata.subscribed_topics() is None
     other = GroupHarness()
     other.stable({"protocol_type": "connect", "protocols": subscribed_to("one")})

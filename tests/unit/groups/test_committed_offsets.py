@@ -5,11 +5,7 @@ from uuid import UUID
 import pytest
 
 from moldau.errors import OffsetMetadataTooLargeError
-from moldau.groups.committed_offsets import (
-    CommittedOffsets,
-    OffsetExpirationCondition,
-    build_commit_records,
-)
+from moldau.groups.committed_offsets import CommittedOffsets, OffsetExpirationCondition, build_commit_records
 from moldau.groups.formats import decode, encode
 from moldau.groups.records import NO_EXPIRY, CommittedOffset, OffsetCommitRecord
 from moldau.groups.requests import OffsetToCommit
@@ -86,9 +82,7 @@ def test_a_commit_record_has_the_commit_time() -> None:
     asked = OffsetToCommit("t", 0, 7, 3, "how far", NO_EXPIRY, FIRST_ID)
     records, errors = build_commit_records("g", [asked], 1_000, 10)
     assert errors == {("t", 0): None}
-    assert records == [
-        OffsetCommitRecord("g", "t", 0, CommittedOffset(7, 3, "how far", 1_000, NO_EXPIRY, FIRST_ID))
-    ]
+    assert records == [OffsetCommitRecord("g", "t", 0, CommittedOffset(7, 3, "how far", 1_000, NO_EXPIRY, FIRST_ID))]
 
 
 def test_missing_metadata_and_leader_epoch_have_defaults() -> None:
@@ -107,9 +101,7 @@ def test_a_commit_with_expiration_drops_epoch_and_topic_id() -> None:
     [("", True), ("x" * 10, True), ("x" * 11, False), ("é" * 10, True), ("😀" * 5, True), ("😀" * 6, False)],
 )
 def test_metadata_length_is_counted_in_utf16_units(metadata: str, fits: bool) -> None:
-    records, errors = build_commit_records(
-        "g", [OffsetToCommit("t", 0, 7, -1, metadata, NO_EXPIRY)], 1_000, 10
-    )
+    records, errors = build_commit_records("g", [OffsetToCommit("t", 0, 7, -1, metadata, NO_EXPIRY)], 1_000, 10)
     assert isinstance(errors["t", 0], OffsetMetadataTooLargeError) is not fits
     assert len(records) == fits
 

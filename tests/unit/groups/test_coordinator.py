@@ -64,22 +64,13 @@ def test_groups_have_the_same_partition_as_in_kafka(group_id: str, code: int, pa
 
 
 def nobody(group_id: str) -> MemberIdentity:
-    return MemberIdentity(
-        group_id=group_id, generation=NO_GENERATION, member_id=UNKNOWN_MEMBER_ID, instance_id=None
-    )
+    return MemberIdentity(group_id=group_id, generation=NO_GENERATION, member_id=UNKNOWN_MEMBER_ID, instance_id=None)
 
 
 def commit_of(
-    group_id: str,
-    topic: str,
-    *offsets: int,
-    identity: MemberIdentity | None = None,
-    topic_id: UUID | None = None,
+    group_id: str, topic: str, *offsets: int, identity: MemberIdentity | None = None, topic_id: UUID | None = None
 ) -> CommitRequest:
-    made = [
-        OffsetToCommit(topic, index, offset, -1, "", NO_EXPIRY, topic_id)
-        for index, offset in enumerate(offsets)
-    ]
+    made = [OffsetToCommit(topic, index, offset, -1, "", NO_EXPIRY, topic_id) for index, offset in enumerate(offsets)]
     return CommitRequest(identity=identity or nobody(group_id), offsets=tuple(made))
 
 
@@ -118,9 +109,7 @@ async def member(groups: GroupCoordinator, group_id: str, **more: Any) -> Member
         assignments={joined.member_id: b"all"},
     )
     await groups.sync(request)
-    return MemberIdentity(
-        group_id=group_id, generation=joined.generation, member_id=joined.member_id, instance_id=None
-    )
+    return MemberIdentity(group_id=group_id, generation=joined.generation, member_id=joined.member_id, instance_id=None)
 
 
 async def turns(count: int = 20) -> None:
@@ -146,9 +135,7 @@ def test_concurrent_lookups_create_the_offsets_topic_once() -> None:
             parts.controller.create_topics = counted  # type: ignore[method-assign]
             with pytest.raises(NotCoordinatorError):
                 await parts.groups.commit(commit_of("g", "orders", 1))
-            found = await asyncio.gather(
-                *(parts.groups.coordinator_partition(f"group-{n}") for n in range(20))
-            )
+            found = await asyncio.gather(*(parts.groups.coordinator_partition(f"group-{n}") for n in range(20)))
             assert creations == 1
             assert {each.leader for each in found} == {1}
             topic = parts.metadata.image.topics[OFFSETS_TOPIC]
@@ -286,9 +273,7 @@ def test_a_recreated_topic_has_no_offsets_after_a_crash_before_the_tombstones(
     asyncio.run(scene())
 
 
-def test_loading_is_retried_after_a_transient_error(
-    on_files: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_is_retried_after_a_transient_error(on_files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moldau.groups.coordinator.LOAD_RETRY_BACKOFF_S", 0.001)
     failures = 0
 

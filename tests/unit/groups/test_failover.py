@@ -6,11 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from moldau.errors import (
-    CoordinatorLoadInProgressError,
-    CoordinatorNotAvailableError,
-    NotCoordinatorError,
-)
+from moldau.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
 from moldau.groups.coordinator import GroupCoordinator
 from moldau.groups.records import NO_EXPIRY
 from moldau.groups.requests import (
@@ -45,19 +41,13 @@ class Coordinator:
         await self.shard.load(GroupCoordinatorShard(LIMITS), 1 << 20)
 
     def commit(self, offset: int) -> "asyncio.Future[GroupResponse]":
-        identity = MemberIdentity(
-            group_id="g", generation=NO_GENERATION, member_id=UNKNOWN_MEMBER_ID, instance_id=None
-        )
+        identity = MemberIdentity(group_id="g", generation=NO_GENERATION, member_id=UNKNOWN_MEMBER_ID, instance_id=None)
         made = OffsetToCommit("orders", 0, offset, -1, "", NO_EXPIRY, None)
         request = CommitRequest(identity=identity, offsets=(made,))
-        return self.shard.submit(
-            lambda state, now, request_id: state.commit(now, request, request_id), is_commit=True
-        )
+        return self.shard.submit(lambda state, now, request_id: state.commit(now, request, request_id), is_commit=True)
 
     async def offsets(self) -> list[int]:
-        reply = await self.shard.submit(
-            lambda state, now, request_id: state.fetch_offsets("g", None, request_id)
-        )
+        reply = await self.shard.submit(lambda state, now, request_id: state.fetch_offsets("g", None, request_id))
         assert isinstance(reply, OffsetsResponse)
         return [each.offset for each in reply.offsets.values() if each is not None]
 
@@ -245,12 +235,7 @@ def test_a_shard_that_waits_for_a_commit_does_not_block_other_shards() -> None:
         await written.shard.close()
         settings = EffectiveSettings(BrokerSettings(node_id=2))
         groups = GroupCoordinator(
-            2,
-            cast(ReplicaManager, None),
-            cast(MetadataLoader, None),
-            cast(Any, None),
-            settings,
-            replicas.clock,
+            2, cast(ReplicaManager, None), cast(MetadataLoader, None), cast(Any, None), settings, replicas.clock
         )
         groups._on_election(0, replicas[2], ())
         groups._on_election(1, other[2], ())

@@ -17,12 +17,7 @@ from moldau.groups.records import (
     MemberMetadataValue,
     OffsetCommitRecord,
 )
-from moldau.wire.consumer_protocol import (
-    Assignment,
-    Subscription,
-    encode_assignment,
-    encode_subscription,
-)
+from moldau.wire.consumer_protocol import Assignment, Subscription, encode_assignment, encode_subscription
 
 ORDERS_ID = UUID("026d915c-07a0-4832-8e0c-00e326451705")
 MEMBER_ID = "i-1-c2246d25-fd73-48ef-8f7b-63647991838b"
@@ -38,9 +33,7 @@ STATIC_MEMBER = (
 WRITTEN_BY_KAFKA: list[tuple[str, GroupRecord, str, str | None]] = [
     (
         "a commit without membership",
-        OffsetCommitRecord(
-            "solo", "orders", 0, CommittedOffset(7, 3, "wie weit", 0x1A1DDFC6C6B, -1, ORDERS_ID)
-        ),
+        OffsetCommitRecord("solo", "orders", 0, CommittedOffset(7, 3, "wie weit", 0x1A1DDFC6C6B, -1, ORDERS_ID)),
         "00010004736f6c6f00066f726465727300000000",
         "0004000000000000000700000003097769652077656974000001a1ddfc6c6b010010026d915c07a048328e0c00e326451705",
     ),
@@ -116,8 +109,7 @@ def unhex(text: str | None) -> bytes | None:
 
 
 @pytest.mark.parametrize(
-    ("record", "key", "value"),
-    [pytest.param(*rest, id=story) for story, *rest in WRITTEN_BY_KAFKA],
+    ("record", "key", "value"), [pytest.param(*rest, id=story) for story, *rest in WRITTEN_BY_KAFKA]
 )
 def test_records_match_kafkas_bytes(record: GroupRecord, key: str, value: str | None) -> None:
     assert decode(bytes.fromhex(key), unhex(value)) == record
@@ -127,10 +119,7 @@ def test_records_match_kafkas_bytes(record: GroupRecord, key: str, value: str | 
 # Written down from Kafka's schemas by hand.
 OLDER_OFFSETS = [
     ("0000 0000000000000005 0001 6d 0000000000000064", CommittedOffset(5, -1, "m", 100)),
-    (
-        "0001 0000000000000005 0001 6d 0000000000000064 00000000000000c8",
-        CommittedOffset(5, -1, "m", 100, 200),
-    ),
+    ("0001 0000000000000005 0001 6d 0000000000000064 00000000000000c8", CommittedOffset(5, -1, "m", 100, 200)),
     ("0002 0000000000000005 0001 6d 0000000000000064", CommittedOffset(5, -1, "m", 100)),
     ("0003 0000000000000005 00000009 0001 6d 0000000000000064", CommittedOffset(5, 9, "m", 100)),
 ]
@@ -158,24 +147,14 @@ OLDER_BYTES = "00000001 73 00000001 74"
     [
         (f"0000 {OLDER_GROUP} 00000001 0001 6d {OLDER_TEXTS} 0000000a {OLDER_BYTES}", -1, 10, None),
         (f"0001 {OLDER_GROUP} 00000001 0001 6d {OLDER_TEXTS} 00000014 0000000a {OLDER_BYTES}", -1, 20, None),
-        (
-            f"0002 {OLDER_GROUP} {TIME} 00000001 0001 6d {OLDER_TEXTS} 00000014 0000000a {OLDER_BYTES}",
-            100,
-            20,
-            None,
-        ),
+        (f"0002 {OLDER_GROUP} {TIME} 00000001 0001 6d {OLDER_TEXTS} 00000014 0000000a {OLDER_BYTES}", 100, 20, None),
         (
             f"0003 {OLDER_GROUP} {TIME} 00000001 0001 6d 0001 69 {OLDER_TEXTS} 00000014 0000000a {OLDER_BYTES}",
             100,
             20,
             "i",
         ),
-        (
-            f"0004 0263 00000002 0272 026d {TIME} 02 026d 0269 0261 0268 00000014 0000000a 0273 0274 00 00",
-            100,
-            20,
-            "i",
-        ),
+        (f"0004 0263 00000002 0272 026d {TIME} 02 026d 0269 0261 0268 00000014 0000000a 0273 0274 00 00", 100, 20, "i"),
     ],
     ids=["no times, one timeout", "two timeouts", "time of the state", "static members", "flexible"],
 )
@@ -194,9 +173,7 @@ def test_other_record_types_are_ignored(version: int) -> None:
 
 
 @pytest.mark.parametrize("story", WRITTEN_BY_KAFKA, ids=lambda story: story[0])
-def test_a_truncated_record_is_corrupt(
-    story: tuple[str, GroupRecord, str, str | None],
-) -> None:
+def test_a_truncated_record_is_corrupt(story: tuple[str, GroupRecord, str, str | None]) -> None:
     _, _, key_text, value_text = story
     key, value = bytes.fromhex(key_text), unhex(value_text)
     for end in range(len(key)):
@@ -244,13 +221,7 @@ members = st.builds(
     MemberMetadataValue, texts, st.none() | texts, texts, texts, timeouts, timeouts, st.binary(), st.binary()
 )
 groups = st.builds(
-    GroupMetadataValue,
-    texts,
-    int32s,
-    st.none() | texts,
-    st.none() | texts,
-    int64s,
-    st.lists(members).map(tuple),
+    GroupMetadataValue, texts, int32s, st.none() | texts, st.none() | texts, int64s, st.lists(members).map(tuple)
 )
 offsets = st.builds(CommittedOffset, int64s, int32s, texts, int64s)
 records = st.one_of(

@@ -22,9 +22,7 @@ class OffsetsModel(RuleBasedStateMachine):
 
     @rule(name=names, topic=topics, partition=partitions, number=st.integers(0, 99), by_member=st.booleans())
     def commit(self, name: str, topic: str, partition: int, number: int, by_member: bool) -> None:
-        identity = (
-            self.members.get(name, standalone_identity(name)) if by_member else standalone_identity(name)
-        )
+        identity = self.members.get(name, standalone_identity(name)) if by_member else standalone_identity(name)
         try:
             self.groups.commit(identity, offset(topic, partition, number))
         except MoldauError:

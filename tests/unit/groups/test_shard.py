@@ -86,10 +86,7 @@ def test_a_commit_rejected_for_all_partitions_writes_nothing(groups: ShardHarnes
 
 def test_a_commit_of_no_offsets_writes_nothing(groups: ShardHarness) -> None:
     request = CommitRequest(identity=standalone_identity(), offsets=())
-    assert (
-        groups.submit_and_wait(CommitResponse, lambda t: groups.state.commit(groups.now, request, t)).errors
-        == {}
-    )
+    assert groups.submit_and_wait(CommitResponse, lambda t: groups.state.commit(groups.now, request, t)).errors == {}
     assert groups.log == []
     assert groups.listed() == []
 
@@ -145,9 +142,7 @@ def test_a_commit_extends_the_session(groups: ShardHarness) -> None:
 # Reading offsets
 
 
-def test_fetched_offsets_are_in_request_order(
-    groups: ShardHarness,
-) -> None:
+def test_fetched_offsets_are_in_request_order(groups: ShardHarness) -> None:
     groups.commit(standalone_identity(), offset("b", 0, 1), offset("a", 0, 2))
     found = groups.fetch("g", [("b", 0), ("c", 5), ("a", 0)])
     assert list(found) == [("b", 0), ("c", 5), ("a", 0)]
@@ -173,9 +168,7 @@ def test_a_fetched_offset_has_epoch_and_metadata(groups: ShardHarness) -> None:
 # Deleting offsets
 
 
-def test_deleting_offsets_writes_tombstones_for_existing_offsets_only(
-    groups: ShardHarness,
-) -> None:
+def test_deleting_offsets_writes_tombstones_for_existing_offsets_only(groups: ShardHarness) -> None:
     groups.commit(standalone_identity(), offset("orders", 0, 7), offset("orders", 1, 8))
     written = len(groups.log)
     errors = groups.delete_offsets("g", ("orders", 0), ("orders", 5), ("orders", 0))
@@ -276,17 +269,12 @@ def test_offsets_without_membership_expire_after_their_commit(groups: ShardHarne
     groups.advance(1)
     assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 0, None)]
     groups.advance(RETENTION_MS // 2)
-    assert groups.expire_offsets() == [
-        OffsetCommitRecord("g", "orders", 1, None),
-        GroupMetadataRecord("g", None),
-    ]
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 1, None), GroupMetadataRecord("g", None)]
     assert groups.listed() == []
     assert groups.restarted().listed() == []
 
 
-def test_offsets_expire_after_the_group_became_empty(
-    groups: ShardHarness,
-) -> None:
+def test_offsets_expire_after_the_group_became_empty(groups: ShardHarness) -> None:
     identity = groups.join_and_sync(instance_id="i", session_timeout_ms=1_800_000)
     groups.commit(identity)
     groups.advance(RETENTION_MS + 1)
@@ -294,10 +282,7 @@ def test_offsets_expire_after_the_group_became_empty(
     groups.advance(RETENTION_MS - 1)
     assert groups.expire_offsets() == []
     groups.advance(1)
-    assert groups.expire_offsets() == [
-        OffsetCommitRecord("g", "orders", 0, None),
-        GroupMetadataRecord("g", None),
-    ]
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 0, None), GroupMetadataRecord("g", None)]
 
 
 def test_a_commit_to_an_old_empty_group_is_kept_for_the_retention_time(groups: ShardHarness) -> None:
@@ -355,19 +340,14 @@ def test_nothing_expires_while_a_group_rebalances(groups: ShardHarness) -> None:
 def test_a_clients_expiration_timestamp_wins(groups: ShardHarness) -> None:
     soon, late = groups.now.wall_ms + 100, groups.now.wall_ms + 2 * RETENTION_MS
     groups.commit(
-        standalone_identity(),
-        offset("orders", 0, 7, expire_at_ms=soon),
-        offset("orders", 1, 8, expire_at_ms=late),
+        standalone_identity(), offset("orders", 0, 7, expire_at_ms=soon), offset("orders", 1, 8, expire_at_ms=late)
     )
     groups.advance(100)
     assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 0, None)]
     groups.advance(RETENTION_MS)
     assert groups.expire_offsets() == []
     groups.advance(RETENTION_MS)
-    assert groups.expire_offsets() == [
-        OffsetCommitRecord("g", "orders", 1, None),
-        GroupMetadataRecord("g", None),
-    ]
+    assert groups.expire_offsets() == [OffsetCommitRecord("g", "orders", 1, None), GroupMetadataRecord("g", None)]
 
 
 def test_an_empty_group_without_offsets_gets_a_tombstone(groups: ShardHarness) -> None:
@@ -402,12 +382,8 @@ def test_expiration_is_split_into_batches_with_the_group_last(groups: ShardHarne
     assert sum(map(len, portions)) == 2_000 + 1 + 2
 
 
-def test_a_failed_expiration_step_is_retried_without_blocking_others(
-    groups: ShardHarness,
-) -> None:
-    groups.commit(
-        standalone_identity("first"), *[offset("orders", partition, 1) for partition in range(2_000)]
-    )
+def test_a_failed_expiration_step_is_retried_without_blocking_others(groups: ShardHarness) -> None:
+    groups.commit(standalone_identity("first"), *[offset("orders", partition, 1) for partition in range(2_000)])
     groups.commit(standalone_identity("second"))
     groups.advance(RETENTION_MS)
     lost = groups.state.expire_offsets(groups.now)
@@ -427,9 +403,7 @@ def test_expiration_continues_with_a_group_until_it_is_done(groups: ShardHarness
 
 def test_no_offset_gets_two_tombstones(groups: ShardHarness) -> None:
     for name in ("a", "b"):
-        groups.commit(
-            standalone_identity(name), *[offset("orders", partition, 1) for partition in range(1_000)]
-        )
+        groups.commit(standalone_identity(name), *[offset("orders", partition, 1) for partition in range(1_000)])
     groups.advance(RETENTION_MS)
     forgotten = groups.expire_offsets()
     assert len(forgotten) == len(set(forgotten)) == 2_002
@@ -461,9 +435,7 @@ def test_deletion_of_topic_offsets_is_split_into_batches(groups: ShardHarness) -
     assert groups.committed() == {}
 
 
-def test_an_expiration_round_covers_all_groups_in_steps(
-    groups: ShardHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expiration_round_covers_all_groups_in_steps(groups: ShardHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moldau.groups.shard.OFFSETS_PER_EXPIRATION_PASS", 10)
     for number in range(30):
         groups.commit(standalone_identity(f"fresh-{number}"), offset("orders", 0, 1), offset("orders", 1, 1))
@@ -484,9 +456,7 @@ def test_subscriptions_are_not_decoded_while_nothing_expires(
 ) -> None:
     identity = groups.join_and_sync(topics=["other"])
     groups.commit(identity)
-    monkeypatch.setattr(
-        ClassicGroupMetadata, "subscribed_topics", lambda _: pytest.fail("nobody needs to know")
-    )
+    monkeypatch.setattr(ClassicGroupMetadata, "subscribed_topics", lambda _: pytest.fail("nobody needs to know"))
     assert groups.expire_offsets() == []
     monkeypatch.undo()
     groups.now_ms += RETENTION_MS
@@ -624,9 +594,7 @@ def test_list_filters_ignore_case(groups: ShardHarness) -> None:
     ("states", "types"),
     [(["nonsense"], []), ([""], []), ([], ["nonsense"]), ([], ["consumer"]), ([], [""]), ([], [" classic"])],
 )
-def test_unknown_list_filters_match_nothing(
-    groups: ShardHarness, states: list[str], types: list[str]
-) -> None:
+def test_unknown_list_filters_match_nothing(groups: ShardHarness, states: list[str], types: list[str]) -> None:
     groups.commit(standalone_identity())
     assert groups.listed(states, types) == []
 

@@ -115,18 +115,13 @@ class DriverHarness:
             group_id=group_id, generation=NO_GENERATION, member_id=UNKNOWN_MEMBER_ID, instance_id=None
         )
         made = [
-            OffsetToCommit("orders", p, offset, -1, metadata, NO_EXPIRY, topic_id)
-            for p, offset in enumerate(offsets)
+            OffsetToCommit("orders", p, offset, -1, metadata, NO_EXPIRY, topic_id) for p, offset in enumerate(offsets)
         ]
         request = CommitRequest(identity=identity, offsets=tuple(made))
-        return self.shard.submit(
-            lambda state, now, request_id: state.commit(now, request, request_id), is_commit=True
-        )
+        return self.shard.submit(lambda state, now, request_id: state.commit(now, request, request_id), is_commit=True)
 
     async def offsets(self, group_id: str = "g") -> list[int]:
-        reply = await self.shard.submit(
-            lambda state, now, request_id: state.fetch_offsets(group_id, None, request_id)
-        )
+        reply = await self.shard.submit(lambda state, now, request_id: state.fetch_offsets(group_id, None, request_id))
         assert isinstance(reply, OffsetsResponse)
         return [each.offset for each in reply.offsets.values() if each is not None]
 
@@ -168,9 +163,7 @@ class DriverHarness:
         return joined
 
     async def describe(self, group_id: str = "g") -> GroupDescription:
-        reply = await self.shard.submit(
-            lambda state, now, request_id: state.groups.describe(group_id, request_id)
-        )
+        reply = await self.shard.submit(lambda state, now, request_id: state.groups.describe(group_id, request_id))
         assert isinstance(reply, GroupDescription)
         return reply
 
@@ -184,10 +177,7 @@ class DriverHarness:
 
 
 def run_scene(
-    scene: Callable[[DriverHarness], Coroutine[Any, Any, T]],
-    *,
-    commit_timeout_ms: int = LONG_MS,
-    **settings: Any,
+    scene: Callable[[DriverHarness], Coroutine[Any, Any, T]], *, commit_timeout_ms: int = LONG_MS, **settings: Any
 ) -> T:
     async def run() -> T:
         log = GatedLog(**settings)
@@ -636,9 +626,7 @@ def test_many_tombstones_are_split_into_batches() -> None:
             for record in iterate_records(batch)
         ]
         assert len(offset_tombstones) == 900
-        assert all(
-            isinstance(each, OffsetCommitRecord) and each.committed is None for each in offset_tombstones
-        )
+        assert all(isinstance(each, OffsetCommitRecord) and each.committed is None for each in offset_tombstones)
         assert len(harness.log._batches) - written > 10
 
     run_scene(scene, max_message_bytes=2000)
@@ -660,9 +648,7 @@ def test_a_failed_deletion_of_offsets_is_retried() -> None:
     run_scene(scene)
 
 
-def test_offsets_of_a_recreated_topic_are_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_offsets_of_a_recreated_topic_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = 1_000
     monkeypatch.setattr(SystemClock, "wall_ms", lambda _: now_ms)
 
@@ -701,9 +687,7 @@ def test_offsets_of_two_deleted_topics_of_one_name_are_deleted() -> None:
     run_scene(scene)
 
 
-def test_cleanup_runs_in_steps_between_requests(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cleanup_runs_in_steps_between_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moldau.groups.shard.OFFSETS_PER_EXPIRATION_PASS", 4)
 
     async def scene(harness: DriverHarness) -> None:

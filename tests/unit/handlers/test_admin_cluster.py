@@ -56,11 +56,7 @@ def test_authorized_operations_are_included_on_request() -> None:
 
 @pytest.mark.parametrize(
     ("controller", "described"),
-    [
-        (broker_image(2), 2),
-        (broker_image(2, fenced=True), 1),
-        (broker_image(2, listener="OTHERS"), 1),
-    ],
+    [(broker_image(2), 2), (broker_image(2, fenced=True), 1), (broker_image(2, listener="OTHERS"), 1)],
 )
 def test_an_unreachable_controller_is_replaced_by_a_broker_that_forwards(
     controller: BrokerRegistration, described: int
@@ -120,9 +116,7 @@ def keeper() -> AdminBroker:
 
 def sizes(result: Any) -> dict[str, list[tuple[int, int]]]:
     assert all(
-        (each.offset_lag, each.is_future_key) == (0, False)
-        for topic in result.topics
-        for each in topic.partitions
+        (each.offset_lag, each.is_future_key) == (0, False) for topic in result.topics for each in topic.partitions
     )
     return {
         topic.name: [(each.partition_index, each.partition_size) for each in topic.partitions]
@@ -170,16 +164,12 @@ def test_a_memory_store_is_described_by_its_name() -> None:
     assert broker.send(LOG_DIRS, topics=None).results[0].log_dir == "memory"
 
 
-def test_a_duplicate_partition_is_described_once(
-    keeper: AdminBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_duplicate_partition_is_described_once(keeper: AdminBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "replica_manager", SimpleNamespace(get=lambda name, index: None))
     named = [("a", [0, 1, 0]), ("b", [5]), ("a", [1, 2])]
     topics = [{"name": name, "partition_indexes": indexes} for name, indexes in named]
     response = keeper.send(ApiKey.DESCRIBE_PRODUCERS, topics=topics)
-    assert [
-        (topic.name, [each.partition_index for each in topic.partitions]) for topic in response.topics
-    ] == [
+    assert [(topic.name, [each.partition_index for each in topic.partitions]) for topic in response.topics] == [
         ("a", [0, 1, 2]),
         ("b", [5]),
     ]
@@ -198,8 +188,7 @@ def describe_partitions(
 
 def described(response: Any) -> list[tuple[Any, ...]]:
     return [
-        (topic.name, topic.error_code, [each.partition_index for each in topic.partitions])
-        for topic in response.topics
+        (topic.name, topic.error_code, [each.partition_index for each in topic.partitions]) for topic in response.topics
     ]
 
 
@@ -257,13 +246,7 @@ def test_all_pages_describe_every_partition_once(shelf: AdminBroker) -> None:
         (["a"], 0, None, [("a", 0, [0])], ("a", 1)),
         (["a"], -1, None, [("a", 0, [0])], ("a", 1)),
         ([], 3, ("b", 0), [("c", 0, [0, 1]), ("e", 0, [0])], None),
-        (
-            ["zz", "sp ace", "", "e"],
-            9,
-            None,
-            [("", 17, []), ("e", 0, [0]), ("sp ace", 17, []), ("zz", 3, [])],
-            None,
-        ),
+        (["zz", "sp ace", "", "e"], 9, None, [("", 17, []), ("e", 0, [0]), ("sp ace", 17, []), ("zz", 3, [])], None),
     ],
 )
 def test_cursor_and_limit_select_the_page(

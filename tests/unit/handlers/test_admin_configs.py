@@ -75,13 +75,8 @@ def test_synonyms_and_documentation_are_included_on_request(broker: AdminBroker)
     assert "records" in documented.configs[0].documentation
 
 
-@pytest.mark.parametrize(
-    ("keys", "described"),
-    [(["retention.ms", "nope"], ["retention.ms"]), (["nope"], [])],
-)
-def test_keys_select_the_described_settings(
-    broker: AdminBroker, keys: list[str], described: list[str]
-) -> None:
+@pytest.mark.parametrize(("keys", "described"), [(["retention.ms", "nope"], ["retention.ms"]), (["nope"], [])])
+def test_keys_select_the_described_settings(broker: AdminBroker, keys: list[str], described: list[str]) -> None:
     (result,) = describe(broker, resource(TOPIC_RESOURCE, "a", keys))
     assert result.error_code == 0
     assert list(values(result)) == described
@@ -118,9 +113,7 @@ def test_a_broker_is_described_by_id_and_the_defaults_by_the_empty_name(broker: 
         (GROUP_RESOURCE, "", INVALID_REQUEST),
     ],
 )
-def test_an_invalid_resource_does_not_fail_the_others(
-    broker: AdminBroker, kind: int, name: str, code: int
-) -> None:
+def test_an_invalid_resource_does_not_fail_the_others(broker: AdminBroker, kind: int, name: str, code: int) -> None:
     bad, good = describe(broker, resource(kind, name), resource(TOPIC_RESOURCE, "a", ["retention.ms"]))
     assert (bad.error_code, bad.configs, bad.resource_name) == (code, [], name)
     assert bad.error_message
@@ -159,16 +152,14 @@ def increment(
             "resource_type": kind,
             "resource_name": name,
             "configs": [
-                {"name": key, "config_operation": operation, "value": value}
-                for key, operation, value in changes
+                {"name": key, "config_operation": operation, "value": value} for key, operation, value in changes
             ],
         }
         for kind, name, changes in resources
     ]
     response = broker.send(INCREMENT, version, resources=resources, validate_only=validate_only)
     return [
-        (each.resource_type, each.resource_name, each.error_code, each.error_message)
-        for each in response.responses
+        (each.resource_type, each.resource_name, each.error_code, each.error_message) for each in response.responses
     ]
 
 
@@ -196,10 +187,7 @@ def set_for_topic(broker: AdminBroker, name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("version", versions_of(INCREMENT))
 def test_incremental_changes_keep_other_settings(broker: AdminBroker, version: int) -> None:
-    changes: list[tuple[str, int, str | None]] = [
-        ("segment.ms", SET, "5000"),
-        ("cleanup.policy", APPEND, "compact"),
-    ]
+    changes: list[tuple[str, int, str | None]] = [("segment.ms", SET, "5000"), ("cleanup.policy", APPEND, "compact")]
     response = increment(broker, (TOPIC_RESOURCE, "a", changes), version=version)
     assert response == [(TOPIC_RESOURCE, "a", 0, None)]
     assert set_for_topic(broker, "a") == {
@@ -222,10 +210,7 @@ def test_alter_configs_replaces_all_settings(broker: AdminBroker, version: int) 
 
 
 def test_validate_only_changes_nothing(broker: AdminBroker) -> None:
-    good, bad = (
-        (TOPIC_RESOURCE, "a", [("retention.ms", SET, "1")]),
-        (TOPIC_RESOURCE, "b", [("nope", SET, "1")]),
-    )
+    good, bad = ((TOPIC_RESOURCE, "a", [("retention.ms", SET, "1")]), (TOPIC_RESOURCE, "b", [("nope", SET, "1")]))
     assert [each[2] for each in increment(broker, good, bad, validate_only=True)] == [0, 40]
     assert alter(broker, (TOPIC_RESOURCE, "a", []), validate_only=True) == [("a", 0, None)]
     assert set_for_topic(broker, "a") == {"retention.ms": "77"}
@@ -234,9 +219,7 @@ def test_validate_only_changes_nothing(broker: AdminBroker) -> None:
 def test_altered_settings_are_described(broker: AdminBroker) -> None:
     increment(broker, (BROKER_RESOURCE, "1", [("log.retention.ms", SET, "5")]))
     own, topic = describe(
-        broker,
-        resource(BROKER_RESOURCE, "1", ["log.retention.ms"]),
-        resource(TOPIC_RESOURCE, "b", ["retention.ms"]),
+        broker, resource(BROKER_RESOURCE, "1", ["log.retention.ms"]), resource(TOPIC_RESOURCE, "b", ["retention.ms"])
     )
     assert (own.configs[0].value, own.configs[0].config_source) == ("5", 2)
     assert (topic.configs[0].value, topic.configs[0].config_source) == ("5", 2)
@@ -357,16 +340,7 @@ def test_version_0_lists_client_metrics_subscriptions_only(listing: AdminBroker)
 def test_resources_are_listed_by_type(listing: AdminBroker) -> None:
     assert listed(listing, [TOPIC_RESOURCE]) == [(2, "a"), (2, "b")]
     assert listed(listing, [GROUP_RESOURCE, BROKER_RESOURCE]) == [(4, "1"), (4, "2"), (32, "g")]
-    assert listed(listing, []) == [
-        (2, "a"),
-        (2, "b"),
-        (4, "1"),
-        (4, "2"),
-        (8, "1"),
-        (8, "2"),
-        (16, "s"),
-        (32, "g"),
-    ]
+    assert listed(listing, []) == [(2, "a"), (2, "b"), (4, "1"), (4, "2"), (8, "1"), (8, "2"), (16, "s"), (32, "g")]
 
 
 @pytest.mark.parametrize("types", [[0], [9], [TOPIC_RESOURCE, 9]])

@@ -185,9 +185,7 @@ def test_a_controller_that_moves_during_the_wait_does_not_cause_a_retry() -> Non
     broker = AdminBroker(image_of({}))
     broker.controller.unready = NotControllerError("moved")
     topic = create(broker, new_topic("a"))["a"]
-    assert topic.error_code == TIMED_OUT, (
-        "NOT_CONTROLLER would be tried again elsewhere, and the topic exists"
-    )
+    assert topic.error_code == TIMED_OUT, "NOT_CONTROLLER would be tried again elsewhere, and the topic exists"
     assert "committed" in topic.error_message
 
 
@@ -216,9 +214,7 @@ def by_id(number: int) -> dict[str, Any]:
 def test_topics_are_deleted_by_name_in_every_version(version: int) -> None:
     broker = AdminBroker(image_of({"a": 1, "b": 1}))
     names = ["a", "gone", ""]
-    response = broker.send(
-        DELETE, version, topic_names=names, topics=[by_name(name) for name in names], timeout=1000
-    )
+    response = broker.send(DELETE, version, topic_names=names, topics=[by_name(name) for name in names], timeout=1000)
     assert [(each.name, each.error_code) for each in response.responses] == [("a", 0), ("gone", 3), ("", 3)]
     if version >= 5:
         assert response.responses[1].error_message
@@ -320,9 +316,7 @@ def test_partitions_are_added_with_and_without_assignments(version: int, validat
         (3, [[1, 1]], 39),
     ],
 )
-def test_invalid_partition_increases_are_rejected(
-    count: int, assigned: list[list[int]] | None, code: int
-) -> None:
+def test_invalid_partition_increases_are_rejected(count: int, assigned: list[list[int]] | None, code: int) -> None:
     broker = AdminBroker(image_of({"a": 2}))
     ((name, answered, message),) = more_partitions(broker, ("a", count, assigned))
     assert (name, answered) == ("a", code)

@@ -7,12 +7,7 @@ from uuid import UUID
 import pytest
 
 from moldau.controller.messages import heartbeat_reply, heartbeat_request, registration_request
-from moldau.controller.requests import (
-    BrokerHeartbeat,
-    BrokerHeartbeatReply,
-    BrokerRegistrationRequest,
-    OfflineReplica,
-)
+from moldau.controller.requests import BrokerHeartbeat, BrokerHeartbeatReply, BrokerRegistrationRequest, OfflineReplica
 from moldau.errors import (
     BrokerIdNotRegisteredError,
     CoordinatorLoadInProgressError,
@@ -104,20 +99,14 @@ def test_a_registration_round_trips(version: int) -> None:
     response = broker.send(REGISTER, version, registration_request(BROKER))
     assert (response.error_code, response.broker_epoch) == (0, 41)
     [(calls, is_remote)] = broker.controller.calls
-    assert (calls.broker_id, calls.incarnation_id, tuple(calls.endpoints)) == (
-        3,
-        UUID(int=33),
-        BROKER.endpoints,
-    )
+    assert (calls.broker_id, calls.incarnation_id, tuple(calls.endpoints)) == (3, UUID(int=33), BROKER.endpoints)
     assert (calls.rack, calls.cluster_id, calls.previous_epoch) == ("r1", "ours", 17)
     assert calls.previous_incarnations == (UUID(int=31), UUID(int=32))
     assert calls.features == {"metadata.version": (30, 30)}
     assert is_remote
 
 
-@pytest.mark.parametrize(
-    ("error", "code"), [(NotControllerError(""), 41), (DuplicateBrokerRegistrationError(""), 101)]
-)
+@pytest.mark.parametrize(("error", "code"), [(NotControllerError(""), 41), (DuplicateBrokerRegistrationError(""), 101)])
 def test_a_rejected_registration_has_an_error_code(error: MoldauError, code: int) -> None:
     response = BrokerOf(Asked(error)).send(REGISTER, 4, registration_request(BROKER))
     assert (response.error_code, response.broker_epoch) == (code, -1)
@@ -148,9 +137,7 @@ def test_a_heartbeat_and_its_response_round_trip(version: int) -> None:
 
 
 def test_a_rejected_heartbeat_grants_nothing() -> None:
-    response = BrokerOf(Asked(StaleBrokerEpochError(""))).send(
-        BEAT, 1, heartbeat_request(BrokerHeartbeat(3, 41, 99))
-    )
+    response = BrokerOf(Asked(StaleBrokerEpochError(""))).send(BEAT, 1, heartbeat_request(BrokerHeartbeat(3, 41, 99)))
     assert (response.error_code, response.is_caught_up, response.is_fenced, response.should_shut_down) == (
         77,
         False,

@@ -118,12 +118,7 @@ class Fetcher:
         **more: int,
     ) -> dict[str, Any]:
         partitions = [
-            {
-                "partition": index,
-                "fetch_offset": offset,
-                "partition_max_bytes": partition_max_bytes,
-                **more,
-            }
+            {"partition": index, "fetch_offset": offset, "partition_max_bytes": partition_max_bytes, **more}
             for index, offset in offsets.items()
         ]
         request = decoded_request(
@@ -144,9 +139,7 @@ class Fetcher:
 
 def sizes(response: dict[str, Any]) -> dict[int, int]:
     return {
-        each["partition_index"]: each["records"].size
-        for topic in response["responses"]
-        for each in topic["partitions"]
+        each["partition_index"]: each["records"].size for topic in response["responses"] for each in topic["partitions"]
     }
 
 
@@ -223,9 +216,7 @@ def test_a_fetch_with_more_records_than_its_limit_does_not_wait(store: str, tmp_
             await fetcher.append(0, b"x" * 1000)
         await fetcher.append(1, b"x" * 1000)
         whole = sizes(await fetcher.fetch({0: 0}))[0]
-        response = await fetcher.fetch(
-            {0: 0}, max_wait=FOR_EVER_MS, partition_max_bytes=10_000, min_bytes=10_000
-        )
+        response = await fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, partition_max_bytes=10_000, min_bytes=10_000)
         assert 1000 < sizes(response)[0] <= 10_000
         response = await fetcher.fetch({0: 0}, max_wait=FOR_EVER_MS, max_bytes=10_000, min_bytes=10_000)
         assert 1000 < sizes(response)[0] <= 10_000
@@ -309,10 +300,7 @@ def test_a_diverging_epoch_is_returned_with_its_end_offset() -> None:
         await fetcher.append(0, b"b")
         response = await fetcher.fetch({0: 2}, last_fetched_epoch=epoch + 1)
         [result] = response["responses"][0]["partitions"]
-        assert (result.get("error_code", 0), result["diverging_epoch"]) == (
-            0,
-            {"epoch": epoch, "end_offset": 1},
-        )
+        assert (result.get("error_code", 0), result["diverging_epoch"]) == (0, {"epoch": epoch, "end_offset": 1})
         fine = await fetcher.fetch({0: 2}, last_fetched_epoch=epoch + 2)
         assert fine["responses"][0]["partitions"][0].get("diverging_epoch") is None
         assert codes(await fetcher.fetch({0: 1}, last_fetched_epoch=50)) == {0: 1}

@@ -40,12 +40,7 @@ class LeaderHarness:
         self.partition: Partition = found
         self.brokers = {
             node: BrokerRegistration(
-                node,
-                100 * node,
-                UUID(int=node),
-                (Endpoint("PLAINTEXT", f"host-{node}", 9092),),
-                f"r{node}",
-                False,
+                node, 100 * node, UUID(int=node), (Endpoint("PLAINTEXT", f"host-{node}", 9092),), f"r{node}", False
             )
             for node in (1, 2, 3)
         }
@@ -57,9 +52,7 @@ class LeaderHarness:
         # The node's own metadata shows the same, as if it had been published.
         known = self.node.metadata.image
         orders = replace(known.topics["orders"], partitions=(image,))
-        self.node.metadata._image = replace(
-            known, topics={**known.topics, "orders": orders}, brokers=self.brokers
-        )
+        self.node.metadata._image = replace(known, topics={**known.topics, "orders": orders}, brokers=self.brokers)
         await self.partition.apply_image(image, brokers=self.brokers)
 
     async def append(self, *values: bytes) -> None:
@@ -185,9 +178,7 @@ def test_delete_records_waits_for_the_follower() -> None:
         await asyncio.sleep(0)
         topic = {"name": "orders", "partitions": [{"partition_index": 0, "offset": 2}]}
         request = decoded_request(ApiKey.DELETE_RECORDS, 2, topics=[topic], timeout=60_000)
-        low_watermark_future = asyncio.ensure_future(
-            delete_records(request, harness.session(2), harness.node)
-        )
+        low_watermark_future = asyncio.ensure_future(delete_records(request, harness.session(2), harness.node))
         assert (await follower)["log_start_offset"] == 2, "it is told at once"
         assert not low_watermark_future.done()
         await harness.follow(3, start=2)
@@ -269,11 +260,7 @@ def test_a_request_to_a_non_leader_returns_the_leader_and_its_endpoint() -> None
         assert (result["error_code"], result["current_leader"]["leader_id"]) == (FENCED, 2)
         data = {"index": 0, "records": batch(b"a").to_bytes()}
         written = decoded_request(
-            ApiKey.PRODUCE,
-            10,
-            acks=-1,
-            timeout=1000,
-            topic_data=[{"name": "orders", "partition_data": [data]}],
+            ApiKey.PRODUCE, 10, acks=-1, timeout=1000, topic_data=[{"name": "orders", "partition_data": [data]}]
         )
         response = await produce(written, harness.session(10), harness.node)
         [result] = response["responses"][0]["partition_responses"]
@@ -298,9 +285,7 @@ def test_a_follower_serves_consumers_from_version_11_on() -> None:
 def test_a_consumer_gets_the_replica_in_its_rack() -> None:
     async def scenario(harness: LeaderHarness) -> None:
         await harness.append(b"a")
-        assert (await harness.consume(0, rack="r2"))["preferred_read_replica"] == -1, (
-            "it has not shown up yet"
-        )
+        assert (await harness.consume(0, rack="r2"))["preferred_read_replica"] == -1, "it has not shown up yet"
         await harness.follow(1)
         sent = await harness.consume(0, rack="r2")
         assert (sent["preferred_read_replica"], sent["records"].size) == (2, 0)
@@ -332,9 +317,7 @@ def test_a_new_leader_has_no_latest_offset_until_its_follower_fetches() -> None:
         async def latest(version: int) -> tuple[int, int]:
             partition = {"partition_index": 0, "timestamp": -1}
             topic = {"name": "orders", "partitions": [partition]}
-            request = decoded_request(
-                ApiKey.LIST_OFFSETS, version, replica_id=-1, isolation_level=0, topics=[topic]
-            )
+            request = decoded_request(ApiKey.LIST_OFFSETS, version, replica_id=-1, isolation_level=0, topics=[topic])
             response = await list_offsets(request, harness.session(version), harness.node)
             [result] = response["topics"][0]["partitions"]
             return result["error_code"], result["offset"]
@@ -355,9 +338,7 @@ def test_any_replica_returns_its_log_end_to_the_controller() -> None:
         async def end_of(replica_id: int, epoch: int) -> tuple[int, int, int]:
             partition = {"partition": 0, "current_leader_epoch": -1, "leader_epoch": epoch}
             topic = {"topic": "orders", "partitions": [partition]}
-            request = decoded_request(
-                ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=replica_id, topics=[topic]
-            )
+            request = decoded_request(ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, replica_id=replica_id, topics=[topic])
             response = await offset_for_leader_epoch(request, harness.session(4), harness.node)
             [result] = response["topics"][0]["partitions"]
             return result["error_code"], result["leader_epoch"], result["end_offset"]

@@ -88,16 +88,12 @@ class ScriptedGroups:
 
     async def commit(self, request: CommitRequest) -> Any:
         self._answer(request)
-        return CommitResponse(
-            {(each.topic, each.partition): None for each in request.offsets} | (self.reply or {})
-        )
+        return CommitResponse({(each.topic, each.partition): None for each in request.offsets} | (self.reply or {}))
 
     async def fetch_offsets(self, group_id: str, partitions: Sequence[TopicPartition] | None) -> Any:
         self._answer(group_id, partitions)
         known: dict[TopicPartition, CommittedOffset] = self.reply or {}
-        return OffsetsResponse(
-            known if partitions is None else {each: known.get(each) for each in partitions}
-        )
+        return OffsetsResponse(known if partitions is None else {each: known.get(each) for each in partitions})
 
     async def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> Any:
         self._answer(group_id, partitions)
@@ -153,9 +149,7 @@ def test_every_version_that_kafka_advertises_is_served() -> None:
 
 
 def find(broker: GroupBroker, version: int, *keys: str, kind: int = 0) -> list[tuple[Any, ...]]:
-    response = broker.send(
-        ApiKey.FIND_COORDINATOR, version, key=keys[0], coordinator_keys=keys, key_type=kind
-    )
+    response = broker.send(ApiKey.FIND_COORDINATOR, version, key=keys[0], coordinator_keys=keys, key_type=kind)
     found = response.coordinators if version >= 4 else [response]
     return [(each.error_code, each.node_id, each.host, each.port) for each in found]
 
@@ -263,11 +257,7 @@ def test_a_long_client_id_is_shortened_in_the_member_id(broker: GroupBroker) -> 
     ("api_key", "version", "tree"),
     [
         (ApiKey.JOIN_GROUP, 9, join_tree("g", "me")),
-        (
-            ApiKey.SYNC_GROUP,
-            5,
-            sync_tree("g", "me", 1, assignments=[{"member_id": "me", "assignment": b"a"}]),
-        ),
+        (ApiKey.SYNC_GROUP, 5, sync_tree("g", "me", 1, assignments=[{"member_id": "me", "assignment": b"a"}])),
     ],
 )
 def test_pending_joins_and_syncs_do_not_keep_their_frames(
@@ -305,19 +295,11 @@ def test_the_leaders_join_response_lists_all_members(broker: GroupBroker, versio
         members=(JoinedMember("me", None, b"mine"), JoinedMember("you", "rack", b"yours")),
     )
     response = join(broker, version)
-    assert (response.error_code, response.generation_id, response.leader, response.member_id) == (
-        0,
-        7,
-        "me",
-        "me",
-    )
+    assert (response.error_code, response.generation_id, response.leader, response.member_id) == (0, 7, "me", "me")
     assert response.protocol_name == "range"
     assert response.get("protocol_type", "consumer") == "consumer"
     assert response.get("skip_assignment", True) is True
-    assert [(each.member_id, bytes(each.metadata)) for each in response.members] == [
-        ("me", b"mine"),
-        ("you", b"yours"),
-    ]
+    assert [(each.member_id, bytes(each.metadata)) for each in response.members] == [("me", b"mine"), ("you", b"yours")]
     if version >= 5:
         assert [each.group_instance_id for each in response.members] == [None, "rack"]
 
@@ -361,9 +343,7 @@ def test_a_sync_sends_and_returns_assignments(broker: GroupBroker, version: int)
     assert (request.group_id, request.generation, request.member_id) == ("g", 7, "me")
     assert request.assignments == {"you": b"half"}
     assert type(request.assignments["you"]) is bytes
-    assert (request.protocol_type, request.protocol_name) == (
-        ("consumer", "range") if version >= 5 else (None, None)
-    )
+    assert (request.protocol_type, request.protocol_name) == (("consumer", "range") if version >= 5 else (None, None))
     assert (response.error_code, bytes(response.assignment)) == (0, b"mine")
     assert response.get("protocol_name", "range") == "range"
 
@@ -387,9 +367,7 @@ def test_heartbeats_are_passed_to_the_coordinator(broker: GroupBroker, version: 
     request = {"group_id": "g", "generation_id": 7, "member_id": "me", "group_instance_id": "rack"}
     assert broker.send(ApiKey.HEARTBEAT, version, **request).error_code == 0
     instance = "rack" if version >= 3 else None
-    assert broker.groups.calls == [
-        MemberIdentity(group_id="g", generation=7, member_id="me", instance_id=instance)
-    ]
+    assert broker.groups.calls == [MemberIdentity(group_id="g", generation=7, member_id="me", instance_id=instance)]
     broker.groups.error = RebalanceInProgressError("join again")
     assert broker.send(ApiKey.HEARTBEAT, version, **request).error_code == 27
 
@@ -565,10 +543,7 @@ def test_offsets_of_requested_partitions_are_fetched(broker: GroupBroker, versio
 @every_version(ApiKey.OFFSET_FETCH)
 def test_duplicate_topics_and_partitions_have_one_result(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = KNOWN
-    calls = [
-        {"name": "orders", "topic_id": topic_id(0), "partition_indexes": indexes}
-        for indexes in ([1, 1], [0, 1])
-    ]
+    calls = [{"name": "orders", "topic_id": topic_id(0), "partition_indexes": indexes} for indexes in ([1, 1], [0, 1])]
     (orders,) = fetch(broker, version, calls * 50).topics
     assert [each[:2] for each in offsets_of(orders)] == [(1, 6), (0, 5)]
     broker.groups.error = NotCoordinatorError("elsewhere")
@@ -577,9 +552,7 @@ def test_duplicate_topics_and_partitions_have_one_result(broker: GroupBroker, ve
 
 
 @every_version(ApiKey.OFFSET_FETCH)
-def test_offsets_of_a_deleted_topic_are_not_returned_for_its_successor(
-    broker: GroupBroker, version: int
-) -> None:
+def test_offsets_of_a_deleted_topic_are_not_returned_for_its_successor(broker: GroupBroker, version: int) -> None:
     broker.groups.reply = {("orders", 0): CommittedOffset(5, 3, "", WALL_MS, topic_id=topic_id(99))}
     calls = [{"name": "orders", "topic_id": topic_id(0), "partition_indexes": [0]}]
     (orders,) = fetch(broker, version, calls).topics
@@ -594,9 +567,7 @@ def test_all_offsets_of_a_group_are_fetched(broker: GroupBroker, version: int) -
     response = fetch(broker, version, None)
     assert broker.groups.calls[0][1] is None
     if version >= 10:
-        assert [topic.topic_id for topic in response.topics] == [topic_id(0)], (
-            "a topic that is gone has no id"
-        )
+        assert [topic.topic_id for topic in response.topics] == [topic_id(0)], "a topic that is gone has no id"
     else:
         assert [topic.name for topic in response.topics] == ["orders", "gone"]
     assert [each[:2] for each in offsets_of(response.topics[0])] == [(0, 5), (1, 6)]
@@ -681,10 +652,7 @@ def test_groups_are_listed(broker: GroupBroker, version: int) -> None:
     assert group.get("group_state", "Empty") == "Empty"
     assert group.get("group_type", "classic") == "classic"
     ((states, types),) = broker.groups.calls
-    assert (list(states), list(types)) == (
-        ["Empty"] if version >= 4 else [],
-        ["classic"] if version >= 5 else [],
-    )
+    assert (list(states), list(types)) == (["Empty"] if version >= 4 else [], ["classic"] if version >= 5 else [])
     broker.groups.error = NotCoordinatorError("elsewhere")
     response = broker.send(ApiKey.LIST_GROUPS, version, states_filter=[], types_filter=[])
     assert (response.error_code, response.groups) == (16, [])

@@ -48,14 +48,10 @@ class ScriptedController:
             raise self._reply
         return self._reply
 
-    async def elect_leaders(
-        self, election: ElectionType, partitions: Sequence[tuple[str, int]] | None
-    ) -> Any:
+    async def elect_leaders(self, election: ElectionType, partitions: Sequence[tuple[str, int]] | None) -> Any:
         return self._answer(election, partitions)
 
-    async def alter_partition_reassignments(
-        self, wanted: Sequence[Reassignment], *, allow_rf_change: bool
-    ) -> Any:
+    async def alter_partition_reassignments(self, wanted: Sequence[Reassignment], *, allow_rf_change: bool) -> Any:
         return self._answer(wanted, allow_rf_change)
 
     def list_partition_reassignments(self, partitions: Sequence[tuple[str, int]] | None) -> Any:
@@ -82,11 +78,7 @@ def _through(api: ApiKey, version: int, kind: Any, tree: dict[str, Any]) -> Mess
 
 
 def test_controller_apis_are_forwarded_and_alter_partition_is_inter_broker() -> None:
-    for api in (
-        ApiKey.ELECT_LEADERS,
-        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-        ApiKey.LIST_PARTITION_REASSIGNMENTS,
-    ):
+    for api in (ApiKey.ELECT_LEADERS, ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.LIST_PARTITION_REASSIGNMENTS):
         assert REGISTRY[api].forwarded
         assert not REGISTRY[api].inter_broker
     assert REGISTRY[ApiKey.ALTER_PARTITION].inter_broker
@@ -116,11 +108,7 @@ def test_election_results_are_grouped_by_topic(version: int) -> None:
         for topic in response.replica_election_results
         for each in topic.partition_result
     ]
-    assert result == [
-        ("a", 0, 0, None),
-        ("a", 1, ErrorCode.election_not_needed, "is led"),
-        ("b", 2, 0, None),
-    ]
+    assert result == [("a", 0, 0, None), ("a", 1, ErrorCode.election_not_needed, "is led"), ("b", 2, 0, None)]
 
 
 def test_null_partitions_elect_for_all_partitions() -> None:
@@ -157,10 +145,7 @@ def test_each_reassignment_has_its_own_result(version: int, allowed: bool) -> No
         "topics": [
             {
                 "name": "a",
-                "partitions": [
-                    {"partition_index": 0, "replicas": [2, 3]},
-                    {"partition_index": 1, "replicas": None},
-                ],
+                "partitions": [{"partition_index": 0, "replicas": [2, 3]}, {"partition_index": 1, "replicas": None}],
             }
         ],
     }
@@ -206,10 +191,7 @@ ALTER = {
                 {
                     "partition_index": 4,
                     "leader_epoch": 5,
-                    "new_isr_with_epochs": [
-                        {"broker_id": 1, "broker_epoch": 7},
-                        {"broker_id": 2, "broker_epoch": 9},
-                    ],
+                    "new_isr_with_epochs": [{"broker_id": 1, "broker_epoch": 7}, {"broker_id": 2, "broker_epoch": 9}],
                     "leader_recovery_state": 0,
                     "partition_epoch": 6,
                 }

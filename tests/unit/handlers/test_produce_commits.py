@@ -118,10 +118,6 @@ def test_a_produce_releases_its_frame_before_it_waits_for_the_commit() -> None:
             assert parts is not None
             response = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
             codes = [each.error_code for topic in response.responses for each in topic.partition_responses]
-            assert codes == [
-                ErrorCode.not_leader_or_follower,
-                ErrorCode.unknown_topic_or_partition,
-                ErrorCode.none,
-            ]
+            assert codes == [ErrorCode.not_leader_or_follower, ErrorCode.unknown_topic_or_partition, ErrorCode.none]
 
     run(main())

@@ -49,9 +49,7 @@ def to_all_partitions(value: bytes, codec: int) -> Message:
 
 
 def on_gzip_topic(
-    monkeypatch: pytest.MonkeyPatch,
-    scenario: Callable[[Broker], Awaitable[None]],
-    share_s: float = LONG_OVER_S,
+    monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Broker], Awaitable[None]], share_s: float = LONG_OVER_S
 ) -> list[int]:
     """Returns the iterations with a recompression."""
     cpu_budget = CpuBudget()
@@ -79,9 +77,7 @@ async def from_three_clients(broker: Broker) -> None:
     assert responses == [[0] * PARTITIONS] * 3
 
 
-def test_slow_recompression_handles_one_batch_per_iteration(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_slow_recompression_handles_one_batch_per_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu_budget = on_gzip_topic(monkeypatch, from_three_clients)
     assert len(cpu_budget) == len(set(cpu_budget)) == 3 * PARTITIONS
 
@@ -109,10 +105,6 @@ def test_batches_of_one_connection_keep_their_order(monkeypatch: pytest.MonkeyPa
             partition = broker.node.broker.replica_manager.get("orders", index)
             assert partition is not None
             found = (await partition.log.read(0, 1_000_000, 3)).read()
-            assert [record.value for batch in split(found) for record in iterate_records(batch)] == [
-                b"0",
-                b"1",
-                b"2",
-            ]
+            assert [record.value for batch in split(found) for record in iterate_records(batch)] == [b"0", b"1", b"2"]
 
     on_gzip_topic(monkeypatch, scenario)

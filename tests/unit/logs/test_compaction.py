@@ -57,11 +57,7 @@ def test_only_the_last_record_of_each_key_is_retained(codec: int) -> None:
 
 def test_the_batch_keeps_its_range_and_its_producer() -> None:
     first = batch_of(
-        *[(b"a", b"1"), (b"b", b"1"), (b"c", b"1")],
-        base_offset=10,
-        producer_id=7,
-        producer_epoch=2,
-        base_sequence=5,
+        *[(b"a", b"1"), (b"b", b"1"), (b"c", b"1")], base_offset=10, producer_id=7, producer_epoch=2, base_sequence=5
     )
     second = batch_of((b"a", b"2"), (b"c", b"2"), base_offset=13)
     cleaned = left(clean(first, map_of(first, second)))
@@ -205,9 +201,7 @@ def test_a_tombstone_with_a_later_record_is_removed_at_once() -> None:
 
 
 def test_control_batches_are_retained() -> None:
-    marker = Batch(
-        control_batch(EndTransaction(True, 0), timestamp=0, base_offset=1, producer_id=1, producer_epoch=0)
-    )
+    marker = Batch(control_batch(EndTransaction(True, 0), timestamp=0, base_offset=1, producer_id=1, producer_epoch=0))
     offsets = map_of(batch_of((b"a", b"1")), marker, batch_of((b"a", b"2"), base_offset=2))
     assert len(offsets) == 1
     assert clean(marker, offsets, now_ms=2**60) is marker
@@ -269,8 +263,7 @@ def test_a_compacted_log_has_the_same_latest_values(
 
         after = [record for batch in batches for record in iterate_records(batch)]
         assert all(
-            record._replace(offset_delta=0) == before[record.offset]._replace(offset_delta=0)
-            for record in after
+            record._replace(offset_delta=0) == before[record.offset]._replace(offset_delta=0) for record in after
         )
         state = {record.key: record.value for record in after}
         if number < 2:

@@ -22,13 +22,7 @@ from support.logs import batch_at
 
 
 def produced(
-    sequence: int,
-    count: int = 1,
-    *,
-    offset: int = 0,
-    epoch: int = 0,
-    producer: int = 7,
-    timestamp_ms: int = 5,
+    sequence: int, count: int = 1, *, offset: int = 0, epoch: int = 0, producer: int = 7, timestamp_ms: int = 5
 ) -> Batch:
     return batch_at(
         offset,
@@ -66,9 +60,7 @@ def test_a_producer_whose_first_batch_was_rejected_resends_it_first() -> None:
     """Later batches are in flight already: appending one of them would make the first out of order."""
     states = ProducerStateManager()
     states.note_rejected(produced(0, 5), NO_ROOM)
-    with pytest.raises(
-        StorageError, match="sequence 0 of producer 7 was rejected and has to come first: no room"
-    ):
+    with pytest.raises(StorageError, match="sequence 0 of producer 7 was rejected and has to come first: no room"):
         states.check(produced(5))
     assert states.check(produced(5, epoch=1)) is None, "another epoch starts again"
     assert states.check(produced(5, producer=8)) is None
@@ -77,9 +69,7 @@ def test_a_producer_whose_first_batch_was_rejected_resends_it_first() -> None:
     assert states.check(produced(5)) is None
 
 
-@pytest.mark.parametrize(
-    "why", [NO_ROOM, NotEnoughReplicasError("1 of 2"), NotLeaderOrFollowerError("no lease")]
-)
+@pytest.mark.parametrize("why", [NO_ROOM, NotEnoughReplicasError("1 of 2"), NotLeaderOrFollowerError("no lease")])
 def test_batches_after_a_rejected_one_fail_with_the_same_error(why: MoldauError) -> None:
     states = states_after(produced(0, 2))
     states.note_rejected(produced(2, 2), why)

@@ -107,9 +107,7 @@ def test_deleting_a_topic_deletes_its_configs() -> None:
 
 def test_a_topic_recreated_in_one_step_is_both_deleted_and_created() -> None:
     before = with_orders()
-    image, delta = after(
-        before, RemoveTopicRecord(topic_id=A), TopicRecord(name="orders", topic_id=B), partition(B, 0)
-    )
+    image, delta = after(before, RemoveTopicRecord(topic_id=A), TopicRecord(name="orders", topic_id=B), partition(B, 0))
     assert image.topics["orders"].topic_id == B
     assert image.config(ORDERS) == {}
     assert delta.topics_deleted == (before.topics["orders"],)
@@ -155,9 +153,7 @@ def test_brokers_are_registered_fenced_and_unfenced() -> None:
     assert delta.brokers_changed == (1,)
     image, _ = after(image, BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=4, fenced=-1))
     assert image.brokers[1].is_active
-    image, _ = after(
-        image, BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=4, in_controlled_shutdown=1)
-    )
+    image, _ = after(image, BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=4, in_controlled_shutdown=1))
     assert not image.brokers[1].fenced
     assert not image.brokers[1].is_active
 

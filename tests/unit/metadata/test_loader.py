@@ -74,9 +74,7 @@ def test_pending_changes_are_published_as_one_delta() -> None:
 def test_waiters_for_an_offset_are_woken_when_it_is_published() -> None:
     async def scenario() -> None:
         loader = MetadataLoader("c")
-        waiting = [
-            asyncio.get_running_loop().create_task(loader.wait_for_offset(offset)) for offset in (1, 0, 5)
-        ]
+        waiting = [asyncio.get_running_loop().create_task(loader.wait_for_offset(offset)) for offset in (1, 0, 5)]
         await run_pending_tasks()
         waiting[1].cancel()
         loader.commit([topic("a", 0)])

@@ -32,10 +32,7 @@ KNOWN = [
     (NoOpRecord(), "01 14 00 00"),
     (TopicRecord(name="orders", topic_id=TOPIC_ID), "01 02 00 07 6f7264657273" + TOPIC_ID.hex + "00"),
     (RemoveTopicRecord(topic_id=TOPIC_ID), "01 09 00" + TOPIC_ID.hex + "00"),
-    (
-        ConfigRecord(resource_type=2, resource_name="t", name="a.b", value=None),
-        "01 04 00 02 02 74 04 612e62 00 00",
-    ),
+    (ConfigRecord(resource_type=2, resource_name="t", name="a.b", value=None), "01 04 00 02 02 74 04 612e62 00 00"),
     (FeatureLevelRecord(name="f", feature_level=30), "01 0c 00 02 66 001e 00"),
     (
         ProducerIdsRecord(broker_id=1, broker_epoch=2, next_producer_id=1000),
@@ -52,9 +49,7 @@ KNOWN = [
             partition_epoch=5,
             directories=(None, None),
         ),
-        "01 03 02 00000003"
-        + TOPIC_ID.hex
-        + "03 00000001 00000002 02 00000001 01 01 00000001 00000004 00000005"
+        "01 03 02 00000003" + TOPIC_ID.hex + "03 00000001 00000002 02 00000001 01 01 00000001 00000004 00000005"
         "03" + "00" * 32 + "00",
     ),
     (
@@ -123,11 +118,7 @@ replicas = st.lists(ints, max_size=4).map(tuple)
     st.one_of(
         st.builds(TopicRecord, name=names, topic_id=st.uuids()),
         st.builds(
-            ConfigRecord,
-            resource_type=st.integers(-128, 127),
-            resource_name=names,
-            name=names,
-            value=st.none() | names,
+            ConfigRecord, resource_type=st.integers(-128, 127), resource_name=names, name=names, value=st.none() | names
         ),
         st.builds(
             PartitionChangeRecord,

@@ -330,8 +330,7 @@ def test_snapshots_are_generated_from_the_published_image() -> None:
         ((values, end, leader_id),) = writer.snapshots
         assert (end, leader_id) == (SnapshotId(3, 7), 3)
         assert (
-            image_from_records(map(decode, values), cluster_id="c", end_offset=3, epoch=7, leader_id=3)
-            == loader.image
+            image_from_records(map(decode, values), cluster_id="c", end_offset=3, epoch=7, leader_id=3) == loader.image
         )
         loader.commit([topic("c", 3)])
         await run_pending_tasks()

@@ -13,10 +13,7 @@ import pytest
 
 from moldau.logs.store import FileSlice
 from moldau.network.buffer_pool import BufferPool
-from moldau.network.connection import (
-    REQUESTS_IN_FLIGHT_MAX,
-    CloseConnectionError,
-)
+from moldau.network.connection import REQUESTS_IN_FLIGHT_MAX, CloseConnectionError
 from moldau.network.frame_reader import SHARED_BUFFER_SIZE, FrameReader, FrameTooLargeError
 from moldau.network.limits import ConnectionQuotas, MemoryPool, PartialFrameLimiter
 from moldau.network.socket_server import SocketServer
@@ -155,9 +152,7 @@ def test_a_request_without_response_does_not_block_the_next(run: Run) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 20_000_000])
-def test_stored_bytes_are_sent_whole_and_in_order_to_a_slow_reader(
-    run: Run, tmp_path: Path, size: int
-) -> None:
+def test_stored_bytes_are_sent_whole_and_in_order_to_a_slow_reader(run: Run, tmp_path: Path, size: int) -> None:
     content = os.urandom(size)
     file = OsDisk().open(str(tmp_path / "segment"))
     file.append([content])

@@ -12,11 +12,7 @@ import pytest
 
 from moldau.logs.store import FileSlice
 from moldau.network.buffer_pool import BufferPool
-from moldau.network.connection import (
-    STALL_TIMEOUT_S,
-    UNSENT_BYTES_MAX,
-    Connection,
-)
+from moldau.network.connection import STALL_TIMEOUT_S, UNSENT_BYTES_MAX, Connection
 from moldau.network.frame_reader import LARGE_FRAME_BYTES_MIN, SHARED_BUFFER_SIZE
 from moldau.network.limits import MemoryPool, PartialFrameLimiter
 from moldau.network.response_sender import ResponseSender
@@ -211,9 +207,7 @@ def test_a_client_with_a_pending_request_does_not_expire() -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_stalled_client_is_disconnected_in_spite_of_pauses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stalled_client_is_disconnected_in_spite_of_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     async def response(frame: memoryview) -> Sequence[Any] | None:
         return None
 

@@ -41,9 +41,7 @@ def test_a_node_that_never_registered_keeps_the_epoch_of_its_last_clean_shutdown
         before = store()
         await before.start()
         await before.close(41)
-        starting = asyncio.create_task(
-            create_node(tmp_path, [free_port(), free_port(), free_port()], 1).start()
-        )
+        starting = asyncio.create_task(create_node(tmp_path, [free_port(), free_port(), free_port()], 1).start())
         await asyncio.sleep(0.3)
         assert not starting.done(), "there is no majority to elect it"
         starting.cancel()
@@ -56,9 +54,7 @@ def test_a_node_that_never_registered_keeps_the_epoch_of_its_last_clean_shutdown
     asyncio.run(scenario())
 
 
-def test_the_leader_resigns_before_its_listeners_close(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_leader_resigns_before_its_listeners_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     led: list[bool] = []
     close_listeners = Node._close_listeners
 
@@ -86,10 +82,7 @@ def test_the_leader_resigns_before_its_listeners_close(
 
 def test_a_failed_node_stops_while_an_operation_waits_for_disk_space() -> None:
     async def scenario() -> None:
-        node = Node(
-            system_platform(1),
-            build_settings(flags={"store": "memory", "listen": f"127.0.0.1:{free_port()}"}),
-        )
+        node = Node(system_platform(1), build_settings(flags={"store": "memory", "listen": f"127.0.0.1:{free_port()}"}))
         await node.start()
         has_started, is_queued = asyncio.Event(), asyncio.Event()
 
@@ -157,9 +150,7 @@ def test_an_invalid_log_end_response_is_rejected(topics: list[Any]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="there is no such clock here")
-def test_the_monotonic_clock_includes_suspended_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_monotonic_clock_includes_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         time, "clock_gettime_ns", lambda clock: 7_000_000 if clock == time.CLOCK_BOOTTIME else 1_000_000
     )

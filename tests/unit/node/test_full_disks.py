@@ -34,9 +34,7 @@ def run(test: "Coroutine[Any, Any, None]") -> None:
 
 
 class Node(ReplicaNode):
-    def __init__(
-        self, node_id: int, controller: "QuorumController", peers: DirectPeers, **settings: int
-    ) -> None:
+    def __init__(self, node_id: int, controller: "QuorumController", peers: DirectPeers, **settings: int) -> None:
         self.disk = SimulatedDisk(random.Random(node_id), settings=QUICK)
         self.usable_bytes = 1 << 30
         store = FileLogStore(self.disk, "data", SystemClock())
@@ -228,9 +226,7 @@ def test_with_all_disks_full_leadership_stays_until_one_has_space() -> None:
     run(test())
 
 
-def test_a_full_disk_triggers_one_round_of_retention(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_full_disk_triggers_one_round_of_retention(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         controller = QuorumController((1,), retention_bytes="0", segment_bytes="1024")
         node = Node(1, controller, DirectPeers())

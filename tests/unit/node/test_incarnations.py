@@ -96,9 +96,7 @@ def crash(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("has_file", [True, False])
-def test_a_single_node_leads_again_after_a_crash_without_an_incarnations_file(
-    tmp_path: Path, has_file: bool
-) -> None:
+def test_a_single_node_leads_again_after_a_crash_without_an_incarnations_file(tmp_path: Path, has_file: bool) -> None:
     """Data directories of old versions have no incarnations file."""
 
     async def scenario() -> int:
@@ -140,9 +138,7 @@ def test_a_node_killed_during_registration_is_recognised_by_its_disk(
         previous_incarnations = tuple(UUID(each) for each in found)
         known = controller._loader.image.brokers[1]
         recorded.append(
-            retained_data(
-                known, BrokerRegistrationRequest(1, C, [], previous_incarnations=previous_incarnations)
-            )
+            retained_data(known, BrokerRegistrationRequest(1, C, [], previous_incarnations=previous_incarnations))
         )
         return await register(controller, broker, is_remote=is_remote)
 

@@ -85,9 +85,7 @@ class ScriptedPeerClient:
 
     async def call(self, node_id: int, api: ApiKey, tree: Any, **more: Any) -> Any:
         partition = FakeMessage(error_code=self.code, leader_epoch=3, leader_id=-1)
-        return FakeMessage(
-            error_code=ErrorCode.none, topics=[FakeMessage(partitions=[partition])], node_endpoints=[]
-        )
+        return FakeMessage(error_code=ErrorCode.none, topics=[FakeMessage(partitions=[partition])], node_endpoints=[])
 
 
 def test_a_rejection_is_logged_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,7 @@ class Terminal(io.StringIO):
 def test_a_line_has_time_level_message_and_fields(stream: io.StringIO) -> None:
     configure(clock=lambda: NOON_MS, stream=stream)
     get_logger("controller").info("topic created", topic="orders", partitions=3, internal=False, rack=None)
-    expected = (
-        "2023-11-14 22:13:20.123 INFO    topic created topic=orders partitions=3 internal=false rack=null\n"
-    )
+    expected = "2023-11-14 22:13:20.123 INFO    topic created topic=orders partitions=3 internal=false rack=null\n"
     assert stream.getvalue() == expected
 
 
@@ -43,9 +41,7 @@ def test_without_a_clock_lines_have_no_timestamp(stream: io.StringIO) -> None:
 
 def test_data_from_clients_cannot_forge_lines(stream: io.StringIO) -> None:
     configure(stream=stream)
-    get_logger("requests").info(
-        "hello\nERROR forged", client="a\nERROR b", text='say "x"', empty="", colour="\x1b[31m"
-    )
+    get_logger("requests").info("hello\nERROR forged", client="a\nERROR b", text='say "x"', empty="", colour="\x1b[31m")
     (line,) = stream.getvalue().splitlines()
     fields = r'client="a\nERROR b" text="say \"x\"" empty="" colour="\u001b[31m"'
     assert line == rf'INFO    "hello\nERROR forged" {fields}'

@@ -50,9 +50,7 @@ def test_appends_wake_followers_and_commits_wake_consumers() -> None:
         assert notified == ["follower", "consumer"]
         both.elect(2)
         await both.publish_image()
-        assert notified == ["follower", "consumer", "consumer", "follower"], (
-            "both are notified that it no longer leads"
-        )
+        assert notified == ["follower", "consumer", "consumer", "follower"], "both are notified that it no longer leads"
 
     run(main())
 

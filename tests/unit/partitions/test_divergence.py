@@ -4,9 +4,7 @@ import itertools
 
 import pytest
 
-from moldau.errors import (
-    StorageError,
-)
+from moldau.errors import StorageError
 from moldau.raft.messages import EpochEndOffset
 from support.replicas import PageCacheLog, Replicas
 from support.replication_stories import run
@@ -116,9 +114,7 @@ def test_an_epoch_without_records_does_not_make_a_follower_truncate_forever() ->
 # Leaders without committed records
 
 
-async def replicas_with_a_leader_that_lost_its_disk(
-    *, recovering: bool = False, **settings: object
-) -> Replicas:
+async def replicas_with_a_leader_that_lost_its_disk(*, recovering: bool = False, **settings: object) -> Replicas:
     three = Replicas((1, 2, 3), **settings)
     await three.begin(leader=1)
     await three.produce(1, b"a", b"b")

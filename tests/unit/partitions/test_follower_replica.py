@@ -4,12 +4,7 @@ import asyncio
 
 import pytest
 
-from moldau.errors import (
-    CorruptRecordError,
-    FencedLeaderEpochError,
-    NotLeaderOrFollowerError,
-    OffsetOutOfRangeError,
-)
+from moldau.errors import CorruptRecordError, FencedLeaderEpochError, NotLeaderOrFollowerError, OffsetOutOfRangeError
 from moldau.raft.messages import EpochEndOffset
 from support.replicas import Replicas, batch
 from support.replication_stories import run
@@ -111,9 +106,7 @@ def test_a_follower_resets_its_log_when_its_leader_has_deleted_all_its_records()
         # The log starts inside a batch, which is appended whole.
         await both.replicate(2)
         assert (both.log(2).start_offset, both.log(2).end_offset) == (2, 4)
-        assert await both.seen(2, 2, from_follower=True) == ["a", "b", "c", "d"], (
-            "a reader skips what is before"
-        )
+        assert await both.seen(2, 2, from_follower=True) == ["a", "b", "c", "d"], "a reader skips what is before"
 
     run(main())
 

@@ -49,12 +49,8 @@ def leader(
     return state
 
 
-def fetch(
-    replica: int, offset: int, *, broker_epoch: int = -1, epoch: int = 4, start: int = 0
-) -> FollowerFetch:
-    return FollowerFetch(
-        replica, replica * 100 if broker_epoch < 0 else broker_epoch, offset, 4, epoch, start
-    )
+def fetch(replica: int, offset: int, *, broker_epoch: int = -1, epoch: int = 4, start: int = 0) -> FollowerFetch:
+    return FollowerFetch(replica, replica * 100 if broker_epoch < 0 else broker_epoch, offset, 4, epoch, start)
 
 
 def grown(state: PartitionLeaderState, end_offset: int, now_ms: int = 0) -> PartitionLeaderState:
@@ -115,9 +111,7 @@ def test_the_high_watermark_waits_for_a_departing_member_until_the_metadata_remo
     state.propose(wanted)
     state.on_fetch(fetch(2, 10), LAG_MS + 1)
     assert state.high_watermark == 0, "every member of the committed ISR may be elected"
-    assert not state.on_alter_partition_response(result((1, 2), 8)), (
-        "it may be eligible, which the answer does not say"
-    )
+    assert not state.on_alter_partition_response(result((1, 2), 8)), "it may be eligible, which the answer does not say"
     assert state.isr == (1, 2)
     assert state.on_image(image((1, 2), 8), BROKERS, 1)
     assert state.high_watermark == 10
@@ -281,11 +275,7 @@ def test_a_follower_joins_only_with_everything_before_the_epoch_start() -> None:
 
 @pytest.mark.parametrize(
     "broker",
-    [
-        broker_image(3, fenced=True),
-        broker_image(3, epoch=301),
-        replace(broker_image(3), in_controlled_shutdown=True),
-    ],
+    [broker_image(3, fenced=True), broker_image(3, epoch=301), replace(broker_image(3), in_controlled_shutdown=True)],
     ids=["fenced", "started anew", "shutting down"],
 )
 def test_a_follower_cannot_join_whose_broker_is(broker: object) -> None:
@@ -354,9 +344,7 @@ def test_a_failed_proposal_stays_pending_because_a_duplicate_may_have_been_commi
     assert state.wanted_isr(0, LAG_MS) is None, "only the metadata shows the outcome"
 
 
-def test_the_high_watermark_waits_for_a_rejected_member_until_duplicates_of_the_proposal_are_invalid() -> (
-    None
-):
+def test_the_high_watermark_waits_for_a_rejected_member_until_duplicates_of_the_proposal_are_invalid() -> None:
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(2, 10), 0)
     state.propose((1, 2, 3))
@@ -414,19 +402,9 @@ def test_appends_with_acks_all_need_min_isr() -> None:
         (fetch(2, 0, broker_epoch=199), StaleBrokerEpochError),
         (fetch(2, 0, broker_epoch=201), UnknownLeaderEpochError),
     ],
-    ids=[
-        "past epoch",
-        "future epoch",
-        "no epoch",
-        "stranger",
-        "the leader itself",
-        "former life",
-        "unknown life",
-    ],
+    ids=["past epoch", "future epoch", "no epoch", "stranger", "the leader itself", "former life", "unknown life"],
 )
-def test_an_invalid_follower_fetch_is_rejected(
-    follower_fetch: FollowerFetch, expected_error: type[Exception]
-) -> None:
+def test_an_invalid_follower_fetch_is_rejected(follower_fetch: FollowerFetch, expected_error: type[Exception]) -> None:
     with pytest.raises(expected_error):
         leader().check_follower_fetch(follower_fetch)
     leader().check_follower_fetch(fetch(2, 0))

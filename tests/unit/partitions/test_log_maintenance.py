@@ -40,9 +40,7 @@ def produce(broker: Broker, *records: tuple[bytes | None, bytes | None]) -> None
 
 def consumed(broker: Broker) -> list[tuple[bytes | None, bytes | None]]:
     settings = {"bootstrap.servers": broker.bootstrap, "group.id": "unused", "enable.auto.commit": False}
-    consumer = Consumer(
-        {**settings, "enable.partition.eof": True, "auto.offset.reset": "earliest", "log_level": 0}
-    )
+    consumer = Consumer({**settings, "enable.partition.eof": True, "auto.offset.reset": "earliest", "log_level": 0})
     consumer.assign([TopicPartition("orders", 0, 0)])
     records = []
     while (message := consumer.poll(10)) is not None and not message.error():
@@ -106,9 +104,7 @@ def test_a_compacted_topic_keeps_the_latest_record_of_each_key(broker: Broker) -
 
 def test_maintenance_continues_after_a_failed_round() -> None:
     async def main() -> None:
-        housekeeping = LogMaintenance(
-            cast(ReplicaManager, None), EffectiveSettings(BrokerSettings()), SystemClock()
-        )
+        housekeeping = LogMaintenance(cast(ReplicaManager, None), EffectiveSettings(BrokerSettings()), SystemClock())
         rounds = 0
 
         async def breaks() -> None:

@@ -147,9 +147,7 @@ def test_a_failed_flush_takes_the_partition_offline_and_fails_waiters() -> None:
     with_partition(main())
 
 
-def test_a_flush_with_a_transient_error_is_retried_without_an_append(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_flush_with_a_transient_error_is_retried_without_an_append(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moldau.partitions.log_flusher.FLUSH_RETRY_S_MIN", 0.001)
 
     async def main() -> None:

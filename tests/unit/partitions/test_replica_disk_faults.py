@@ -120,9 +120,7 @@ def test_a_truncation_whose_directory_sync_fails_is_done() -> None:
         follower = Follower(0, 1, committed=4)
         partition = await follower.start()
         await until(lambda: not partition._flusher.is_running)
-        await partition.apply_image(
-            PartitionRegistration(0, (LEADER, SELF), (LEADER,), LEADER, 2, 2, unclean_epoch=2)
-        )
+        await partition.apply_image(PartitionRegistration(0, (LEADER, SELF), (LEADER,), LEADER, 2, 2, unclean_epoch=2))
         # The first directory sync is for the epochs, the second for the deleted segments.
         fault = follower.disk.inject("sync_directory", f"*{NAME}", error=errno.EMFILE, after=1, times=2)
         await partition.follower.truncate_to_divergence(EpochEndOffset(0, 2), 2)
@@ -130,9 +128,7 @@ def test_a_truncation_whose_directory_sync_fails_is_done() -> None:
         assert (partition.failure, partition.high_watermark, partition.log.end_offset) == (None, 2, 2)
         with pytest.raises(StorageError):
             await follower.apply_fetch(partition, 2, committed=3)
-        assert (partition.failure, partition.log.end_offset) == (None, 2), (
-            "segments may come back that were behind"
-        )
+        assert (partition.failure, partition.log.end_offset) == (None, 2), "segments may come back that were behind"
         await follower.apply_fetch(partition, 2, committed=3)
         assert (partition.high_watermark, partition.log.durable_offset) == (3, 3)
         reopened = await opened(follower.disk.crash())

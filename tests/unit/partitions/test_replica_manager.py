@@ -29,9 +29,7 @@ ORDERS, ORDERS_ANEW, PAYMENTS = UUID(int=11), UUID(int=12), UUID(int=13)
 THIS_LIFE, FORMER_LIFE = UUID(int=21), UUID(int=20)
 
 
-def topic(
-    name: str, topic_id: UUID, *replicas: tuple[int, ...], leader: int = NODE, epoch: int = 0
-) -> TopicImage:
+def topic(name: str, topic_id: UUID, *replicas: tuple[int, ...], leader: int = NODE, epoch: int = 0) -> TopicImage:
     partitions = tuple(
         PartitionRegistration(index, each, each, leader, epoch, epoch)
         for index, each in enumerate(replicas or ((1, 2),))
@@ -173,9 +171,7 @@ def test_stray_logs_are_renamed_and_kept(tmp_path: Path) -> None:
         await before.close()
         table = Table(await files(tmp_path), THIS_LIFE)
         await table.publish(
-            topic("orders", ORDERS_ANEW, (1,)),
-            topic("payments", PAYMENTS, (1,), (2,), epoch=1),
-            incarnation=THIS_LIFE,
+            topic("orders", ORDERS_ANEW, (1,)), topic("payments", PAYMENTS, (1,), (2,), epoch=1), incarnation=THIS_LIFE
         )
         assert table.end_of("orders") == 0
         assert table.end_of("payments") == 1
@@ -253,9 +249,7 @@ def test_the_high_watermark_survives_a_restart(tmp_path: Path) -> None:
 def test_the_restored_high_watermark_is_limited_by_the_end_of_the_log() -> None:
     async def test() -> None:
         store = MemoryLogStore()
-        log = await store.open(
-            LogName("orders", 0), ORDERS, EffectiveSettings(BrokerSettings()).topic("orders")
-        )
+        log = await store.open(LogName("orders", 0), ORDERS, EffectiveSettings(BrokerSettings()).topic("orders"))
         log.checkpointed_high_watermark = 50
         table = Table(store)
         await table.publish(topic("orders", ORDERS, (1, 2), leader=2))
@@ -266,9 +260,7 @@ def test_the_restored_high_watermark_is_limited_by_the_end_of_the_log() -> None:
     run(test)
 
 
-def test_a_log_that_cannot_be_opened_is_reported_and_the_others_are_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_log_that_cannot_be_opened_is_reported_and_the_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         store = MemoryLogStore()
         opening = store.open
@@ -297,9 +289,7 @@ def test_a_log_that_fails_later_is_reported_at_once() -> None:
         await table.publish(topic("orders", ORDERS, (1,), (1,)))
         notified: list[str] = []
         table.table.on_offline_replicas_changed.append(
-            lambda: notified.extend(
-                f"{each.partition}: {each.reason}" for each in table.table.offline_replicas()
-            )
+            lambda: notified.extend(f"{each.partition}: {each.reason}" for each in table.table.offline_replicas())
         )
         partition = table.table.get("orders", 1)
         assert partition is not None
@@ -311,9 +301,7 @@ def test_a_log_that_fails_later_is_reported_at_once() -> None:
     run(test)
 
 
-def test_a_log_opened_by_a_retry_gets_its_role_and_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_log_opened_by_a_retry_gets_its_role_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         store = MemoryLogStore()
         opening = store.open
@@ -329,9 +317,7 @@ def test_a_log_opened_by_a_retry_gets_its_role_and_is_reported(
         roles: list[str] = []
         not_ready: list[int] = []
         table.table.on_roles_changed.append(lambda changed: roles.extend(str(each.name) for each in changed))
-        table.table.on_offline_replicas_changed.append(
-            lambda: not_ready.append(len(table.table.offline_replicas()))
-        )
+        table.table.on_offline_replicas_changed.append(lambda: not_ready.append(len(table.table.offline_replicas())))
         await table.publish(topic("orders", ORDERS, (2, 1), leader=2))
         assert len(table.table.offline_replicas()) == 1
         await table.table.retry_offline_logs()
@@ -343,9 +329,7 @@ def test_a_log_opened_by_a_retry_gets_its_role_and_is_reported(
     run(test)
 
 
-def test_a_log_that_cannot_be_opened_keeps_no_files_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_cannot_be_opened_keeps_no_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: object) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
@@ -387,9 +371,7 @@ def test_partitions_that_become_writable_are_reported_once() -> None:
         names = [f"topic-{number}" for number in range(20)]
         await table.publish(*(topic(name, UUID(int=number)) for number, name in enumerate(names, 1)))
         not_ready: list[int] = []
-        table.table.on_offline_replicas_changed.append(
-            lambda: not_ready.append(len(table.table.offline_replicas()))
-        )
+        table.table.on_offline_replicas_changed.append(lambda: not_ready.append(len(table.table.offline_replicas())))
         for name in names:
             partition = table.table.get(name, 0)
             assert partition is not None
@@ -401,9 +383,7 @@ def test_partitions_that_become_writable_are_reported_once() -> None:
     run(test)
 
 
-def test_a_topic_deleted_during_a_retry_of_its_logs_stays_deleted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_topic_deleted_during_a_retry_of_its_logs_stays_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         store = MemoryLogStore()
         opening = store.open

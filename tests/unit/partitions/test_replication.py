@@ -4,12 +4,7 @@ import asyncio
 
 import pytest
 
-from moldau.errors import (
-    CorruptRecordError,
-    FencedLeaderEpochError,
-    OffsetOutOfRangeError,
-    StaleBrokerEpochError,
-)
+from moldau.errors import CorruptRecordError, FencedLeaderEpochError, OffsetOutOfRangeError, StaleBrokerEpochError
 from moldau.partitions.partition import DivergingEpochError
 from moldau.raft.messages import EpochEndOffset
 from support.replicas import Replicas, broker_image

@@ -100,9 +100,7 @@ def test_only_a_refused_connection_proves_that_a_process_is_dead() -> None:
     run(test())
 
 
-def test_a_name_with_several_addresses_is_refused_only_if_all_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_with_several_addresses_is_refused_only_if_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(codes: dict[str, int | None]) -> ProbeResult:
         async def resolve(host: str, port: int) -> list[str]:
             return [each for each in codes if each != host]
@@ -116,10 +114,7 @@ def test_a_name_with_several_addresses_is_refused_only_if_all_are(
 
     refused, unreachable = errno.ECONNREFUSED, errno.EHOSTUNREACH
     assert asyncio.run(test({"node": None, "::1": refused, "127.0.0.1": refused})) is ProbeResult.REFUSED
-    assert (
-        asyncio.run(test({"node": None, "::1": errno.EADDRNOTAVAIL, "127.0.0.1": refused}))
-        is ProbeResult.REFUSED
-    )
+    assert asyncio.run(test({"node": None, "::1": errno.EADDRNOTAVAIL, "127.0.0.1": refused})) is ProbeResult.REFUSED
     assert asyncio.run(test({"node": None, "::1": refused, "127.0.0.1": unreachable})) is ProbeResult.UNKNOWN
     assert asyncio.run(test({"node": None, "::1": refused, "127.0.0.1": 0})) is ProbeResult.REACHABLE
     assert asyncio.run(test({"node": None})) is ProbeResult.UNKNOWN

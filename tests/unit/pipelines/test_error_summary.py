@@ -5,9 +5,7 @@ import pytest
 from moldau.pipelines.definition import PipelineError
 from moldau.pipelines.error_summary import summarize_error
 
-JAVA = (
-    "\n\tat org.apache.spark.sql.Foo.bar(Foo.scala:1)\n\tat java.base/java.lang.Thread.run(Thread.java:1)\n"
-)
+JAVA = "\n\tat org.apache.spark.sql.Foo.bar(Foo.scala:1)\n\tat java.base/java.lang.Thread.run(Thread.java:1)\n"
 
 
 @pytest.mark.parametrize(
@@ -23,8 +21,7 @@ JAVA = (
         (
             "[STREAM_FAILED] Query [id = 1] terminated with exception: org.apache.spark.api.python.PythonException: "
             'Traceback (most recent call last):\n  File "x.py", line 1, in read\n'
-            "moldau.spark.errors.DataLossError: orders-0: records 3 to 7 are gone; set failOnDataLoss=false\n"
-            + JAVA,
+            "moldau.spark.errors.DataLossError: orders-0: records 3 to 7 are gone; set failOnDataLoss=false\n" + JAVA,
             "orders-0: records 3 to 7 are gone; set failOnDataLoss=false",
         ),
         (
@@ -45,10 +42,7 @@ def test_the_cause_is_summarized_in_one_line(text: str, sentence: str) -> None:
 
 
 def test_a_pipeline_error_is_unchanged() -> None:
-    assert (
-        summarize_error(PipelineError("sinks.table: no key; add key: [id]"))
-        == "sinks.table: no key; add key: [id]"
-    )
+    assert summarize_error(PipelineError("sinks.table: no key; add key: [id]")) == "sinks.table: no key; add key: [id]"
 
 
 def test_a_long_message_is_truncated() -> None:

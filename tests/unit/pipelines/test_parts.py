@@ -57,9 +57,7 @@ def test_a_variable_that_is_not_set_is_named() -> None:
         substitute_variables("${not a name}", {})
 
 
-@pytest.mark.parametrize(
-    "key", ["sasl.password", "ssl.keystore.password", "sasl.jaas.config", "client_secret"]
-)
+@pytest.mark.parametrize("key", ["sasl.password", "ssl.keystore.password", "sasl.jaas.config", "client_secret"])
 def test_secret_settings_are_recognised(key: str) -> None:
     assert is_secret(key)
     assert not is_secret("security.protocol")
@@ -188,10 +186,7 @@ def test_the_sql_hash_is_stored_and_may_change() -> None:
     one = sql_hash([ORDERS, view])
     assert one == sql_hash([ORDERS, View("v", "SELECT * FROM orders")]) != sql_hash([View("v", "SELECT 1")])
     claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t", one))
-    assert (
-        claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t", "another")).sql
-        == one
-    )
+    assert claim_checkpoint(files, "ck", identity_of(pipeline(), "out", [ORDERS], "topic t", "another")).sql == one
 
 
 # Owners of Parquet directories
@@ -208,9 +203,7 @@ def test_a_directory_belongs_to_the_query_that_claimed_it_first() -> None:
     claim_directory(files, "d", first)
     files["d/_spark_metadata"] = ""
     claim_directory(files, "d", first)
-    with pytest.raises(
-        PipelineError, match="belongs to the query a of the pipeline p with another checkpoint"
-    ):
+    with pytest.raises(PipelineError, match="belongs to the query a of the pipeline p with another checkpoint"):
         claim_directory(files, "d", second)
     with pytest.raises(PipelineError, match="belongs to the query a"):
         # With a new checkpoint batch 0 would be taken for the existing one.
@@ -275,13 +268,7 @@ def test_incompatible_state_is_reported_with_our_advice_not_sparks() -> None:
 
 
 def test_internal_columns_are_not_suggested() -> None:
-    text = (
-        "[UNRESOLVED_COLUMN] `m` cannot be resolved. Did you mean one of the following? [{}]. SQLSTATE: 42703"
-    )
+    text = "[UNRESOLVED_COLUMN] `m` cannot be resolved. Did you mean one of the following? [{}]. SQLSTATE: 42703"
     said = "`m` cannot be resolved. Did you mean one of the following? [`n`, `_key`]."
-    for offered in (
-        "`n`, `__key`, `_key`, `__bad`",
-        "`__is_bad`, `n`, `_key`",
-        "`__key`, `__bad`, `n`, `_key`",
-    ):
+    for offered in ("`n`, `__key`, `_key`, `__bad`", "`__is_bad`, `n`, `_key`", "`__key`, `__bad`, `n`, `_key`"):
         assert summarize_error(RuntimeError(text.format(offered))) == said

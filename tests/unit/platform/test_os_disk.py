@@ -56,9 +56,7 @@ def test_more_parts_than_writev_takes_are_all_written(tmp_path: Path) -> None:
     assert file.size == sum(map(len, parts))
 
 
-def test_short_writes_are_continued_where_they_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_writes_are_continued_where_they_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.writev
 
     def short(descriptor: int, parts: list[bytes]) -> int:
@@ -71,9 +69,7 @@ def test_short_writes_are_continued_where_they_stopped(
     assert file.size == 16
 
 
-def test_after_a_failed_append_the_size_is_what_was_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_failed_append_the_size_is_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.writev
     left = [5]
 
@@ -357,9 +353,7 @@ def refuse_threads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(threading.Thread, "start", start)
 
 
-def test_syncs_fail_without_threads_and_succeed_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_syncs_fail_without_threads_and_succeed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         disk, path = OsDisk(), tmp_path / "a"
         file = disk.open(str(path))

@@ -155,9 +155,7 @@ def test_stale_requests_get_the_current_epoch() -> None:
         for reply in (begun, ended):
             assert (reply.epoch, reply.leader_id) == (epoch, leader.node_id)
         for known in (epoch - 1, epoch + 1):
-            fetched = await leader.quorum.fetch(
-                QuorumFetchRequest(ReplicaKey(2), known, EpochEndOffset(-1, 0))
-            )
+            fetched = await leader.quorum.fetch(QuorumFetchRequest(ReplicaKey(2), known, EpochEndOffset(-1, 0)))
             assert (fetched.is_leader, fetched.epoch, fetched.leader_id) == (False, epoch, leader.node_id)
         fetched = await follower.quorum.fetch(QuorumFetchRequest(ReplicaKey(2), epoch, EpochEndOffset(-1, 0)))
         assert (fetched.is_leader, fetched.leader_id) == (False, leader.node_id)
@@ -173,9 +171,7 @@ def test_a_waiting_fetch_ends_with_new_records_or_when_the_leader_closes() -> No
         quorum = leader.quorum
         await wait_until(lambda: quorum.high_watermark == leader.log.end_offset)
         end = EpochEndOffset(quorum.epoch, leader.log.end_offset)
-        wanted = QuorumFetchRequest(
-            ReplicaKey(7, directory_of(7)), quorum.epoch, end, quorum.high_watermark, 60_000
-        )
+        wanted = QuorumFetchRequest(ReplicaKey(7, directory_of(7)), quorum.epoch, end, quorum.high_watermark, 60_000)
         first = asyncio.ensure_future(quorum.fetch(wanted))
         await asyncio.sleep(0.01)
         assert not first.done()

@@ -14,15 +14,7 @@ from moldau.raft.messages import (
     VoterEndpoint,
     VoterNode,
 )
-from support.quorum_nodes import (
-    QuorumNode,
-    directory_of,
-    other_nodes,
-    run,
-    start_quorum,
-    stop_nodes,
-    wait_until,
-)
+from support.quorum_nodes import QuorumNode, directory_of, other_nodes, run, start_quorum, stop_nodes, wait_until
 
 
 def test_a_node_far_behind_loads_a_snapshot() -> None:
@@ -72,9 +64,7 @@ def test_the_log_starts_at_the_end_of_the_older_of_two_snapshots() -> None:
     run(scenario())
 
 
-def test_an_invalid_snapshot_response_is_retried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_invalid_snapshot_response_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         _, nodes, leader = await start_quorum(3)
         away = other_nodes(nodes, leader)[0]

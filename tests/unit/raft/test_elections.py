@@ -198,9 +198,7 @@ def test_a_vote_is_for_a_log_at_least_as_up_to_date(log_end: EpochEndOffset, is_
 def test_a_pre_vote_changes_no_state_and_can_be_granted_to_many() -> None:
     state = node(1, ElectionState(3))
     for candidate in (2, 3):
-        effects = state.step(
-            1, RequestReceived(VoteRequest(key(candidate), 3, EpochEndOffset(-1, 0), True, key(1)))
-        )
+        effects = state.step(1, RequestReceived(VoteRequest(key(candidate), 3, EpochEndOffset(-1, 0), True, key(1))))
         assert response_in(effects) == VoteResponse(3, -1, True)
         assert of_kind(effects, PersistElection) == []
     assert state.quorum.election == ElectionState(3)

@@ -101,9 +101,7 @@ def test_fetched_records_are_durable_before_the_next_fetch() -> None:
 
 def test_a_follower_commits_no_more_than_it_has() -> None:
     state = follower(log(1, 2))
-    assert of_kind(respond_to_fetch(state, high_watermark=99), HighWatermarkAdvanced) == [
-        HighWatermarkAdvanced(2)
-    ]
+    assert of_kind(respond_to_fetch(state, high_watermark=99), HighWatermarkAdvanced) == [HighWatermarkAdvanced(2)]
 
 
 def test_a_lower_high_watermark_of_a_new_leader_is_ignored() -> None:
@@ -171,9 +169,7 @@ def test_a_follower_starts_an_election_soon_after_the_leaders_process_ends() -> 
     state.step(300, TimerExpired())
     assert state.quorum.role is Role.PROSPECTIVE
     state.step(301, ResponseReceived(3, request, VoteResponse(5, 2, False)))
-    assert state.quorum.role is Role.PROSPECTIVE, (
-        "a node with outdated information does not make it follow again"
-    )
+    assert state.quorum.role is Role.PROSPECTIVE, "a node with outdated information does not make it follow again"
 
 
 def connection_refused(state: RaftStateMachine) -> RequestFailed:
@@ -192,11 +188,7 @@ def test_a_fetch_without_a_response_is_retried() -> None:
 
 
 def test_the_first_preferred_candidate_starts_its_election_first() -> None:
-    first, second, third = (
-        follower(),
-        follower(node_id=3),
-        follower(node_id=4, log_state=log(of=voters(1, 2, 3, 4))),
-    )
+    first, second, third = (follower(), follower(node_id=3), follower(node_id=4, log_state=log(of=voters(1, 2, 3, 4))))
     request = EndQuorumEpochRequest(2, 5, (key(1), key(3)))
     for state in (first, second, third):
         assert response_in(state.step(200, RequestReceived(request))) == QuorumEpochResponse(5, -1)

@@ -135,9 +135,7 @@ def test_voters_that_share_a_full_disk_elect_a_leader_when_there_is_space() -> N
     run(scenario())
 
 
-def test_a_follower_without_disk_space_logs_once_and_retries_slowly(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_follower_without_disk_space_logs_once_and_retries_slowly(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         network = InProcessNetwork()
         nodes = [QuorumNode(network, node_id, [1, 2, 3]) for node_id in (1, 2, 3)]
@@ -179,11 +177,7 @@ def test_a_leader_deposed_while_its_disk_is_full_is_notified_first() -> None:
         network.disconnected = {leader.node_id}
         candidate = next(node.node_id for node in nodes if node is not leader)
         request = VoteRequest(
-            ReplicaKey(candidate),
-            9,
-            EpochEndOffset(9, 99),
-            is_pre_vote=False,
-            voter=ReplicaKey(leader.node_id),
+            ReplicaKey(candidate), 9, EpochEndOffset(9, 99), is_pre_vote=False, voter=ReplicaKey(leader.node_id)
         )
         answer = asyncio.ensure_future(leader.quorum.vote(request))
         await asyncio.sleep(1)

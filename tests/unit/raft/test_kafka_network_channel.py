@@ -225,9 +225,7 @@ def test_a_request_of_another_cluster_is_rejected_at_the_top_level(call: str, re
 
 @pytest.mark.parametrize(("call", "request_"), [(call, request) for call, request, _ in EXCHANGES])
 @pytest.mark.parametrize("error", [StorageError("the disk is gone"), InvalidVoterKeyError("another disk")])
-def test_an_error_without_a_leader_counts_as_no_response(
-    call: str, request_: Any, error: MoldauError
-) -> None:
+def test_an_error_without_a_leader_counts_as_no_response(call: str, request_: Any, error: MoldauError) -> None:
     with pytest.raises(PeerUnreachableError):
         run(getattr(peers_of(OtherNode(RecordingQuorum(error))), call)(2, request_))
 
@@ -236,9 +234,7 @@ def test_a_missing_snapshot_and_a_position_out_of_range_have_different_errors() 
     with pytest.raises(SnapshotNotFoundError):
         run(peers_of(OtherNode(RecordingQuorum(SnapshotNotFoundError("gone")))).fetch_snapshot(2, SNAPSHOT))
     with pytest.raises(PositionOutOfRangeError):
-        run(
-            peers_of(OtherNode(RecordingQuorum(PositionOutOfRangeError("short")))).fetch_snapshot(2, SNAPSHOT)
-        )
+        run(peers_of(OtherNode(RecordingQuorum(PositionOutOfRangeError("short")))).fetch_snapshot(2, SNAPSHOT))
 
 
 @pytest.mark.parametrize(
@@ -479,9 +475,7 @@ def test_the_metadata_log_must_be_the_only_partition_of_a_fetch() -> None:
 @pytest.mark.parametrize("version", [4, 5, 6])
 def test_versions_without_a_top_level_error_have_it_in_each_partition(version: int) -> None:
     tree = fetch_tree(version, replica_id=-1)
-    orders = dict(
-        tree["topics"][0], topic="orders", partitions=[tree["topics"][0]["partitions"][0] | {"partition": 3}]
-    )
+    orders = dict(tree["topics"][0], topic="orders", partitions=[tree["topics"][0]["partitions"][0] | {"partition": 3}])
     tree["topics"].append(orders)
     response = run(OtherNode(RecordingQuorum()).serve(ApiKey.FETCH, version, tree))
     told = [
@@ -513,11 +507,7 @@ def snapshot_tree(name: str = TOPIC, partition: int = 0, max_bytes: int = 10) ->
         "snapshot_id": {"end_offset": 1, "epoch": 1},
         "position": 0,
     }
-    return {
-        "replica_id": 1,
-        "max_bytes": max_bytes,
-        "topics": [{"name": name, "partitions": [asked]}],
-    }
+    return {"replica_id": 1, "max_bytes": max_bytes, "topics": [{"name": name, "partitions": [asked]}]}
 
 
 def test_only_the_metadata_log_has_snapshots() -> None:
@@ -541,9 +531,7 @@ def test_the_leader_describes_the_quorum(version: int) -> None:
         {"topic_name": TOPIC, "partitions": [{"partition_index": 0}]},
         {"topic_name": "orders", "partitions": [{"partition_index": 0}]},
     ]
-    response = run(
-        OtherNode(RecordingQuorum(found)).serve(ApiKey.DESCRIBE_QUORUM, version, {"topics": topics})
-    )
+    response = run(OtherNode(RecordingQuorum(found)).serve(ApiKey.DESCRIBE_QUORUM, version, {"topics": topics}))
     (described,), (unknown,) = (topic.partitions for topic in response.topics)
     assert (response.error_code, described.error_code) == (0, 0)
     assert unknown.error_code == ErrorCode.unknown_topic_or_partition
@@ -600,9 +588,7 @@ def test_a_voter_is_added_with_its_directory_and_endpoints(version: int) -> None
         ({"listeners": [{"name": "CLIENTS", "host": "h", "port": 1}]}, ErrorCode.invalid_request),
     ],
 )
-def test_a_voter_without_an_endpoint_or_directory_is_rejected(
-    wrong: Mapping[str, Any], code: ErrorCode
-) -> None:
+def test_a_voter_without_an_endpoint_or_directory_is_rejected(wrong: Mapping[str, Any], code: ErrorCode) -> None:
     quorum = RecordingQuorum()
     response = run(OtherNode(quorum).serve(ApiKey.ADD_RAFT_VOTER, 1, add_tree(**wrong)))
     assert response.error_code == code
@@ -664,9 +650,7 @@ def test_the_endpoints_of_a_voter_can_be_updated() -> None:
         (7, False, ErrorCode.not_leader_or_follower),
     ],
 )
-def test_an_end_quorum_epoch_to_the_wrong_node_returns_the_leader(
-    epoch: int, is_leader: bool, code: ErrorCode
-) -> None:
+def test_an_end_quorum_epoch_to_the_wrong_node_returns_the_leader(epoch: int, is_leader: bool, code: ErrorCode) -> None:
     quorum = RecordingQuorum()
     quorum.is_leader = is_leader
     response = run(OtherNode(quorum).serve(ApiKey.UPDATE_RAFT_VOTER, 0, update_tree(epoch)))

@@ -2,9 +2,7 @@
 
 import pytest
 
-from moldau.errors import (
-    InvalidRequestError,
-)
+from moldau.errors import InvalidRequestError
 from moldau.raft.epoch_roles import ElectionState, Role
 from moldau.raft.events import (
     AppendFailed,
@@ -66,9 +64,7 @@ def test_a_replica_without_a_directory_is_not_a_voter() -> None:
     state = elected_leader()
     state.step(1000, LogFlushed(1))
     for node_id in (2, 3):
-        nameless = QuorumFetchRequest(
-            ReplicaKey(node_id), state.epoch, EpochEndOffset(1, 1), leader_sent_ms=1500
-        )
+        nameless = QuorumFetchRequest(ReplicaKey(node_id), state.epoch, EpochEndOffset(1, 1), leader_sent_ms=1500)
         state.step(1500, RequestReceived(nameless))
     assert state.high_watermark == 0
     assert state.quorum.require_leader().majority_confirmed_ms(1500) == 1000
@@ -90,9 +86,7 @@ def test_a_leader_is_confirmed_by_echoed_responses_not_by_the_arrival_of_fetches
     assert state.quorum.require_leader().majority_confirmed_ms(3100) == 1205
     fetch(state, 2, EpochEndOffset(1, 1), now_ms=3101, leader_sent_ms=1100)
     fetch(state, 3, EpochEndOffset(1, 1), now_ms=3101, leader_sent_ms=10**9)
-    assert state.quorum.require_leader().majority_confirmed_ms(3102) == 3101, (
-        "a time in the future is limited to now"
-    )
+    assert state.quorum.require_leader().majority_confirmed_ms(3102) == 3101, "a time in the future is limited to now"
 
 
 def test_a_follower_echoes_the_sent_time_of_its_leaders_last_response() -> None:

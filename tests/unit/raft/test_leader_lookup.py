@@ -3,14 +3,7 @@
 from uuid import UUID
 
 from moldau.raft.epoch_roles import ElectionState, Role
-from moldau.raft.events import (
-    Effect,
-    NodeStarted,
-    RequestFailed,
-    ResponseReceived,
-    SendRequest,
-    TimerExpired,
-)
+from moldau.raft.events import Effect, NodeStarted, RequestFailed, ResponseReceived, SendRequest, TimerExpired
 from moldau.raft.messages import (
     QuorumFetchRequest,
     QuorumFetchResponse,
@@ -29,9 +22,7 @@ CONFIG = QuorumConfig(fetch_timeout_ms=1500, election_timeout_ms=500, request_ti
 BOOTSTRAP = -2
 
 
-def started(
-    election: ElectionState, *, bootstrap: tuple[int, ...] = ()
-) -> tuple[RaftStateMachine, list[Effect]]:
+def started(election: ElectionState, *, bootstrap: tuple[int, ...] = ()) -> tuple[RaftStateMachine, list[Effect]]:
     """Starts node 3 of the voters 1, 2 and 3."""
     voters = tuple(VoterNode(node_id, UUID(int=node_id)) for node_id in (1, 2, 3))
     quorum = QuorumState(ReplicaKey(3, UUID(int=3)), election, CONFIG)
@@ -75,9 +66,7 @@ def test_a_leader_named_by_another_voter_does_not_count_as_contact() -> None:
     fail_requests(state, effects, 10)
     now_ms, effects = expire_timer(state)
     [fetch] = sent(effects, QuorumFetchRequest)
-    state.step(
-        now_ms, ResponseReceived(fetch.node_id, fetch.request, QuorumFetchResponse(5, 4, is_leader=False))
-    )
+    state.step(now_ms, ResponseReceived(fetch.node_id, fetch.request, QuorumFetchResponse(5, 4, is_leader=False)))
     assert (state.quorum.role, state.leader_id) == (Role.FOLLOWER, 4)
     assert not state.quorum.has_live_leader(now_ms)
     _, effects = expire_timer(state)
@@ -107,9 +96,7 @@ def test_a_node_without_reachable_voters_uses_the_bootstrap_servers() -> None:
             fail_requests(state, effects, now_ms)
     assert state.quorum.role is Role.PROSPECTIVE
     [fetch] = sent(effects, QuorumFetchRequest)
-    effects = state.step(
-        now_ms, ResponseReceived(BOOTSTRAP, fetch.request, QuorumFetchResponse(8, 7, is_leader=False))
-    )
+    effects = state.step(now_ms, ResponseReceived(BOOTSTRAP, fetch.request, QuorumFetchResponse(8, 7, is_leader=False)))
     assert (state.quorum.role, state.epoch, state.leader_id) == (Role.FOLLOWER, 8, 7)
     assert [each.node_id for each in sent(effects, QuorumFetchRequest)] == [7]
 
@@ -136,7 +123,5 @@ def test_a_response_of_an_earlier_round_does_not_change_a_candidate() -> None:
     [fetch] = sent(effects, QuorumFetchRequest)
     [to_1, _] = sent(effects, VoteRequest)
     state.step(now_ms, ResponseReceived(1, to_1.request, VoteResponse(5, -1, is_granted=True)))
-    state.step(
-        now_ms, ResponseReceived(fetch.node_id, fetch.request, QuorumFetchResponse(5, 4, is_leader=False))
-    )
+    state.step(now_ms, ResponseReceived(fetch.node_id, fetch.request, QuorumFetchResponse(5, 4, is_leader=False)))
     assert (state.quorum.role, state.epoch) == (Role.CANDIDATE, 6)

@@ -12,9 +12,7 @@ from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.raft.batches import leader_change_batch, values_batch
 from moldau.raft.driver import METADATA_LOG, open_metadata_log
-from moldau.raft.events import (
-    AppendLeaderChange,
-)
+from moldau.raft.events import AppendLeaderChange
 from moldau.raft.log_loader import load_log_state
 from moldau.raft.messages import VoterNode
 from moldau.raft.raft_log_state import RaftLogState
@@ -29,9 +27,7 @@ async def write_log(directory: Path) -> Path:
     log = await open_metadata_log(store)
     begin = leader_change_batch(AppendLeaderChange(1, 1, VOTERS, (1,), True), base_offset=0, timestamp=1)
     await log.append([begin])
-    await log.append(
-        [values_batch([b"one", b"two"], base_offset=begin.next_offset, epoch=1, timestamp=2)],
-    )
+    await log.append([values_batch([b"one", b"two"], base_offset=begin.next_offset, epoch=1, timestamp=2)])
     await log.append([values_batch([b"three"], base_offset=log.end_offset, epoch=2, timestamp=3)])
     await log.append([values_batch([b"four"], base_offset=log.end_offset, epoch=2, timestamp=4)])
     await log.flush()

@@ -44,13 +44,9 @@ def leader() -> RaftStateMachine:
     for is_pre_vote in (True, False):
         for by in (1, 2):
             request = VoteRequest(state.key, state.epoch, state.log.log_end, is_pre_vote, VOTERS[by].key)
-            state.step(
-                1000, ResponseReceived(VOTERS[by].node_id, request, VoteResponse(state.epoch, -1, True))
-            )
+            state.step(1000, ResponseReceived(VOTERS[by].node_id, request, VoteResponse(state.epoch, -1, True)))
     assert state.is_leader
-    state.step(
-        1000, BatchesAppended((BatchSummary(0, 1, state.epoch, VOTERS), BatchSummary(1, 10, state.epoch)))
-    )
+    state.step(1000, BatchesAppended((BatchSummary(0, 1, state.epoch, VOTERS), BatchSummary(1, 10, state.epoch))))
     state.step(1000, LogFlushed(10))
     return state
 
@@ -58,9 +54,7 @@ def leader() -> RaftStateMachine:
 def fetch(
     state: RaftStateMachine, by: ReplicaKey, offset: int, *, leader_sent_ms: int = -1, epoch: int = 1
 ) -> list[Effect]:
-    request = QuorumFetchRequest(
-        by, state.epoch, EpochEndOffset(epoch, offset), 0, leader_sent_ms=leader_sent_ms
-    )
+    request = QuorumFetchRequest(by, state.epoch, EpochEndOffset(epoch, offset), 0, leader_sent_ms=leader_sent_ms)
     return state.step(1000, RequestReceived(request))
 
 

@@ -71,13 +71,9 @@ def change_voters(simulation: QuorumSimulation, chance: random.Random) -> None:
     node_id = chance.choice(sorted(simulation.disks))
     now_ms = simulation.now_ms + simulation.skew[leader]
     if node_id in voters:
-        simulation.change_voters(
-            leader, lambda state: state.quorum.require_leader().without_voter(voter(node_id).key)
-        )
+        simulation.change_voters(leader, lambda state: state.quorum.require_leader().without_voter(voter(node_id).key))
     else:
-        simulation.change_voters(
-            leader, lambda state: state.quorum.require_leader().with_voter(now_ms, voter(node_id))
-        )
+        simulation.change_voters(leader, lambda state: state.quorum.require_leader().with_voter(now_ms, voter(node_id)))
 
 
 def check_recovery(simulation: QuorumSimulation) -> None:
@@ -163,41 +159,27 @@ def test_a_follower_that_confirms_unflushed_records_is_detected(monkeypatch: pyt
     assert is_detected()
 
 
-def test_a_leader_that_counts_a_delayed_fetch_as_a_confirmation_is_detected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_leader_that_counts_a_delayed_fetch_as_a_confirmation_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     record_contact = LeaderState.record_contact
 
-    def record_contact_now(
-        self: LeaderState, key: ReplicaKey, now_ms: int, leader_sent_ms: int
-    ) -> ReplicaState:
+    def record_contact_now(self: LeaderState, key: ReplicaKey, now_ms: int, leader_sent_ms: int) -> ReplicaState:
         return record_contact(self, key, now_ms, now_ms)
 
     monkeypatch.setattr(LeaderState, "record_contact", record_contact_now)
     assert is_detected(Faults(loss=0.05, duplication=0.2, delay=0.2))
 
 
-def test_a_voter_that_overstates_how_long_it_had_no_leader_is_detected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        QuorumState, "leader_silence_ms", lambda self, now_ms: 2 * self.config.fetch_timeout_ms
-    )
+def test_a_voter_that_overstates_how_long_it_had_no_leader_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(QuorumState, "leader_silence_ms", lambda self, now_ms: 2 * self.config.fetch_timeout_ms)
     assert is_detected()
 
 
-def test_a_leader_that_announces_an_uncertain_high_watermark_is_detected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        LeaderState, "announced_high_watermark", property(lambda self: self.log.high_watermark)
-    )
+def test_a_leader_that_announces_an_uncertain_high_watermark_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LeaderState, "announced_high_watermark", property(lambda self: self.log.high_watermark))
     assert is_detected()
 
 
-def test_without_pre_vote_a_reconnected_node_deposes_the_leader(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_pre_vote_a_reconnected_node_deposes_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     def elections_after_a_partition() -> int:
         simulation = QuorumSimulation(1, 3)
         for node_id in simulation.disks:

@@ -21,10 +21,7 @@ from support.control_plane import DIRECTORY, FixedClock, NoPeers, TestLog
 
 class SingleVoter:
     def __init__(
-        self,
-        log: TestLog,
-        elections: QuorumStateStore | None = None,
-        snapshots: MemorySnapshotStore | None = None,
+        self, log: TestLog, elections: QuorumStateStore | None = None, snapshots: MemorySnapshotStore | None = None
     ) -> None:
         self.committed: list[CommittedBatch] = []
         self.calls: list[int] = []
@@ -275,9 +272,7 @@ def test_only_the_leader_can_append() -> None:
 
 
 @pytest.mark.parametrize("kept", [ElectionState(), ElectionState(1, 1, 1)])
-def test_a_missing_or_outdated_quorum_state_prevents_the_start(
-    kept: ElectionState,
-) -> None:
+def test_a_missing_or_outdated_quorum_state_prevents_the_start(kept: ElectionState) -> None:
     """The node could vote twice in an epoch, or start an epoch that its log already has."""
 
     async def scenario(log: TestLog) -> None:
@@ -288,9 +283,7 @@ def test_a_missing_or_outdated_quorum_state_prevents_the_start(
             await voter.quorum.close()
         await elections.save(kept)
         end_offset = log.end_offset
-        with pytest.raises(
-            StorageError, match=r"quorum-state .* epoch 2: without it this node could vote twice"
-        ):
+        with pytest.raises(StorageError, match=r"quorum-state .* epoch 2: without it this node could vote twice"):
             await SingleVoter(log, elections).quorum.start()
         assert log.end_offset == end_offset
 

@@ -9,23 +9,13 @@ from uuid import UUID
 
 import pytest
 
-from moldau.errors import (
-    CorruptRecordError,
-    PositionOutOfRangeError,
-    SnapshotNotFoundError,
-    StorageError,
-)
+from moldau.errors import CorruptRecordError, PositionOutOfRangeError, SnapshotNotFoundError, StorageError
 from moldau.logs.files.store import FileLogStore
 from moldau.logs.store import Log
 from moldau.platform.clock import SystemClock
 from moldau.raft.messages import NO_LEADER, SnapshotId, VoterEndpoint, VoterNode
 from moldau.raft.snapshot_format import SnapshotContents, decode_snapshot, encode_snapshot
-from moldau.raft.snapshot_store import (
-    FileSnapshotStore,
-    MemorySnapshotStore,
-    SnapshotStore,
-    load_latest_snapshot,
-)
+from moldau.raft.snapshot_store import FileSnapshotStore, MemorySnapshotStore, SnapshotStore, load_latest_snapshot
 from moldau.records.batch import split
 from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
@@ -354,9 +344,7 @@ def test_a_log_without_its_start_and_without_a_snapshot_is_rejected() -> None:
         await snapshots.store(contents(6, 4))
         await log.advance_start_offset(6)
         await damage(disk, SnapshotId(6, 4))
-        with pytest.raises(
-            StorageError, match="starts at offset 6, and the latest intact snapshot ends at offset 4"
-        ):
+        with pytest.raises(StorageError, match="starts at offset 6, and the latest intact snapshot ends at offset 4"):
             await load_latest_snapshot(log, snapshots)
         with pytest.raises(StorageError, match="there is no intact snapshot"):
             await load_latest_snapshot(log, MemorySnapshotStore())
@@ -365,12 +353,9 @@ def test_a_log_without_its_start_and_without_a_snapshot_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "why"),
-    [(SnapshotId(50, 6), "the log is behind it"), (SnapshotId(7, 6), "the log diverges")],
+    ("snapshot", "why"), [(SnapshotId(50, 6), "the log is behind it"), (SnapshotId(7, 6), "the log diverges")]
 )
-def test_a_crash_between_storing_a_fetched_snapshot_and_resetting_the_log(
-    snapshot: SnapshotId, why: str
-) -> None:
+def test_a_crash_between_storing_a_fetched_snapshot_and_resetting_the_log(snapshot: SnapshotId, why: str) -> None:
     disk = make_disk()
 
     async def body() -> None:

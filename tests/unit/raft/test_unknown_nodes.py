@@ -39,9 +39,7 @@ async def call(node: QuorumNode, api: ApiKey, partition: dict[str, Any], **more:
         quorum=node.quorum, metadata=SimpleNamespace(image=MetadataImage(cluster_id="cluster"))
     )
     encoder(api, version, "response")(response_frame, await REGISTRY[api].handler(request, session, broker))
-    found: Message = (
-        decoder(api, version, "response")(memoryview(bytes(response_frame))).topics[0].partitions[0]
-    )
+    found: Message = decoder(api, version, "response")(memoryview(bytes(response_frame))).topics[0].partitions[0]
     return found
 
 

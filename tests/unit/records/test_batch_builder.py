@@ -66,9 +66,7 @@ def test_a_batch_without_records_is_rejected() -> None:
 @pytest.mark.parametrize("target", range(5))
 def test_recompression_changes_only_the_codec(source: int, target: int) -> None:
     batch = Batch(
-        build_batch(
-            RECORDS, base_offset=5, compression=source, producer_id=1, producer_epoch=0, base_sequence=2
-        )
+        build_batch(RECORDS, base_offset=5, compression=source, producer_id=1, producer_epoch=0, base_sequence=2)
     )
     rebuilt = recompress(batch, target)
     assert rebuilt.compression == target
@@ -143,10 +141,7 @@ def test_a_commit_marker_has_kafkas_format() -> None:
     (record,) = iterate_records(
         Batch(
             control.control_batch(
-                control.EndTransaction(commit=True, coordinator_epoch=5),
-                timestamp=0,
-                producer_id=4,
-                producer_epoch=1,
+                control.EndTransaction(commit=True, coordinator_epoch=5), timestamp=0, producer_id=4, producer_epoch=1
             )
         )
     )

@@ -13,17 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moldau.errors import CorruptRecordError, MoldauError, RecordTooLargeError, UnsupportedCompressionError
-from moldau.records.compression import (
-    CODECS_BY_NAME,
-    GZIP,
-    LZ4,
-    NAMES,
-    NONE,
-    SNAPPY,
-    ZSTD,
-    compress,
-    decompress,
-)
+from moldau.records.compression import CODECS_BY_NAME, GZIP, LZ4, NAMES, NONE, SNAPPY, ZSTD, compress, decompress
 
 CODECS = range(5)
 REAL_CODECS = (GZIP, SNAPPY, LZ4, ZSTD)

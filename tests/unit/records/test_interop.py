@@ -69,16 +69,12 @@ def test_their_batches_are_read(library: str, codec: int) -> None:
 
 @pytest.mark.parametrize(("library", "codec"), MATRIX)
 def test_they_read_our_batches(library: str, codec: int) -> None:
-    data = build_batch(
-        RECORDS, base_offset=1000, compression=codec, producer_id=7, producer_epoch=1, base_sequence=12
-    )
+    data = build_batch(RECORDS, base_offset=1000, compression=codec, producer_id=7, producer_epoch=1, base_sequence=12)
     theirs = module(library).DefaultRecordBatch(bytearray(data))
     assert theirs.validate_crc()
     read = [
-        (one.offset, one.timestamp, one.key, one.value, [tuple(header) for header in one.headers])
-        for one in theirs
+        (one.offset, one.timestamp, one.key, one.value, [tuple(header) for header in one.headers]) for one in theirs
     ]
     assert read == [
-        (1000 + delta, one.timestamp, one.key, one.value, list(one.headers))
-        for delta, one in enumerate(RECORDS)
+        (1000 + delta, one.timestamp, one.key, one.value, list(one.headers)) for delta, one in enumerate(RECORDS)
     ]

@@ -139,9 +139,7 @@ def test_garbage_raises_only_corrupt_record_errors(section: bytes, count: int) -
 
 @given(st.data())
 def test_a_damaged_batch_raises_only_known_errors(data: st.DataObject) -> None:
-    batch = bytearray(
-        build_batch([Record(timestamp=1, key=b"k", value=b"v" * 50, headers=(("h", b"x"),))] * 3)
-    )
+    batch = bytearray(build_batch([Record(timestamp=1, key=b"k", value=b"v" * 50, headers=(("h", b"x"),))] * 3))
     position = data.draw(st.integers(HEADER_SIZE, len(batch) - 1))
     batch[position] = data.draw(st.integers(0, 255))
     try:

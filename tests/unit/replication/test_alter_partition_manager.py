@@ -84,14 +84,7 @@ class FakeControllerChannel:
 def _result(change: IsrChange, error: MoldauError | None) -> IsrChangeResult:
     members = tuple(each for each, _ in change.isr)
     return IsrChangeResult(
-        change.topic_id,
-        change.partition,
-        NODE,
-        change.leader_epoch,
-        members,
-        False,
-        change.partition_epoch + 1,
-        error,
+        change.topic_id, change.partition, NODE, change.leader_epoch, members, False, change.partition_epoch + 1, error
     )
 
 
@@ -113,9 +106,7 @@ class World:
         return await self.controller_channel.requests.get()
 
 
-def with_world(
-    test: Callable[[World], Awaitable[None]], *partitions: FakePartition, lag_ms: int = 60_000
-) -> None:
+def with_world(test: Callable[[World], Awaitable[None]], *partitions: FakePartition, lag_ms: int = 60_000) -> None:
     async def whole() -> None:
         harness = World(*partitions, lag_ms=lag_ms)
         harness.kept.start()
@@ -169,9 +160,7 @@ def test_partitions_are_checked_periodically_and_on_follower_progress() -> None:
     with_world(looked_at_by_the_clock, partition, lag_ms=4)
 
 
-@pytest.mark.parametrize(
-    "error", [PeerUnreachableError("no answer", was_sent=True), NotControllerError("it moved")]
-)
+@pytest.mark.parametrize("error", [PeerUnreachableError("no answer", was_sent=True), NotControllerError("it moved")])
 def test_a_change_without_a_response_is_sent_again_unchanged(error: MoldauError) -> None:
     partition = FakePartition()
     partition.requested = (1, 2)
@@ -228,9 +217,7 @@ def test_a_finally_rejected_change_is_not_sent_again() -> None:
     with_world(test, partition, other)
 
 
-def test_an_ineligible_member_is_proposed_again_only_after_a_delay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_ineligible_member_is_proposed_again_only_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isr, "INELIGIBLE_BACKOFF_MS", 60_000)
     partition, other = FakePartition(0), FakePartition(1)
     partition.requested = (1, 2)

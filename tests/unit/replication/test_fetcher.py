@@ -9,13 +9,7 @@ from uuid import UUID
 import pytest
 
 from moldau.client.errors import ErrorCode
-from moldau.errors import (
-    CorruptRecordError,
-    FencedLeaderEpochError,
-    MoldauError,
-    PeerUnreachableError,
-    StorageError,
-)
+from moldau.errors import CorruptRecordError, FencedLeaderEpochError, MoldauError, PeerUnreachableError, StorageError
 from moldau.logs.store import LogName
 from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource, MetadataImage
 from moldau.platform.clock import SystemClock
@@ -120,18 +114,12 @@ class Fetch:
 
     @property
     def forgotten(self) -> list[tuple[UUID, int]]:
-        return [
-            (topic.topic_id, index)
-            for topic in self.request.forgotten_topics_data
-            for index in topic.partitions
-        ]
+        return [(topic.topic_id, index) for topic in self.request.forgotten_topics_data for index in topic.partitions]
 
     def fail(self, error: Exception) -> None:
         self._answer.set_exception(error)
 
-    def response(
-        self, *parts: tuple[FakePartition, dict[str, Any]], session_id: int = 7, code: int = 0
-    ) -> None:
+    def response(self, *parts: tuple[FakePartition, dict[str, Any]], session_id: int = 7, code: int = 0) -> None:
         self._answer.set_result(
             {
                 "throttle_time": 0,
@@ -220,8 +208,7 @@ def test_fetched_records_are_appended_before_the_next_fetch() -> None:
         assert (request.cluster_id, request.session_id, request.session_epoch) == ("c", 0, 0)
         assert fetch.to_send == {key(orders): 3, key(visits): 0}
         fetch.response(
-            (orders, {"records": b"abc", "high_watermark": 4}),
-            (visits, {"records": b"x", "high_watermark": 0}),
+            (orders, {"records": b"abc", "high_watermark": 4}), (visits, {"records": b"x", "high_watermark": 0})
         )
         while not orders.calls or not visits.calls:
             await asyncio.sleep(0)
@@ -398,11 +385,7 @@ def test_a_partition_with_unsynced_records_is_not_fetched() -> None:
 
 @pytest.mark.parametrize(
     "code",
-    [
-        ErrorCode.fetch_session_id_not_found,
-        ErrorCode.invalid_fetch_session_epoch,
-        ErrorCode.inconsistent_cluster_id,
-    ],
+    [ErrorCode.fetch_session_id_not_found, ErrorCode.invalid_fetch_session_epoch, ErrorCode.inconsistent_cluster_id],
 )
 def test_after_a_fetch_error_the_next_fetch_is_full(code: ErrorCode) -> None:
     async def test(harness: World) -> None:

@@ -55,9 +55,7 @@ def test_only_a_log_without_common_records_is_reset() -> None:
     assert should_reset_log(offset=5, last_epoch=1, leader_start=6)
     assert should_reset_log(offset=9, last_epoch=-1, leader_start=3), "the log is empty"
     assert not should_reset_log(offset=9, last_epoch=1, leader_start=3), "it would lose records"
-    assert not should_reset_log(offset=5, last_epoch=1, leader_start=-1), (
-        "the leader has not said where it begins"
-    )
+    assert not should_reset_log(offset=5, last_epoch=1, leader_start=-1), "the leader has not said where it begins"
 
 
 def following(*keys: PartitionKey) -> PartitionFetchStates:
@@ -196,8 +194,7 @@ def make_quota(node_id: int, rate: int = 1_000, **topic: str) -> ReplicationQuot
     configs = {name.replace("_", "."): value for name, value in topic.items()}
     image = MetadataImage(configs={ConfigResource(TOPIC_RESOURCE, "orders"): configs})
     settings: Any = EffectiveSettings(
-        BrokerSettings(leader_replication_throttled_rate=rate, follower_replication_throttled_rate=rate),
-        image,
+        BrokerSettings(leader_replication_throttled_rate=rate, follower_replication_throttled_rate=rate), image
     )
     return ReplicationQuotaManager(node_id, settings)
 

@@ -69,9 +69,7 @@ def test_new_work_does_not_overtake_queued_work(monkeypatch: pytest.MonkeyPatch)
     assert [number for _, number in work.done] == list(range(7))
 
 
-def test_failed_or_cancelled_work_does_not_block_the_queue(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_failed_or_cancelled_work_does_not_block_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work()
 
     def fails() -> None:

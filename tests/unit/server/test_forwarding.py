@@ -128,9 +128,7 @@ class TwoNodes:
         for number, controller in self.controllers.items():
             controller.is_active = number == node_id
 
-    async def send(
-        self, node_id: int, api: ApiKey, tree: Mapping[str, Any], version: int | None = None
-    ) -> Message:
+    async def send(self, node_id: int, api: ApiKey, tree: Mapping[str, Any], version: int | None = None) -> Message:
         return await send(self.wire.nodes[node_id], api, tree, version=version)
 
     @property
@@ -145,12 +143,7 @@ def frame_of(api: ApiKey, version: int, tree: Mapping[str, Any]) -> memoryview:
 
 
 async def send(
-    dispatcher: Dispatcher,
-    api: ApiKey,
-    tree: Mapping[str, Any],
-    *,
-    version: int | None = None,
-    listener: str = CLIENTS,
+    dispatcher: Dispatcher, api: ApiKey, tree: Mapping[str, Any], *, version: int | None = None, listener: str = CLIENTS
 ) -> Message:
     if version is None:
         version = SUPPORTED_VERSIONS[api].maximum if api in SUPPORTED_VERSIONS else REGISTRY[api].max_version
@@ -161,9 +154,7 @@ async def send(
     data = memoryview(b"".join(bytes(part) for part in parts))
     assert int.from_bytes(data[:4], "big") == len(data) - 4
     assert int.from_bytes(data[4:8], "big") == 77
-    start = (
-        skip_tagged_fields(data, 8) if has_flexible_header(api, version) and api != ApiKey.API_VERSIONS else 8
-    )
+    start = skip_tagged_fields(data, 8) if has_flexible_header(api, version) and api != ApiKey.API_VERSIONS else 8
     return decoder(api, version, "response")(data[start:])
 
 
@@ -192,9 +183,7 @@ def test_any_node_forwards_to_the_controller() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 3, 4, 5])
-def test_a_forwarded_request_keeps_the_clients_identity(
-    version: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forwarded_request_keeps_the_clients_identity(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     served = REGISTRY[ApiKey.DELETE_TOPICS]
     seen: list[RequestContext] = []
 
@@ -269,15 +258,8 @@ def test_without_a_controller_the_api_returns_its_own_error() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         nodes.leader_id = -1
-        assert codes(await nodes.send(1, ApiKey.DELETE_TOPICS, delete("a", "b", timeout_ms=10))) == {
-            "a": 7,
-            "b": 7,
-        }
-        more = {
-            "topics": [{"name": "a", "count": 3, "assignments": None}],
-            "timeout": 10,
-            "validate_only": False,
-        }
+        assert codes(await nodes.send(1, ApiKey.DELETE_TOPICS, delete("a", "b", timeout_ms=10))) == {"a": 7, "b": 7}
+        more = {"topics": [{"name": "a", "count": 3, "assignments": None}], "timeout": 10, "validate_only": False}
         response = await nodes.send(1, ApiKey.CREATE_PARTITIONS, more)
         assert [(each.name, each.error_code) for each in response.results] == [("a", 7)]
 
@@ -326,9 +308,7 @@ def test_inter_broker_apis_are_rejected_on_other_listeners() -> None:
     async def story() -> None:
         nodes = TwoNodes()
         request = frame_of(ApiKey.DELETE_TOPICS, 6, delete("a"))
-        with pytest.raises(
-            CloseConnectionError, match=r"ENVELOPE .* NODES; 10\.1\.2\.3:4567 sent it on CLIENTS"
-        ):
+        with pytest.raises(CloseConnectionError, match=r"ENVELOPE .* NODES; 10\.1\.2\.3:4567 sent it on CLIENTS"):
             await nodes.send(2, ApiKey.ENVELOPE, envelope(request))
         assert nodes.topics == ["a", "b"]
 
@@ -352,10 +332,7 @@ def test_inter_broker_apis_are_advertised_on_their_listener_only() -> None:
 
 
 def config(kind: int, name: str, **values: str) -> dict[str, Any]:
-    configs = [
-        {"name": key.replace("_", "."), "config_operation": 0, "value": value}
-        for key, value in values.items()
-    ]
+    configs = [{"name": key.replace("_", "."), "config_operation": 0, "value": value} for key, value in values.items()]
     return {"resource_type": kind, "resource_name": name, "configs": configs}
 
 
@@ -398,9 +375,7 @@ def test_alter_configs_is_forwarded_too() -> None:
             "resource_name": "a",
             "configs": [{"name": "retention.ms", "value": "1000"}],
         }
-        response = await nodes.send(
-            1, ApiKey.ALTER_CONFIGS, {"resources": [resource], "validate_only": False}
-        )
+        response = await nodes.send(1, ApiKey.ALTER_CONFIGS, {"resources": [resource], "validate_only": False})
         assert altered(response) == {(TOPIC_RESOURCE, "a"): 0}
         assert nodes.wire.recorded == [(2, ApiKey.ENVELOPE)]
 
@@ -428,11 +403,7 @@ def test_client_requests_wait_until_the_node_is_ready() -> None:
             nodes.send(
                 1,
                 ApiKey.DESCRIBE_CLUSTER,
-                {
-                    "include_cluster_authorized_operations": False,
-                    "endpoint_type": 1,
-                    "include_fenced_brokers": False,
-                },
+                {"include_cluster_authorized_operations": False, "endpoint_type": 1, "include_fenced_brokers": False},
             )
         )
         for _ in range(20):
@@ -444,9 +415,7 @@ def test_client_requests_wait_until_the_node_is_ready() -> None:
     run(story)
 
 
-def test_a_client_that_waits_too_long_for_a_starting_node_is_disconnected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_client_that_waits_too_long_for_a_starting_node_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup_gate, "READY_TIMEOUT_S", 0.001)
 
     async def story() -> None:

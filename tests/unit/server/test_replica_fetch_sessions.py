@@ -19,9 +19,7 @@ LONG_AGO_MS = -(10**9)
 class SessionOfNode2:
     def __init__(self, harness: LeaderHarness) -> None:
         self._harness = harness
-        self._session = RequestContext(
-            ClientConnection("127.0.0.1:5", harness.listener), harness.version, "test"
-        )
+        self._session = RequestContext(ClientConnection("127.0.0.1:5", harness.listener), harness.version, "test")
         self._id, self._epoch = 0, 0
         self.looks = 0
 

@@ -11,9 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 
 
 def test_the_page_in_docs_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == settings_page(), (
-        "run: moldau settings --write docs/settings.md"
-    )
+    assert PAGE.read_text(encoding="utf-8") == settings_page(), "run: moldau settings --write docs/settings.md"
 
 
 def test_every_setting_has_one_row() -> None:

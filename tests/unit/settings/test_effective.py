@@ -63,10 +63,7 @@ def test_precedence_of_config_sources() -> None:
     change(settings, {ALL_BROKERS: everywhere, BROKER_1: {"log.retention.ms": "3"}})
     topic = settings.topic("orders")
     assert (topic.retention_ms, topic.retention_bytes, topic.segment_ms) == (3, 2, 1)
-    change(
-        settings,
-        {ALL_BROKERS: everywhere, BROKER_1: {"log.retention.ms": "3"}, ORDERS: {"retention.ms": "4"}},
-    )
+    change(settings, {ALL_BROKERS: everywhere, BROKER_1: {"log.retention.ms": "3"}, ORDERS: {"retention.ms": "4"}})
     topic = settings.topic("orders")
     assert (topic.retention_ms, topic.retention_bytes, topic.segment_ms) == (4, 2, 1)
     assert settings.topic("payments").retention_ms == 3
@@ -117,10 +114,7 @@ def test_invalid_configs_in_the_metadata_are_ignored() -> None:
         ({"retention.ms": None}, "Null value not supported for topic configs: retention.ms"),
         ({"retention.ms": "x"}, "Invalid value x for configuration retention.ms: Not a number of type LONG"),
         ({"cleanup.policy": "archive"}, "String must be one of: delete, compact"),
-        (
-            {"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "4"},
-            r"min.compaction.lag.ms \(5\) is greater than",
-        ),
+        ({"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "4"}, r"min.compaction.lag.ms \(5\) is greater than"),
         ({"log.retention.ms": "5"}, "Unknown topic config name: log.retention.ms"),
     ],
 )
@@ -144,10 +138,7 @@ def test_topic_configs_are_validated_on_top_of_broker_defaults() -> None:
         ({"num.partitions": "3"}, "Cannot update these configs dynamically: num.partitions"),
         ({"listeners": "a:1"}, "Cannot update these configs dynamically: listeners; change listen instead"),
         ({"log.retention.hours": "1"}, "log.retention.hours; change log.retention.ms instead"),
-        (
-            {"log.retention.mss": "3"},
-            r"Unknown broker config name: log.retention.mss; did you mean log.retention.ms\?",
-        ),
+        ({"log.retention.mss": "3"}, r"Unknown broker config name: log.retention.mss; did you mean log.retention.ms\?"),
         ({"log.retention.ms": None}, "Null value not supported for broker configs"),
         ({"max.connections": "0"}, "Value must be at least 1"),
         ({"message.max.bytes": "104857601"}, "such a batch would be rejected"),
@@ -159,9 +150,7 @@ def test_invalid_broker_configs_are_rejected(configs: dict[str, str | None], sai
 
 
 def test_valid_broker_configs_are_accepted() -> None:
-    validate_broker_configs(
-        {"log.retention.ms": "5", "max.connections": "3", "log.cleanup.policy": "compact"}
-    )
+    validate_broker_configs({"log.retention.ms": "5", "max.connections": "3", "log.cleanup.policy": "compact"})
 
 
 def test_append_and_subtract_start_from_the_default() -> None:
@@ -174,9 +163,7 @@ def test_append_and_subtract_start_from_the_default() -> None:
 
 
 def test_append_and_subtract_need_a_list() -> None:
-    with pytest.raises(
-        InvalidConfigError, match=r"Can't append to key retention.ms because its type is not LIST"
-    ):
+    with pytest.raises(InvalidConfigError, match=r"Can't append to key retention.ms because its type is not LIST"):
         append_to_list(TOPIC_RESOURCE, "retention.ms", None, "5")
     with pytest.raises(InvalidConfigError, match="Unknown topic config name: x"):
         subtract_from_list(TOPIC_RESOURCE, "x", None, "5")
@@ -209,9 +196,7 @@ def test_topic_configs_come_from_the_image() -> None:
 
 
 def test_topic_values_are_formatted_as_in_kafka() -> None:
-    described = {
-        each.name: each.value for each in EffectiveSettings(BrokerSettings()).describe_topic("orders")
-    }
+    described = {each.name: each.value for each in EffectiveSettings(BrokerSettings()).describe_topic("orders")}
     assert described["cleanup.policy"] == "delete"
     assert described["preallocate"] == "false"
     assert described["min.cleanable.dirty.ratio"] == "0.5"

@@ -21,24 +21,19 @@ def test_addresses_with_and_without_name(address: str, listener: ListenerEndpoin
 
 
 def test_unnamed_listeners_get_names() -> None:
-    names = [
-        each.name for each in parse_listeners(["127.0.0.1:1", "10.0.0.1:1", "LAN://10.0.0.2:1"], "listen")
-    ]
+    names = [each.name for each in parse_listeners(["127.0.0.1:1", "10.0.0.1:1", "LAN://10.0.0.2:1"], "listen")]
     assert names == ["PLAINTEXT", "PLAINTEXT_2", "LAN"]
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["9092", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "a b:1", "*:9092", "http://x:1/y", "::1:9092"],
+    "address", ["9092", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "a b:1", "*:9092", "http://x:1/y", "::1:9092"]
 )
 def test_an_invalid_address_is_an_error_with_an_example(address: str) -> None:
     with pytest.raises(InvalidConfigError, match=r"is not an address; .*127\.0\.0\.1:9092"):
         parse_listeners([address], "listen")
 
 
-@pytest.mark.parametrize(
-    "address", ["SSL://127.0.0.1:1", "SASL_PLAINTEXT://127.0.0.1:1", "CLIENT_TLS://127.0.0.1:1"]
-)
+@pytest.mark.parametrize("address", ["SSL://127.0.0.1:1", "SASL_PLAINTEXT://127.0.0.1:1", "CLIENT_TLS://127.0.0.1:1"])
 def test_a_secured_listener_name_is_rejected(address: str) -> None:
     with pytest.raises(InvalidConfigError, match="secured"):
         BrokerSettings(listen=(address,))

@@ -55,8 +55,5 @@ def test_an_error_says_what_is_accepted(parse: Callable[[str], object], text: st
 
 
 def test_a_similar_name_is_suggested_in_its_documented_case() -> None:
-    assert (
-        did_you_mean("maxoffsetpertrigger", ["maxOffsetsPerTrigger"])
-        == "; did you mean maxOffsetsPerTrigger?"
-    )
+    assert did_you_mean("maxoffsetpertrigger", ["maxOffsetsPerTrigger"]) == "; did you mean maxOffsetsPerTrigger?"
     assert suggest_names("zzz", ["topic", "includeHeaders"]) == "; there are topic, includeHeaders"

@@ -6,14 +6,7 @@ from pathlib import Path
 import pytest
 
 import moldau
-from moldau.settings.broker import (
-    SECTIONS,
-    BrokerSettings,
-    broker_aliases,
-    broker_definitions,
-    get_value,
-    with_values,
-)
+from moldau.settings.broker import SECTIONS, BrokerSettings, broker_aliases, broker_definitions, get_value, with_values
 from moldau.settings.registry import ConfigType, SettingDefinition, setting_definitions
 from moldau.settings.sources import environment_variable_name, flag_name
 from moldau.settings.topic import TopicSettings
@@ -35,9 +28,7 @@ def test_every_setting_has_a_description_and_a_valid_default(found: SettingDefin
 
 
 @pytest.mark.parametrize("found", TOPIC, ids=name_of)
-def test_topic_settings_have_attribute_and_broker_default(
-    found: SettingDefinition,
-) -> None:
+def test_topic_settings_have_attribute_and_broker_default(found: SettingDefinition) -> None:
     assert found.attribute == found.setting.name.replace(".", "_")
     assert found.setting.broker_name is not None
     broker_wide = broker_definitions()[found.setting.broker_name]
@@ -94,9 +85,7 @@ def test_settings_without_effect_say_so(found: SettingDefinition) -> None:
 
 
 def test_with_values_updates_broker_and_topic_settings() -> None:
-    changed = with_values(
-        BrokerSettings(), {"num.partitions": 3, "log.retention.ms": 5}, frozenset({"num.partitions"})
-    )
+    changed = with_values(BrokerSettings(), {"num.partitions": 3, "log.retention.ms": 5}, frozenset({"num.partitions"}))
     assert changed.num_partitions == 3
     assert changed.topic_defaults.retention_ms == 5
     assert changed.explicitly_set == {"num.partitions"}

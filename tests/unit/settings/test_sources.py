@@ -60,14 +60,8 @@ def test_the_config_file_can_be_set_in_the_environment(tmp_path: Path) -> None:
 
 
 def test_kafka_aliases_are_accepted() -> None:
-    settings = build_settings(
-        flags={"listeners": "PLAINTEXT://127.0.0.1:1", "log.dirs": "/data", "broker.id": "5"}
-    )
-    assert (settings.listen, settings.data_dir, settings.node_id) == (
-        ("PLAINTEXT://127.0.0.1:1",),
-        "/data",
-        5,
-    )
+    settings = build_settings(flags={"listeners": "PLAINTEXT://127.0.0.1:1", "log.dirs": "/data", "broker.id": "5"})
+    assert (settings.listen, settings.data_dir, settings.node_id) == (("PLAINTEXT://127.0.0.1:1",), "/data", 5)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +79,7 @@ def test_the_finest_unit_of_a_source_wins(values: dict[str, str], retention_ms: 
 
 
 def test_precedence_of_sources_ignores_units() -> None:
-    settings = build_settings(
-        environment={"MOLDAU_LOG_RETENTION_MS": "5"}, flags={"log.retention.hours": "1"}
-    )
+    settings = build_settings(environment={"MOLDAU_LOG_RETENTION_MS": "5"}, flags={"log.retention.hours": "1"})
     assert settings.topic_defaults.retention_ms == 3_600_000
 
 
@@ -95,24 +87,15 @@ def test_precedence_of_sources_ignores_units() -> None:
     ("text", "said"),
     [
         ("num.partitions = 0", "line 1: num.partitions cannot be 0; expected an integer, 1 or more"),
-        (
-            "\n[num]\npartitions = '3'",
-            "line 3: num.partitions cannot be '3'; expected an integer, 1 or more",
-        ),
-        (
-            "num.partitions = true",
-            "line 1: num.partitions cannot be True; expected an integer, 1 or more",
-        ),
+        ("\n[num]\npartitions = '3'", "line 3: num.partitions cannot be '3'; expected an integer, 1 or more"),
+        ("num.partitions = true", "line 1: num.partitions cannot be True; expected an integer, 1 or more"),
         ("num.partitions = 1.5", "line 1: num.partitions cannot be 1.5; expected an integer, 1 or more"),
         ("delete.topic.enable = 1", "line 1: delete.topic.enable cannot be 1; expected true or false"),
         ("log.cleaner.min.cleanable.ratio = nan", "cannot be nan; expected a number from 0 to 1"),
         ("listen = [1]", "line 1: listen cannot be [1]; expected comma-separated host:port"),
         ("store = 5", "line 1: store cannot be 5; expected one of: files, memory"),
         ("# a\nnum.partition = 1", "line 2: no such setting: num.partition; did you mean num.partitions?"),
-        (
-            "[log.retention]\nmss = 1",
-            "line 2: no such setting: log.retention.mss; did you mean log.retention.ms?",
-        ),
+        ("[log.retention]\nmss = 1", "line 2: no such setting: log.retention.mss; did you mean log.retention.ms?"),
         ("num.partitions = ", "is not valid TOML"),
     ],
 )
@@ -136,26 +119,10 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "said"),
     [
-        (
-            "MOLDAU_LOG_RETENTION_MS",
-            "a week",
-            "log.retention.ms cannot be 'a week'; expected an integer, -1 or more",
-        ),
-        (
-            "MOLDAU_LOG_RETENTION_HOURS",
-            "1.5",
-            "log.retention.hours cannot be '1.5'; expected an integer, -1 or more",
-        ),
-        (
-            "MOLDAU_LISTNE",
-            "x",
-            "no such setting; did you mean MOLDAU_LISTEN?",
-        ),
-        (
-            "MOLDAU_DATA_DIR",
-            "",
-            "data.dir cannot be ''; expected a path",
-        ),
+        ("MOLDAU_LOG_RETENTION_MS", "a week", "log.retention.ms cannot be 'a week'; expected an integer, -1 or more"),
+        ("MOLDAU_LOG_RETENTION_HOURS", "1.5", "log.retention.hours cannot be '1.5'; expected an integer, -1 or more"),
+        ("MOLDAU_LISTNE", "x", "no such setting; did you mean MOLDAU_LISTEN?"),
+        ("MOLDAU_DATA_DIR", "", "data.dir cannot be ''; expected a path"),
     ],
 )
 def test_environment_errors_name_the_variable(variable: str, text: str, said: str) -> None:
@@ -163,10 +130,7 @@ def test_environment_errors_name_the_variable(variable: str, text: str, said: st
 
 
 def test_flag_errors_name_the_flag() -> None:
-    assert (
-        complaint(flags={"store": "tape"})
-        == "flag --store: store cannot be 'tape'; expected one of: files, memory"
-    )
+    assert complaint(flags={"store": "tape"}) == "flag --store: store cannot be 'tape'; expected one of: files, memory"
 
 
 @pytest.mark.parametrize("name", ["PIPELINES", "CACHE", "CLASS_CACHE", "NATIVE"])
@@ -198,10 +162,7 @@ def test_aliases_may_agree_but_not_conflict() -> None:
     [
         ({"queued.max.request.bytes": "1000"}, "queued.max.request.bytes (1000) is less than"),
         ({"socket.request.max.bytes": "1000"}, "message.max.bytes (1048588) is greater than"),
-        (
-            {"log.cleaner.min.compaction.lag.ms": "5", "log.cleaner.max.compaction.lag.ms": "4"},
-            "is greater than",
-        ),
+        ({"log.cleaner.min.compaction.lag.ms": "5", "log.cleaner.max.compaction.lag.ms": "4"}, "is greater than"),
     ],
 )
 def test_conflicting_settings_are_rejected(values: dict[str, str], message: str) -> None:
@@ -210,8 +171,7 @@ def test_conflicting_settings_are_rejected(values: dict[str, str], message: str)
 
 def test_a_conflict_names_both_origins() -> None:
     said = complaint(
-        environment={"MOLDAU_SOCKET_REQUEST_MAX_BYTES": "5000"},
-        flags={"message.max.bytes": "6000", "listen": "a:1"},
+        environment={"MOLDAU_SOCKET_REQUEST_MAX_BYTES": "5000"}, flags={"message.max.bytes": "6000", "listen": "a:1"}
     )
     assert said.endswith(
         "(socket.request.max.bytes is set by environment MOLDAU_SOCKET_REQUEST_MAX_BYTES, "

@@ -49,11 +49,7 @@ def test_valid_text_is_parsed(name: str, text: str, value: object) -> None:
         ("min.cleanable.dirty.ratio", "nan", "Not a number of type DOUBLE"),
         ("preallocate", "yes", "Expected value to be either true or false"),
         ("cleanup.policy", "compact,purge", "String must be one of: delete, compact"),
-        (
-            "compression.type",
-            "brotli",
-            "String must be one of: uncompressed, zstd, lz4, snappy, gzip, producer",
-        ),
+        ("compression.type", "brotli", "String must be one of: uncompressed, zstd, lz4, snappy, gzip, producer"),
         ("compression.gzip.level", "0", "Value must be -1 or between 1 and 9"),
     ],
 )

@@ -74,7 +74,5 @@ def test_starting_a_broker_does_not_import_test_or_cli_libraries() -> None:
         "    KafkaProducer(bootstrap_servers=broker.bootstrap).send('orders', b'one').get(10)\n"
         "print(sorted({'hypothesis', 'typer', 'rich', 'pytest', 'pydantic'} & set(sys.modules)))\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.strip() == "[]"

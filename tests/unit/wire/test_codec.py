@@ -108,13 +108,7 @@ def test_a_message_has_no_more_elements_than_the_limit() -> None:
 
 def test_a_response_may_have_as_many_elements_as_bytes() -> None:
     replicas = list(range(ELEMENTS_MAX + 1))
-    partition = {
-        "error_code": 0,
-        "partition_index": 0,
-        "leader_id": 0,
-        "replica_nodes": replicas,
-        "isr_nodes": [],
-    }
+    partition = {"error_code": 0, "partition_index": 0, "leader_id": 0, "replica_nodes": replicas, "isr_nodes": []}
     topic = {"error_code": 0, "name": "orders", "is_internal": False, "partitions": [partition]}
     out = bytearray()
     encoder(3, 1, "response")(out, {"brokers": [], "controller_id": 0, "topics": [topic]})
@@ -293,10 +287,7 @@ def test_request_headers_are_decoded_up_to_the_body() -> None:
     assert header[:4] == (3, 12, 7, "me")
     assert bytes(frame[skip_tagged_fields(frame, header.body_start) :]) == b"body"
     assert read_request_header(memoryview(b"\x00\x03\x00\x00\x00\x00\x00\x07\xff\xff")).client_id is None
-    for wrong in (
-        b"\x00\x03",
-        b"\x00\x03\x00\x00\x00\x00\x00\x07\x00\x09me",
-    ):
+    for wrong in (b"\x00\x03", b"\x00\x03\x00\x00\x00\x00\x00\x07\x00\x09me"):
         with pytest.raises(DecodeError):
             read_request_header(memoryview(wrong))
 

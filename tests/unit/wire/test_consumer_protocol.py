@@ -80,10 +80,7 @@ def test_kio_decodes_the_same_subscription(subscription: Subscription) -> None:
 def test_kio_decodes_the_same_assignment() -> None:
     data = encode_assignment(Assignment((("a", 0), ("a", 2), ("b", 1)), b"x"))
     read = entity_reader(ConsumerProtocolAssignment)(memoryview(data), 2)[0]
-    assert [(each.topic, each.partitions) for each in read.assigned_partitions] == [
-        ("a", (0, 2)),
-        ("b", (1,)),
-    ]
+    assert [(each.topic, each.partitions) for each in read.assigned_partitions] == [("a", (0, 2)), ("b", (1,))]
     assert read.user_data == b"x"
 
 

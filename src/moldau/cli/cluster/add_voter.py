@@ -17,9 +17,7 @@ def cluster_add_voter(
     address: Annotated[
         str | None,
         typer.Option(
-            "--address",
-            metavar="HOST:PORT",
-            help="Address for other nodes; by default the one advertised to clients.",
+            "--address", metavar="HOST:PORT", help="Address for other nodes; by default the one advertised to clients."
         ),
     ] = None,
 ) -> None:
@@ -35,9 +33,7 @@ def cluster_add_voter(
         observer = quorum.replica(node)
         if observer is None:
             raise CommandError(f"Node {node} does not fetch from the quorum. Is it running?")
-        listener = next(
-            (each.listener for endpoints in quorum.endpoints.values() for each in endpoints), "PLAINTEXT"
-        )
+        listener = next((each.listener for endpoints in quorum.endpoints.values() for each in endpoints), "PLAINTEXT")
         host, port = await _address(admin, node, address)
         await admin.add_voter(node, observer.directory_id, NodeEndpoint(listener, host, port))
 

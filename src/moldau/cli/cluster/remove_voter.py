@@ -15,9 +15,7 @@ def cluster_remove_voter(node: NodeId, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP)
         if voter is None:
             raise CommandError(f"Node {node} is not a voter. Run `moldau cluster status` to see the voters.")
         if len(quorum.voters) == 1:
-            raise CommandError(
-                f"Node {node} is the only voter. Add another one with `moldau cluster add-voter` first."
-            )
+            raise CommandError(f"Node {node} is the only voter. Add another one with `moldau cluster add-voter` first.")
         await admin.remove_voter(node, voter.directory_id)
 
     run_admin(operation, bootstrap)

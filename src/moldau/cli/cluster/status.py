@@ -46,9 +46,7 @@ def _print_nodes(state: ClusterState) -> None:
     partitions = [each for topic in state.topics for each in topic.partitions]
     leaders = Counter(each.leader for each in partitions)
     replicas = Counter(replica for each in partitions for replica in each.replicas)
-    out_of_sync = Counter(
-        replica for each in partitions for replica in each.replicas if replica not in each.in_sync
-    )
+    out_of_sync = Counter(replica for each in partitions for replica in each.replicas if replica not in each.in_sync)
     numbers = ("node", "leaders", "replicas", "out of sync", "metadata lag")
     rows = make_table("node", "address", "rack", "state", "quorum", *numbers[1:], numbers=numbers)
     fenced = {each.node_id for each in state.cluster.fenced}
@@ -88,9 +86,7 @@ def _print_partitions(state: ClusterState) -> None:
     partitions = [(topic, each) for topic in state.topics for each in topic.partitions]
     leaderless = [format_name(*each) for each in partitions if each[1].leader < 0]
     without_isr = [format_name(*each) for each in partitions if each[1].leader < 0 and not each[1].in_sync]
-    under_replicated = [
-        format_name(*each) for each in partitions if len(each[1].in_sync) < len(each[1].replicas)
-    ]
+    under_replicated = [format_name(*each) for each in partitions if len(each[1].in_sync) < len(each[1].replicas)]
     out_console.print(f"partitions  {len(partitions)} in {pluralize(len(state.topics), 'topic')}")
     for problem, names in (
         ("without a leader", leaderless),
@@ -98,12 +94,9 @@ def _print_partitions(state: ClusterState) -> None:
         ("under-replicated", under_replicated),
     ):
         if names:
-            more = (
-                f" and {len(names) - PARTITIONS_SHOWN_MAX} more" if len(names) > PARTITIONS_SHOWN_MAX else ""
-            )
+            more = f" and {len(names) - PARTITIONS_SHOWN_MAX} more" if len(names) > PARTITIONS_SHOWN_MAX else ""
             out_console.print(
-                f"            {len(names)} {problem}: {', '.join(names[:PARTITIONS_SHOWN_MAX])}{more}",
-                markup=False,
+                f"            {len(names)} {problem}: {', '.join(names[:PARTITIONS_SHOWN_MAX])}{more}", markup=False
             )
     if state.reassignment_count:
         out_console.print(f"            {state.reassignment_count} being reassigned")

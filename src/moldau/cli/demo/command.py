@@ -32,10 +32,7 @@ def demo(
     seconds: Annotated[
         float | None,
         typer.Option(
-            "--seconds",
-            min=1,
-            metavar="NUMBER",
-            help="Stop this long after the first result; by default on Ctrl-C.",
+            "--seconds", min=1, metavar="NUMBER", help="Stop this long after the first result; by default on Ctrl-C."
         ),
     ] = None,
     port: Annotated[
@@ -53,9 +50,7 @@ def demo(
     ] = 50.0,
     seed: Annotated[int, typer.Option("--seed", metavar="NUMBER", help="Seed of the generated orders.")] = 1,
     master: MasterUrl = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the data, the table and the checkpoints.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the data, the table and the checkpoints.")] = False,
 ) -> None:
     """Run a demo: a node, generated orders, and a pipeline on Spark that computes their revenue.
 
@@ -89,9 +84,7 @@ def run_demo(
     keep: bool,
 ) -> tuple[RunOutcome, bool]:
     """Runs the demo. Returns the outcome of the pipeline and whether the pipeline had results."""
-    out_console.print(
-        "Moldau demo: a node, generated orders, and a pipeline on Spark that computes their revenue.\n"
-    )
+    out_console.print("Moldau demo: a node, generated orders, and a pipeline on Spark that computes their revenue.\n")
     with (
         run_node(choose_port(port), directory, None if keep else directory) as bootstrap,
         DemoDisplay(tips(directory, bootstrap)) as display,

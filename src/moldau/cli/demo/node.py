@@ -109,9 +109,7 @@ def main(cleanup_directory: str, arguments: list[str]) -> int:
 def _remove_directory(directory: Path) -> None:
     """Removes the directory after Spark has released its locks. Spark may exit shortly after the demo."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
-    while time.monotonic() < deadline and any(
-        each.is_locked() for each in state_directories(directory / DIRECTORY)
-    ):
+    while time.monotonic() < deadline and any(each.is_locked() for each in state_directories(directory / DIRECTORY)):
         time.sleep(POLL_INTERVAL_S)
     shutil.rmtree(directory, ignore_errors=True)
 

@@ -81,10 +81,7 @@ class DemoTraffic:
             for created in (await Admin(cluster).create_topics(TOPICS)).values():
                 if isinstance(created, Exception):
                     raise created
-            async with (
-                Producer(cluster) as producer,
-                Consumer(cluster=cluster, auto_offset_reset="earliest") as reader,
-            ):
+            async with Producer(cluster) as producer, Consumer(cluster=cluster, auto_offset_reset="earliest") as reader:
                 reader.assign([TopicPartition(REVENUE, 0), TopicPartition(DEAD, 0)])
                 generated = orders(self._seed, start_ms=time.time_ns() // 1_000_000, rate=self._rate)
                 sending = send_at_rate(producer, ORDERS, generated, self._rate, self._count)

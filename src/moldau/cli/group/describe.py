@@ -12,17 +12,13 @@ from moldau.client.consumer.offset_lookup import OffsetAndTimestamp
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.record import TopicPartition
 
-GroupState = tuple[
-    GroupDescription, dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, OffsetAndTimestamp]
-]
+GroupState = tuple[GroupDescription, dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, OffsetAndTimestamp]]
 
 
 def group_describe(
     group: Group,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    members: Annotated[
-        bool, typer.Option("--members", help="Show the members and their partitions.")
-    ] = False,
+    members: Annotated[bool, typer.Option("--members", help="Show the members and their partitions.")] = False,
 ) -> None:
     """Show the committed offset, the lag and the assigned member of each partition of a group.
 
@@ -36,11 +32,7 @@ def group_describe(
         partitions = list(dict.fromkeys([*committed, *owned]))
         await admin.cluster.refresh(dict.fromkeys(each.topic for each in partitions))
         existing = [each for each in partitions if admin.cluster.partition_info(each) is not None]
-        return (
-            description,
-            committed,
-            await admin.list_offsets(dict.fromkeys(existing, LATEST)) if existing else {},
-        )
+        return (description, committed, await admin.list_offsets(dict.fromkeys(existing, LATEST)) if existing else {})
 
     description, committed, ends = run_admin(operation, bootstrap)
     assignor = f", assignor {description.assignor}" if description.assignor else ""
@@ -59,9 +51,7 @@ def _print_members(description: GroupDescription) -> None:
     rows = make_table("member", "instance", "client", "host", "partitions")
     for member in description.members:
         assigned = ", ".join(map(str, sorted(member.assignment)))
-        rows.add_row(
-            member.member_id, member.instance_id or "-", member.client_id, member.client_host, assigned or "-"
-        )
+        rows.add_row(member.member_id, member.instance_id or "-", member.client_id, member.client_host, assigned or "-")
     print_table(rows)
 
 

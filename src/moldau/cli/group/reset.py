@@ -6,14 +6,7 @@ from typing import Annotated
 import typer
 
 from moldau.cli.admin import list_partitions, run_admin
-from moldau.cli.console import (
-    CommandError,
-    make_table,
-    out_console,
-    print_notice,
-    print_table,
-    report_results,
-)
+from moldau.cli.console import CommandError, make_table, out_console, print_notice, print_table, report_results
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, validate_name
 from moldau.client.admin.admin import EARLIEST, LATEST, Admin
 from moldau.client.record import TopicPartition
@@ -64,9 +57,7 @@ def group_reset(
             help="Shift the committed offsets by this many records; negative numbers go back.",
         ),
     ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Apply the change; by default it is only shown.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Apply the change; by default it is only shown.")] = False,
 ) -> None:
     """Reset the committed offsets of a group, to process records again or to skip them. Stop its consumers first.
 
@@ -76,9 +67,7 @@ def group_reset(
     """
     targets = [to_earliest, to_latest, to_offset is not None, to_time is not None, shift_by is not None]
     if sum(targets) != 1:
-        raise typer.BadParameter(
-            "use exactly one of --to-earliest, --to-latest, --to-offset, --to-time, --shift-by"
-        )
+        raise typer.BadParameter("use exactly one of --to-earliest, --to-latest, --to-offset, --to-time, --shift-by")
     time_ms = None if to_time is None else _parse_time_ms(to_time)
 
     async def operation(admin: Admin) -> ResetPlan:
@@ -114,9 +103,7 @@ def group_reset(
     if not yes:
         rows = make_table("topic", "partition", "current", "new", numbers=("partition", "current", "new"))
         for partition, (current, new) in plan.items():
-            rows.add_row(
-                partition.topic, str(partition.partition), "-" if current is None else str(current), str(new)
-            )
+            rows.add_row(partition.topic, str(partition.partition), "-" if current is None else str(current), str(new))
         print_table(rows)
         out_console.print("Nothing was changed. Add --yes to apply it.")
         return
@@ -128,9 +115,7 @@ def _parse_time_ms(text: str) -> int:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is not a time such as 2026-01-31T12:00", param_hint="--to-time"
-        ) from None
+        raise typer.BadParameter(f"{text!r} is not a time such as 2026-01-31T12:00", param_hint="--to-time") from None
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
     if time < datetime(1970, 1, 1, tzinfo=UTC):

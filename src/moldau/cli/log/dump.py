@@ -37,14 +37,11 @@ Line = dict[str, Any]
 
 def log_dump(
     paths: Annotated[
-        list[Path],
-        typer.Argument(help="Segment, index or snapshot files, partition directories or data directories."),
+        list[Path], typer.Argument(help="Segment, index or snapshot files, partition directories or data directories.")
     ],
     records: Annotated[bool, typer.Option("--records", help="Also decode the records of batches.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Maximum number of lines per file.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of lines per file.")] = None,
 ) -> None:
     """Print the contents of log files: batches, records, index entries, producers, leader epochs.
 

@@ -157,10 +157,7 @@ class DirectoryVerifier:
                 yield f"offset {batch.base_offset} is below the segment's base offset {file.base_offset}"
             if batch.leader_epoch < tail.epoch:
                 yield f"leader epoch {batch.leader_epoch} comes after epoch {tail.epoch}"
-            if (
-                self._epochs is not None
-                and self._epochs.epoch_for_offset(batch.base_offset) != batch.leader_epoch
-            ):
+            if self._epochs is not None and self._epochs.epoch_for_offset(batch.base_offset) != batch.leader_epoch:
                 yield (
                     f"offset {batch.base_offset} has leader epoch {batch.leader_epoch}, "
                     f"but the checkpoint has {self._epochs.epoch_for_offset(batch.base_offset)}"
@@ -239,8 +236,7 @@ class DirectoryVerifier:
 
 def log_verify(
     paths: Annotated[
-        list[Path],
-        typer.Argument(help="Segment, index or snapshot files, partition directories or data directories."),
+        list[Path], typer.Argument(help="Segment, index or snapshot files, partition directories or data directories.")
     ],
     records: Annotated[
         bool, typer.Option("--records", help="Also decompress and decode all records, which takes longer.")

@@ -17,11 +17,7 @@ from moldau.spark.errors import LaunchError
 
 
 def pipeline_check(
-    file: File,
-    bootstrap: Bootstrap = None,
-    master: MasterUrl = None,
-    state: State = None,
-    conf: Settings = None,
+    file: File, bootstrap: Bootstrap = None, master: MasterUrl = None, state: State = None, conf: Settings = None
 ) -> None:
     """Check that topics exist, schemas match, the SQL is valid and sinks are writable, without starting the pipeline.
 
@@ -36,16 +32,11 @@ def pipeline_check(
 
         directory = state_directory(pipeline, state)
         generation = directory.generations(now()).current
-        checkpoint_location = CheckpointLocation(
-            pipeline.checkpoint or str(directory.checkpoints), generation
-        )
+        checkpoint_location = CheckpointLocation(pipeline.checkpoint or str(directory.checkpoints), generation)
         print_notice("starting Spark ...")
         with _java_log() as log:
             spark = session(
-                f"moldau check {pipeline.name}",
-                master=master,
-                settings={**pipeline.spark, **settings},
-                log=log,
+                f"moldau check {pipeline.name}", master=master, settings={**pipeline.spark, **settings}, log=log
             )
             try:
                 findings = check(spark, pipeline, checkpoint_location)

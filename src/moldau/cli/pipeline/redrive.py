@@ -35,8 +35,6 @@ def pipeline_redrive(
     for topic, count in done.topics.items():
         out_console.print(f"  {topic}: {count}", markup=False)
     if done.skipped:
-        print_notice(
-            f"{pluralize(done.skipped, 'record')} skipped: they have no header with their source topic."
-        )
+        print_notice(f"{pluralize(done.skipped, 'record')} skipped: they have no header with their source topic.")
     if done.others:
         print_notice(f"{pluralize(done.others, 'dead letter')} skipped: they belong to other pipelines.")

@@ -61,9 +61,7 @@ def pipeline_replay(
         if not (yes or _confirm()):
             print_notice("Nothing was changed. Add --yes to replay.")
             raise typer.Exit(1)
-        options = RunOptions(
-            master=master, available_now=available_now, conf=parse_spark_conf(conf), replay_from=start
-        )
+        options = RunOptions(master=master, available_now=available_now, conf=parse_spark_conf(conf), replay_from=start)
         run_and_report(pipeline, state, options, as_json=as_json, quiet=quiet)
 
 

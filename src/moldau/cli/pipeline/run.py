@@ -53,9 +53,7 @@ def pipeline_run(
 
     moldau pipeline run revenue.yaml --master spark://host:7077 --conf spark.executor.memory=2g
     """
-    options = RunOptions(
-        master=master, available_now=available_now, conf=parse_spark_conf(conf), generation=generation
-    )
+    options = RunOptions(master=master, available_now=available_now, conf=parse_spark_conf(conf), generation=generation)
     with exit_on_error():
         pipeline = load_pipeline(file, bootstrap)
         run_and_report(pipeline, state, options, as_json=as_json, quiet=quiet)

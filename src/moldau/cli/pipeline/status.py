@@ -49,9 +49,7 @@ def pipeline_status(name: Name, state: State = None, as_json: Json = False) -> N
     for each in generations.all:
         start = "start as configured" if each.start is None else f"replay from {each.start}"
         used = ", in use" if each.number == generations.current else ""
-        facts.add_row(
-            f"generation {each.number}", f"{start}, created {elapsed_text(each.made, clock)} ago{used}"
-        )
+        facts.add_row(f"generation {each.number}", f"{start}, created {elapsed_text(each.made, clock)} ago{used}")
     if record.error is not None and current != "running":
         facts.add_row("last error", record.error)
         facts.add_row("", f"details: {directory.error_log}")

@@ -30,7 +30,5 @@ def spark_master(
     moldau spark worker spark://127.0.0.1:7077
     """
     with exit_on_error():
-        print_notice(
-            f"Spark master at spark://{host}:{port}. Add a worker: moldau spark worker spark://{host}:{port}"
-        )
+        print_notice(f"Spark master at spark://{host}:{port}. Add a worker: moldau spark worker spark://{host}:{port}")
         exec_master(MasterOptions(host, port, webui_port))

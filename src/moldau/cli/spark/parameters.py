@@ -20,14 +20,11 @@ MasterUrl = Annotated[
     ),
 ]
 Settings = Annotated[
-    list[str] | None,
-    typer.Option("--conf", "-c", metavar="NAME=VALUE", help="Spark setting; can be repeated."),
+    list[str] | None, typer.Option("--conf", "-c", metavar="NAME=VALUE", help="Spark setting; can be repeated.")
 ]
 PythonFiles = Annotated[
     str | None,
-    typer.Option(
-        "--py-files", metavar="FILES", help="Comma-separated Python files or zips for tasks to import."
-    ),
+    typer.Option("--py-files", metavar="FILES", help="Comma-separated Python files or zips for tasks to import."),
 ]
 
 

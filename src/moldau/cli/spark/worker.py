@@ -18,22 +18,18 @@ def spark_worker(
     master: Annotated[str, typer.Argument(metavar="MASTER", help="Master URL, spark://host:7077.")],
     cores: Annotated[int | None, typer.Option(min=1, help="Cores for executors; by default all.")] = None,
     memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Memory for executors, such as 2g; by default all but 1 GB."),
+        str | None, typer.Option(metavar="SIZE", help="Memory for executors, such as 2g; by default all but 1 GB.")
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option(
-            help="Address to advertise; by default the local address of the connection to the master."
-        ),
+        typer.Option(help="Address to advertise; by default the local address of the connection to the master."),
     ] = None,
     webui_port: Annotated[
-        int,
-        typer.Option("--webui-port", min=0, max=65535, help="Port of the web UI; by default any free port."),
+        int, typer.Option("--webui-port", min=0, max=65535, help="Port of the web UI; by default any free port.")
     ] = 0,
-    work_dir: Annotated[
-        Path, typer.Option("--work-dir", help="Working directory of executors and their logs.")
-    ] = Path("spark-work"),
+    work_dir: Annotated[Path, typer.Option("--work-dir", help="Working directory of executors and their logs.")] = Path(
+        "spark-work"
+    ),
 ) -> None:
     """Run a worker of a Spark cluster until Ctrl-C.
 

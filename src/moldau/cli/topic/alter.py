@@ -6,14 +6,7 @@ import typer
 
 from moldau.cli.admin import run_admin
 from moldau.cli.console import out_console
-from moldau.cli.parameters import (
-    DEFAULT_BOOTSTRAP,
-    Bootstrap,
-    Topic,
-    parse_name_values,
-    validate_int32,
-    validate_text,
-)
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic, parse_name_values, validate_int32, validate_text
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.requester import single_result
 
@@ -58,10 +51,7 @@ def topic_alter(
 
     moldau topic alter orders --partitions 12 --config retention.ms=86400000
     """
-    changes: dict[str, str | None] = {
-        **parse_name_values(config or [], "--config"),
-        **dict.fromkeys(unset or []),
-    }
+    changes: dict[str, str | None] = {**parse_name_values(config or [], "--config"), **dict.fromkeys(unset or [])}
     if partitions is None and not changes:
         raise typer.BadParameter("nothing to change: use --partitions, --config or --unset")
 

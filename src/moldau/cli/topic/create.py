@@ -47,11 +47,7 @@ def topic_create(
     config: Annotated[
         list[str] | None,
         typer.Option(
-            "--config",
-            "-c",
-            metavar="NAME=VALUE",
-            callback=validate_text,
-            help="Topic setting; can be repeated.",
+            "--config", "-c", metavar="NAME=VALUE", callback=validate_text, help="Topic setting; can be repeated."
         ),
     ] = None,
 ) -> None:
@@ -60,7 +56,5 @@ def topic_create(
     moldau topic create orders --partitions 6 --config cleanup.policy=compact
     """
     configs = dict[str, str | None](parse_name_values(config or [], "--config"))
-    new_topics = [
-        NewTopic(name, partitions or BROKER_DEFAULT, replicas or BROKER_DEFAULT, configs) for name in topics
-    ]
+    new_topics = [NewTopic(name, partitions or BROKER_DEFAULT, replicas or BROKER_DEFAULT, configs) for name in topics]
     report_results(run_admin(lambda admin: admin.create_topics(new_topics), bootstrap), "created")

@@ -34,16 +34,12 @@ def up(
         ),
     ] = None,
     data_dir: Annotated[
-        Path,
-        typer.Option(
-            "--data-dir", metavar="DIR", help="Directory for the data, with a subdirectory per node."
-        ),
+        Path, typer.Option("--data-dir", metavar="DIR", help="Directory for the data, with a subdirectory per node.")
     ] = Path("moldau-cluster"),
     sync: Annotated[
         bool,
         typer.Option(
-            "--sync",
-            help="Acknowledge records only after fsync, so that a power failure of all nodes loses none.",
+            "--sync", help="Acknowledge records only after fsync, so that a power failure of all nodes loses none."
         ),
     ] = False,
     settings: Annotated[

@@ -91,18 +91,14 @@ def make_plan(
             f"{nodes} nodes starting at port {first_port} need ports above 65535: choose a lower --port."
         )
     cluster_id = (
-        stored["cluster_id"]
-        if stored is not None
-        else new_meta_properties(system_platform().random, "", 0).cluster_id
+        stored["cluster_id"] if stored is not None else new_meta_properties(system_platform().random, "", 0).cluster_id
     )
     shared = _shared_settings(nodes, first_port, cluster_id, write_caching=write_caching)
     plans = []
     for node_id in range(1, nodes + 1):
         node_port, node_dir = first_port + node_id - 1, directory / f"node-{node_id}"
         own = {"node.id": str(node_id), "listen": f"{HOST}:{node_port}", "data.dir": str(node_dir.absolute())}
-        plans.append(
-            NodePlan(node_id, node_port, node_dir, _settings({**shared, **settings, **own}, settings))
-        )
+        plans.append(NodePlan(node_id, node_port, node_dir, _settings({**shared, **settings, **own}, settings)))
     return ClusterPlan(cluster_id, tuple(plans), is_new=stored is None)
 
 
@@ -148,9 +144,7 @@ def check_host(plan: ClusterPlan) -> list[str]:
             except StorageError as error:
                 raise CommandError(f"Node {node.node_id} is already running: {error}.") from None
         if node.pid_file.exists():
-            notices.append(
-                f"node {node.node_id} was not shut down cleanly; its logs are recovered on startup"
-            )
+            notices.append(f"node {node.node_id} was not shut down cleanly; its logs are recovered on startup")
         _check_port(node)
     return notices
 
@@ -199,9 +193,7 @@ def _read_cluster_file(directory: Path) -> dict[str, Any] | None:
     path = directory / CLUSTER_FILE
     try:
         stored = json.loads(path.read_text())
-        if not (
-            isinstance(stored["cluster_id"], str) and stored["nodes"] > 0 and 0 < stored["port"] < 65_536
-        ):
+        if not (isinstance(stored["cluster_id"], str) and stored["nodes"] > 0 and 0 < stored["port"] < 65_536):
             raise ValueError
     except FileNotFoundError:
         return None

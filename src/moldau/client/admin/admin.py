@@ -31,13 +31,7 @@ from moldau.client.admin.cluster import (
 from moldau.client.admin.groups import GroupDescription, GroupListing, MemberDescription, MemberToRemove
 from moldau.client.admin.quorum import NodeEndpoint, QuorumInfo, QuorumReplica
 from moldau.client.admin.requester import AdminRequester, Results, single_result
-from moldau.client.admin.topics import (
-    BROKER_DEFAULT,
-    CreatedTopic,
-    ElectionType,
-    NewTopic,
-    OngoingReassignment,
-)
+from moldau.client.admin.topics import BROKER_DEFAULT, CreatedTopic, ElectionType, NewTopic, OngoingReassignment
 from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAndTimestamp
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.net.cluster import Cluster, resolve_cluster
@@ -133,9 +127,7 @@ class Admin:
     async def delete_topic(self, name: str) -> None:
         single_result(await self.delete_topics([name]))
 
-    async def create_partitions(
-        self, counts: Mapping[str, int], *, validate_only: bool = False
-    ) -> Results[str, None]:
+    async def create_partitions(self, counts: Mapping[str, int], *, validate_only: bool = False) -> Results[str, None]:
         """Adds partitions to topics, up to these total counts."""
         return await topic_requests.create_partitions(self._requester, counts, validate_only)
 
@@ -237,9 +229,7 @@ class Admin:
 
     # Groups
 
-    async def list_groups(
-        self, *, states: Iterable[str] = (), types: Iterable[str] = ()
-    ) -> list[GroupListing]:
+    async def list_groups(self, *, states: Iterable[str] = (), types: Iterable[str] = ()) -> list[GroupListing]:
         """Returns the groups of all brokers sorted by id, optionally only groups in these states or of these types.
 
         Raises KafkaError if one broker cannot be queried, because the list would be incomplete.

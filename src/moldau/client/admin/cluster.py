@@ -141,9 +141,7 @@ async def describe_configs(
             for each in response.results
         }
 
-    async def request(
-        remaining: list[ConfigResource], retry: Retry
-    ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
+    async def request(remaining: list[ConfigResource], retry: Retry) -> Results[ConfigResource, dict[str, ConfigEntry]]:
         return await admin.by_node({each: _config_node(each) for each in remaining}, request_node, retry)
 
     return await admin.for_each(resources, request)
@@ -172,10 +170,7 @@ async def alter_configs(
             "validate_only": validate_only,
         }
         response = await admin.cluster.call(node, ApiKey.INCREMENTAL_ALTER_CONFIGS, tree)
-        return {
-            _parse_resource(each): to_error(each.error_code, each.error_message)
-            for each in response.responses
-        }
+        return {_parse_resource(each): to_error(each.error_code, each.error_message) for each in response.responses}
 
     async def request(remaining: list[ConfigResource], retry: Retry) -> Results[ConfigResource, None]:
         return await admin.by_node({each: _config_node(each) for each in remaining}, request_node, retry)
@@ -183,9 +178,7 @@ async def alter_configs(
     return await admin.for_each(changes_by_resource, request)
 
 
-async def describe_log_dirs(
-    admin: AdminRequester, brokers: Iterable[int] | None
-) -> Results[int, list[LogDir]]:
+async def describe_log_dirs(admin: AdminRequester, brokers: Iterable[int] | None) -> Results[int, list[LogDir]]:
     async def request_node(node: int | None, _: list[int], retry: Retry) -> Results[int, list[LogDir]]:
         response = await admin.cluster.call(node, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
         assert node is not None

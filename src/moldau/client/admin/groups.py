@@ -56,17 +56,13 @@ class MemberToRemove(NamedTuple):
     instance_id: str | None = None
 
 
-async def list_groups(
-    admin: AdminRequester, states: Iterable[str], types: Iterable[str]
-) -> list[GroupListing]:
+async def list_groups(admin: AdminRequester, states: Iterable[str], types: Iterable[str]) -> list[GroupListing]:
     tree = {"states_filter": list(states), "types_filter": list(types)}
 
     async def request_node(node: int | None, _: list[int], retry: Retry) -> Results[int, list[GroupListing]]:
         response = await admin.cluster.call(node, ApiKey.LIST_GROUPS, tree)
         if tree["types_filter"] and response.api_version < _GROUP_TYPES_VERSION_MIN:
-            raise KafkaError(
-                ErrorCode.unsupported_version, "the broker does not support listing groups by type"
-            )
+            raise KafkaError(ErrorCode.unsupported_version, "the broker does not support listing groups by type")
         raise_for_code(response.error_code)
         assert node is not None
         return {
@@ -104,10 +100,7 @@ async def describe_groups(admin: AdminRequester, groups: Iterable[str]) -> Resul
 async def delete_groups(admin: AdminRequester, groups: Iterable[str]) -> Results[str, None]:
     async def request(node: int | None, remaining: list[str], retry: Retry) -> Results[str, None]:
         response = await admin.cluster.call(node, ApiKey.DELETE_GROUPS, {"groups_names": remaining})
-        return {
-            each.group_id: to_error(each.error_code, f"the group {each.group_id!r}")
-            for each in response.results
-        }
+        return {each.group_id: to_error(each.error_code, f"the group {each.group_id!r}") for each in response.results}
 
     return await admin.for_each_group(groups, request)
 
@@ -123,8 +116,7 @@ async def alter_group_offsets(
     admin: AdminRequester, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
 ) -> Results[TopicPartition, None]:
     commits = {
-        partition: OffsetAndMetadata(given) if isinstance(given, int) else given
-        for partition, given in offsets.items()
+        partition: OffsetAndMetadata(given) if isinstance(given, int) else given for partition, given in offsets.items()
     }
     return await GroupOffsets(admin.cluster, group).commit_each(commits, timeout_ms=admin.timeout_ms)
 
@@ -207,10 +199,5 @@ def _parse_member(member: Message, is_consumer: bool) -> MemberDescription:
             # Other clients may use another format. Return the member without the data that cannot be decoded.
             pass
     return MemberDescription(
-        member.member_id,
-        member.get("group_instance_id"),
-        member.client_id,
-        member.client_host,
-        topics,
-        assignment,
+        member.member_id, member.get("group_instance_id"), member.client_id, member.client_host, topics, assignment
     )

@@ -73,9 +73,7 @@ async def describe_quorum(admin: AdminRequester) -> QuorumInfo:
     return await admin.with_retries(attempt)
 
 
-async def add_voter(
-    admin: AdminRequester, node_id: int, directory_id: UUID | None, endpoint: NodeEndpoint
-) -> None:
+async def add_voter(admin: AdminRequester, node_id: int, directory_id: UUID | None, endpoint: NodeEndpoint) -> None:
     async def attempt(retry: Retry) -> None:
         tree = {
             "cluster_id": admin.cluster.cluster_id,
@@ -95,11 +93,7 @@ async def add_voter(
 
 async def remove_voter(admin: AdminRequester, node_id: int, directory_id: UUID | None) -> None:
     async def attempt(retry: Retry) -> None:
-        tree = {
-            "cluster_id": admin.cluster.cluster_id,
-            "voter_id": node_id,
-            "voter_directory_id": directory_id,
-        }
+        tree = {"cluster_id": admin.cluster.cluster_id, "voter_id": node_id, "voter_directory_id": directory_id}
         response = await admin.cluster.call(None, ApiKey.REMOVE_RAFT_VOTER, tree)
         raise_for_code(response.error_code, response.error_message)
 

@@ -13,11 +13,7 @@ V = TypeVar("V")
 Results = dict[K, V | KafkaError]
 """The value or error of each key."""
 
-_FINAL_ERRORS = (
-    ErrorCode.unknown_topic_or_partition,
-    ErrorCode.unknown_topic_id,
-    ErrorCode.election_not_needed,
-)
+_FINAL_ERRORS = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id, ErrorCode.election_not_needed)
 """Errors that are retriable for clients that wait for a topic, but final for an administrator."""
 
 
@@ -53,12 +49,8 @@ class AdminRequester:
                 responses = await request(remaining, retry)
             except KafkaError as error:
                 responses = dict.fromkeys(remaining, error)
-            results |= {
-                key: responses[key] if key in responses else _missing_result(key) for key in remaining
-            }
-            failures = {
-                key: failure for key in remaining if (failure := _retriable_error(results[key])) is not None
-            }
+            results |= {key: responses[key] if key in responses else _missing_result(key) for key in remaining}
+            failures = {key: failure for key in remaining if (failure := _retriable_error(results[key])) is not None}
             remaining = list(failures)
             if remaining:
                 try:
@@ -88,9 +80,7 @@ class AdminRequester:
         return {key: result for each in responses for key, result in each.items()}
 
     async def for_each_group(
-        self,
-        groups: Iterable[str],
-        request: Callable[[int | None, list[str], Retry], Awaitable[Results[str, V]]],
+        self, groups: Iterable[str], request: Callable[[int | None, list[str], Retry], Awaitable[Results[str, V]]]
     ) -> Results[str, V]:
         """Sends each coordinator a request for its groups, with retries."""
 
@@ -99,9 +89,7 @@ class AdminRequester:
             results: Results[str, V] = {}
             for group in remaining:
                 try:
-                    coordinators[group] = await self.cluster.coordinator_of(
-                        group, timeout_ms=retry.remaining_ms
-                    )
+                    coordinators[group] = await self.cluster.coordinator_of(group, timeout_ms=retry.remaining_ms)
                 except KafkaError as error:
                     results[group] = error
             results |= await self.by_node(coordinators, request, retry)

@@ -133,9 +133,7 @@ async def describe_topics(admin: AdminRequester, names: Iterable[str]) -> Result
     return await admin.for_each(names, request)
 
 
-async def delete_records(
-    admin: AdminRequester, offsets: Mapping[TopicPartition, int]
-) -> Results[TopicPartition, int]:
+async def delete_records(admin: AdminRequester, offsets: Mapping[TopicPartition, int]) -> Results[TopicPartition, int]:
     async def request_leader(
         node: int | None, partitions: list[TopicPartition], retry: Retry
     ) -> Results[TopicPartition, int]:
@@ -149,8 +147,7 @@ async def delete_records(
         }
         response = await admin.cluster.call(node, ApiKey.DELETE_RECORDS, tree)
         return {
-            TopicPartition(topic.name, each.partition_index): to_error(each.error_code)
-            or int(each.low_watermark)
+            TopicPartition(topic.name, each.partition_index): to_error(each.error_code) or int(each.low_watermark)
             for topic in response.topics
             for each in topic.partitions
         }
@@ -180,15 +177,8 @@ async def elect_leaders(
     async def request(remaining: list[TopicPartition] | None, retry: Retry) -> Results[TopicPartition, None]:
         topics = None
         if remaining is not None:
-            topics = [
-                {"topic": topic, "partitions": indexes}
-                for topic, indexes in group_by_topic(remaining).items()
-            ]
-        tree = {
-            "election_type": int(kind),
-            "topic_partitions": topics,
-            "timeout": admin.attempt_timeout_ms(retry),
-        }
+            topics = [{"topic": topic, "partitions": indexes} for topic, indexes in group_by_topic(remaining).items()]
+        tree = {"election_type": int(kind), "topic_partitions": topics, "timeout": admin.attempt_timeout_ms(retry)}
         response = await admin.cluster.call(None, ApiKey.ELECT_LEADERS, tree)
         raise_for_code(response.error_code)
         return {
@@ -210,10 +200,7 @@ async def alter_reassignments(
         for each in remaining:
             replicas = assignments[each]
             topics.setdefault(each.topic, []).append(
-                {
-                    "partition_index": each.partition,
-                    "replicas": None if replicas is None else list(replicas),
-                }
+                {"partition_index": each.partition, "replicas": None if replicas is None else list(replicas)}
             )
         tree = {
             "timeout": admin.attempt_timeout_ms(retry),
@@ -291,8 +278,7 @@ def _creatable_topic(topic: NewTopic) -> dict[str, Any]:
         "num_partitions": BROKER_DEFAULT if topic.assignments else topic.partitions,
         "replication_factor": BROKER_DEFAULT if topic.assignments else topic.replication_factor,
         "assignments": [
-            {"partition_index": index, "broker_ids": list(brokers)}
-            for index, brokers in topic.assignments.items()
+            {"partition_index": index, "broker_ids": list(brokers)} for index, brokers in topic.assignments.items()
         ],
         "configs": [{"name": name, "value": value} for name, value in topic.configs.items()],
     }

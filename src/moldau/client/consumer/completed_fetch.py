@@ -61,11 +61,7 @@ class ParsedBatches(NamedTuple):
 
 
 def parse_batches(
-    partition: TopicPartition,
-    response: Message,
-    position: int,
-    isolation_level: int,
-    until: int | None = None,
+    partition: TopicPartition, response: Message, position: int, isolation_level: int, until: int | None = None
 ) -> ParsedBatches:
     """Parses batches from `position`, up to the first corrupt batch or the batch that reaches `until`.
 
@@ -104,9 +100,7 @@ def _split_batches(records: memoryview | None) -> Iterable[Batch]:
         size = int.from_bytes(records[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
         if position + size > end:
             if position == 0:
-                raise KafkaError(
-                    ErrorCode.message_too_large, f"a batch of {size} bytes is truncated to {end}"
-                )
+                raise KafkaError(ErrorCode.message_too_large, f"a batch of {size} bytes is truncated to {end}")
             return
         # `Batch` raises an error for a size that is too small.
         yield Batch(records[position : position + max(size, 0)])

@@ -147,9 +147,7 @@ class Consumer:
                 f"unknown auto_offset_reset {auto_offset_reset!r}; use one of {', '.join(RESET_STRATEGIES)}"
             )
         if isolation_level not in _ISOLATION_LEVELS:
-            raise ValueError(
-                f"unknown isolation_level {isolation_level!r}; use one of {', '.join(_ISOLATION_LEVELS)}"
-            )
+            raise ValueError(f"unknown isolation_level {isolation_level!r}; use one of {', '.join(_ISOLATION_LEVELS)}")
         if max_poll_records < 1:
             raise ValueError(f"max_poll_records must be at least 1, not {max_poll_records}")
         self.cluster, self._owns_cluster = resolve_cluster(source, cluster_settings)
@@ -183,10 +181,7 @@ class Consumer:
             },
         )
         self._topic_subscription = TopicSubscription(
-            self.cluster,
-            self._subscriptions,
-            self._on_topics_changed,
-            excludes_internal=exclude_internal_topics,
+            self.cluster, self._subscriptions, self._on_topics_changed, excludes_internal=exclude_internal_topics
         )
         self._coordinator: ConsumerCoordinator | None = None
         if offsets is not None:
@@ -280,9 +275,7 @@ class Consumer:
         if self._state is _State.CLOSED:
             raise IllegalStateError("the consumer is closed")
         if self._state is _State.NEW:
-            raise IllegalStateError(
-                "the consumer is not started: use `await consumer.start()` or `async with`"
-            )
+            raise IllegalStateError("the consumer is not started: use `await consumer.start()` or `async with`")
 
     def _check_pollable(self) -> None:
         self._check_open()
@@ -368,10 +361,7 @@ class Consumer:
         coordinator = self._require_group("have group metadata")
         generation = coordinator.member.membership.generation
         return ConsumerGroupMetadata(
-            self._group_config.group_id,
-            generation.generation_id,
-            generation.member_id,
-            self._group_config.instance_id,
+            self._group_config.group_id, generation.generation_id, generation.member_id, self._group_config.instance_id
         )
 
     # Polling
@@ -490,9 +480,7 @@ class Consumer:
     def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
         self._request_offset_reset(partitions, OffsetResetStrategy.LATEST)
 
-    def _request_offset_reset(
-        self, partitions: Iterable[TopicPartition] | None, reset: OffsetResetStrategy
-    ) -> None:
+    def _request_offset_reset(self, partitions: Iterable[TopicPartition] | None, reset: OffsetResetStrategy) -> None:
         self._check_open()
         for partition in self.assignment if partitions is None else partitions:
             self._fetch_manager.request_offset_reset(TopicPartition(*partition), reset)
@@ -520,9 +508,7 @@ class Consumer:
         requested = self._subscriptions.all_consumed() if offsets is None else validate_offsets(offsets)
         await coordinator.commit(requested)
 
-    async def committed(
-        self, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Returns the group's committed offsets, None for partitions without one."""
         coordinator = self._require_group("have committed")
         requested = [TopicPartition(*each) for each in partitions]

@@ -27,11 +27,7 @@ from moldau.wire.consumer_protocol import Partition
 
 RebalanceCallback = Callable[[list[TopicPartition]], Awaitable[None] | None]
 
-_MEMBERSHIP_ERRORS = (
-    ErrorCode.unknown_member_id,
-    ErrorCode.illegal_generation,
-    ErrorCode.fenced_instance_id,
-)
+_MEMBERSHIP_ERRORS = (ErrorCode.unknown_member_id, ErrorCode.illegal_generation, ErrorCode.fenced_instance_id)
 
 _log = get_logger("client.consumer")
 
@@ -107,9 +103,7 @@ class ConsumerCoordinator:
             case _:
                 raise AssertionError(f"{effect} is not an effect for the consumer")
 
-    async def _revoke_partitions(
-        self, partitions: Iterable[Partition], callback: RebalanceCallback | None
-    ) -> None:
+    async def _revoke_partitions(self, partitions: Iterable[Partition], callback: RebalanceCallback | None) -> None:
         revoked = _topic_partitions(partitions)
         try:
             await _invoke_callback(callback, revoked)
@@ -126,9 +120,7 @@ class ConsumerCoordinator:
         """
         await self._commit(offsets, self._current_generation())
 
-    async def _commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation
-    ) -> None:
+    async def _commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation) -> None:
         """Commits offsets for the generation in which they were consumed. That generation may have ended since then."""
         if not offsets:
             return
@@ -181,17 +173,13 @@ class ConsumerCoordinator:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _auto_commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation
-    ) -> None:
+    async def _auto_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation) -> None:
         try:
             await self._commit_or_log(offsets, generation)
         finally:
             self._auto_commit_task = None
 
-    async def _commit_or_log(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation
-    ) -> None:
+    async def _commit_or_log(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation) -> None:
         try:
             await self._commit(offsets, generation)
         except KafkaError as error:
@@ -221,9 +209,7 @@ class ConsumerCoordinator:
         if error.code == ErrorCode.rebalance_in_progress:
             return RebalanceInProgressError("the group is rebalancing: poll until it is done, then commit")
         if not self._subscriptions.is_auto_assigned:
-            return CommitFailedError(
-                error.code, "the group has members, and only they can commit its offsets"
-            )
+            return CommitFailedError(error.code, "the group has members, and only they can commit its offsets")
         return CommitFailedError(
             error.code,
             "the group has rebalanced without this consumer, because its session expired or the time between polls was "

@@ -106,9 +106,7 @@ class _BufferedFetch:
         """Whether all records were read. If `error` is set, it is raised next."""
         self._fetched = fetched
         self._records = (
-            record
-            for batch in fetched.batches
-            for record in decode_records(fetched.partition, batch, fetched.position)
+            record for batch in fetched.batches for record in decode_records(fetched.partition, batch, fetched.position)
         )
 
     def read_records(self, records_max: int) -> list[ConsumerRecord]:
@@ -128,9 +126,7 @@ class _BufferedFetch:
         return records
 
     def remaining(self) -> CompletedFetch:
-        batches = (
-            [] if self.is_drained else [e for e in self._fetched.batches if e.next_offset > self.position]
-        )
+        batches = [] if self.is_drained else [e for e in self._fetched.batches if e.next_offset > self.position]
         remaining = self._fetched._replace(position=self.position, batches=batches, error=None)
         if not self.is_drained:
             self._mark_drained()

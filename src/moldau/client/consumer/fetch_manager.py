@@ -126,9 +126,7 @@ class FetchManager:
     def take_batches(self) -> list[CompletedFetch]:
         self._refill_buffer()
         try:
-            return self._buffer.take_batches(
-                self._subscriptions.is_paused, self._subscriptions.update_position
-            )
+            return self._buffer.take_batches(self._subscriptions.is_paused, self._subscriptions.update_position)
         except PartitionFetchError as failure:
             self._handle_partition_error(failure)
             return []
@@ -172,9 +170,7 @@ class FetchManager:
                     await self._wait_for_lookup()
                 return offset
         except TimeoutError:
-            raise RequestTimedOutError(
-                f"no position of {partition} was found within {timeout_ms} ms"
-            ) from None
+            raise RequestTimedOutError(f"no position of {partition} was found within {timeout_ms} ms") from None
 
     async def _wait_for_lookup(self) -> None:
         """Waits until the running lookup has found positions or ended."""

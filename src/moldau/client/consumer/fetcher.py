@@ -119,9 +119,7 @@ class Fetcher:
         """Whether every partition was read up to its `until` and all batches were taken."""
         return all(each.is_at_end and each.completed is None for each in self._partitions.values())
 
-    def assign(
-        self, offsets: Mapping[TopicPartition, int], until: Mapping[TopicPartition, int] | None = None
-    ) -> None:
+    def assign(self, offsets: Mapping[TopicPartition, int], until: Mapping[TopicPartition, int] | None = None) -> None:
         """Reads exactly these partitions from these offsets, and up to their offset in `until` (exclusive) if any."""
         self.remove(list(self._partitions))
         self.add(offsets, until)
@@ -321,9 +319,7 @@ class Fetcher:
     def _cancel_stale_fetches(self) -> None:
         """Cancels fetches of which no position is needed any more, because later fetches would wait behind them."""
         for fetch in self._in_flight.values():
-            is_needed = any(
-                self._partitions.get(partition) is state for partition, state in fetch.positions.items()
-            )
+            is_needed = any(self._partitions.get(partition) is state for partition, state in fetch.positions.items())
             if not is_needed and not fetch.is_abandoned:
                 fetch.is_abandoned = True
                 fetch.task.cancel()
@@ -331,9 +327,7 @@ class Fetcher:
     def _buffered_bytes(self) -> int:
         return sum(each.completed.size for each in self._partitions.values() if each.completed is not None)
 
-    async def _fetch(
-        self, leader: int, positions: Mapping[TopicPartition, FetchPosition], bytes_max: int
-    ) -> None:
+    async def _fetch(self, leader: int, positions: Mapping[TopicPartition, FetchPosition], bytes_max: int) -> None:
         request = self._build_request(positions, bytes_max)
         try:
             response = await self._cluster.call(
@@ -357,9 +351,7 @@ class Fetcher:
             failure = KafkaError(ErrorCode.unknown_server_error, f"the response of node {leader}: {error!r}")
             self._fail_all(request, positions, failure)
 
-    def _build_request(
-        self, positions: Mapping[TopicPartition, FetchPosition], bytes_max: int
-    ) -> dict[str, Any]:
+    def _build_request(self, positions: Mapping[TopicPartition, FetchPosition], bytes_max: int) -> dict[str, Any]:
         topics: dict[str, list[dict[str, Any]]] = {}
         for partition, state in positions.items():
             known = self._cluster.partition_info(partition)
@@ -432,9 +424,7 @@ class Fetcher:
         diverging = response.get("diverging_epoch")
         if diverging is not None and diverging.end_offset >= 0:
             if diverging.end_offset < state.position:
-                truncation = LogTruncationError(
-                    partition, state.position, diverging.end_offset, diverging.epoch
-                )
+                truncation = LogTruncationError(partition, state.position, diverging.end_offset, diverging.epoch)
                 self._fail_partition(partition, state, truncation)
             else:
                 # The log was probably not truncated, because a leader can fail before it writes records of its epoch.
@@ -503,14 +493,7 @@ class Fetcher:
     def _fail_partition(self, partition: TopicPartition, state: FetchPosition, error: KafkaError) -> None:
         state.has_failed = True
         state.completed = CompletedFetch(
-            partition,
-            state.position,
-            state.position,
-            (),
-            state.high_watermark,
-            -1,
-            state.log_start_offset,
-            error,
+            partition, state.position, state.position, (), state.high_watermark, -1, state.log_start_offset, error
         )
         self._data_available.set()
 

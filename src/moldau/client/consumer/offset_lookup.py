@@ -26,11 +26,7 @@ OffsetsCallback = Callable[[dict[TopicPartition, OffsetAndTimestamp]], None]
 
 
 async def list_offsets(
-    cluster: Cluster,
-    times: Mapping[TopicPartition, int],
-    *,
-    isolation_level: int = 0,
-    timeout_ms: int | None = None,
+    cluster: Cluster, times: Mapping[TopicPartition, int], *, isolation_level: int = 0, timeout_ms: int | None = None
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
     """Returns the first offset at or after the time of each partition (or EARLIEST, LATEST, MAX_TIMESTAMP).
 
@@ -56,11 +52,7 @@ async def list_offsets(
 
 
 async def list_offsets_once(
-    cluster: Cluster,
-    times: Mapping[TopicPartition, int],
-    on_offsets: OffsetsCallback,
-    *,
-    isolation_level: int = 0,
+    cluster: Cluster, times: Mapping[TopicPartition, int], on_offsets: OffsetsCallback, *, isolation_level: int = 0
 ) -> None:
     """Makes one attempt at `list_offsets`. Calls `on_offsets` with the offsets of each leader when they arrive.
 
@@ -150,9 +142,7 @@ async def _query_leader(
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     failure: KafkaError | None = None
     responses = {
-        TopicPartition(topic.name, each.partition_index): each
-        for topic in response.topics
-        for each in topic.partitions
+        TopicPartition(topic.name, each.partition_index): each for topic in response.topics for each in topic.partitions
     }
     for partition in times:
         each = responses.get(partition)

@@ -125,9 +125,7 @@ class SubscriptionState:
 
     def set_assignment(self, partitions: Iterable[TopicPartition]) -> None:
         """Sets the assigned partitions. Partitions that were assigned before keep their position."""
-        self._partitions = {
-            each: self._partitions.get(each, TopicPartitionState()) for each in sorted(set(partitions))
-        }
+        self._partitions = {each: self._partitions.get(each, TopicPartitionState()) for each in sorted(set(partitions))}
 
     def revoke(self, partitions: Iterable[TopicPartition]) -> None:
         for partition in partitions:
@@ -214,9 +212,7 @@ class SubscriptionState:
         return self._missing_positions(lambda state: state.reset is not None)
 
     def apply_committed(
-        self,
-        requested: Mapping[TopicPartition, TopicPartitionState],
-        found: Mapping[TopicPartition, OffsetAndMetadata],
+        self, requested: Mapping[TopicPartition, TopicPartitionState], found: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
         """Sets positions to committed offsets, and marks partitions without a committed offset for a reset.
 
@@ -235,9 +231,7 @@ class SubscriptionState:
             raise NoOffsetForPartitionError(without, "no offset is committed")
 
     def apply_reset_offsets(
-        self,
-        requested: Mapping[TopicPartition, TopicPartitionState],
-        found: Mapping[TopicPartition, OffsetAndMetadata],
+        self, requested: Mapping[TopicPartition, TopicPartitionState], found: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
         for partition, state in self._still_current(requested).items():
             at = found.get(partition)
@@ -247,9 +241,7 @@ class SubscriptionState:
     def _missing_positions(
         self, matches: Callable[[TopicPartitionState], bool]
     ) -> dict[TopicPartition, TopicPartitionState]:
-        return {
-            each: state for each, state in self._partitions.items() if state.offset is None and matches(state)
-        }
+        return {each: state for each, state in self._partitions.items() if state.offset is None and matches(state)}
 
     def _still_current(
         self, requested: Mapping[TopicPartition, TopicPartitionState]

@@ -112,14 +112,10 @@ class StickyAssignor(ConsumerPartitionAssignor):
     def user_data(self, previous_assignment: PreviousAssignment) -> bytes | None:
         if previous_assignment == NO_ASSIGNMENT:
             return None
-        return encode_partitions(previous_assignment.partitions) + _INT32.pack(
-            previous_assignment.generation_id
-        )
+        return encode_partitions(previous_assignment.partitions) + _INT32.pack(previous_assignment.generation_id)
 
     def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
-        claims = [
-            (each.member_id, _decode_previous_assignment(each.subscription.user_data)) for each in members
-        ]
+        claims = [(each.member_id, _decode_previous_assignment(each.subscription.user_data)) for each in members]
         owned = resolve_owners(
             (member_id, previous.generation_id, previous.partitions) for member_id, previous in claims
         )
@@ -152,9 +148,7 @@ class CooperativeStickyAssignor(ConsumerPartitionAssignor):
 
     def user_data(self, previous_assignment: PreviousAssignment) -> bytes | None:
         """Returns the generation, for leaders that do not read it from the subscription."""
-        return (
-            None if previous_assignment == NO_ASSIGNMENT else _INT32.pack(previous_assignment.generation_id)
-        )
+        return None if previous_assignment == NO_ASSIGNMENT else _INT32.pack(previous_assignment.generation_id)
 
     def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
         owned = resolve_owners(

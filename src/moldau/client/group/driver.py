@@ -202,8 +202,7 @@ class MembershipDriver:
             "protocol_type": PROTOCOL_TYPE,
             "protocol_name": sync.generation.protocol,
             "assignments": [
-                {"member_id": member_id, "assignment": assignment}
-                for member_id, assignment in sync.assignments
+                {"member_id": member_id, "assignment": assignment} for member_id, assignment in sync.assignments
             ],
         }
         try:
@@ -224,11 +223,7 @@ class MembershipDriver:
         }
         try:
             response = await self._cluster.call(
-                effect.coordinator,
-                ApiKey.HEARTBEAT,
-                tree,
-                timeout_ms=self._config.session_timeout_ms,
-                lane=LANE,
+                effect.coordinator, ApiKey.HEARTBEAT, tree, timeout_ms=self._config.session_timeout_ms, lane=LANE
             )
         except KafkaError as error:
             self._handle_event(HeartbeatResponse(effect.heartbeat_id, error.code))

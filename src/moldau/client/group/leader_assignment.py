@@ -67,9 +67,7 @@ def perform_assignment(
             kept = set(assignments[member.member_id])
             hands_over = assignor.is_cooperative and not set(member.subscription.owned_partitions) <= kept
             is_leader = member.member_id == leader_id
-            user_data[member.member_id] = AssignmentUserData(
-                hands_over, dict(partition_counts) if is_leader else None
-            )
+            user_data[member.member_id] = AssignmentUserData(hands_over, dict(partition_counts) if is_leader else None)
     return tuple(
         (member_id, encode_assignment(Assignment(tuple(partitions), encode_user_data(user_data[member_id]))))
         for member_id, partitions in sorted(assignments.items())

@@ -69,11 +69,7 @@ class GroupOffsets:
         return await self._call_coordinator(ApiKey.OFFSET_COMMIT, tree, parse_partition_errors, timeout_ms)
 
     async def committed(
-        self,
-        partitions: Iterable[TopicPartition] | None,
-        *,
-        require_stable: bool = True,
-        timeout_ms: int | None = None,
+        self, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = True, timeout_ms: int | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Returns the committed offsets of these partitions (None: all), without partitions that have none.
 
@@ -99,9 +95,7 @@ class GroupOffsets:
         retry = self._cluster.retry(timeout_ms)
         while True:
             try:
-                coordinator = await self._cluster.coordinator_of(
-                    self._group_id, timeout_ms=retry.remaining_ms
-                )
+                coordinator = await self._cluster.coordinator_of(self._group_id, timeout_ms=retry.remaining_ms)
                 attempt_timeout_ms = min(retry.remaining_ms, self._cluster.request_timeout_ms)
                 return parse(await self._cluster.call(coordinator, api, tree, timeout_ms=attempt_timeout_ms))
             except KafkaError as error:

@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError
-from moldau.client.group.assignors import (
-    NO_ASSIGNMENT,
-    ConsumerPartitionAssignor,
-    PreviousAssignment,
-    SubscribedMember,
-)
+from moldau.client.group.assignors import NO_ASSIGNMENT, ConsumerPartitionAssignor, PreviousAssignment, SubscribedMember
 from moldau.client.group.events import (
     AssignPartitions,
     Closed,
@@ -81,9 +76,7 @@ class LeaderState:
 
     def update(self, partition_counts: Mapping[str, int]) -> None:
         if self.assignment_snapshot is not None:
-            self.metadata_snapshot = {
-                topic: partition_counts.get(topic, 0) for topic in self.assignment_snapshot
-            }
+            self.metadata_snapshot = {topic: partition_counts.get(topic, 0) for topic in self.assignment_snapshot}
 
     def reset(self) -> None:
         """Clears the snapshots, because this member is not the leader or joins again."""
@@ -229,9 +222,7 @@ class MembershipManager:
             return self._rejoin_reason
         if self._joined_topics is not None and self._topics != self._joined_topics:
             return "the subscription has changed"
-        return (
-            "the partition counts of the group's topics changed" if self._leader.has_metadata_changed else ""
-        )
+        return "the partition counts of the group's topics changed" if self._leader.has_metadata_changed else ""
 
     def _on_join_prepare(self) -> list[Effect]:
         """Revokes the partitions that the user must give up before the join, once per rebalance."""
@@ -242,9 +233,7 @@ class MembershipManager:
             return []
         if not self.generation.is_member:
             return self._lose_partitions()
-        kept = [
-            each for each in self.owned_partitions if self._is_cooperative and each[0] in (self._topics or ())
-        ]
+        kept = [each for each in self.owned_partitions if self._is_cooperative and each[0] in (self._topics or ())]
         revoked = _subtract(self.owned_partitions, kept)
         self.owned_partitions = tuple(kept)
         return self._revoke_partitions(revoked)
@@ -268,15 +257,9 @@ class MembershipManager:
         self._rejoin_reason = ""
         topics = self._joined_topics = self._topics or ()
         self._join_attempt += 1
-        protocols = tuple(
-            (each.name, self._encode_subscription(each, topics)) for each in self.config.assignors
-        )
+        protocols = tuple((each.name, self._encode_subscription(each, topics)) for each in self.config.assignors)
         timeout_ms = self.config.poll_interval_max_ms + JOIN_GROUP_TIMEOUT_LAPSE_MS
-        return [
-            SendJoin(
-                self._join_attempt, coordinator, self.generation.member_id, protocols, reason, timeout_ms
-            )
-        ]
+        return [SendJoin(self._join_attempt, coordinator, self.generation.member_id, protocols, reason, timeout_ms)]
 
     def _encode_subscription(self, assignor: ConsumerPartitionAssignor, topics: tuple[str, ...]) -> bytes:
         user_data = assignor.user_data(self._previous_assignment)
@@ -379,9 +362,7 @@ class MembershipManager:
         if code == ErrorCode.fenced_instance_id:
             return self._on_fenced()
         if code in _MEMBERSHIP_ERRORS:
-            self._reset_generation(
-                f"the {request} was refused: {code.name}", code == ErrorCode.illegal_generation
-            )
+            self._reset_generation(f"the {request} was refused: {code.name}", code == ErrorCode.illegal_generation)
             self._join_retry.fail(now_ms)
             return []
         if code in COORDINATOR_ERRORS:
@@ -502,12 +483,8 @@ class MembershipManager:
         if code == ErrorCode.fenced_instance_id:
             return self._on_fenced()
         if code in _MEMBERSHIP_ERRORS:
-            self._reset_generation(
-                f"a {request} was refused: {code.name}", code == ErrorCode.illegal_generation
-            )
-            return [
-                LogWarning(f"the group rebalanced without this consumer: a {request} failed with {code.name}")
-            ]
+            self._reset_generation(f"a {request} was refused: {code.name}", code == ErrorCode.illegal_generation)
+            return [LogWarning(f"the group rebalanced without this consumer: a {request} failed with {code.name}")]
         if code in COORDINATOR_ERRORS:
             self.coordinator = None
             # Repeated lookups back off, because a lookup may return the same coordinator again.

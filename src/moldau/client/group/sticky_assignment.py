@@ -76,9 +76,7 @@ def empty_assignments(members: Sequence[SubscribedMember]) -> Assignments:
 
 
 def balance_partitions(
-    partition_counts: Mapping[str, int],
-    members: Sequence[SubscribedMember],
-    owned: Mapping[str, Iterable[Partition]],
+    partition_counts: Mapping[str, int], members: Sequence[SubscribedMember], owned: Mapping[str, Iterable[Partition]]
 ) -> Assignments:
     """Assigns all partitions. `owned` must contain each partition at most once."""
     balancer = _StickyBalancer(partition_counts, members)

@@ -93,9 +93,7 @@ def check_version_usable(api: ApiKey, broker_versions: Mapping[int, VersionRange
     """Raises UnsupportedVersionError if the broker does not support exactly this version."""
     offered = _offered_versions(api, broker_versions)
     if not offered.minimum <= version <= offered.maximum:
-        raise UnsupportedVersionError(
-            f"{api.name}: version {version} is needed, the broker supports {offered}"
-        )
+        raise UnsupportedVersionError(f"{api.name}: version {version} is needed, the broker supports {offered}")
 
 
 def _offered_versions(api: ApiKey, broker_versions: Mapping[int, VersionRange]) -> VersionRange:

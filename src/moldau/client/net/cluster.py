@@ -207,9 +207,7 @@ class Cluster:
                 connection.close_if_abandoned()
             raise
 
-    async def connection(
-        self, node_id: int | None, lane: str = "", *, timeout_ms: int | None = None
-    ) -> Connection:
+    async def connection(self, node_id: int | None, lane: str = "", *, timeout_ms: int | None = None) -> Connection:
         """Returns an open connection to a node (None: the least loaded node), for callers that pipeline requests."""
         timeout_ms = self.request_timeout_ms if timeout_ms is None else timeout_ms
         try:
@@ -389,9 +387,7 @@ class Cluster:
         try:
             response = await self._request_metadata(
                 {
-                    "topics": None
-                    if topics is None
-                    else [{"topic_id": None, "name": name} for name in topics],
+                    "topics": None if topics is None else [{"topic_id": None, "name": name} for name in topics],
                     "allow_auto_topic_creation": create,
                     "include_cluster_authorized_operations": False,
                     "include_topic_authorized_operations": False,
@@ -441,9 +437,7 @@ class Cluster:
         while (kind, key) not in self._coordinators:
             try:
                 # Divide the remaining time among the brokers, because one of them may hang.
-                share_ms = max(
-                    1, retry.remaining_ms // max(1, self._connections.address_count - timed_out_count)
-                )
+                share_ms = max(1, retry.remaining_ms // max(1, self._connections.address_count - timed_out_count))
                 limit_ms = min(share_ms, self.request_timeout_ms)
                 self._coordinators[kind, key] = await self._find_coordinator(key, kind, limit_ms)
             except KafkaError as error:
@@ -471,9 +465,7 @@ class Cluster:
         return node_id
 
 
-def resolve_cluster(
-    cluster: str | Sequence[str] | Cluster, settings: Mapping[str, Any]
-) -> tuple[Cluster, bool]:
+def resolve_cluster(cluster: str | Sequence[str] | Cluster, settings: Mapping[str, Any]) -> tuple[Cluster, bool]:
     """Returns the cluster for a client, and whether this function created it, so that the client must close it."""
     if not isinstance(cluster, Cluster):
         return Cluster(cluster, **settings), True

@@ -12,19 +12,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from moldau import __version__
-from moldau.client.errors import (
-    ConnectionLostError,
-    ErrorCode,
-    KafkaError,
-    RequestTimedOutError,
-    raise_for_code,
-)
-from moldau.client.net.api_versions import (
-    SUPPORTED_VERSIONS,
-    VersionRange,
-    check_version_usable,
-    latest_usable_version,
-)
+from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError, raise_for_code
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS, VersionRange, check_version_usable, latest_usable_version
 from moldau.client.security.channel_security import SASL_HINT, TLS_HINT, ChannelSecurity, disconnect_error
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
@@ -96,9 +85,7 @@ class Connection:
         Raises ConnectionLostError, RequestTimedOutError or AuthenticationError.
         """
         connection = cls(host, port, client_id)
-        connection._disconnect_hint = (
-            TLS_HINT if channel_security is None else channel_security.disconnect_hint
-        )
+        connection._disconnect_hint = TLS_HINT if channel_security is None else channel_security.disconnect_hint
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -116,9 +103,7 @@ class Connection:
             raise RequestTimedOutError(f"no connection to {host}:{port} within {timeout_ms} ms") from None
         except OSError as error:
             text = f"no connection to {host}:{port}: {error or type(error).__name__}"
-            raise disconnect_error(
-                text if error.errno else text + connection._disconnect_hint, error
-            ) from None
+            raise disconnect_error(text if error.errno else text + connection._disconnect_hint, error) from None
         except BaseException:
             connection._terminate("the connection could not be set up")
             raise
@@ -184,9 +169,7 @@ class Connection:
             check_version_usable(api, self.versions, version)
         return self._send(api, version, tree, timeout_ms)
 
-    def send_without_response(
-        self, api: ApiKey, tree: Mapping[str, Any], *, version_max: int | None = None
-    ) -> None:
+    def send_without_response(self, api: ApiKey, tree: Mapping[str, Any], *, version_max: int | None = None) -> None:
         """Sends the one kind of request that has no response: Produce with acks=0."""
         self._write(api, latest_usable_version(api, self.versions, version_max), tree)
 
@@ -199,32 +182,22 @@ class Connection:
         version = SUPPORTED_VERSIONS[ApiKey.API_VERSIONS].maximum
         response = await self._send(ApiKey.API_VERSIONS, version, software, timeout_ms)
         if response.error_code == ErrorCode.unsupported_version:
-            offered = {
-                each.api_key: VersionRange(each.min_version, each.max_version) for each in response.api_keys
-            }
+            offered = {each.api_key: VersionRange(each.min_version, each.max_version) for each in response.api_keys}
             # Old brokers return this error without a list of versions, but all of them support version 0.
-            version = latest_usable_version(
-                ApiKey.API_VERSIONS, {ApiKey.API_VERSIONS: VersionRange(0, 0)} | offered
-            )
+            version = latest_usable_version(ApiKey.API_VERSIONS, {ApiKey.API_VERSIONS: VersionRange(0, 0)} | offered)
             response = await self._send(ApiKey.API_VERSIONS, version, software, timeout_ms)
         raise_for_code(response.error_code, f"{self} rejected ApiVersions")
         self._disconnect_hint = SASL_HINT
-        self.versions = {
-            each.api_key: VersionRange(each.min_version, each.max_version) for each in response.api_keys
-        }
+        self.versions = {each.api_key: VersionRange(each.min_version, each.max_version) for each in response.api_keys}
 
     async def _authenticate(self, channel_security: ChannelSecurity, timeout_ms: int) -> None:
         if channel_security.sasl is not None:
             self._disconnect_hint = ""
         lifetime_ms = await channel_security.authenticate(self, timeout_ms)
         if lifetime_ms > 0:
-            self.reauthenticate_at = (
-                asyncio.get_running_loop().time() + lifetime_ms * _REAUTHENTICATION_FRACTION / 1000
-            )
+            self.reauthenticate_at = asyncio.get_running_loop().time() + lifetime_ms * _REAUTHENTICATION_FRACTION / 1000
 
-    def _send(
-        self, api: ApiKey, version: int, tree: Mapping[str, Any], timeout_ms: int
-    ) -> "asyncio.Future[Message]":
+    def _send(self, api: ApiKey, version: int, tree: Mapping[str, Any], timeout_ms: int) -> "asyncio.Future[Message]":
         correlation_id = self._write(api, version, tree)
         loop = asyncio.get_running_loop()
         request = _InFlightRequest(
@@ -253,9 +226,7 @@ class Connection:
         return correlation_id
 
     def _handle_timeout(self, correlation_id: int, timeout_ms: int) -> None:
-        timed_out = next(
-            (each for each in self._in_flight_requests if each.correlation_id == correlation_id), None
-        )
+        timed_out = next((each for each in self._in_flight_requests if each.correlation_id == correlation_id), None)
         if timed_out is not None:
             text = f"{self} did not respond to {timed_out.api.name} within {timeout_ms} ms"
             _set_exception(timed_out.response, RequestTimedOutError(text))

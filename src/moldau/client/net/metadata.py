@@ -71,16 +71,13 @@ class Metadata:
         self.cluster_id = response.cluster_id
         self.controller_id = response.controller_id
         self.brokers = {
-            each.node_id: BrokerInfo(each.node_id, each.host, each.port, each.rack)
-            for each in response.brokers
+            each.node_id: BrokerInfo(each.node_id, each.host, each.port, each.rack) for each in response.brokers
         }
         known = self.topics
         if all_topics:
             self.topics, self.topic_errors = {}, {}
             names = {topic.name for topic in response.topics}
-            self._removed_topics = {
-                name: topic for name, topic in self._removed_topics.items() if name in names
-            }
+            self._removed_topics = {name: topic for name, topic in self._removed_topics.items() if name in names}
         for topic in response.topics:
             self._update_topic(topic, known.get(topic.name))
         return before != (self.brokers, self.topics)
@@ -113,9 +110,7 @@ class Metadata:
         removed = self._removed_topics.pop(name, None)
         known = known or removed
         same = known if known is not None and known.topic_id == topic.topic_id else None
-        partitions = sorted(
-            (_merge_partition(each, same) for each in topic.partitions), key=lambda each: each.index
-        )
+        partitions = sorted((_merge_partition(each, same) for each in topic.partitions), key=lambda each: each.index)
         self.topics[name] = TopicInfo(name, topic.topic_id, tuple(partitions), is_internal=topic.is_internal)
 
     def _mark_missing(self, name: str, known: TopicInfo | None, code: ErrorCode) -> None:

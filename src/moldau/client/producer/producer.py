@@ -14,13 +14,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from moldau.client.errors import (
-    ConnectionLostError,
-    ErrorCode,
-    IllegalStateError,
-    KafkaError,
-    RequestTimedOutError,
-)
+from moldau.client.errors import ConnectionLostError, ErrorCode, IllegalStateError, KafkaError, RequestTimedOutError
 from moldau.client.net.cluster import Cluster, resolve_cluster
 from moldau.client.net.metadata import NO_LEADER
 from moldau.client.producer.partitioner import StickyPartitioner, partition_of_key
@@ -191,11 +185,7 @@ class Producer:
                 ErrorCode.message_too_large,
                 f"a record of about {size} bytes exceeds max_request_size ({self._max_request_size})",
             )
-        if (
-            topic not in self._tracked_topics
-            or topic not in self._cluster.topics
-            or self._must_wait_for_memory(size)
-        ):
+        if topic not in self._tracked_topics or topic not in self._cluster.topics or self._must_wait_for_memory(size):
             await self._wait_for_metadata_and_memory(topic, size)
         target = TopicPartition(topic, self._choose_partition(topic, key, partition, size))
         future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
@@ -203,9 +193,7 @@ class Producer:
             self._sender.wakeup()
         return future
 
-    async def send_section(
-        self, topic: str, partition: int, section: Section
-    ) -> "asyncio.Future[RecordMetadata]":
+    async def send_section(self, topic: str, partition: int, section: Section) -> "asyncio.Future[RecordMetadata]":
         """Buffers already encoded records as one batch, in order with all other records of the partition.
 
         The future returns the metadata of the first record. The whole batch succeeds or fails. This method waits and
@@ -298,9 +286,7 @@ class Producer:
             self._check_open()
 
     def _wake_memory_waiter(self) -> None:
-        if self._memory_waiters and (
-            not self._is_open or self._accumulator.has_memory(self._memory_waiters[0][0])
-        ):
+        if self._memory_waiters and (not self._is_open or self._accumulator.has_memory(self._memory_waiters[0][0])):
             _, waiter = self._memory_waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
@@ -385,9 +371,7 @@ def _validate_record(record: Record) -> Record:
 
 def _resolve_futures(result: ProduceResult) -> None:
     topic, partition = result.batch.partition
-    for future, offset, timestamp in result.batch.payload.record_results(
-        result.base_offset, result.log_append_time_ms
-    ):
+    for future, offset, timestamp in result.batch.payload.record_results(result.base_offset, result.log_append_time_ms):
         if future.done():
             continue
         if result.error is not None:

@@ -10,13 +10,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from moldau.client.errors import KafkaError
 from moldau.client.record import TopicPartition
 from moldau.records.batch import HEADER_SIZE, NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_LIMIT
-from moldau.records.batch_builder import (
-    NO_LEADER_EPOCH,
-    NO_PRODUCER_EPOCH,
-    Section,
-    build_batch,
-    encode_batch,
-)
+from moldau.records.batch_builder import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, Section, build_batch, encode_batch
 from moldau.records.record import Record
 
 _RECORD_OVERHEAD_BYTES = 12
@@ -101,9 +95,7 @@ class RecordsPayload:
     def record_results(self, base_offset: int, log_append_time_ms: int) -> Iterator[RecordResult]:
         for number, (handle, record) in enumerate(zip(self.handles, self.records, strict=True)):
             offset = -1 if base_offset < 0 else base_offset + number
-            yield RecordResult(
-                handle, offset, record.timestamp if log_append_time_ms < 0 else log_append_time_ms
-            )
+            yield RecordResult(handle, offset, record.timestamp if log_append_time_ms < 0 else log_append_time_ms)
 
 
 @dataclass(slots=True)

@@ -206,9 +206,7 @@ class RecordAccumulator:
         """Returns the next time at which a batch becomes ready or expires without another event, if any."""
         times = [self._ready_at(queue) for queue in self._queues.values()]
         times += [
-            batch.created_ms + self._delivery_timeout_ms
-            for queue in self._queues.values()
-            for batch in queue.waiting
+            batch.created_ms + self._delivery_timeout_ms for queue in self._queues.values() for batch in queue.waiting
         ]
         return min((at for at in times if now_ms < at < _NEVER), default=None)
 
@@ -270,9 +268,7 @@ class RecordAccumulator:
         result = self._release_memory(ProduceResult(batch, base_offset, log_append_time_ms))
         return [result, *self._maybe_bump_epoch(queue)]
 
-    def fail_batch(
-        self, batch: ProducerBatch, error: KafkaError, now_ms: int, retry_at_ms: int
-    ) -> list[ProduceResult]:
+    def fail_batch(self, batch: ProducerBatch, error: KafkaError, now_ms: int, retry_at_ms: int) -> list[ProduceResult]:
         """Handles a failed attempt: queues the batch again, splits it, or fails it permanently."""
         if error.code == ErrorCode.duplicate_sequence_number:
             # The batch was already written, so long ago that the broker no longer knows its offset.
@@ -359,9 +355,7 @@ class RecordAccumulator:
             return []
         assert queue.producer_id_and_epoch is not None, "there is no sequence without a producer id"
         producer_id, epoch = queue.producer_id_and_epoch
-        queue.producer_id_and_epoch = (
-            ProducerIdAndEpoch(producer_id, epoch + 1) if epoch < EPOCH_MAX else None
-        )
+        queue.producer_id_and_epoch = ProducerIdAndEpoch(producer_id, epoch + 1) if epoch < EPOCH_MAX else None
         queue.next_sequence, queue.has_acknowledged_batch, queue.needs_epoch_bump = 0, False, False
         results = []
         for batch in list(queue.waiting):

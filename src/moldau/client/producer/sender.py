@@ -58,9 +58,7 @@ class Sender:
         """The fatal error after which nothing can be sent; None if there was none."""
 
     def start(self) -> None:
-        self._run_task = asyncio.get_running_loop().create_task(
-            self._run(), name=f"{self._cluster.client_id} produces"
-        )
+        self._run_task = asyncio.get_running_loop().create_task(self._run(), name=f"{self._cluster.client_id} produces")
 
     async def stop(self) -> None:
         """Stops sending. Responses that are still outstanding are handled when they arrive."""
@@ -74,9 +72,7 @@ class Sender:
     async def wait_for_responses(self) -> None:
         """Waits until no response is outstanding."""
         # Shield the responses, so that cancelling this call does not cancel them.
-        waiting = [
-            asyncio.shield(response) for responses in self._in_flight.values() for response in responses
-        ]
+        waiting = [asyncio.shield(response) for responses in self._in_flight.values() for response in responses]
         await asyncio.gather(*waiting, return_exceptions=True)
 
     def wakeup(self) -> None:
@@ -110,9 +106,7 @@ class Sender:
 
         Returns the time of the next check, or None if only `wakeup` starts the next check.
         """
-        leaders = dict.fromkeys(
-            map(self._cluster.known_leader_of, self._accumulator.ready_partitions(now_ms))
-        )
+        leaders = dict.fromkeys(map(self._cluster.known_leader_of, self._accumulator.ready_partitions(now_ms)))
         times = [self._accumulator.next_wakeup_ms(now_ms)]
         for node in leaders:
             _, backoff_until_ms = self._unreachable_nodes.get(node, (None, 0))
@@ -216,11 +210,7 @@ class Sender:
                 self._fail_batch(batch, error)
 
     def _handle_response(
-        self,
-        node: int,
-        connection: Connection,
-        batches: list[ProducerBatch],
-        future: "asyncio.Future[Message]",
+        self, node: int, connection: Connection, batches: list[ProducerBatch], future: "asyncio.Future[Message]"
     ) -> None:
         self._in_flight[node].remove(future)
         failure = future.exception()
@@ -251,9 +241,7 @@ class Sender:
             leader = response.get("current_leader")
             if leader is not None and leader.leader_id >= 0:
                 self._cluster.learn_leader(batch.partition, leader.leader_id, leader.leader_epoch)
-            self._fail_batch(
-                batch, KafkaError(response.error_code, _error_message(response) or str(batch.partition))
-            )
+            self._fail_batch(batch, KafkaError(response.error_code, _error_message(response) or str(batch.partition)))
 
     def _fail_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
         _log.debug("batch failed", partition=batch.partition, attempt=batch.attempts, error=error)

@@ -23,9 +23,7 @@ from moldau.wire.codec import Message
 
 TLS_HINT = "; does it require TLS? Then set security.protocol to SSL or SASL_SSL"
 SASL_HINT = "; does it require SASL? Then set security.protocol to SASL_PLAINTEXT or SASL_SSL"
-CERTIFICATE_HINT = (
-    "; does it require a client certificate? Set ssl.keystore.location (ssl.certificate.location)"
-)
+CERTIFICATE_HINT = "; does it require a client certificate? Set ssl.keystore.location (ssl.certificate.location)"
 """Likely causes when a broker disconnects a new client."""
 
 _TRANSIENT_TLS_ERRORS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
@@ -52,9 +50,7 @@ class ChannelSecurity:
         self._random = random
         self.disconnect_hint = TLS_HINT if security.tls is None else ""
         """The likely cause when a broker disconnects before its first response."""
-        if security.tls is not None and not (
-            security.tls.certificate_pem or security.tls.certificate_location
-        ):
+        if security.tls is not None and not (security.tls.certificate_pem or security.tls.certificate_location):
             self.disconnect_hint = CERTIFICATE_HINT
 
     async def authenticate(self, connection: SaslChannel, timeout_ms: int) -> int:
@@ -68,9 +64,7 @@ class ChannelSecurity:
         exchange = start_exchange(self.sasl, self._random.randbytes(NONCE_BYTES))
         token = next(exchange)
         while True:
-            response = await connection.call(
-                ApiKey.SASL_AUTHENTICATE, {"auth_bytes": token}, timeout_ms=timeout_ms
-            )
+            response = await connection.call(ApiKey.SASL_AUTHENTICATE, {"auth_bytes": token}, timeout_ms=timeout_ms)
             if response.error_code != ErrorCode.none:
                 reason = response.error_message or "no reason given"
                 raise AuthenticationError(
@@ -88,14 +82,11 @@ async def _handshake(connection: SaslChannel, sasl: Sasl, timeout_ms: int) -> No
     try:
         response = await connection.call(ApiKey.SASL_HANDSHAKE, tree, timeout_ms=timeout_ms)
     except UnsupportedVersionError:
-        raise AuthenticationError(
-            f"{connection} does not support SASL", ErrorCode.illegal_sasl_state
-        ) from None
+        raise AuthenticationError(f"{connection} does not support SASL", ErrorCode.illegal_sasl_state) from None
     if response.error_code == ErrorCode.unsupported_sasl_mechanism:
         offered = ", ".join(response.mechanisms) or "none"
         raise AuthenticationError(
-            f"{connection} does not support the mechanism {sasl.mechanism}; it offers {offered}",
-            response.error_code,
+            f"{connection} does not support the mechanism {sasl.mechanism}; it offers {offered}", response.error_code
         )
     if response.error_code == ErrorCode.illegal_sasl_state:
         raise AuthenticationError(
@@ -195,8 +186,7 @@ def _load_keystore(context: ssl.SSLContext, tls: Tls) -> None:
         except (ssl.SSLError, ValueError) as error:
             reason = getattr(error, "reason", None) or str(error)
             raise ValueError(
-                "the client's certificate and key cannot be used together"
-                f" (is ssl.key.password right?): {reason}"
+                f"the client's certificate and key cannot be used together (is ssl.key.password right?): {reason}"
             ) from None
 
 

@@ -52,9 +52,7 @@ class Sasl:
 
     def __post_init__(self) -> None:
         if self.mechanism not in MECHANISMS:
-            raise ValueError(
-                f"unsupported sasl.mechanism {self.mechanism!r}; use one of {', '.join(MECHANISMS)}"
-            )
+            raise ValueError(f"unsupported sasl.mechanism {self.mechanism!r}; use one of {', '.join(MECHANISMS)}")
         if not self.username or "\0" in self.username or "\0" in self.password:
             raise ValueError("SASL needs a user name, and neither it nor the password may contain NUL")
 
@@ -158,8 +156,7 @@ def parse_security(properties: Mapping[str, str]) -> Security:
     given = {
         name: value if name in _UNSTRIPPED_PROPERTIES else value.strip()
         for name, value in properties.items()
-        if _is_supported_property(name, value)
-        and (value.strip() or name == "ssl.endpoint.identification.algorithm")
+        if _is_supported_property(name, value) and (value.strip() or name == "ssl.endpoint.identification.algorithm")
     }
     protocol = given.get("security.protocol", "").upper()
     if not protocol:
@@ -173,9 +170,7 @@ def parse_security(properties: Mapping[str, str]) -> Security:
             _log.warning(f"{next(iter(given))} is ignored: security.protocol is not set, so TLS is not used")
         return Security()
     if protocol not in PROTOCOLS:
-        raise ValueError(
-            f"unknown security.protocol {given['security.protocol']!r}; use one of {', '.join(PROTOCOLS)}"
-        )
+        raise ValueError(f"unknown security.protocol {given['security.protocol']!r}; use one of {', '.join(PROTOCOLS)}")
     return Security(
         tls=_parse_tls(given) if protocol.endswith("SSL") else None,
         sasl=_parse_sasl(given) if protocol.startswith("SASL") else None,
@@ -194,10 +189,7 @@ def _is_supported_property(name: str, value: str) -> bool:
         raise ValueError(f"{name} cannot be set: {_REJECTED[name]}")
     if name in _IGNORED or name.startswith(_IGNORED_PREFIXES):
         return False
-    hint = (
-        did_you_mean(name.lower(), (*PROPERTIES, *_IGNORED))
-        or f"; supported properties: {', '.join(PROPERTIES)}"
-    )
+    hint = did_you_mean(name.lower(), (*PROPERTIES, *_IGNORED)) or f"; supported properties: {', '.join(PROPERTIES)}"
     raise ValueError(f"unknown property {name}{hint}")
 
 
@@ -211,9 +203,7 @@ def _parse_sasl(given: Mapping[str, str]) -> Sasl:
         module = "PlainLoginModule" if mechanism == PLAIN else "ScramLoginModule"
         login = parse_jaas_config(given["sasl.jaas.config"])
         if not login.module.endswith(module):
-            raise ValueError(
-                f"sasl.mechanism {mechanism} requires {module} in sasl.jaas.config, not {login.module}"
-            )
+            raise ValueError(f"sasl.mechanism {mechanism} requires {module} in sasl.jaas.config, not {login.module}")
         username = login.options.get("username", username)
         password = login.options.get("password", password)
     if mechanism in MECHANISMS and not username:
@@ -231,10 +221,8 @@ def _parse_tls(given: Mapping[str, str]) -> Tls:
         "ca_location": given.get("ssl.truststore.location") or given.get("ssl.ca.location", ""),
         "ca_password": given.get("ssl.truststore.password", ""),
         "ca_pem": given.get("ssl.truststore.certificates") or given.get("ssl.ca.pem", ""),
-        "certificate_location": given.get("ssl.keystore.location")
-        or given.get("ssl.certificate.location", ""),
-        "certificate_pem": given.get("ssl.keystore.certificate.chain")
-        or given.get("ssl.certificate.pem", ""),
+        "certificate_location": given.get("ssl.keystore.location") or given.get("ssl.certificate.location", ""),
+        "certificate_pem": given.get("ssl.keystore.certificate.chain") or given.get("ssl.certificate.pem", ""),
         "key_location": given.get("ssl.key.location", ""),
         "key_pem": given.get("ssl.keystore.key") or given.get("ssl.key.pem", ""),
         "key_password": given.get("ssl.key.password") or given.get("ssl.keystore.password", ""),
@@ -249,9 +237,7 @@ def _parse_tls(given: Mapping[str, str]) -> Tls:
         raise ValueError("there is a certificate but no key: set ssl.keystore.key or ssl.key.location")
     algorithm = given.get("ssl.endpoint.identification.algorithm", "https").lower()
     if algorithm not in ("https", "", "none"):
-        raise ValueError(
-            "ssl.endpoint.identification.algorithm must be https, or empty to skip the host name check"
-        )
+        raise ValueError("ssl.endpoint.identification.algorithm must be https, or empty to skip the host name check")
     verification = given.get("enable.ssl.certificate.verification", "true").lower()
     if verification not in ("true", "false"):
         raise ValueError("enable.ssl.certificate.verification must be true or false")
@@ -290,9 +276,7 @@ def parse_jaas_config(text: str) -> LoginModule:
     """
     tokens = _tokenize(text)
     if len(tokens) < 3 or tokens[1].lower() not in _LOGIN_FLAGS:
-        raise ValueError(
-            'sasl.jaas.config must be `some.LoginModule required username="..." password="...";`'
-        )
+        raise ValueError('sasl.jaas.config must be `some.LoginModule required username="..." password="...";`')
     if tokens.count(";") != 1 or tokens[-1] != ";":
         raise ValueError("sasl.jaas.config must be one login module and end with a semicolon")
     options = tokens[2:-1]
@@ -302,8 +286,7 @@ def parse_jaas_config(text: str) -> LoginModule:
     if "=" in names or "=" in values:
         raise ValueError("an option in sasl.jaas.config has no name or no value")
     return LoginModule(
-        tokens[0],
-        {name: value.removeprefix(_QUOTED_PREFIX) for name, value in zip(names, values, strict=True)},
+        tokens[0], {name: value.removeprefix(_QUOTED_PREFIX) for name, value in zip(names, values, strict=True)}
     )
 
 

@@ -47,9 +47,7 @@ def _scram_exchange(sasl: Sasl, nonce: str) -> SaslExchange:
         raise AuthenticationError(
             f"the broker requires {challenge['i'][:20]} iterations; {ITERATIONS_MIN} to {ITERATIONS_MAX} are accepted"
         )
-    salted = hashlib.pbkdf2_hmac(
-        digest, sasl.password.encode(), _decode_base64(challenge["s"]), int(challenge["i"])
-    )
+    salted = hashlib.pbkdf2_hmac(digest, sasl.password.encode(), _decode_base64(challenge["s"]), int(challenge["i"]))
     client_key = hmac.digest(salted, b"Client Key", digest)
     stored_key = hashlib.new(digest, client_key).digest()
     # `biws` is the base64 of "n,,", which means that there is no channel binding.

@@ -316,9 +316,7 @@ class FileLog(Log):
 
     # Reading
 
-    async def read(
-        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
-    ) -> RecordSlices:
+    async def read(self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True) -> RecordSlices:
         if offset >= below:
             return EMPTY_SLICES
         try:
@@ -624,9 +622,7 @@ class FileLog(Log):
             await _rename_to_swap(disk, directory, cleaned, self._health)
             try:
                 for segment in group:
-                    delete_segment_files(
-                        disk, directory, segment.base_offset, indexes_only=segment is group[0]
-                    )
+                    delete_segment_files(disk, directory, segment.base_offset, indexes_only=segment is group[0])
                 await disk.sync_directory(directory)
                 disk.rename(cleaned.path(LOG_SUFFIX + SWAP_SUFFIX), cleaned.path(LOG_SUFFIX))
                 await disk.sync_directory(directory)

@@ -11,12 +11,7 @@ from typing import NamedTuple
 
 from moldau.errors import CorruptRecordError
 from moldau.logs.files.checkpoints import Checkpoints
-from moldau.logs.files.file_names import (
-    LEADER_EPOCH_CHECKPOINT,
-    LOG_SUFFIX,
-    SNAPSHOT_SUFFIX,
-    segment_file_name,
-)
+from moldau.logs.files.file_names import LEADER_EPOCH_CHECKPOINT, LOG_SUFFIX, SNAPSHOT_SUFFIX, segment_file_name
 from moldau.logs.files.segment import read_small_file
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.store import LogName
@@ -59,13 +54,7 @@ async def finish_pending_reset(disk: Disk, directory: str, name: LogName, checkp
 
 
 async def reset_log(
-    disk: Disk,
-    directory: str,
-    name: LogName,
-    checkpoints: Checkpoints,
-    reset: LogReset,
-    *,
-    marker: str = MARKER,
+    disk: Disk, directory: str, name: LogName, checkpoints: Checkpoints, reset: LogReset, *, marker: str = MARKER
 ) -> None:
     """Carries out a committed reset, durably. After an OSError the next open of the log completes the reset."""
     for found in disk.list(directory):

@@ -51,13 +51,7 @@ class LoadedLog(NamedTuple):
 
 
 async def load_log(
-    disk: Disk,
-    directory: str,
-    *,
-    index_interval_bytes: int,
-    clean: bool,
-    recovery_point: int,
-    start_offset: int,
+    disk: Disk, directory: str, *, index_interval_bytes: int, clean: bool, recovery_point: int, start_offset: int
 ) -> LoadedLog:
     """Loads a log, with recovery unless `clean`. Raises StorageError if the log is damaged or the disk fails."""
     loader = _LogLoader(disk, directory, index_interval_bytes, recovery_point, start_offset)
@@ -147,15 +141,11 @@ class _LogLoader:
             await rebuild_producer_state(self._disk, self._directory, segments, producers, end_offset)
         else:
             epochs = self._load_leader_epochs(segments, flushed_end)
-            await rebuild_producer_state(
-                self._disk, self._directory, segments[:unflushed], producers, flushed_end
-            )
+            await rebuild_producer_state(self._disk, self._directory, segments[:unflushed], producers, flushed_end)
             await self._recover_segments(segments, unflushed, producers, epochs)
             end_offset = segments[-1].next_offset
         if end_offset < self._start_offset:
-            raise CorruptRecordError(
-                f"it ends at offset {end_offset}, before its start offset {self._start_offset}"
-            )
+            raise CorruptRecordError(f"it ends at offset {end_offset}, before its start offset {self._start_offset}")
         if end_offset < self._recovery_point:
             raise CorruptRecordError(
                 f"it ends at offset {end_offset}, before its recovery point {self._recovery_point}"
@@ -193,9 +183,7 @@ class _LogLoader:
         else:
             base_offsets = [self._start_offset]
             await self._create(base_offsets[0])
-        segments = [
-            LogSegment(self._disk, self._directory, base, self._index_interval_bytes) for base in base_offsets
-        ]
+        segments = [LogSegment(self._disk, self._directory, base, self._index_interval_bytes) for base in base_offsets]
         for segment, following in pairwise(segments):
             segment.next_offset = following.base_offset
         return segments
@@ -219,11 +207,7 @@ class _LogLoader:
         return len(segments) - 1
 
     async def _recover_segments(
-        self,
-        segments: list[LogSegment],
-        first: int,
-        producers: ProducerStateManager,
-        epochs: LeaderEpochCache,
+        self, segments: list[LogSegment], first: int, producers: ProducerStateManager, epochs: LeaderEpochCache
     ) -> None:
         """Reads the segments from number `first` on. Deletes all batches from the first damaged batch on."""
         number = first
@@ -262,13 +246,9 @@ class _LogLoader:
             if segment is not segments[first]:
                 # Write the producer snapshot at the start of this segment, because the segments before it may soon be
                 # deleted or compacted.
-                await self._disk.replace(
-                    f"{self._directory}/{segment_file_name(base, SNAPSHOT_SUFFIX)}", state
-                )
+                await self._disk.replace(f"{self._directory}/{segment_file_name(base, SNAPSHOT_SUFFIX)}", state)
         if len(segments) - first > 1:
-            await self._disk.replace(
-                f"{self._directory}/{LEADER_EPOCH_CHECKPOINT}", epochs.to_text().encode()
-            )
+            await self._disk.replace(f"{self._directory}/{LEADER_EPOCH_CHECKPOINT}", epochs.to_text().encode())
 
     def _load_snapshot(self, producers: ProducerStateManager, offset: int) -> None:
         """Loads the producer snapshot at `offset` if it exists, because it may contain more than the batches do.
@@ -281,9 +261,7 @@ class _LogLoader:
             try:
                 producers.restore(data)
             except CorruptRecordError as error:
-                log.warning(
-                    "ignoring a producer snapshot", log=self._directory, offset=offset, reason=str(error)
-                )
+                log.warning("ignoring a producer snapshot", log=self._directory, offset=offset, reason=str(error))
 
     async def _recover_segment(
         self, segment: LogSegment, producers: ProducerStateManager, epochs: LeaderEpochCache

@@ -56,13 +56,7 @@ class LogSegment:
     )
 
     def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        base_offset: int,
-        index_interval_bytes: int,
-        *,
-        file_suffix: str = LOG_SUFFIX,
+        self, disk: Disk, directory: str, base_offset: int, index_interval_bytes: int, *, file_suffix: str = LOG_SUFFIX
     ) -> None:
         self._disk = disk
         self._directory = directory
@@ -271,9 +265,7 @@ class LogSegment:
         """Returns the offset after the last batch before `position`, which must be a batch start or the end of the
         segment."""
         end = self.base_offset
-        for header in scan_headers(
-            self.file, self.offset_index.batch_start_before(max(0, position - 1)), position
-        ):
+        for header in scan_headers(self.file, self.offset_index.batch_start_before(max(0, position - 1)), position):
             end = header.last_offset + 1
         return end
 
@@ -308,8 +300,5 @@ class LogSegment:
         """Raises CorruptRecordError if the last entry does not match its batch. Retention depends on this entry."""
         offset = self.base_offset + time_index.offsets[-1]
         header = next(self.headers(offset), None)
-        if header is None or (header.last_offset, header.max_timestamp) != (
-            offset,
-            time_index.timestamps[-1],
-        ):
+        if header is None or (header.last_offset, header.max_timestamp) != (offset, time_index.timestamps[-1]):
             raise CorruptRecordError("the time index points to another batch")

@@ -164,9 +164,7 @@ class LogSegments:
                 break
         return EMPTY_SLICES
 
-    async def retention_start_offset(
-        self, settings: TopicSettings, start_offset: int, now_ms: int, below: int
-    ) -> int:
+    async def retention_start_offset(self, settings: TopicSettings, start_offset: int, now_ms: int, below: int) -> int:
         """Returns the end of the last segment that retention.ms or retention.bytes deletes; `start_offset` if none is
         deleted."""
         size = self.size

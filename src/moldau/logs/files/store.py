@@ -49,12 +49,7 @@ log = get_logger(__name__)
 
 class FileLogStore(LogStore):
     def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        clock: Clock,
-        *,
-        producer_expiration_ms: int = PRODUCER_EXPIRATION_MS_DEFAULT,
+        self, disk: Disk, directory: str, clock: Clock, *, producer_expiration_ms: int = PRODUCER_EXPIRATION_MS_DEFAULT
     ) -> None:
         self._disk = disk
         self._directory = directory

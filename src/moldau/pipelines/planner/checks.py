@@ -39,12 +39,7 @@ from moldau.pipelines.planner.topic_checks import (
     missing_topics,
     warning,
 )
-from moldau.pipelines.planner.topic_streams import (
-    data_source_options,
-    read_sample,
-    starting_options,
-    stream_options,
-)
+from moldau.pipelines.planner.topic_streams import data_source_options, read_sample, starting_options, stream_options
 from moldau.pipelines.planner.transformation import decode_and_check, view_rows
 from moldau.pipelines.records.bad_records import bad_record_text
 from moldau.pipelines.records.columns import IS_BAD
@@ -105,12 +100,8 @@ class _PipelineChecker:
             self.failed.add(source.name)
             return
         try:
-            schema_directory = (
-                None if self.checkpoint_location is None else self.checkpoint_location.directory
-            )
-            self.schemas[source.name] = source_schema(
-                self.spark, self.pipeline, source, schema_directory, keep=False
-            )
+            schema_directory = None if self.checkpoint_location is None else self.checkpoint_location.directory
+            self.schemas[source.name] = source_schema(self.spark, self.pipeline, source, schema_directory, keep=False)
             records = decode_records(empty_stream(self.spark, source), source, self.schemas[source.name])
         except (PipelineError, PySparkException, SparkSourceError) as failure:
             self.failed.add(source.name)
@@ -169,9 +160,7 @@ class _PipelineChecker:
                 yield error(where, summarize_error(failure))
                 continue
             if not isinstance(kind, T.BooleanType):
-                yield error(
-                    where, f"{sql!r} is {kind.simpleString().upper()}", "write what must be true: price > 0"
-                )
+                yield error(where, f"{sql!r} is {kind.simpleString().upper()}", "write what must be true: price > 0")
 
     def _view(self, name: str) -> Iterator[Finding]:
         parts = [each.name for each in dependencies_of(self.pipeline, name)]
@@ -186,9 +175,7 @@ class _PipelineChecker:
             yield error(f"sources.{name}" if is_source else f"transform.{name}", summarize_error(failure))
 
     def _rows(self, name: str) -> DataFrame:
-        return view_rows(
-            self.spark, self.pipeline, name, lambda source: empty_stream(self.spark, source), self.schemas
-        )
+        return view_rows(self.spark, self.pipeline, name, lambda source: empty_stream(self.spark, source), self.schemas)
 
     def _sink(self, sink: Sink) -> Iterator[Finding]:
         where = f"sinks.{sink.name}"
@@ -235,9 +222,7 @@ class _PipelineChecker:
                     storage, sink_for_generation(sink, checkpoint_location.generation), checkpoint_location
                 )
 
-    def _owner(
-        self, storage: HadoopFiles, sink: Sink, checkpoint_location: CheckpointLocation
-    ) -> Iterator[Finding]:
+    def _owner(self, storage: HadoopFiles, sink: Sink, checkpoint_location: CheckpointLocation) -> Iterator[Finding]:
         try:
             known = read_identity(storage, checkpoint_location.of(sink.name))
         except PipelineError:
@@ -249,9 +234,7 @@ class _PipelineChecker:
             yield error(f"sinks.{sink.name}.parquet", str(failure))
 
 
-def _state(
-    storage: HadoopFiles, checkpoint: str, found: QueryIdentity, now: QueryIdentity
-) -> Iterator[Finding]:
+def _state(storage: HadoopFiles, checkpoint: str, found: QueryIdentity, now: QueryIdentity) -> Iterator[Finding]:
     if found.sql and found.sql != now.sql and storage.exists(f"{checkpoint}/state"):
         yield warning(
             "checkpoint",
@@ -294,9 +277,7 @@ def _directory(sink: Sink) -> Iterator[Finding]:
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
         what = "cannot be written to" if path.is_dir() else "is a file"
         yield error(
-            f"sinks.{sink.name}.{sink.kind}",
-            f"{path} {what}",
-            "choose another directory, or change its permissions",
+            f"sinks.{sink.name}.{sink.kind}", f"{path} {what}", "choose another directory, or change its permissions"
         )
 
 

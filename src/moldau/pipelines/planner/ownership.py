@@ -38,9 +38,7 @@ class FileStore(Protocol):
 def identity_of(
     pipeline: PipelineDefinition, query: str, sources: list[Source], sink: str, sql: str = ""
 ) -> QueryIdentity:
-    return QueryIdentity(
-        pipeline.name, query, {each.name: subscription_text(each) for each in sources}, sink, sql
-    )
+    return QueryIdentity(pipeline.name, query, {each.name: subscription_text(each) for each in sources}, sink, sql)
 
 
 def sql_hash(parts: Iterable[Source | View]) -> str:
@@ -127,17 +125,14 @@ def check_owner(files: FileStore, directory: str, query: str, known: QueryIdenti
             f"the sink {query} has no checkpoint yet, but {directory} has rows of another query: {_ADVICE}"
         )
     if owner is None:
-        raise PipelineError(
-            f"the sink {query} would write to {directory}, which another program writes to: {_ADVICE}"
-        )
+        raise PipelineError(f"the sink {query} would write to {directory}, which another program writes to: {_ADVICE}")
     try:
         found = json.loads(owner)
         of = f"the query {found['query']} of the pipeline {found['pipeline']}"
         is_own = found["id"] == known.id
     except (ValueError, TypeError, KeyError):
         raise PipelineError(
-            f"{directory}/{OWNER_FILE} cannot be read. It identifies the owner of the directory. "
-            f"{_ADVICE.capitalize()}"
+            f"{directory}/{OWNER_FILE} cannot be read. It identifies the owner of the directory. {_ADVICE.capitalize()}"
         ) from None
     if not is_own:
         raise PipelineError(

@@ -112,13 +112,10 @@ def plan(
     return queries
 
 
-def query_identities(
-    pipeline: PipelineDefinition, checkpoint_location: CheckpointLocation
-) -> list[QueryIdentity]:
+def query_identities(pipeline: PipelineDefinition, checkpoint_location: CheckpointLocation) -> list[QueryIdentity]:
     """Returns the identities of all queries that `plan` returns."""
     identities = [
-        _sink_identity(pipeline, sink_for_generation(sink, checkpoint_location.generation))
-        for sink in pipeline.sinks
+        _sink_identity(pipeline, sink_for_generation(sink, checkpoint_location.generation)) for sink in pipeline.sinks
     ]
     if pipeline.on_bad is BadRecordPolicy.DEAD_LETTER:
         identities += [_dead_letter_identity(pipeline, source) for source in _used_sources(pipeline)]
@@ -161,9 +158,7 @@ class _QueryPlanner:
 
         if sink.kind is SinkKind.PARQUET:
             files = HadoopFiles(self.spark)
-            check_owner(
-                files, sink.target, sink.name, read_identity(files, self.checkpoint_location.of(sink.name))
-            )
+            check_owner(files, sink.target, sink.name, read_identity(files, self.checkpoint_location.of(sink.name)))
         frame = self._stream_frame(sink.name, shape, sources)
         check_output_mode(frame, sink)
         return self._query(
@@ -195,10 +190,7 @@ class _QueryPlanner:
 
         def raw(source: Source) -> DataFrame:
             options = stream_options(
-                self.pipeline,
-                source,
-                consumer_group_id(self.pipeline, query),
-                self.starting_options[source.name],
+                self.pipeline, source, consumer_group_id(self.pipeline, query), self.starting_options[source.name]
             )
             with pipeline_errors(f"the source {source.name}"):
                 return read_stream(self.spark, options, needed[source.name])
@@ -222,9 +214,7 @@ class _QueryPlanner:
             if sink is not None and sink.kind is SinkKind.PARQUET:
                 claim_directory(files, sink.target, identity_with_id)
             stream = writing(f"moldau-{self.pipeline.name}-{name}-{identity_with_id.id}")
-            stream = stream.queryName(f"{self.pipeline.name}: {name}").option(
-                "checkpointLocation", checkpoint
-            )
+            stream = stream.queryName(f"{self.pipeline.name}: {name}").option("checkpointLocation", checkpoint)
             if available_now:
                 stream = stream.trigger(availableNow=True)
             elif self.pipeline.trigger is not None:

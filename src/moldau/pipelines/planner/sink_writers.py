@@ -56,9 +56,7 @@ def _unstored_metadata(frame: DataFrame, sink: Sink) -> list[str]:
     return [name for name in METADATA if name in frame.columns and name not in kept_columns]
 
 
-def sink_writer(
-    frame: DataFrame, sink: Sink, pipeline: PipelineDefinition, app_id: str, show: ShowBatch
-) -> Any:
+def sink_writer(frame: DataFrame, sink: Sink, pipeline: PipelineDefinition, app_id: str, show: ShowBatch) -> Any:
     """Returns Spark's writer without checkpoint and trigger. `frame` comes from `prepare_for_sink`."""
     if sink.kind is SinkKind.TOPIC:
         return topic_writer(frame, pipeline, sink.target, sink)
@@ -72,12 +70,7 @@ def sink_writer(
 
 
 def topic_writer(
-    frame: DataFrame,
-    pipeline: PipelineDefinition,
-    topic: str,
-    sink: Sink | None = None,
-    *,
-    headers: bool = False,
+    frame: DataFrame, pipeline: PipelineDefinition, topic: str, sink: Sink | None = None, *, headers: bool = False
 ) -> Any:
     own = {} if sink is None else data_source_options(sink.options)
     options = {**connection_options(pipeline), **own, "topic": topic, "includeHeaders": str(headers).lower()}

@@ -10,12 +10,7 @@ from collections.abc import Mapping
 from moldau.client.record import TopicPartition
 from moldau.pipelines.definition import PipelineDefinition, PipelineError, Source
 from moldau.pipelines.planner.ownership import FileStore
-from moldau.pipelines.planner.topic_streams import (
-    StartPosition,
-    data_source_options,
-    starting_options,
-    stream_options,
-)
+from moldau.pipelines.planner.topic_streams import StartPosition, data_source_options, starting_options, stream_options
 from moldau.spark.errors import SparkSourceError, user_facing_errors
 from moldau.spark.loop_thread import event_loop_thread
 from moldau.spark.source.offsets import Offsets, parse_by_partition
@@ -39,13 +34,9 @@ def starting_options_for(
     """
     at = start.at or source.starting
     options_of_source = starting_options(at)
-    if at == "earliest" or any(
-        name.lower().startswith("starting") for name in data_source_options(source.options)
-    ):
+    if at == "earliest" or any(name.lower().startswith("starting") for name in data_source_options(source.options)):
         return options_of_source
-    options = parse_source_options(
-        stream_options(pipeline, source, "start", options_of_source), is_stream=True
-    )
+    options = parse_source_options(stream_options(pipeline, source, "start", options_of_source), is_stream=True)
     path = f"{directory}/{source.name}.start.json"
     stored = read_starting_offsets(files, path) if has_started else None
     try:

@@ -46,9 +46,7 @@ class ClusterTopics:
 def fetch_topics(pipeline: PipelineDefinition) -> ClusterTopics | Finding:
     """Returns the cluster's topics, or a finding if the cluster cannot be reached."""
     try:
-        return asyncio.run(
-            _fetch_topics({"request_timeout_ms": CLUSTER_TIMEOUT_MS, **cluster_settings(pipeline)})
-        )
+        return asyncio.run(_fetch_topics({"request_timeout_ms": CLUSTER_TIMEOUT_MS, **cluster_settings(pipeline)}))
     except PipelineError as failure:
         return error("kafka", str(failure))
     except KafkaError as failure:
@@ -105,9 +103,7 @@ def _check_read_topics(source: Source, topics: ClusterTopics) -> Iterator[Findin
         )
     if source.pattern is not None and not any(re.fullmatch(source.pattern, name) for name in topics.names):
         yield warning(
-            f"{where}.pattern",
-            f"no topic matches {source.pattern!r} yet",
-            "matching topics are read once they exist",
+            f"{where}.pattern", f"no topic matches {source.pattern!r} yet", "matching topics are read once they exist"
         )
 
 

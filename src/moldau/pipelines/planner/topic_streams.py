@@ -44,12 +44,7 @@ def stream_options(
 ) -> dict[str, str]:
     """Returns the options of a streaming read. `begin` contains the starting options for a query without a
     checkpoint."""
-    options = {
-        **connection_options(pipeline),
-        **subscription_options(source),
-        **begin,
-        "kafka.group.id": group,
-    }
+    options = {**connection_options(pipeline), **subscription_options(source), **begin, "kafka.group.id": group}
     if pipeline.rate_limit is not None:
         options["maxOffsetsPerTrigger"] = str(pipeline.rate_limit)
     return options | data_source_options(source.options)
@@ -65,33 +60,20 @@ def read_stream(spark: SparkSession, options: Mapping[str, str], columns: Iterab
     schema = raw_schema()
     fields = [field for field in schema.fields if field.name in requested] or [schema["offset"]]
     headers = {"includeHeaders": "true"} if "headers" in requested else {}
-    frame = (
-        spark.readStream.format("moldau").schema(T.StructType(fields)).options(**headers, **options).load()
-    )
+    frame = spark.readStream.format("moldau").schema(T.StructType(fields)).options(**headers, **options).load()
     return frame.selectExpr(
         *[
-            field.name
-            if field in fields
-            else f"CAST(NULL AS {field.dataType.simpleString()}) AS {field.name}"
+            field.name if field in fields else f"CAST(NULL AS {field.dataType.simpleString()}) AS {field.name}"
             for field in schema.fields
         ]
     )
 
 
 def read_sample(
-    spark: SparkSession,
-    pipeline: PipelineDefinition,
-    source: Source,
-    records_max: int,
-    *,
-    values_only: bool = False,
+    spark: SparkSession, pipeline: PipelineDefinition, source: Source, records_max: int, *, values_only: bool = False
 ) -> DataFrame:
     """Reads up to `records_max` existing records, from the earliest offsets on."""
-    options = {
-        **connection_options(pipeline),
-        **subscription_options(source),
-        **data_source_options(source.options),
-    }
+    options = {**connection_options(pipeline), **subscription_options(source), **data_source_options(source.options)}
     of_streams = ("starting", "maxoffsets", "minoffsets", "maxtrigger")
     options = {name: value for name, value in options.items() if not name.lower().startswith(of_streams)}
     schema = "value BINARY" if values_only else raw_schema()

@@ -34,11 +34,7 @@ def decode_and_check(raw: DataFrame, source: Source, schema: T.StructType) -> Da
 
 
 def view_rows(
-    spark: SparkSession,
-    pipeline: PipelineDefinition,
-    name: str,
-    raw: ReadRecords,
-    schemas: Mapping[str, T.StructType],
+    spark: SparkSession, pipeline: PipelineDefinition, name: str, raw: ReadRecords, schemas: Mapping[str, T.StructType]
 ) -> DataFrame:
     """Returns the rows of a view or source. Raises PipelineError with the name of the view."""
     frames: dict[str, DataFrame] = {}
@@ -64,9 +60,7 @@ def _source_view(frame: DataFrame, source: Source) -> DataFrame:
     column = source.watermark.column
     if column not in frame.columns:
         hint = suggest_names(column, frame.columns)
-        raise PipelineError(
-            f"the watermark of the source {source.name} is on {column!r}, which is not a column{hint}"
-        )
+        raise PipelineError(f"the watermark of the source {source.name} is on {column!r}, which is not a column{hint}")
     kind = frame.schema[column].dataType
     if not isinstance(kind, T.TimestampType | T.TimestampNTZType):
         raise PipelineError(
@@ -79,18 +73,12 @@ def _source_view(frame: DataFrame, source: Source) -> DataFrame:
 def _view(spark: SparkSession, view: View, frames: Mapping[str, DataFrame]) -> DataFrame:
     what = f"the view {view.name}"
     if view.transform is not None:
-        return _call_function(
-            what, view.transform, {name: frames[name] for name in parameters_of(view.transform)}
-        )
+        return _call_function(what, view.transform, {name: frames[name] for name in parameters_of(view.transform)})
     with pipeline_errors(what):
         frame = spark.sql(view.sql or "")
     duplicates = [name for index, name in enumerate(frame.columns) if name in frame.columns[:index]]
     if duplicates:
-        hint = (
-            "; name the columns you want instead of *"
-            if duplicates[0] in METADATA
-            else ": rename one with AS"
-        )
+        hint = "; name the columns you want instead of *" if duplicates[0] in METADATA else ": rename one with AS"
         raise PipelineError(f"{what} has two columns called {duplicates[0]!r}{hint}")
     return frame
 

@@ -56,8 +56,7 @@ def decode_arrow(values: pa.Array, schema: str, wire: str, arrow_type: pa.DataTy
 def encode_arrow(rows: pa.Array, schema: str, prefix: bytes) -> pa.Array:
     write = _writer(schema)
     return pa.array(
-        [None if row is None else prefix + write(row) for row in rows.to_pylist(maps_as_pydicts="strict")],
-        pa.binary(),
+        [None if row is None else prefix + write(row) for row in rows.to_pylist(maps_as_pydicts="strict")], pa.binary()
     )
 
 
@@ -73,9 +72,7 @@ def _payload(value: bytes, wire: str) -> bytes:
     if wire != "confluent":
         return value
     if len(value) < CONFLUENT_PREFIX_BYTES or value[0] != 0:
-        raise ValueError(
-            "it does not start with a zero byte and a schema id, as avro.wire: confluent requires"
-        )
+        raise ValueError("it does not start with a zero byte and a schema id, as avro.wire: confluent requires")
     return value[CONFLUENT_PREFIX_BYTES:]
 
 

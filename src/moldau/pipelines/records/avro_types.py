@@ -78,9 +78,7 @@ def _type_of(schema: Any, named: dict[str, Any], what: str) -> T.DataType:
             return _PRIMITIVES[schema]
         found = named.get(schema) or named.get(schema.rpartition(".")[2])
         if found is None:
-            raise PipelineError(
-                f"the Avro schema of {what} is recursive at {schema!r}, which Spark does not support"
-            )
+            raise PipelineError(f"the Avro schema of {what} is recursive at {schema!r}, which Spark does not support")
         return found  # type: ignore[no-any-return]
     kind = schema["type"]
     logical = schema.get("logicalType")
@@ -89,9 +87,7 @@ def _type_of(schema: Any, named: dict[str, Any], what: str) -> T.DataType:
     if logical in _LOGICAL:
         return _LOGICAL[logical]
     if kind == "record":
-        fields = [
-            T.StructField(each["name"], _type_of(each["type"], named, what)) for each in schema["fields"]
-        ]
+        fields = [T.StructField(each["name"], _type_of(each["type"], named, what)) for each in schema["fields"]]
         return _register_named(schema, T.StructType(fields), named)
     if kind == "enum":
         return _register_named(schema, T.StringType(), named)

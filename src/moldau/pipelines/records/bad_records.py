@@ -32,9 +32,7 @@ def good_records(frame: DataFrame, source: Source, on_bad: BadRecordPolicy) -> D
 def _failure_text(source: Source) -> str:
     advice = f". The source {source.name} fails on bad records: set on_bad: drop, or dead_letters: <topic>"
     # End the text with a newline, because Spark appends its error codes.
-    return (
-        f"concat('PipelineError: the record at ', {bad_record_text(' is bad')}, {literal(advice)}, char(10))"
-    )
+    return f"concat('PipelineError: the record at ', {bad_record_text(' is bad')}, {literal(advice)}, char(10))"
 
 
 def bad_record_text(between: str = "") -> str:
@@ -81,16 +79,12 @@ def apply_expectations(frame: DataFrame, expectations: Mapping[str, str]) -> Dat
     # Use one column per expectation, so that Spark's errors quote the expectation as the user wrote it.
     conditions = [F.expr(sql).cast("boolean").alias(_name(name)) for name, sql in expectations.items()]
     is_violated = {name: f"NOT coalesce({quoted(_name(name))}, false)" for name in expectations}
-    violations = ", ".join(
-        cases((is_violated[name], literal(f"{name}: {sql}"))) for name, sql in expectations.items()
-    )
+    violations = ", ".join(cases((is_violated[name], literal(f"{name}: {sql}"))) for name, sql in expectations.items())
     # Keep the first reason of records that could not be decoded.
     bad = cases((IS_BAD, BAD), otherwise=failure_struct(EXPECTATION, f"concat_ws('; ', {violations})"))
     kept = [quoted(name) for name in frame.columns if name not in (IS_BAD, BAD)]
     return frame.select("*", *conditions).selectExpr(
-        *kept,
-        f"{IS_BAD} OR (NOT _deleted AND ({' OR '.join(is_violated.values())})) AS {IS_BAD}",
-        f"{bad} AS {BAD}",
+        *kept, f"{IS_BAD} OR (NOT _deleted AND ({' OR '.join(is_violated.values())})) AS {IS_BAD}", f"{bad} AS {BAD}"
     )
 
 

@@ -60,9 +60,7 @@ def value_schema(source: Source, inferred: T.StructType | None = None) -> T.Stru
         raise PipelineError(f"{what} has no schema, and none was inferred: set schema: name TYPE, …")
     reserved = [name for name in schema.names if name in METADATA or name.startswith("__")]
     if reserved:
-        raise PipelineError(
-            f"{what} has a column {reserved[0]!r}: names with __ and {', '.join(METADATA)} are taken"
-        )
+        raise PipelineError(f"{what} has a column {reserved[0]!r}: names with __ and {', '.join(METADATA)} are taken")
     return schema
 
 
@@ -125,11 +123,7 @@ _IS_TEXT = f"coalesce(is_valid_utf8({_TEXT}), true)"
 def _plain(kind: Format) -> tuple[list[str], str, str]:
     if kind is Format.BYTES:
         return [f"{RAW_VALUE} AS value"], "false", "NULL"
-    return (
-        [f"{_TEXT} AS value"],
-        f"NOT {_IS_TEXT}",
-        failure_struct(MALFORMED, literal("the value is not UTF-8")),
-    )
+    return ([f"{_TEXT} AS value"], f"NOT {_IS_TEXT}", failure_struct(MALFORMED, literal("the value is not UTF-8")))
 
 
 # Spark parses a valid prefix of a text and ignores the rest. To detect such a rest, each value is parsed as the first
@@ -192,12 +186,7 @@ def _expected(field: T.StructField) -> str:
 def _avro(raw: DataFrame, source: Source, schema: T.StructType) -> tuple[DataFrame, list[str], str, str]:
     raw = raw.select("*", _avro_decoder(source, schema)(F.col(RAW_VALUE)).alias(_PARSED))
     failure = f"concat('the value does not match its Avro schema: ', {_PARSED}.error)"
-    return (
-        raw,
-        _fields(schema, f"{_PARSED}.v"),
-        f"{_PARSED}.error IS NOT NULL",
-        failure_struct(MALFORMED, failure),
-    )
+    return (raw, _fields(schema, f"{_PARSED}.v"), f"{_PARSED}.error IS NOT NULL", failure_struct(MALFORMED, failure))
 
 
 def _avro_decoder(source: Source, schema: T.StructType) -> Any:

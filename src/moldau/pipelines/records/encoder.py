@@ -101,9 +101,7 @@ def _avro(whole: str, columns: list[str], sink: Sink) -> Column:
     for field in schema.get("fields", ()):
         if field["name"] not in columns and "default" not in field:
             hint = suggest_names(field["name"], columns)
-            raise PipelineError(
-                f"{what} has the Avro field {field['name']!r}, which the view does not have{hint}"
-            )
+            raise PipelineError(f"{what} has the Avro field {field['name']!r}, which the view does not have{hint}")
     for name in columns:
         if name not in fields:
             raise PipelineError(f"{what}: its Avro schema has no field {name!r}{did_you_mean(name, fields)}")
@@ -111,9 +109,7 @@ def _avro(whole: str, columns: list[str], sink: Sink) -> Column:
     if avro_wire(sink.options, what) == "confluent":
         number = sink.options.get("avro.schema.id", "")
         if not number.isdecimal():
-            raise PipelineError(
-                f"{what} writes avro.wire: confluent, which needs the schema's number: avro.schema.id"
-            )
+            raise PipelineError(f"{what} writes avro.wire: confluent, which needs the schema's number: avro.schema.id")
         prefix = confluent_prefix(int(number))
     encode = partial(encode_arrow, schema=json.dumps(schema), prefix=prefix)
 

@@ -64,9 +64,7 @@ def original_record(record: ConsumerRecord) -> RedrivenRecord | None:
     topic = _text(errors.get(ErrorHeader.TOPIC))
     if not topic:
         return None
-    headers_kept = [
-        (key, value) for key, value in record.headers if not key.startswith(PREFIX) and key != REDRIVEN
-    ]
+    headers_kept = [(key, value) for key, value in record.headers if not key.startswith(PREFIX) and key != REDRIVEN]
     times_redriven = max((_number(value) or 0 for key, value in record.headers if key == REDRIVEN), default=0)
     return RedrivenRecord(
         topic,
@@ -100,9 +98,7 @@ async def redrive(
     """
     topic = dead_letter_topic or pipeline.dead_letter_topic
     if topic is None:
-        raise PipelineError(
-            f"the pipeline {pipeline.name} has no dead-letter topic: dead_letters: <topic> names one"
-        )
+        raise PipelineError(f"the pipeline {pipeline.name} has no dead-letter topic: dead_letters: <topic> names one")
     try:
         async with Cluster(**cluster_settings(pipeline)) as cluster:
             return await _Redrive(cluster, pipeline.name, topic, limit, dry_run).run()
@@ -145,8 +141,7 @@ class _Redrive:
             while open_ones := await self._unread_partitions(consumer, ends):
                 records = await consumer.poll(POLL_MS, max_records=self._batch())
                 await self._send_back(
-                    [each for each in records if each.offset < open_ones.get(_topic_partition(each), -1)],
-                    producer,
+                    [each for each in records if each.offset < open_ones.get(_topic_partition(each), -1)], producer
                 )
                 if not self._dry_run and records:
                     await consumer.commit(_next_offsets(records, ends))
@@ -207,9 +202,7 @@ def _topic_partition(record: ConsumerRecord) -> TopicPartition:
     return TopicPartition(record.topic, record.partition)
 
 
-def _next_offsets(
-    records: Iterable[ConsumerRecord], ends: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, int]:
+def _next_offsets(records: Iterable[ConsumerRecord], ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Returns the offsets to commit, which are at most the end offsets."""
     after: dict[TopicPartition, int] = {}
     for record in records:

@@ -19,12 +19,7 @@ SAMPLE_RECORDS = 1_000
 
 
 def source_schema(
-    spark: SparkSession,
-    pipeline: PipelineDefinition,
-    source: Source,
-    directory: str | None,
-    *,
-    keep: bool = True,
+    spark: SparkSession, pipeline: PipelineDefinition, source: Source, directory: str | None, *, keep: bool = True
 ) -> T.StructType:
     """Returns the columns of a source's values.
 
@@ -37,9 +32,7 @@ def source_schema(
     text = None if path is None else storage.read(path)
     if text is not None:
         return value_schema(source, T.StructType.fromJson(json.loads(text)))
-    inferred = infer_schema(
-        spark, read_sample(spark, pipeline, source, SAMPLE_RECORDS, values_only=True), source
-    )
+    inferred = infer_schema(spark, read_sample(spark, pipeline, source, SAMPLE_RECORDS, values_only=True), source)
     if path is not None and keep:
         storage.write(path, inferred.json() + "\n")
     return value_schema(source, inferred)
@@ -47,9 +40,7 @@ def source_schema(
 
 def infer_schema(spark: SparkSession, values: DataFrame, source: Source) -> T.StructType:
     """Returns the schema of a sample. Raises PipelineError if the sample has no usable record."""
-    texts = [
-        row[0] for row in values.where("value IS NOT NULL").select(F.col("value").cast("string")).collect()
-    ]
+    texts = [row[0] for row in values.where("value IS NOT NULL").select(F.col("value").cast("string")).collect()]
     if not texts:
         raise _no_schema_error(source, "there are no records yet to infer one from")
     # Skip records that are not JSON, because a run will treat them as bad records.
@@ -63,9 +54,7 @@ def infer_schema(spark: SparkSession, values: DataFrame, source: Source) -> T.St
 
 def _no_schema_error(source: Source, why: str) -> PipelineError:
     topics = source.pattern or ", ".join(source.topics)
-    return PipelineError(
-        f"the source {source.name} ({topics}) has no schema, and {why}: set schema: name TYPE, …"
-    )
+    return PipelineError(f"the source {source.name} ({topics}) has no schema, and {why}: set schema: name TYPE, …")
 
 
 def _without_null_types(kind: T.DataType) -> T.DataType:
@@ -73,9 +62,7 @@ def _without_null_types(kind: T.DataType) -> T.DataType:
     if isinstance(kind, T.NullType):
         return T.StringType()
     if isinstance(kind, T.StructType):
-        return T.StructType(
-            [T.StructField(each.name, _without_null_types(each.dataType)) for each in kind.fields]
-        )
+        return T.StructType([T.StructField(each.name, _without_null_types(each.dataType)) for each in kind.fields])
     if isinstance(kind, T.ArrayType):
         return T.ArrayType(_without_null_types(kind.elementType))
     return kind

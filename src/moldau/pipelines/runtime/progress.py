@@ -63,11 +63,7 @@ class QueryState:
 
     def after(self, progress: Progress) -> "QueryState":
         return replace(
-            self,
-            rows=self.rows + progress.rows,
-            late=self.late + progress.late,
-            last=progress,
-            lag=progress.lag,
+            self, rows=self.rows + progress.rows, late=self.late + progress.late, last=progress, lag=progress.lag
         )
 
 

@@ -103,9 +103,7 @@ class QueryGroup:
         status = query.status
         if previous.last is None and not status["isTriggerActive"]:
             return previous
-        return replace(
-            previous, state=QueryStatus.RUNNING if status["isTriggerActive"] else QueryStatus.WAITING
-        )
+        return replace(previous, state=QueryStatus.RUNNING if status["isTriggerActive"] else QueryStatus.WAITING)
 
     @property
     def are_finished(self) -> bool:
@@ -145,9 +143,7 @@ class QueryGroup:
         while True:
             try:
                 run_id, report = (
-                    self._listener.events.get(timeout=timeout_s)
-                    if timeout_s
-                    else (self._listener.events.get_nowait())
+                    self._listener.events.get(timeout=timeout_s) if timeout_s else (self._listener.events.get_nowait())
                 )
             except queue.Empty:
                 return

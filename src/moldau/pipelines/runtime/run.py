@@ -100,9 +100,7 @@ def run(
             outcome = RunOutcome("stopped", (), generation.number)
             try:
                 observer = _RecordingObserver(observer, file)
-                pipeline_run = _Run(
-                    pipeline, state, record, options, known, selected, stop_request, observer, locks
-                )
+                pipeline_run = _Run(pipeline, state, record, options, known, selected, stop_request, observer, locks)
                 outcome = pipeline_run.execute(spark)
             finally:
                 ended = now()
@@ -180,15 +178,9 @@ class _Run:
         from moldau.pipelines.runtime.query_group import QueryGroup
 
         self.observer.step("planning")
-        checkpoint_location = CheckpointLocation(
-            checkpoints=self.record.checkpoints, generation=self.generation.number
-        )
+        checkpoint_location = CheckpointLocation(checkpoints=self.record.checkpoints, generation=self.generation.number)
         planned = plan(
-            spark,
-            self.pipeline,
-            checkpoint_location,
-            StartPosition(self.generation.start),
-            show=self.observer.rows,
+            spark, self.pipeline, checkpoint_location, StartPosition(self.generation.start), show=self.observer.rows
         )
         return QueryGroup(spark, planned, self.observer.batch, EndOffsetTracker(self.pipeline))
 
@@ -207,9 +199,7 @@ class _Run:
         self.state.write_generations(replace(self.selected, current=current))
 
 
-def run_until_stopped(
-    queries: "QueryGroup", stop_request: StopRequest, observer: RunObserver
-) -> list[QueryState]:
+def run_until_stopped(queries: "QueryGroup", stop_request: StopRequest, observer: RunObserver) -> list[QueryState]:
     """Polls the queries until all end, one fails or a stop is requested. Then stops the remaining queries."""
     while True:
         states = queries.poll()

@@ -192,9 +192,7 @@ class StateDirectory:
         if document is None:
             return Generations(1, (CheckpointGeneration(1, now),))
         try:
-            return Generations(
-                document["current"], tuple(CheckpointGeneration(**each) for each in document["all"])
-            )
+            return Generations(document["current"], tuple(CheckpointGeneration(**each) for each in document["all"]))
         except (KeyError, TypeError) as error:
             raise PipelineError(f"{self.path / 'generations.json'} is damaged: {error!r}") from error
 
@@ -257,9 +255,7 @@ def _lock(descriptor: int, refusal: Callable[[str], str]) -> None:
             pid, _, start = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip().partition(" ")
             is_dead = pid.isdigit() and process_start(int(pid)) != start
             if not is_dead or time.monotonic() >= deadline:
-                raise PipelineError(
-                    refusal(f"process {pid}" if pid.isdigit() else "another process")
-                ) from None
+                raise PipelineError(refusal(f"process {pid}" if pid.isdigit() else "another process")) from None
         time.sleep(POLL_S)
 
 
@@ -283,9 +279,7 @@ def process_start(pid: int) -> str | None:
 
 def _process_start_from_ps(pid: int) -> str | None:
     """Returns the start time from `ps`, for systems without /proc."""
-    done = subprocess.run(
-        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return done.stdout.strip() or None
 
 

@@ -16,9 +16,7 @@ def find_cycles(pipeline: PipelineDefinition) -> Iterator[tuple[tuple[str, ...],
         for source in _readers(pipeline, dead, {}):
             reader = f"{dead} is read by the source {source.name}{_pattern_note(source)}"
             yield ("dead_letters",), f"{reader}: bad records would cycle forever; use another topic for them"
-    sources_by_sink = {
-        sink.name: [each.name for each in sources_of(pipeline, sink.view)] for sink in pipeline.sinks
-    }
+    sources_by_sink = {sink.name: [each.name for each in sources_of(pipeline, sink.view)] for sink in pipeline.sinks}
     readers_by_sink = {
         sink.name: _readers(pipeline, sink.target, sink.options) if sink.kind is SinkKind.TOPIC else []
         for sink in pipeline.sinks
@@ -52,10 +50,7 @@ def _pattern_note(source: Source) -> str:
 
 
 def _reaches(
-    source: str,
-    sink: str,
-    sources_by_sink: Mapping[str, list[str]],
-    readers_by_sink: Mapping[str, list[Source]],
+    source: str, sink: str, sources_by_sink: Mapping[str, list[str]], readers_by_sink: Mapping[str, list[Source]]
 ) -> bool:
     """Returns whether records of a source reach a sink, directly or through topics of other sinks."""
     reached, queue = {source}, [source]

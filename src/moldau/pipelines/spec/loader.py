@@ -101,8 +101,6 @@ def _apply_overrides(pipeline: PipelineDefinition, overrides: Mapping[str, str])
             tree[name] = value
     if "dead_letters" in overrides and "on_bad" not in overrides:
         del tree["on_bad"]
-    overridden = SpecSection(
-        {**tree, "kafka": kafka, "spark": spark}, (), FileLocations("the command line", {})
-    )
+    overridden = SpecSection({**tree, "kafka": kafka, "spark": spark}, (), FileLocations("the command line", {}))
     changed = parse_pipeline_settings(overridden, pipeline.sources, pipeline.views, pipeline.sinks, None)
     return replace(changed, file=pipeline.file)

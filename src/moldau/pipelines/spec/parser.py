@@ -131,9 +131,7 @@ def _watermark(section: SpecSection) -> Watermark | None:
     column, delay = watermark_section.text("column"), watermark_section.read("delay", parse_interval)
     watermark_section.finish()
     if column is None or delay is None:
-        raise section.error(
-            "watermark", "a watermark has a column and a delay: {column: at, delay: 10 seconds}"
-        )
+        raise section.error("watermark", "a watermark has a column and a delay: {column: at, delay: 10 seconds}")
     return Watermark(column, delay)
 
 

@@ -53,9 +53,7 @@ class SpecSection:
         self.path = path
         self.locations = locations
         if not isinstance(tree, Mapping):
-            raise locations.error(
-                path, f"{self._name()} must be a mapping of settings, not {_value_text(path, tree)}"
-            )
+            raise locations.error(path, f"{self._name()} must be a mapping of settings, not {_value_text(path, tree)}")
         self._tree: Mapping[str, Any] = tree
         self._known: list[str] = []
 
@@ -128,9 +126,7 @@ class SpecSection:
             raise self._type_error(key, "a mapping of names to values")
         return dict(self._flatten(key, value, ()))
 
-    def _flatten(
-        self, key: str, tree: Mapping[str, object], parents: tuple[str, ...]
-    ) -> "list[tuple[str, str]]":
+    def _flatten(self, key: str, tree: Mapping[str, object], parents: tuple[str, ...]) -> "list[tuple[str, str]]":
         flat: list[tuple[str, str]] = []
         for name, value in tree.items():
             path = (*parents, str(name))
@@ -142,9 +138,7 @@ class SpecSection:
                 flat.append((".".join(path), str(value)))
             else:
                 where = (*self.path, key, *path)
-                raise self.locations.error(
-                    where, f"{'.'.join(where)} must be text, not {_value_text(where, value)}"
-                )
+                raise self.locations.error(where, f"{'.'.join(where)} must be text, not {_value_text(where, value)}")
         return flat
 
     def sections(self, key: str) -> "dict[str, SpecSection]":
@@ -154,8 +148,7 @@ class SpecSection:
         if not isinstance(value, Mapping):
             raise self._type_error(key, "a mapping of names to settings")
         return {
-            str(name): SpecSection(each, (*self.path, key, str(name)), self.locations)
-            for name, each in value.items()
+            str(name): SpecSection(each, (*self.path, key, str(name)), self.locations) for name, each in value.items()
         }
 
     def section(self, key: str) -> "SpecSection | None":

@@ -8,15 +8,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 
-from moldau.pipelines.definition import (
-    BadRecordPolicy,
-    Format,
-    PipelineDefinition,
-    Sink,
-    SinkKind,
-    Source,
-    View,
-)
+from moldau.pipelines.definition import BadRecordPolicy, Format, PipelineDefinition, Sink, SinkKind, Source, View
 from moldau.pipelines.spec.cycles import find_cycles
 from moldau.pipelines.spec.dependencies import parameters_of
 from moldau.pipelines.spec.values import SLUG_RULE, is_slug, is_sql_name
@@ -111,10 +103,7 @@ def _view_problems(view: View, earlier: Sequence[str]) -> Iterator[Problem]:
                 hint = suggest_names(parameter, earlier)
                 yield (
                     path,
-                    (
-                        f"{view.name} has the parameter {parameter!r}, but no earlier source or view has this "
-                        f"name{hint}"
-                    ),
+                    (f"{view.name} has the parameter {parameter!r}, but no earlier source or view has this name{hint}"),
                 )
     elif not (view.sql or "").strip():
         yield path, f"the view {view.name} is empty: write a SELECT"
@@ -170,7 +159,4 @@ def _dead_letter_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
         yield ("on_bad",), "on_bad: dead_letter needs the topic: dead_letters: <topic>"
     if pipeline.on_bad is not BadRecordPolicy.DEAD_LETTER and pipeline.dead_letter_topic:
         topic = pipeline.dead_letter_topic
-        yield (
-            ("on_bad",),
-            f"on_bad: {pipeline.on_bad} does not write to dead_letters: {topic}; remove one of them",
-        )
+        yield (("on_bad",), f"on_bad: {pipeline.on_bad} does not write to dead_letters: {topic}; remove one of them")

@@ -32,9 +32,7 @@ def parse_time_ms(text: str) -> int:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(
-            f"{text!r} is neither earliest nor latest nor a time such as 2024-05-01T00:00:00Z"
-        ) from None
+        raise ValueError(f"{text!r} is neither earliest nor latest nor a time such as 2024-05-01T00:00:00Z") from None
     return int((time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 

@@ -54,9 +54,7 @@ def _to_python(
         key = str(key_node.value)
         key_path = (*path, key)
         if key in tree:
-            raise locations.error(
-                key_path, f"{'.'.join(key_path)} is duplicated, again at line {_line(key_node)}"
-            )
+            raise locations.error(key_path, f"{'.'.join(key_path)} is duplicated, again at line {_line(key_node)}")
         lines[key_path] = _line(key_node)
         tree[key] = _to_python(value_node, key_path, locations, lines, environment)
     return tree
@@ -81,9 +79,7 @@ def substitute_variables(text: str, environment: Mapping[str, str]) -> str:
             return "${"
         reference = _INSIDE.fullmatch(found["inside"])
         if reference is None:
-            raise ValueError(
-                f"{found[0]} is not ${{NAME}} or ${{NAME:-default}}; for a plain ${{ write $${{ instead"
-            )
+            raise ValueError(f"{found[0]} is not ${{NAME}} or ${{NAME:-default}}; for a plain ${{ write $${{ instead")
         name, default = reference["name"], reference["default"]
         variable = environment.get(name)
         if not variable and default is not None:

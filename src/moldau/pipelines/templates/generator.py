@@ -56,9 +56,7 @@ def orders(seed: int = 1, *, start_ms: int, rate: float = 50.0) -> Iterator[Gene
         yield GeneratedRecord(product.encode(), value)
 
 
-def customers(
-    seed: int = 1, *, start_ms: int, count: int = 200, rate: float = 50.0
-) -> Iterator[GeneratedRecord]:
+def customers(seed: int = 1, *, start_ms: int, count: int = 200, rate: float = 50.0) -> Iterator[GeneratedRecord]:
     """Yields changes of `count` customers. A null value deletes a customer."""
     random_ = random.Random(seed)
     number = 0

@@ -64,8 +64,7 @@ class ClassCache:
         The cache is therefore built again after a change. Java would silently ignore an outdated cache.
         """
         jars = sorted(
-            (each.name, each.stat().st_size, each.stat().st_mtime_ns)
-            for each in self.spark.jars.glob("*.jar")
+            (each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in self.spark.jars.glob("*.jar")
         )
         return _short_hash(FORMAT, self.java.build, platform.machine(), self.spark.class_path(), jars)
 

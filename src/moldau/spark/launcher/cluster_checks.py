@@ -96,9 +96,7 @@ def check_executors(context: "SparkContext") -> None:
     missing_by_host = {host: missing for host, missing in found if missing}
     if missing_by_host:
         raise LaunchError(
-            "; ".join(
-                f"The executor on {host} lacks {', '.join(names)}" for host, names in missing_by_host.items()
-            )
+            "; ".join(f"The executor on {host} lacks {', '.join(names)}" for host, names in missing_by_host.items())
             + (
                 ". Install them there with pip install 'moldau[spark]', for the Python of executors "
                 f"({context.pythonExec})."

@@ -94,10 +94,7 @@ def _build_class_cache(cache: ClassCache, say: Callable[[str], None]) -> None:
         with cache.locked_output() as output:
             if output is None:
                 return
-            say(
-                "Building a class cache for faster starts of Spark: once, half a minute or more "
-                "(Ctrl-C skips it) ... "
-            )
+            say("Building a class cache for faster starts of Spark: once, half a minute or more (Ctrl-C skips it) ... ")
             began = time.monotonic()
             is_installed = _train_class_cache(cache, output) and cache.install(output)
             took = f"{time.monotonic() - began:.0f} s"
@@ -132,9 +129,7 @@ def _training_environment(cache: ClassCache) -> dict[str, str]:
     """Returns the environment of the training, with this Java, Spark and Python, but without the user's session
     settings."""
     inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYSPARK_", "SPARK_", "MASTER"))
+        name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "MASTER"))
     }
     return {
         **inherited,

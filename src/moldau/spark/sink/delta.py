@@ -84,10 +84,7 @@ class _DeltaTableWriter:
     def write(self, batches: Iterator[pa.RecordBatch]) -> DeltaCommitMessage:
         with user_facing_errors(FORMAT):
             files = TableFiles(
-                self.options.location,
-                self.arrow_schema,
-                self.partition_by,
-                compression=self.options.compression,
+                self.options.location, self.arrow_schema, self.partition_by, compression=self.options.compression
             )
             try:
                 for batch in batches:

@@ -55,12 +55,7 @@ def check_table_schema(
 ) -> None:
     about = table.metadata()
     check_rows_fit_table(
-        schema,
-        partition_by,
-        table_schema_json(table),
-        about.partition_columns,
-        about.configuration,
-        location.path,
+        schema, partition_by, table_schema_json(table), about.partition_columns, about.configuration, location.path
     )
 
 
@@ -115,9 +110,7 @@ def retry_commit(location: Location, attempt: Callable[[DeltaTable | None], bool
         try:
             return attempt(open_table(location))
         except CommitConflictError as lost:
-            _log.info(
-                "retrying a commit after a conflict with another writer", table=location.path, error=lost
-            )
+            _log.info("retrying a commit after a conflict with another writer", table=location.path, error=lost)
     raise SparkSourceError(
         f"the Delta table {location.path} could not be committed to in {ATTEMPTS_MAX} attempts, each lost to another "
         "writer: have fewer writers at a time"
@@ -139,17 +132,13 @@ def detect_landed_commit(
         table = open_table(location)
         if table is not None and has_landed(table):
             _log.warning(
-                "the commit succeeded although an error was reported",
-                table=location.path,
-                error=first_line(error),
+                "the commit succeeded although an error was reported", table=location.path, error=first_line(error)
             )
             return
         if isinstance(error, CommitFailedError) or (creates_table and table is not None):
             raise CommitConflictError(first_line(error)) from error
         what = "made" if creates_table else "written to"
-        raise SparkSourceError(
-            f"the Delta table {location.path} cannot be {what}: {first_line(error)}"
-        ) from error
+        raise SparkSourceError(f"the Delta table {location.path} cannot be {what}: {first_line(error)}") from error
 
 
 def commit_files(
@@ -172,9 +161,7 @@ def commit_files(
             remove_uncommitted(location, files)
             return False
         transactions = batch_commit_properties(app_id, batch_id, query_id, creates_table=table is None)
-        with detect_landed_commit(
-            location, lambda now: _contains_any(now, files), creates_table=table is None
-        ):
+        with detect_landed_commit(location, lambda now: _contains_any(now, files), creates_table=table is None):
             if table is None:
                 _create(location, schema, partition_by, files, transactions)
             elif files:
@@ -225,9 +212,7 @@ def _check_nulls(table: DeltaTable, files: Sequence[WrittenFile], location: Loca
     partition_by = table.metadata().partition_columns
     for name in non_null_columns(table_schema_json(table)):
         for file in files:
-            has_null = (
-                file.partition_values[name] is None if name in partition_by else name in file.null_columns
-            )
+            has_null = file.partition_values[name] is None if name in partition_by else name in file.null_columns
             if has_null:
                 raise SparkSourceError(
                     f"the column {name!r} may not be null in the Delta table {location.path}, and rows have a null "
@@ -258,6 +243,4 @@ def _file_names(table: DeltaTable) -> set[str]:
 
 
 def _add_action(file: WrittenFile) -> AddAction:
-    return AddAction(
-        file.path, file.size, file.partition_values, file.modified_ms, True, stats_json(file.stats)
-    )
+    return AddAction(file.path, file.size, file.partition_values, file.modified_ms, True, stats_json(file.stats))

@@ -102,10 +102,7 @@ class TableFiles:
         # Cast to the expected types, because Spark labels timestamps with the session's time zone. This does not change
         # the instants.
         batch = pa.record_batch(
-            [
-                column.cast(expected.type)
-                for column, expected in zip(batch.columns, self._schema, strict=True)
-            ],
+            [column.cast(expected.type) for column, expected in zip(batch.columns, self._schema, strict=True)],
             schema=self._schema,
         )
         for values, rows in split_by_partition(batch, self._partition_by):

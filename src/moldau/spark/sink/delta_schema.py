@@ -83,9 +83,7 @@ def check_row_schema(schema: Mapping[str, Any], partition_by: Sequence[str]) -> 
             )
     for name in partition_by:
         if name not in types:
-            raise OptionError(
-                f"partitionBy names {name!r}, which is not a column{suggest_names(name, types)}"
-            )
+            raise OptionError(f"partitionBy names {name!r}, which is not a column{suggest_names(name, types)}")
         if not _can_partition(types[name]):
             raise OptionError(
                 f"partitionBy names {name!r}, which is of type {type_text(types[name])}: partition by a string, "
@@ -94,9 +92,7 @@ def check_row_schema(schema: Mapping[str, Any], partition_by: Sequence[str]) -> 
     if len(set(partition_by)) < len(partition_by):
         raise OptionError(f"partitionBy names a column twice: {', '.join(partition_by)}")
     if len(partition_by) == len(types):
-        raise OptionError(
-            "partitionBy names all columns: leave out at least one, which is stored in the files"
-        )
+        raise OptionError("partitionBy names all columns: leave out at least one, which is stored in the files")
 
 
 def _can_partition(kind: Any) -> bool:
@@ -170,9 +166,7 @@ def check_rows_fit_table(
             )
 
 
-def _check_writer_features(
-    table_schema: Mapping[str, Any], configuration: Mapping[str, Any], path: str
-) -> None:
+def _check_writer_features(table_schema: Mapping[str, Any], configuration: Mapping[str, Any], path: str) -> None:
     reasons = [
         f"the constraint {name.removeprefix('delta.constraints.')!r}"
         for name in configuration
@@ -182,9 +176,7 @@ def _check_writer_features(
         reasons.append("column mapping")
     for field in table_schema["fields"]:
         reasons += [
-            f"{each} of the column {field['name']!r}"
-            for each in _WRITER_CONSTRAINTS
-            if each in field["metadata"]
+            f"{each} of the column {field['name']!r}" for each in _WRITER_CONSTRAINTS if each in field["metadata"]
         ]
     if reasons:
         raise SparkSourceError(

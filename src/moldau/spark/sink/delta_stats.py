@@ -66,10 +66,7 @@ def file_stats(metadata: pq.FileMetaData, schema: pa.Schema, *, bounded: bool) -
     greatest: dict[str, Any] = {}
     try:
         for field in schema:
-            if (
-                any(is_kind(field.type) for is_kind in _ORDERED_TYPES)
-                and nulls.get(field.name) != metadata.num_rows
-            ):
+            if any(is_kind(field.type) for is_kind in _ORDERED_TYPES) and nulls.get(field.name) != metadata.num_rows:
                 lower, upper = _bounds(parts[field.name])
                 least[field.name] = _stat_value(lower, field.type, is_upper=False)
                 greatest[field.name] = _stat_value(upper, field.type, is_upper=True)

@@ -95,9 +95,7 @@ def _check_columns(
     for what, names in (("key", key), ("order_by", order_by)):
         for name in names:
             if name not in schema.names:
-                raise OptionError(
-                    f"{what} names {name!r}, which is not a column{suggest_names(name, schema.names)}"
-                )
+                raise OptionError(f"{what} names {name!r}, which is not a column{suggest_names(name, schema.names)}")
     for name in key:
         if name in leave_out:
             raise OptionError(
@@ -142,9 +140,7 @@ def _last_rows(
     return rows.drop_columns([_RANK_COLUMN]).cast(expected)
 
 
-def _create(
-    location: Location, rows: pa.Table, partition_by: Sequence[str], app_id: str, batch_id: int
-) -> None:
+def _create(location: Location, rows: pa.Table, partition_by: Sequence[str], app_id: str, batch_id: int) -> None:
     kept_rows = rows.filter(pc.invert(rows[_DELETES_COLUMN])).drop_columns([_DELETES_COLUMN])
     write_deltalake(
         location.path,
@@ -157,13 +153,9 @@ def _create(
 
 
 def _merge(table: DeltaTable, rows: pa.Table, key: Sequence[str], app_id: str, batch_id: int) -> None:
-    columns = {
-        _quote(name): f"source.{_quote(name)}" for name in rows.column_names if name != _DELETES_COLUMN
-    }
+    columns = {_quote(name): f"source.{_quote(name)}" for name in rows.column_names if name != _DELETES_COLUMN}
     # Set the missing columns to null, because a row replaces the old row completely.
-    missing = {
-        _quote(field.name): "NULL" for field in table.schema().fields if field.name not in rows.column_names
-    }
+    missing = {_quote(field.name): "NULL" for field in table.schema().fields if field.name not in rows.column_names}
     (
         table.merge(
             rows,

@@ -55,9 +55,7 @@ def merge_batches(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator
         yield pa.Table.from_batches(waiting)
 
 
-def split_by_topic(
-    table: pa.Table, columns: SinkColumns, topic: str | None
-) -> Iterator[tuple[str, pa.Table]]:
+def split_by_topic(table: pa.Table, columns: SinkColumns, topic: str | None) -> Iterator[tuple[str, pa.Table]]:
     """Yields the rows of each topic in order."""
     if topic is not None:
         yield topic, table
@@ -103,9 +101,7 @@ def _column(table: pa.Table, index: int) -> pa.Array:
 def _lengths(column: Any, count: int) -> npt.NDArray[np.int64]:
     if column is None:
         return np.zeros(count, np.int64)
-    found: npt.NDArray[np.int64] = (
-        pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    )
+    found: npt.NDArray[np.int64] = pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
 
 
@@ -116,9 +112,7 @@ def _headers_lengths(headers: Any) -> npt.NDArray[np.int64]:
             "a header has no key (null in the column `headers`): filter such headers out, as "
             "filter(headers, h -> h.key IS NOT NULL)"
         )
-    lengths = (
-        _HEADER_OVERHEAD + _lengths(each.field("key"), len(each)) + _lengths(each.field("value"), len(each))
-    )
+    lengths = _HEADER_OVERHEAD + _lengths(each.field("key"), len(each)) + _lengths(each.field("value"), len(each))
     counts = pc.list_value_length(headers).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     ends = np.cumsum(counts)

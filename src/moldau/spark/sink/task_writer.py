@@ -33,13 +33,7 @@ from moldau.spark.errors import SparkSourceError
 from moldau.spark.loop_thread import EventLoopThread, event_loop_thread, settings_key
 from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import TopicSinkOptions
-from moldau.spark.sink.records import (
-    RowPartitioner,
-    check_sizes,
-    merge_batches,
-    record_columns,
-    split_by_topic,
-)
+from moldau.spark.sink.records import RowPartitioner, check_sizes, merge_batches, record_columns, split_by_topic
 
 MERGED_BATCH_BYTES_MIN = 4 * 1024 * 1024
 
@@ -60,10 +54,7 @@ def write_rows(
 
 
 def _send(
-    batches: Iterator[pa.RecordBatch],
-    options: TopicSinkOptions,
-    columns: SinkColumns,
-    sender: "SectionSender",
+    batches: Iterator[pa.RecordBatch], options: TopicSinkOptions, columns: SinkColumns, sender: "SectionSender"
 ) -> dict[tuple[str, int], int]:
     request_bytes_max = options.producer["max_request_size"] - HEADER_SIZE
     batch_bytes = max(1, min(options.producer["batch_size"] - HEADER_SIZE, request_bytes_max))
@@ -126,10 +117,7 @@ class SectionSender:
     def __init__(self, event_loop_thread: EventLoopThread, options: TopicSinkOptions) -> None:
         self._loop_thread = event_loop_thread
         self._options = options
-        self._producer_key = (
-            event_loop_thread,
-            (settings_key(options.connection), settings_key(options.producer)),
-        )
+        self._producer_key = (event_loop_thread, (settings_key(options.connection), settings_key(options.producer)))
         self._in_flight: deque[tuple[int, Future[None]]] = deque()
         self._in_flight_bytes = 0
         self._bytes_max = int(options.producer["buffer_memory"])

@@ -62,9 +62,7 @@ def requested_columns(schema_requested: StructType) -> Sequence[SourceColumn]:
                 f"the schema requests the column {field.name} as {_type_sql(field.dataType)}, but it is {choices}"
             )
         if not field.nullable and field.name in _NULLABLE_COLUMNS:
-            raise SparkSourceError(
-                f"the schema requests {field.name} NOT NULL, but records without it are allowed"
-            )
+            raise SparkSourceError(f"the schema requests {field.name} NOT NULL, but records without it are allowed")
         columns.append(SourceColumn(field.name, is_text))
     return columns
 

@@ -13,9 +13,7 @@ _log = get_logger("spark.source")
 def report_data_loss(what: str, *, fails: bool, action: str) -> None:
     """Raises DataLossError if `fails`. Otherwise logs a warning with the `action` that the query takes."""
     if fails:
-        raise DataLossError(
-            f"{what}: records may have been lost. With failOnDataLoss set to false the query {action}"
-        )
+        raise DataLossError(f"{what}: records may have been lost. With failOnDataLoss set to false the query {action}")
     _log.warning(f"{what}: records may have been lost; failOnDataLoss is false, so the query {action}")
 
 
@@ -24,17 +22,13 @@ class DataLoss(NamedTuple):
     action: str
 
 
-def find_data_loss(
-    start: StreamPosition, now: StreamPosition, subscription: TopicSubscription
-) -> list[DataLoss]:
+def find_data_loss(start: StreamPosition, now: StreamPosition, subscription: TopicSubscription) -> list[DataLoss]:
     """Returns the data losses between the position `start` and the current logs.
 
     Deleted, recreated, truncated and unsubscribed topics are data losses.
     """
     found = [
-        DataLoss(
-            f"the topic {topic!r} was deleted and recreated since it was read", "reads it from its beginning"
-        )
+        DataLoss(f"the topic {topic!r} was deleted and recreated since it was read", "reads it from its beginning")
         for topic in start.recreated_topics(now)
     ]
     known = start.without_recreated(now)
@@ -50,15 +44,11 @@ def find_data_loss(
         )
     deleted = [partition for partition in missing if subscription.has(partition)]
     if deleted:
-        found.append(
-            DataLoss(f"{format_partitions(deleted)} was read before and no longer exists", "reads the others")
-        )
+        found.append(DataLoss(f"{format_partitions(deleted)} was read before and no longer exists", "reads the others"))
     found += [
         DataLoss(
             f"{partition} was read up to offset {known[partition]}, but its log ends at {end} now",
-            f"continues at {end}"
-            if start.is_same_topic(partition.topic, now)
-            else "reads it from its beginning",
+            f"continues at {end}" if start.is_same_topic(partition.topic, now) else "reads it from its beginning",
         )
         for partition, end in now.offsets.items()
         if end < known.get(partition, 0)

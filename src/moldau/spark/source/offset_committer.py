@@ -40,9 +40,7 @@ class OffsetCommitter:
         if now_s - self._committed_at_s >= RECOMMIT_INTERVAL_S:
             self._committed, self._committed_at_s = {}, now_s
         self._pending = {
-            partition: offset
-            for partition, offset in offsets.items()
-            if self._committed.get(partition) != offset
+            partition: offset for partition, offset in offsets.items() if self._committed.get(partition) != offset
         }
         if self._pending and self._commit_task is None:
             self._commit_task = asyncio.get_running_loop().create_task(self._commit_pending())

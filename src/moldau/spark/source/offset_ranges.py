@@ -91,9 +91,7 @@ def is_delayed(limits: TriggerLimits, pending_offsets: int, since_last_ms: int |
     return pending_offsets < limits.offsets_min
 
 
-def cap_offsets(
-    start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], offsets_max: int
-) -> Offsets:
+def cap_offsets(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], offsets_max: int) -> Offsets:
     """Returns the end offsets of a micro-batch of about `offsets_max` offsets.
 
     Partitions share the limit in proportion to their pending offsets. Each partition gets at least 1 offset, so many
@@ -102,9 +100,7 @@ def cap_offsets(
     total = pending_offsets(start, end)
     if total <= offsets_max:
         return dict(end)
-    return {
-        partition: _share(start[partition], offset, offsets_max, total) for partition, offset in end.items()
-    }
+    return {partition: _share(start[partition], offset, offsets_max, total) for partition, offset in end.items()}
 
 
 def _share(start: int, end: int, offsets_max: int, total: int) -> int:

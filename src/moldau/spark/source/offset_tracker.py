@@ -9,13 +9,7 @@ import uuid
 
 from moldau.spark.source.data_loss import DataLoss, find_data_loss, report_data_loss
 from moldau.spark.source.offset_committer import OffsetCommitter
-from moldau.spark.source.offset_ranges import (
-    OffsetRange,
-    TriggerLimits,
-    cap_offsets,
-    is_delayed,
-    pending_offsets,
-)
+from moldau.spark.source.offset_ranges import OffsetRange, TriggerLimits, cap_offsets, is_delayed, pending_offsets
 from moldau.spark.source.offsets import Offsets, StreamPosition
 from moldau.spark.source.options import SourceOptions
 from moldau.spark.source.partition_catalog import PartitionCatalog

@@ -77,9 +77,7 @@ class StreamPosition:
         """Returns the offsets of topics that were not recreated between this position and `later`."""
         recreated_topics = self.recreated_topics(later)
         return {
-            partition: offset
-            for partition, offset in self.offsets.items()
-            if partition.topic not in recreated_topics
+            partition: offset for partition, offset in self.offsets.items() if partition.topic not in recreated_topics
         }
 
     def recreated_topics(self, later: "StreamPosition") -> list[str]:
@@ -104,9 +102,7 @@ class StreamPosition:
         }
 
 
-def parse_offset_limit(
-    option: str, text: str, *, illegal: int | None = None
-) -> EarliestOrLatest | SpecificOffsets:
+def parse_offset_limit(option: str, text: str, *, illegal: int | None = None) -> EarliestOrLatest | SpecificOffsets:
     """Parses `earliest`, `latest` or JSON of offsets.
 
     `illegal` is the offset (EARLIEST or LATEST) that the option does not allow; None if both are allowed.
@@ -216,9 +212,7 @@ def _check_order(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartit
             )
 
 
-def check_complete(
-    option: str, by_partition: Mapping[TopicPartition, int], actual: list[TopicPartition]
-) -> None:
+def check_complete(option: str, by_partition: Mapping[TopicPartition, int], actual: list[TopicPartition]) -> None:
     """Checks that an option names exactly the partitions that are read."""
     missing = [each for each in actual if each not in by_partition]
     if missing:
@@ -228,9 +222,7 @@ def check_complete(
         )
     wrong = sorted(by_partition.keys() - set(actual))
     if wrong:
-        raise OptionError(
-            f"{option} names {format_partitions(wrong)}, which is not among the partitions that are read"
-        )
+        raise OptionError(f"{option} names {format_partitions(wrong)}, which is not among the partitions that are read")
 
 
 def format_partitions(partitions: list[TopicPartition]) -> str:

@@ -224,9 +224,7 @@ def _subscription(own: OptionReader) -> TopicSubscription:
     if not chosen:
         raise OptionError("no topics are named: set subscribe, subscribePattern or assign")
     if len(chosen) > 1:
-        raise OptionError(
-            f"only one of subscribe, subscribePattern and assign can be set, not {' and '.join(chosen)}"
-        )
+        raise OptionError(f"only one of subscribe, subscribePattern and assign can be set, not {' and '.join(chosen)}")
     text = own.text(chosen[0], "").strip()
     if chosen[0] == "assign":
         return TopicSubscription(partitions=tuple(parse_assignment(text)))
@@ -244,9 +242,7 @@ def _subscription(own: OptionReader) -> TopicSubscription:
     return TopicSubscription(pattern=text)
 
 
-def _parse_limit(
-    own: OptionReader, side: str, default: OffsetRangeLimit, illegal: int | None
-) -> OffsetRangeLimit:
+def _parse_limit(own: OptionReader, side: str, default: OffsetRangeLimit, illegal: int | None) -> OffsetRangeLimit:
     """Parses all starting or all ending options, and returns the most general one.
 
     One time for all partitions takes precedence over times by partition, and these over offsets.
@@ -291,7 +287,5 @@ def _group_id(kafka: OptionReader) -> str | None:
         return None
     group_id = kafka.text("group.id", "")
     if not group_id.strip():
-        raise OptionError(
-            "kafka.group.id is empty: name a group, or leave the option out to get a generated one"
-        )
+        raise OptionError("kafka.group.id is empty: name a group, or leave the option out to get a generated one")
     return group_id

@@ -79,9 +79,7 @@ class PartitionCatalog:
         if pattern is not None:
             matcher = re.compile(pattern)
             topics: Iterable[TopicInfo] = [
-                topic
-                for name, topic in cluster.topics.items()
-                if matcher.fullmatch(name) and not topic.is_internal
+                topic for name, topic in cluster.topics.items() if matcher.fullmatch(name) and not topic.is_internal
             ]
         else:
             topics = [cluster.topics[name] for name in self._topics() if name in cluster.topics]
@@ -144,11 +142,7 @@ class PartitionCatalog:
     async def _offsets_at_times(self, side: str, times_ms: Mapping[TopicPartition, int]) -> Offsets:
         found = await self._list_offsets(times_ms)
         for partition, time_ms in times_ms.items():
-            if (
-                partition not in found
-                and side == "starting"
-                and not self._options.starts_at_latest_without_match
-            ):
+            if partition not in found and side == "starting" and not self._options.starts_at_latest_without_match:
                 raise OptionError(
                     f"{partition} has no record at or after the starting time {time_ms}. To start "
                     'at its end, set startingOffsetsByTimestampStrategy to "latest"'
@@ -169,10 +163,7 @@ class PartitionCatalog:
             is_last = remaining_time_ms < 2 * attempt_ms
             try:
                 found = await list_offsets(
-                    cluster,
-                    remaining,
-                    isolation_level=level,
-                    timeout_ms=remaining_time_ms if is_last else attempt_ms,
+                    cluster, remaining, isolation_level=level, timeout_ms=remaining_time_ms if is_last else attempt_ms
                 )
                 return {partition: each.offset for partition, each in found.items()}
             except KafkaError as error:
@@ -183,9 +174,7 @@ class PartitionCatalog:
                     deleted = [partition for partition in remaining if partition not in existing]
                     if deleted:
                         # The request failed because of the deleted partitions, so retry without them.
-                        remaining = {
-                            partition: time for partition, time in remaining.items() if partition in existing
-                        }
+                        remaining = {partition: time for partition, time in remaining.items() if partition in existing}
                         deadline = max(deadline, loop.time() + _FIRST_ATTEMPT_MS / 1000)
                         continue
                 if is_last:

@@ -208,10 +208,7 @@ class RangeReader:
         first, last = await asyncio.gather(
             *(
                 list_offsets(
-                    self._cluster,
-                    {self._partition: each},
-                    isolation_level=level,
-                    timeout_ms=_LOG_OFFSETS_TIMEOUT_MS,
+                    self._cluster, {self._partition: each}, isolation_level=level, timeout_ms=_LOG_OFFSETS_TIMEOUT_MS
                 )
                 for each in (EARLIEST, LATEST)
             )
@@ -241,9 +238,7 @@ class RangeReader:
         assert self._cluster is not None
         leader = self._cluster.known_leader_of(self._partition)
         broker = self._cluster.brokers.get(leader)
-        leader_text = (
-            "has no leader" if broker is None else f"is led by broker {leader} at {broker.host}:{broker.port}"
-        )
+        leader_text = "has no leader" if broker is None else f"is led by broker {leader} at {broker.host}:{broker.port}"
         timeout_s = self._options.fetch_options.timeout_ms / 1000
         return SparkSourceError(
             f"{self._partition} could not be read from offset {self._position} for {timeout_s:g} "

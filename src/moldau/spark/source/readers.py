@@ -104,9 +104,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._offset_tracker().ranges(StreamPosition.from_json(start), StreamPosition.from_json(end))
         )
         parts = split_ranges(
-            ranges,
-            partitions_min=self._options.partitions_min,
-            records_max=self._options.records_per_partition_max,
+            ranges, partitions_min=self._options.partitions_min, records_max=self._options.records_per_partition_max
         )
         return [InputPartition(each) for each in parts]
 

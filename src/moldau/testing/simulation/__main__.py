@@ -29,24 +29,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--start", type=int, default=0, help="first seed")
     parser.add_argument("--scenario", choices=SCENARIOS, help="run this scenario only (default: all)")
     parser.add_argument(
-        "--ablation",
-        choices=ABLATIONS,
-        help="disable a safeguard, in the scenario that has it; the run must then fail",
+        "--ablation", choices=ABLATIONS, help="disable a safeguard, in the scenario that has it; the run must then fail"
     )
-    parser.add_argument(
-        "--replay", type=int, metavar="SEED", help="run one seed and print its events and log"
-    )
+    parser.add_argument("--replay", type=int, metavar="SEED", help="run one seed and print its events and log")
     parser.add_argument("--keep-going", action="store_true", help="continue after a seed that fails")
     parser.add_argument("--jobs", type=int, default=1, help="number of seeds to run in parallel")
-    parser.add_argument(
-        "--times", type=int, default=1, help="number of replays; all must have the same trace hash"
-    )
+    parser.add_argument("--times", type=int, default=1, help="number of replays; all must have the same trace hash")
     options = parser.parse_args(arguments)
     scenarios = [
         scenario
         for name, scenario in SCENARIOS.items()
-        if options.scenario in (None, name)
-        and (not options.ablation or options.ablation in scenario.ablations())
+        if options.scenario in (None, name) and (not options.ablation or options.ablation in scenario.ablations())
     ]
     if not scenarios:
         parser.error(f"scenario {options.scenario} has no ablation {options.ablation}")

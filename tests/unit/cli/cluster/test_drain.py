@@ -51,9 +51,7 @@ class ScriptedAdmin(Admin):
         brokers = tuple(BrokerInfo(each, "nowhere", 1, None) for each in (1, 2, 3, 4, 5) if each not in down)
         return ClusterDescription("scripted", 1, brokers)
 
-    async def list_reassignments(
-        self, partitions: object = None
-    ) -> dict[TopicPartition, OngoingReassignment]:
+    async def list_reassignments(self, partitions: object = None) -> dict[TopicPartition, OngoingReassignment]:
         return self._ongoing
 
     async def list_topics(self, *, internal: bool = False) -> list[TopicInfo]:
@@ -89,11 +87,7 @@ class ScriptedAdmin(Admin):
 
 
 def drained(
-    partitions: Sequence[Replicas],
-    refuse: Refuse,
-    stuck: Sequence[int] = (),
-    lag: int = 0,
-    down: Sequence[int] = (),
+    partitions: Sequence[Replicas], refuse: Refuse, stuck: Sequence[int] = (), lag: int = 0, down: Sequence[int] = ()
 ) -> ScriptedAdmin:
     made: list[ScriptedAdmin] = []
 
@@ -119,12 +113,8 @@ def test_a_lagging_node_does_not_restart_a_completed_move(lag: int) -> None:
     assert admin.looks == 2 + lag
 
 
-def test_it_fails_if_all_remaining_moves_are_rejected(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(
-        CommandError, match=r"2 partitions cannot be moved off node 1.*elect-leaders --unclean"
-    ):
+def test_it_fails_if_all_remaining_moves_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CommandError, match=r"2 partitions cannot be moved off node 1.*elect-leaders --unclean"):
         drained([(1, 2), (1, 2), (1, 3)], lambda index, look: None if index == 1 else REFUSED)
     told = capsys.readouterr().err
     assert told.count("t-0 cannot be moved yet: INVALID_REPLICA_ASSIGNMENT") == 1

@@ -25,9 +25,7 @@ WITHIN_S = 60.0
 def test_a_killed_demo_stops_its_node(tmp_path: Path, directory: str) -> None:
     place = tmp_path / "demo"
     place.mkdir()
-    with subprocess.Popen(
-        [sys.executable, "-c", DEMO, str(place), directory], stdout=subprocess.PIPE
-    ) as demo:
+    with subprocess.Popen([sys.executable, "-c", DEMO, str(place), directory], stdout=subprocess.PIPE) as demo:
         assert demo.stdout is not None
         assert demo.stdout.readline().startswith(b"127.0.0.1:")
         (node,) = psutil.Process(demo.pid).children()

@@ -46,12 +46,7 @@ def batch_at(offset: int, count: int = 2, **fields: Any) -> bytes:
         Record(timestamp=START_MS + offset + delta, key=b"key", value=b"value %d" % (offset + delta))
         for delta in range(count)
     ]
-    given: dict[str, Any] = {
-        "leader_epoch": 0,
-        "producer_id": 5,
-        "producer_epoch": 0,
-        "base_sequence": offset,
-    }
+    given: dict[str, Any] = {"leader_epoch": 0, "producer_id": 5, "producer_epoch": 0, "base_sequence": offset}
     return build_batch(records, base_offset=offset, **given | fields)
 
 
@@ -208,9 +203,7 @@ def test_a_damaged_producer_snapshot_is_found(partition: Path) -> None:
 
 def test_a_producer_snapshot_beyond_its_offset_is_found(partition: Path) -> None:
     (partition / f"{SECOND}.snapshot").rename(partition / f"{2:020d}.snapshot")
-    assert (
-        "producer 5 has last offset 5, which is not below the snapshot's 2" in run("verify", partition).output
-    )
+    assert "producer 5 has last offset 5, which is not below the snapshot's 2" in run("verify", partition).output
 
 
 def test_a_damaged_epoch_checkpoint_is_found(partition: Path) -> None:

@@ -153,10 +153,7 @@ def test_replay_lists_its_effects_and_needs_confirmation() -> None:
     said = fails("pipeline", "replay", "mine.yaml", "--from", "2 hours ago")
     assert "as generation 2" in said
     assert "revenue (topic revenue): everything since then is written again." in said
-    assert (
-        "tables/revenue): rows with the same key are replaced, without duplicates; until it has caught up"
-        in said
-    )
+    assert "tables/revenue): rows with the same key are replaced, without duplicates; until it has caught up" in said
     assert "dead letters (topic orders.dead): are written again." in said
     assert "Windows that started before that time" in said
     assert "--generation 1` returns to it." in said
@@ -179,9 +176,7 @@ def test_commands_without_any_run(in_directory: Path) -> None:
 
 
 def test_status_shows_the_outcome_of_a_run(in_directory: Path) -> None:
-    state = ran(
-        in_directory, ended="2026-01-31T12:05:00.000Z", outcome="failed", error="table: the disk is full"
-    )
+    state = ran(in_directory, ended="2026-01-31T12:05:00.000Z", outcome="failed", error="table: the disk is full")
     progress = Progress("table", "2026-01-31T12:04:59.000Z", 41, 1200, 600.0, 2400.0, 500, 3)
     state.progress.write_text(to_json(progress) + "\n")
     said = succeeds("pipeline", "status", "revenue")
@@ -244,9 +239,7 @@ def test_markup_is_printed_literally(in_directory: Path) -> None:
     assert "/p/[a].yaml" in succeeds("pipeline", "list")
 
 
-def test_check_prints_findings_and_removes_its_log(
-    in_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_prints_findings_and_removes_its_log(in_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(in_directory / "revenue.yaml")
     (in_directory / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(in_directory / "temporary"))
@@ -280,11 +273,7 @@ def test_check_prints_findings_and_removes_its_log(
     ],
 )
 def test_check_without_spark_is_one_error_line(
-    in_directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    given: list[str],
-    environment: dict[str, str],
-    told: str,
+    in_directory: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], environment: dict[str, str], told: str
 ) -> None:
     write(in_directory / "revenue.yaml")
     for name, value in environment.items():

@@ -128,9 +128,7 @@ def test_foreign_directories_are_errors(directory: Path) -> None:
         plan(directory)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", json.dumps({"cluster_id": "x", "nodes": 0, "port": 1})]
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", json.dumps({"cluster_id": "x", "nodes": 0, "port": 1})])
 def test_an_invalid_cluster_file_is_an_error(directory: Path, text: str) -> None:
     directory.mkdir()
     (directory / "cluster.json").write_text(text)
@@ -174,9 +172,7 @@ def test_a_stale_pid_file_is_only_a_notice(directory: Path, port: int) -> None:
 
 
 def test_the_settings_file_has_the_explicit_settings(directory: Path, tmp_path: Path) -> None:
-    made = plan(
-        directory, given={"max.connections": "9", "max.connections.per.ip": "8", "broker.rack": 'a "b"'}
-    )
+    made = plan(directory, given={"max.connections": "9", "max.connections.per.ip": "8", "broker.rack": 'a "b"'})
     file = tmp_path / "node.toml"
     for node in made.nodes:
         file.write_text(as_toml(node.settings))

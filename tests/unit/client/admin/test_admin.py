@@ -46,9 +46,7 @@ def test_an_unknown_topic_after_a_lost_delete_response_counts_as_deleted(
 
 
 @pytest.mark.parametrize("before", [[], [deleted(ErrorCode.not_controller)]])
-def test_a_new_topic_notifies_the_listeners(
-    before: list[Callable[[ReceivedRequest], ScriptedResponse]],
-) -> None:
+def test_a_new_topic_notifies_the_listeners(before: list[Callable[[ReceivedRequest], ScriptedResponse]]) -> None:
     with pytest.raises(KafkaError) as told:
         delete(*before, deleted(ErrorCode.unknown_topic_or_partition))
     assert told.value.code is ErrorCode.unknown_topic_or_partition

@@ -8,11 +8,7 @@ import pytest
 
 from moldau.client.consumer.consumer_coordinator import ConsumerCoordinator
 from moldau.client.consumer.fetch_manager import FetchManager
-from moldau.client.consumer.subscription_state import (
-    OffsetAndMetadata,
-    OffsetResetStrategy,
-    SubscriptionState,
-)
+from moldau.client.consumer.subscription_state import OffsetAndMetadata, OffsetResetStrategy, SubscriptionState
 from moldau.client.errors import CommitFailedError, ErrorCode, KafkaError
 from moldau.client.group.assignors import get_assignor
 from moldau.client.group.driver import MembershipDriver
@@ -67,9 +63,7 @@ def test_a_deleted_topic_does_not_block_a_rebalance() -> None:
         async with in_group(cluster) as consumer:
             consumer.subscribe(["t"])
             await anext(consumer)
-            cluster.answers[ApiKey.OFFSET_COMMIT] = lambda _: answer(
-                {0: ErrorCode.unknown_topic_or_partition}
-            )
+            cluster.answers[ApiKey.OFFSET_COMMIT] = lambda _: answer({0: ErrorCode.unknown_topic_or_partition})
             consumer.subscribe(["t", "u"])
             began = asyncio.get_running_loop().time()
             while consumer.group_metadata().generation_id == 1:
@@ -94,9 +88,7 @@ def test_a_cancelled_poll_does_not_cancel_the_commit_before_a_rebalance() -> Non
             consumer.subscribe(["t"], on_revoked=lambda _: told.append(f"revoked at {cluster.committed}"))
             await anext(consumer)
             cluster.answers[ApiKey.OFFSET_COMMIT] = slowly
-            cluster.answers[ApiKey.HEARTBEAT] = lambda _: {
-                "error_code": ErrorCode.rebalance_in_progress.value
-            }
+            cluster.answers[ApiKey.HEARTBEAT] = lambda _: {"error_code": ErrorCode.rebalance_in_progress.value}
             await asyncio.sleep(4)
             for _ in range(3):
                 with pytest.raises(TimeoutError):
@@ -130,9 +122,7 @@ def test_offsets_of_one_generation_are_not_committed_in_the_name_of_the_next() -
         positions.subscribe(["t"])
         positions.set_assignment([HERE])
         offsets = GroupOffsets(cluster, "g")
-        fetch_manager = FetchManager(
-            cluster, positions, offsets, asyncio.Event(), isolation_level=0, fetch_settings={}
-        )
+        fetch_manager = FetchManager(cluster, positions, offsets, asyncio.Event(), isolation_level=0, fetch_settings={})
         commits = ConsumerCoordinator(offsets, member, positions, fetch_manager, auto_commit_interval_ms=0)
         member.membership.generation = Generation(1, "m1", "range")
         under_way = asyncio.create_task(commits.commit({HERE: OffsetAndMetadata(50)}))

@@ -146,9 +146,7 @@ def test_the_poll_after_a_failed_commit_rejoins() -> None:
                 on_lost=lambda _: told.append("lost"),
             )
             await anext(consumer)
-            cluster.answers[ApiKey.OFFSET_COMMIT] = lambda _: cluster.commit_response(
-                ErrorCode.unknown_member_id
-            )
+            cluster.answers[ApiKey.OFFSET_COMMIT] = lambda _: cluster.commit_response(ErrorCode.unknown_member_id)
             with pytest.raises(CommitFailedError):
                 await consumer.commit()
             assert (await anext(consumer)).offset == 0
@@ -240,9 +238,7 @@ def test_a_callback_error_is_raised_from_poll_and_the_partitions_are_revoked() -
             consumer.subscribe(["t"], on_revoked=failing)
             while not consumer.assignment:
                 await consumer.poll(100)
-            cluster.answers[ApiKey.HEARTBEAT] = lambda _: {
-                "error_code": ErrorCode.rebalance_in_progress.value
-            }
+            cluster.answers[ApiKey.HEARTBEAT] = lambda _: {"error_code": ErrorCode.rebalance_in_progress.value}
             await asyncio.sleep(4)
             with pytest.raises(ZeroDivisionError):
                 await consumer.poll(1_000)
@@ -327,8 +323,7 @@ class Halved(ScriptedCluster):
 
 @pytest.mark.parametrize("committed", [{}, {0: 0}])
 @pytest.mark.parametrize(
-    ("leader", "other"),
-    [(-1, TopicPartition("t", 1)), (2, TopicPartition("t", 1)), (1, TopicPartition("u", 0))],
+    ("leader", "other"), [(-1, TopicPartition("t", 1)), (2, TopicPartition("t", 1)), (1, TopicPartition("u", 0))]
 )
 def test_a_failed_offset_lookup_does_not_block_other_partitions(
     leader: int, other: TopicPartition, committed: dict[int, int]

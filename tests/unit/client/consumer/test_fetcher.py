@@ -26,15 +26,7 @@ from moldau.records.control_records import EndTransaction, control_batch
 from moldau.records.record import Record
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
-from support.scripted_broker import (
-    NODE,
-    Disconnect,
-    Hang,
-    ReceivedRequest,
-    ScriptedBroker,
-    ScriptedResponse,
-    Tree,
-)
+from support.scripted_broker import NODE, Disconnect, Hang, ReceivedRequest, ScriptedBroker, ScriptedResponse, Tree
 from support.scripted_cluster import HERE, ScriptedCluster, message, run
 
 ORDERS = TopicPartition("orders", 0)
@@ -132,14 +124,8 @@ def values(fetched: CompletedFetch) -> list[str]:
         fails(ErrorCode.unknown_topic_or_partition),
         fails(ErrorCode.kafka_storage_error),
         fails(ErrorCode.unknown_server_error),
-        lambda received: {
-            **answer(received),
-            "error_code": int(ErrorCode.unknown_server_error),
-        },
-        lambda received: {
-            **answer(received),
-            "error_code": int(ErrorCode.fetch_session_id_not_found),
-        },
+        lambda received: {**answer(received), "error_code": int(ErrorCode.unknown_server_error)},
+        lambda received: {**answer(received), "error_code": int(ErrorCode.fetch_session_id_not_found)},
     ],
 )
 def test_a_retriable_fetch_error_is_retried_with_fresh_metadata(
@@ -150,9 +136,7 @@ def test_a_retriable_fetch_error_is_retried_with_fresh_metadata(
         fetched = await take(fetcher)
         assert (fetched.error, values(fetched)) == (None, ["a", "b"])
         received = [
-            each.request.topics[0].partitions[0].fetch_offset
-            for each in broker.received_requests
-            if each.api == 1
+            each.request.topics[0].partitions[0].fetch_offset for each in broker.received_requests if each.api == 1
         ]
         assert received[:3] == [3, 3, 3]
         assert broker.count(ApiKey.METADATA) > 1
@@ -192,8 +176,7 @@ def test_a_leader_gets_the_next_fetch_only_after_its_response_was_taken() -> Non
         while broker.count(ApiKey.FETCH) < 2:
             await asyncio.sleep(0)
         again = {
-            each.partition: each.fetch_offset
-            for each in broker.received_requests[-1].request.topics[0].partitions
+            each.partition: each.fetch_offset for each in broker.received_requests[-1].request.topics[0].partitions
         }
         assert again == {0: 1, 1: 0}
 
@@ -206,10 +189,7 @@ def test_partitions_that_brought_something_go_to_the_end_of_the_line() -> None:
         await take(fetcher)
         while broker.count(ApiKey.FETCH) < 2:
             await asyncio.sleep(0)
-        assert [each.partition for each in broker.received_requests[-1].request.topics[0].partitions] == [
-            1,
-            0,
-        ]
+        assert [each.partition for each in broker.received_requests[-1].request.topics[0].partitions] == [1, 0]
 
     with_fetcher(test, in_turn([gives(batch(0, "a"))]))
 
@@ -410,11 +390,7 @@ def test_fetches_are_limited_to_the_free_buffer() -> None:
         assert broker.received_requests[-1].request.max_bytes == 5_000
 
     with_fetcher(
-        test,
-        in_turn([gives(batch(0, "a"))]),
-        max_bytes=8_000,
-        buffered_bytes_max=5_000,
-        partition_max_bytes=1_000,
+        test, in_turn([gives(batch(0, "a"))]), max_bytes=8_000, buffered_bytes_max=5_000, partition_max_bytes=1_000
     )
 
 
@@ -432,12 +408,7 @@ def test_buffered_batches_of_a_paused_partition_do_not_starve_others() -> None:
 
     with_fetcher(
         test,
-        in_turn(
-            [
-                gives(batch(0, "a" * 2_000)),
-                lambda received: answer(received, {1: {"records": batch(0, "b")}}),
-            ]
-        ),
+        in_turn([gives(batch(0, "a" * 2_000)), lambda received: answer(received, {1: {"records": batch(0, "b")}})]),
         max_bytes=2_000,
         buffered_bytes_max=2_000,
         partition_max_bytes=1_000,
@@ -546,9 +517,7 @@ def test_a_gap_before_the_end_is_skipped_after_repeated_empty_responses(
         assert waits_ms == [0, 0, *[500] * (EMPTY_RESPONSES_MIN - 1)]
 
     with_fetcher(
-        test,
-        in_turn([gives(batch(0, "a")), *[gives()] * EMPTY_RESPONSES_MIN]),
-        isolation_level=isolation_level,
+        test, in_turn([gives(batch(0, "a")), *[gives()] * EMPTY_RESPONSES_MIN]), isolation_level=isolation_level
     )
 
 
@@ -574,9 +543,7 @@ def test_empty_responses_for_a_while_lose_no_records(slow_s: float, answer_s: fl
         async with Fetcher(cluster) as fetcher:
             fetcher.assign({HERE: 0}, until={HERE: 3})
             taken = await read_all(fetcher)
-            assert [(values(each), each.next_offset, each.is_empty) for each in taken] == [
-                (["a", "b", "c"], 3, False)
-            ]
+            assert [(values(each), each.next_offset, each.is_empty) for each in taken] == [(["a", "b", "c"], 3, False)]
             assert cluster.fetches < 20
 
     run(scenario)
@@ -607,16 +574,10 @@ def test_a_bounded_read_waits_for_the_high_watermark(isolation_level: int, marks
         received = [each.request.max_wait for each in broker.received_requests if each.api is ApiKey.FETCH]
         assert received == [0, 500, 500]
 
-    with_fetcher(
-        test,
-        in_turn([gives(**marks), gives(**marks), gives(batch(9, "j"))]),
-        isolation_level=isolation_level,
-    )
+    with_fetcher(test, in_turn([gives(**marks), gives(**marks), gives(batch(9, "j"))]), isolation_level=isolation_level)
 
 
-def test_an_empty_partition_behind_full_ones_is_not_taken_as_empty(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_empty_partition_behind_full_ones_is_not_taken_as_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte limit leaves the last partitions of a response empty, whatever is in their logs."""
     monkeypatch.setattr(partition_reading, "EMPTY_DURATION_MIN_S", 0)
     monkeypatch.setattr(partition_reading, "EMPTY_RESPONSES_MIN", 1)
@@ -682,9 +643,7 @@ async def waits_at_the_broker(broker: ScriptedBroker, fetcher: Fetcher) -> None:
 
 
 @pytest.mark.parametrize("leave", [lambda it: it.assign({ORDERS: 50}), lambda it: it.seek(ORDERS, 50)])
-def test_an_abandoned_long_poll_does_not_block_later_fetches(
-    leave: Callable[[Fetcher], None],
-) -> None:
+def test_an_abandoned_long_poll_does_not_block_later_fetches(leave: Callable[[Fetcher], None]) -> None:
     async def test(broker: ScriptedBroker, fetcher: Fetcher) -> None:
         await waits_at_the_broker(broker, fetcher)
         leave(fetcher)
@@ -798,9 +757,7 @@ def test_a_fetch_cancelled_before_its_start_releases_its_reservation() -> None:
 def contents(
     data: bytes, position: int = 0, isolation: int = READ_UNCOMMITTED, aborted: Sequence[Message] = ()
 ) -> tuple[list[int], int, ErrorCode | None]:
-    found = parse_batches(
-        ORDERS, Message(records=memoryview(data), aborted_transactions=aborted), position, isolation
-    )
+    found = parse_batches(ORDERS, Message(records=memoryview(data), aborted_transactions=aborted), position, isolation)
     code = None if found.error is None else found.error.code
     return [each.base_offset for each in found.batches], found.next_offset, code
 

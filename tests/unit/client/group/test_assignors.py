@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moldau.client.group.assignors import (
-    NO_ASSIGNMENT,
-    Assignments,
-    PreviousAssignment,
-    SubscribedMember,
-    get_assignor,
-)
+from moldau.client.group.assignors import NO_ASSIGNMENT, Assignments, PreviousAssignment, SubscribedMember, get_assignor
 from moldau.wire.consumer_protocol import Partition, Subscription
 
 NAMES = ["range", "roundrobin", "sticky", "cooperative-sticky"]
@@ -32,17 +26,13 @@ same_wants = st.tuples(
 Wants = dict[str, list[str]]
 
 
-def members(
-    name: str, wanted: Wants, had: dict[str, PreviousAssignment] | None = None
-) -> list[SubscribedMember]:
+def members(name: str, wanted: Wants, had: dict[str, PreviousAssignment] | None = None) -> list[SubscribedMember]:
     """Members as they would come to the leader: eager ones own nothing any more, and say what they had."""
     assignor = get_assignor(name)
     found = []
     for who, topics in wanted.items():
         before = (had or {}).get(who, NO_ASSIGNMENT)
-        owned = (
-            tuple(each for each in before.partitions if each[0] in topics) if assignor.is_cooperative else ()
-        )
+        owned = tuple(each for each in before.partitions if each[0] in topics) if assignor.is_cooperative else ()
         data = assignor.user_data(before)
         found.append(SubscribedMember(who, Subscription(tuple(topics), data, owned, before.generation_id)))
     return found
@@ -72,9 +62,7 @@ def previous_assignment(assigned: Assignments, generation: int = 1) -> dict[str,
 def everything(partition_counts: dict[str, int], wanted: Wants) -> list[Partition]:
     topics = {topic for some in wanted.values() for topic in some}
     return [
-        (topic, index)
-        for topic in sorted(topics & set(partition_counts))
-        for index in range(partition_counts[topic])
+        (topic, index) for topic in sorted(topics & set(partition_counts)) for index in range(partition_counts[topic])
     ]
 
 
@@ -134,9 +122,7 @@ def test_a_leaving_member_moves_only_its_own_partitions(
 @pytest.mark.parametrize("name", STICKY)
 @given(partition_counts=counts, wanted=same_wants)
 @settings(max_examples=60)
-def test_a_new_member_takes_only_its_share(
-    name: str, partition_counts: dict[str, int], wanted: Wants
-) -> None:
+def test_a_new_member_takes_only_its_share(name: str, partition_counts: dict[str, int], wanted: Wants) -> None:
     before = settled(name, partition_counts, wanted, {})
     more = {**wanted, "new": next(iter(wanted.values()))}
     after = settled(name, partition_counts, more, previous_assignment(before))
@@ -147,9 +133,7 @@ def test_a_new_member_takes_only_its_share(
 @pytest.mark.parametrize("name", STICKY)
 @given(partition_counts=counts, wanted=wants)
 @settings(max_examples=60)
-def test_an_unchanged_group_moves_no_partition(
-    name: str, partition_counts: dict[str, int], wanted: Wants
-) -> None:
+def test_an_unchanged_group_moves_no_partition(name: str, partition_counts: dict[str, int], wanted: Wants) -> None:
     before = settled(name, partition_counts, wanted, {})
     assert settled(name, partition_counts, wanted, previous_assignment(before)) == before
 
@@ -169,9 +153,7 @@ def test_no_partition_is_reassigned_before_it_is_revoked(
 
 @given(partition_counts=counts, before=wants, wanted=wants)
 @settings(max_examples=60)
-def test_no_chain_of_moves_would_be_more_even(
-    partition_counts: dict[str, int], before: Wants, wanted: Wants
-) -> None:
+def test_no_chain_of_moves_would_be_more_even(partition_counts: dict[str, int], before: Wants, wanted: Wants) -> None:
     """Whom a member's partitions could reach, directly or through others, has at most one fewer than it."""
     had = previous_assignment(settled("sticky", partition_counts, before, {}))
     assigned = settled("sticky", partition_counts, wanted, had)
@@ -218,10 +200,7 @@ def test_static_members_keep_their_place_when_their_ids_change(name: str) -> Non
 
 
 def test_the_newest_generation_is_believed() -> None:
-    had = {
-        "m1": PreviousAssignment((("a", 0), ("a", 1)), 5),
-        "m2": PreviousAssignment((("a", 0), ("a", 1)), 4),
-    }
+    had = {"m1": PreviousAssignment((("a", 0), ("a", 1)), 5), "m2": PreviousAssignment((("a", 0), ("a", 1)), 4)}
     wanted = {"m1": ["a"], "m2": ["a"]}
     assigned = get_assignor("sticky").assign({"a": 2}, members("sticky", wanted, had))
     assert assigned["m1"] == [("a", 0)]

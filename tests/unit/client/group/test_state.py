@@ -67,15 +67,11 @@ def assignment(*partitions: Partition) -> bytes:
     return encode_assignment(Assignment(partitions))
 
 
-def joined(
-    who: MembershipManager, attempt: int, generation_id: int = 1, protocol: str = "range"
-) -> list[Effect]:
+def joined(who: MembershipManager, attempt: int, generation_id: int = 1, protocol: str = "range") -> list[Effect]:
     return who.step(0, JoinResponse(attempt, ErrorCode.none, generation_id, "m1", "other", protocol))
 
 
-def stable(
-    *assignors: str, partitions: tuple[Partition, ...] = ORDERS, **options: str | None
-) -> MembershipManager:
+def stable(*assignors: str, partitions: tuple[Partition, ...] = ORDERS, **options: str | None) -> MembershipManager:
     who = member(*assignors, **options)  # type: ignore[arg-type]
     who.step(0, SubscriptionChanged(("orders",)))
     who.step(0, UserPoll())
@@ -105,11 +101,7 @@ def test_a_join_carries_the_subscription_for_each_assignor() -> None:
     who.step(0, CoordinatorFound(7))
     [join] = who.step(0, UserPoll())
     assert isinstance(join, SendJoin)
-    assert (join.coordinator, join.member_id, join.timeout_ms) == (
-        7,
-        "",
-        300_000 + JOIN_GROUP_TIMEOUT_LAPSE_MS,
-    )
+    assert (join.coordinator, join.member_id, join.timeout_ms) == (7, "", 300_000 + JOIN_GROUP_TIMEOUT_LAPSE_MS)
     assert [name for name, _ in join.protocols] == ["range", "cooperative-sticky"]
     assert {decode_subscription(data) for _, data in join.protocols} == {Subscription(("a", "b"))}
 
@@ -203,9 +195,7 @@ def test_a_restarted_static_leader_detects_new_partitions() -> None:
     members = [SubscribedMember("m1", Subscription(("orders",), None, ORDERS[:1], 1), "static")]
     shares = dict(perform_assignment(get_assignor("cooperative-sticky"), {"orders": 1}, members, "m1"))
     assert joins_again(came_back(shares["m1"], leads=True))
-    same = encode_assignment(
-        Assignment(ORDERS[:1], encode_user_data(AssignmentUserData(False, {"orders": 2})))
-    )
+    same = encode_assignment(Assignment(ORDERS[:1], encode_user_data(AssignmentUserData(False, {"orders": 2}))))
     assert not joins_again(came_back(same, leads=True))
 
 
@@ -218,9 +208,7 @@ def test_members_that_are_not_static_leave_no_note() -> None:
         assert decode_assignment(data).user_data is None
 
 
-@pytest.mark.parametrize(
-    "data", [None, b"", b"\x00\x01", b"[]", b"3", b'{"partition_counts":[1]}', b'{"a":1}']
-)
+@pytest.mark.parametrize("data", [None, b"", b"\x00\x01", b"[]", b"3", b'{"partition_counts":[1]}', b'{"a":1}'])
 def test_user_data_of_other_clients_is_ignored(data: bytes | None) -> None:
     assert decode_user_data(data) == NO_USER_DATA
 
@@ -267,9 +255,7 @@ def test_a_failed_assignment_is_raised(answer: JoinResponse) -> None:
     assert fail.error.code == ErrorCode.inconsistent_group_protocol
 
 
-@pytest.mark.parametrize(
-    "data", [b"\x00", assignment(("payments", 0))], ids=["no assignment", "a topic of others"]
-)
+@pytest.mark.parametrize("data", [b"\x00", assignment(("payments", 0))], ids=["no assignment", "a topic of others"])
 def test_an_assignment_that_cannot_be_is_not_taken(data: bytes) -> None:
     who = member()
     who.step(0, SubscriptionChanged(("orders",)))
@@ -383,9 +369,7 @@ def test_heartbeats_start_with_the_join_response() -> None:
     [heartbeat_id] = who.step(3_000, HeartbeatTick())
     assert isinstance(heartbeat_id, SendHeartbeat)
     assert heartbeat_id.generation.generation_id == 2
-    assert (
-        who.step(3_000, HeartbeatResponse(heartbeat_id.heartbeat_id, ErrorCode.rebalance_in_progress)) == []
-    )
+    assert who.step(3_000, HeartbeatResponse(heartbeat_id.heartbeat_id, ErrorCode.rebalance_in_progress)) == []
     assert who.state is MemberState.SYNCING
 
 
@@ -458,15 +442,7 @@ def test_the_next_poll_time_is_known() -> None:
     assert who.next_poll_at_ms() is None
     join = rejoining(who)
     assert who.next_poll_at_ms() is None
-    for attempt, exponential_backoff_ms in (
-        (0, 0),
-        (1, 100),
-        (2, 200),
-        (3, 400),
-        (4, 800),
-        (5, 1_000),
-        (6, 1_000),
-    ):
+    for attempt, exponential_backoff_ms in ((0, 0), (1, 100), (2, 200), (3, 400), (4, 800), (5, 1_000), (6, 1_000)):
         who.step(0, JoinResponse(join.attempt, ErrorCode.coordinator_load_in_progress))
         assert who.next_poll_at_ms() == exponential_backoff_ms, attempt
         [again] = who.step(exponential_backoff_ms, UserPoll())
@@ -594,12 +570,8 @@ class AnyLife(RuleBasedStateMachine):
         self.step(CoordinatorFound(node_id) if none else CoordinatorNotFound(code))
 
     @precondition(lambda self: self.joins)
-    @rule(
-        code=CODES, generation_id=st.integers(0, 5), leads=st.booleans(), skip=st.booleans(), data=st.data()
-    )
-    def answer_join(
-        self, code: ErrorCode, generation_id: int, leads: bool, skip: bool, data: st.DataObject
-    ) -> None:
+    @rule(code=CODES, generation_id=st.integers(0, 5), leads=st.booleans(), skip=st.booleans(), data=st.data())
+    def answer_join(self, code: ErrorCode, generation_id: int, leads: bool, skip: bool, data: st.DataObject) -> None:
         join = data.draw(st.sampled_from(self.joins[-2:]))
         protocol, metadata = join.protocols[0]
         members = (JoinGroupMember("m1", None, metadata),)
@@ -646,9 +618,7 @@ class AnyLife(RuleBasedStateMachine):
             again_ms = self.who.next_heartbeat_at_ms()
             assert again_ms is None or again_ms > self.now_ms
 
-    @rule(
-        partitions=st.sampled_from([(("orders", 0),), (("orders", 0), ("orders", 1)), (("orders", 1),), ()])
-    )
+    @rule(partitions=st.sampled_from([(("orders", 0),), (("orders", 0), ("orders", 1)), (("orders", 1),), ()]))
     def settle(self, partitions: tuple[Partition, ...]) -> None:
         """A member whose requests succeed joins the group from any state."""
         self.step(SubscriptionChanged(("orders",)))

@@ -10,13 +10,7 @@ import pytest
 
 from moldau.client.admin.admin import Admin
 from moldau.client.consumer.offset_lookup import EARLIEST, list_offsets
-from moldau.client.errors import (
-    ClientClosedError,
-    ConnectionLostError,
-    ErrorCode,
-    KafkaError,
-    RequestTimedOutError,
-)
+from moldau.client.errors import ClientClosedError, ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError
 from moldau.client.net.cluster import Cluster, parse_bootstrap
 from moldau.client.net.connection import Connection
 from moldau.client.net.connection_pool import BrokerConnections
@@ -27,15 +21,7 @@ from moldau.testing import Broker
 from moldau.testing.simulation.platform.loop import SimulatedLoop
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
-from support.scripted_broker import (
-    NODE,
-    Disconnect,
-    Hang,
-    ReceivedRequest,
-    ScriptedBroker,
-    ScriptedResponse,
-    Tree,
-)
+from support.scripted_broker import NODE, Disconnect, Hang, ReceivedRequest, ScriptedBroker, ScriptedResponse, Tree
 
 ORDERS = TopicPartition("orders", 0)
 PATIENCE_MS = 10_000
@@ -148,27 +134,21 @@ class Talk(Silence):
 class Mute(Talk):
     """A node that responds to Metadata requests only."""
 
-    async def call(
-        self, api: ApiKey, tree: Any, *, timeout_ms: int, version_max: int | None = None
-    ) -> Message:
+    async def call(self, api: ApiKey, tree: Any, *, timeout_ms: int, version_max: int | None = None) -> Message:
         if api is not ApiKey.METADATA:
             return await Silence.call(self, api, tree, timeout_ms=timeout_ms)
         return Message(error_code=0, brokers=BROKERS, cluster_id="c", controller_id=1, topics=[])
 
 
 class Well(Mute):
-    async def call(
-        self, api: ApiKey, tree: Any, *, timeout_ms: int, version_max: int | None = None
-    ) -> Message:
+    async def call(self, api: ApiKey, tree: Any, *, timeout_ms: int, version_max: int | None = None) -> Message:
         if api is not ApiKey.METADATA:
             found = Message(node_id=2, error_code=0, error_message=None)
             return Message(coordinators=[found])
         return await super().call(api, tree, timeout_ms=timeout_ms)
 
 
-BROKERS = [
-    Message(node_id=number, host=host, port=9092, rack=None) for number, host in ((1, "mute"), (2, "well"))
-]
+BROKERS = [Message(node_id=number, host=host, port=9092, rack=None) for number, host in ((1, "mute"), (2, "well"))]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -187,9 +167,7 @@ def test_a_coordinator_is_found_although_one_node_hangs(monkeypatch: pytest.Monk
         assert runner.run(find()) < 16
 
 
-def test_a_recently_failed_node_is_tried_last_even_if_connected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_recently_failed_node_is_tried_last_even_if_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def connect(host: str, port: int, **_: Any) -> Silence:
         return Silence(host, port)
 
@@ -226,9 +204,7 @@ def start_in_virtual_time(monkeypatch: pytest.MonkeyPatch, servers: str) -> tupl
     """How many seconds a cluster with a timeout of 30 takes to start, and whether it does. Servers called `deaf` take
     no connection, those called `silent` take one and say nothing."""
 
-    async def connect(
-        host: str, port: int, *, client_id: str, timeout_ms: int, channel_security: None
-    ) -> Silence:
+    async def connect(host: str, port: int, *, client_id: str, timeout_ms: int, channel_security: None) -> Silence:
         if host.startswith("deaf"):
             await asyncio.sleep(timeout_ms / 1000)
             raise RequestTimedOutError(host)
@@ -251,18 +227,14 @@ def start_in_virtual_time(monkeypatch: pytest.MonkeyPatch, servers: str) -> tupl
 
 
 @pytest.mark.parametrize("servers", ["deaf1,deaf2,deaf3", "silent1,silent2,silent3", "deaf1,silent2"])
-def test_many_servers_that_hang_take_no_longer_than_one(
-    monkeypatch: pytest.MonkeyPatch, servers: str
-) -> None:
+def test_many_servers_that_hang_take_no_longer_than_one(monkeypatch: pytest.MonkeyPatch, servers: str) -> None:
     took_s, has_started = start_in_virtual_time(monkeypatch, servers)
     assert not has_started
     assert took_s < 30.1
 
 
 @pytest.mark.parametrize("servers", ["deaf1,well", "silent1,well", "deaf1,silent2,well"])
-def test_a_server_that_hangs_leaves_time_for_the_others(
-    monkeypatch: pytest.MonkeyPatch, servers: str
-) -> None:
+def test_a_server_that_hangs_leaves_time_for_the_others(monkeypatch: pytest.MonkeyPatch, servers: str) -> None:
     took_s, has_started = start_in_virtual_time(monkeypatch, servers)
     assert has_started
     # Nor is it waited for a second time.
@@ -364,9 +336,7 @@ def test_a_deleted_topic_disappears() -> None:
 def test_metadata_listeners_are_notified_of_changes_only() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         heard: list[list[int]] = []
-        forget = cluster.on_update(
-            lambda: heard.append([len(topic.partitions) for topic in cluster.topics.values()])
-        )
+        forget = cluster.on_update(lambda: heard.append([len(topic.partitions) for topic in cluster.topics.values()]))
         cluster.track(["orders"])
         await cluster.refresh()
         await cluster.refresh()
@@ -422,9 +392,7 @@ def test_a_deleted_topic_is_removed_from_the_metadata(all_topics: bool) -> None:
     partition = Message(
         partition_index=0, leader_id=1, leader_epoch=5, replica_nodes=[1], isr_nodes=[1], offline_replicas=[]
     )
-    orders = Message(
-        name="orders", error_code=0, topic_id=UUID(int=1), partitions=[partition], is_internal=False
-    )
+    orders = Message(name="orders", error_code=0, topic_id=UUID(int=1), partitions=[partition], is_internal=False)
     metadata = Metadata()
     metadata.update(told(orders), all_topics=False)
     metadata.update(told(Message(name="orders", error_code=3)), all_topics=False)
@@ -674,13 +642,7 @@ def test_closing_a_cluster_leaves_no_task_running() -> None:
 def test_invalid_list_offsets_responses_are_errors() -> None:
     def offsets(*partitions: int) -> Tree:
         told = [
-            {
-                "partition_index": each,
-                "error_code": 0,
-                "offset": each + 10,
-                "timestamp": -1,
-                "leader_epoch": 0,
-            }
+            {"partition_index": each, "error_code": 0, "offset": each + 10, "timestamp": -1, "leader_epoch": 0}
             for each in partitions
         ]
         return {"throttle_time": 0, "topics": [{"name": "orders", "partitions": told}]}

@@ -8,25 +8,12 @@ from typing import Any
 import pytest
 
 from moldau.client.errors import ConnectionLostError, RequestTimedOutError, UnsupportedVersionError
-from moldau.client.net.api_versions import (
-    SUPPORTED_VERSIONS,
-    VersionRange,
-    check_version_usable,
-    latest_usable_version,
-)
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS, VersionRange, check_version_usable, latest_usable_version
 from moldau.client.net.connection import Connection
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.schema import message_type
-from support.scripted_broker import (
-    Disconnect,
-    Hang,
-    ReceivedRequest,
-    ScriptedBroker,
-    ScriptedResponse,
-    Tree,
-    api_keys,
-)
+from support.scripted_broker import Disconnect, Hang, ReceivedRequest, ScriptedBroker, ScriptedResponse, Tree, api_keys
 
 METADATA: Tree = {
     "topics": None,
@@ -41,9 +28,7 @@ async def connect(broker: ScriptedBroker, **settings: Any) -> Connection:
     return await Connection.open("127.0.0.1", broker.port, timeout_ms=TIMEOUT_MS, **settings)
 
 
-def with_broker(
-    test: Callable[[ScriptedBroker, Connection], Coroutine[Any, Any, None]], **settings: Any
-) -> None:
+def with_broker(test: Callable[[ScriptedBroker, Connection], Coroutine[Any, Any, None]], **settings: Any) -> None:
     async def main() -> None:
         async with ScriptedBroker(**settings) as broker:
             connection = await connect(broker)
@@ -68,13 +53,8 @@ def test_every_version_the_client_speaks_has_a_schema() -> None:
 def test_the_highest_version_of_both_is_chosen() -> None:
     ours = SUPPORTED_VERSIONS[ApiKey.METADATA]
     assert latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, 99)}) == ours.maximum
-    assert (
-        latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, ours.minimum)})
-        == ours.minimum
-    )
-    assert (
-        latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, 99)}, version_max=11) == 11
-    )
+    assert latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, ours.minimum)}) == ours.minimum
+    assert latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, 99)}, version_max=11) == 11
 
 
 @pytest.mark.parametrize("theirs", [VersionRange(0, 2), VersionRange(90, 99)])
@@ -117,9 +97,7 @@ def test_an_exact_version_is_used_or_rejected() -> None:
 def test_nodes_may_use_versions_that_the_client_does_not() -> None:
     assert SUPPORTED_VERSIONS[ApiKey.FETCH].maximum < 17
     check_version_usable(ApiKey.FETCH, {ApiKey.FETCH: VersionRange(4, 17)}, 17)
-    with pytest.raises(
-        UnsupportedVersionError, match="FETCH: version 18 is needed, the broker supports 4-17"
-    ):
+    with pytest.raises(UnsupportedVersionError, match="FETCH: version 18 is needed, the broker supports 4-17"):
         check_version_usable(ApiKey.FETCH, {ApiKey.FETCH: VersionRange(4, 17)}, 18)
 
 
@@ -133,9 +111,7 @@ def test_api_versions_is_sent_again_in_the_version_of_an_older_broker(theirs: Ve
 
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
         assert [each.version for each in broker.received_requests] == [4, theirs.maximum]
-        assert (
-            await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
-        ).cluster_id == "scripted"
+        assert (await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)).cluster_id == "scripted"
 
     with_broker(test, scripts={ApiKey.API_VERSIONS: api_versions})
 
@@ -146,9 +122,7 @@ def test_an_unsupported_api_is_an_error_without_closing_the_connection() -> None
             await connection.call(ApiKey.DELETE_GROUPS, {"groups_names": []}, timeout_ms=TIMEOUT_MS)
         await connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
 
-    with_broker(
-        test, versions={ApiKey.METADATA: VersionRange(0, 12), ApiKey.API_VERSIONS: VersionRange(0, 4)}
-    )
+    with_broker(test, versions={ApiKey.METADATA: VersionRange(0, 12), ApiKey.API_VERSIONS: VersionRange(0, 4)})
 
 
 # Order
@@ -159,14 +133,7 @@ def test_pipelined_requests_get_their_own_responses() -> None:
         if received.request.coordinator_keys == ["0"]:
             await asyncio.sleep(0.02)
         key = received.request.coordinator_keys[0]
-        found = {
-            "key": key,
-            "node_id": int(key),
-            "host": "",
-            "port": 1,
-            "error_code": 0,
-            "error_message": None,
-        }
+        found = {"key": key, "node_id": int(key), "host": "", "port": 1, "error_code": 0, "error_message": None}
         return {"throttle_time": 0, "coordinators": [found]}
 
     async def test(broker: ScriptedBroker, connection: Connection) -> None:

@@ -40,9 +40,7 @@ def test_librdkafka_and_this_client_agree_on_partitions() -> None:
         producer = ConfluentProducer({"bootstrap.servers": broker.bootstrap, "partitioner": "murmur2_random"})
         for key in keys:
             producer.produce(
-                "keyed",
-                key=key,
-                on_delivery=lambda _, message: chosen.update({message.key(): message.partition()}),
+                "keyed", key=key, on_delivery=lambda _, message: chosen.update({message.key(): message.partition()})
             )
         assert producer.flush(20) == 0
     assert chosen == {key: partition_of_key(key, 7) for key in keys}

@@ -65,9 +65,7 @@ def batches(broker: ScriptedBroker) -> list[Batch]:
 
 
 def with_producer(
-    test: Callable[[ScriptedBroker, Producer], Coroutine[Any, Any, None]],
-    scripts: dict[ApiKey, Any],
-    **settings: Any,
+    test: Callable[[ScriptedBroker, Producer], Coroutine[Any, Any, None]], scripts: dict[ApiKey, Any], **settings: Any
 ) -> None:
     async def main() -> None:
         async with asyncio.timeout(DEADLINE_S), ScriptedBroker(scripts, topics={"orders": 1}) as broker:
@@ -106,14 +104,10 @@ def test_a_failed_batch_is_resent_unchanged(failure: Callable[[ReceivedRequest],
 def test_a_batch_without_a_response_is_resent_on_a_new_connection() -> None:
     async def test(broker: ScriptedBroker, producer: Producer) -> None:
         await (await producer.send("orders", b"x"))
-        connections = [
-            received.connection for received in broker.received_requests if received.api is ApiKey.PRODUCE
-        ]
+        connections = [received.connection for received in broker.received_requests if received.api is ApiKey.PRODUCE]
         assert len(set(connections)) == 2
 
-    with_producer(
-        test, {ApiKey.PRODUCE: in_turn([lambda _: Hang])}, request_timeout_ms=50, retry_backoff_max_ms=1
-    )
+    with_producer(test, {ApiKey.PRODUCE: in_turn([lambda _: Hang])}, request_timeout_ms=50, retry_backoff_max_ms=1)
 
 
 def test_a_fatal_broker_error_is_reported() -> None:
@@ -283,9 +277,7 @@ def test_invalid_topics_are_rejected(topic: Any) -> None:
     with_producer(test, {})
 
 
-def test_a_batch_that_cannot_be_encoded_fails_without_blocking_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_batch_that_cannot_be_encoded_fails_without_blocking_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(records: list[Record], **settings: Any) -> bytes:
         if any(each.value == b"bad" for each in records):
             raise ZeroDivisionError
@@ -439,8 +431,7 @@ def test_without_acknowledgements_the_socket_holds_the_producer_back() -> None:
             await producer.send("orders", bytes(50_000))
         await producer.flush()
         while (
-            broker.count(ApiKey.PRODUCE) < len(batches(broker))
-            or sum(batch.count for batch in batches(broker)) < 200
+            broker.count(ApiKey.PRODUCE) < len(batches(broker)) or sum(batch.count for batch in batches(broker)) < 200
         ):
             await asyncio.sleep(0)
 
@@ -448,8 +439,7 @@ def test_without_acknowledgements_the_socket_holds_the_producer_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"acks": 2}, {"acks": 1}, {"max_in_flight": 6}, {"max_in_flight": 0}, {"compression": "rar"}],
+    "settings", [{"acks": 2}, {"acks": 1}, {"max_in_flight": 6}, {"max_in_flight": 0}, {"compression": "rar"}]
 )
 def test_invalid_settings_are_rejected(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"acks|compression"):

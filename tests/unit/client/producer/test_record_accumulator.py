@@ -59,9 +59,7 @@ def batches(to: RecordAccumulator, *values: str, partition: TopicPartition = ORD
 
 
 def values(batch: ProducerBatch) -> list[str]:
-    return [
-        record.value.decode() for record in iterate_records(Batch(batch.data)) if record.value is not None
-    ]
+    return [record.value.decode() for record in iterate_records(Batch(batch.data)) if record.value is not None]
 
 
 def known(to: RecordAccumulator, partition: TopicPartition = ORDERS) -> None:
@@ -70,9 +68,7 @@ def known(to: RecordAccumulator, partition: TopicPartition = ORDERS) -> None:
     to.complete_batch(to.drain_next(partition), 0)
 
 
-def take_all(
-    to: RecordAccumulator, partition: TopicPartition = ORDERS, now_ms: int = 10_000
-) -> list[ProducerBatch]:
+def take_all(to: RecordAccumulator, partition: TopicPartition = ORDERS, now_ms: int = 10_000) -> list[ProducerBatch]:
     taken = []
     while partition in to.ready_partitions(now_ms):
         taken.append(to.drain_next(partition))
@@ -95,9 +91,7 @@ def test_a_batch_that_cannot_be_encoded_leaves_no_sequence_gap() -> None:
             to.drain_next(ORDERS)
     assert not to.is_complete(to.close_batches())
     error = KafkaError(ErrorCode.invalid_record)
-    assert [(each.batch.payload.handles, each.error) for each in to.fail_next(ORDERS, error)] == [
-        (["broken"], error)
-    ]
+    assert [(each.batch.payload.handles, each.error) for each in to.fail_next(ORDERS, error)] == [(["broken"], error)]
     (following,) = take_all(to)
     assert sequences(following) == [(0, 1)]
     to.complete_batch(following, 1)
@@ -298,10 +292,7 @@ def test_a_possibly_written_batch_is_not_resent_in_a_new_epoch() -> None:
     mine.fail_batch(two, LOST, 0, 0)
     again = mine.drain_next(ORDERS)
     outcomes = mine.fail_batch(again, OUT_OF_ORDER, 0, 0)
-    assert [(values(each.batch), each.error is not None) for each in outcomes] == [
-        (["a"], True),
-        (["b"], True),
-    ]
+    assert [(values(each.batch), each.error is not None) for each in outcomes] == [(["a"], True), (["b"], True)]
     batches(mine, "c")
     assert sequences(*take_all(mine)) == [(1, 0)]
 
@@ -321,9 +312,7 @@ def test_a_batch_given_up_leaves_no_gap_for_those_behind_it() -> None:
 def test_a_duplicate_was_written() -> None:
     mine = accumulator()
     batches(mine, "a")
-    (outcome,) = mine.fail_batch(
-        mine.drain_next(ORDERS), KafkaError(ErrorCode.duplicate_sequence_number), 0, 0
-    )
+    (outcome,) = mine.fail_batch(mine.drain_next(ORDERS), KafkaError(ErrorCode.duplicate_sequence_number), 0, 0)
     assert outcome.error is None
     assert outcome.base_offset == -1
 

@@ -29,9 +29,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
-def run(
-    test: Test, broker: ScriptedBroker, new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
-) -> None:
+def run(test: Test, broker: ScriptedBroker, new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
     async def main() -> None:
         async with asyncio.timeout(DEADLINE_S), broker:
             await test(broker)
@@ -51,12 +49,7 @@ def plain_broker(password: str = "right", lifetime_ms: int = 0, **settings: Any)
     def authenticate(received: ReceivedRequest) -> ScriptedResponse:
         if received.request.auth_bytes == f"\0ada\0{password}".encode():
             known.add(received.connection)
-            return {
-                "error_code": 0,
-                "error_message": None,
-                "auth_bytes": b"",
-                "session_lifetime": lifetime_ms,
-            }
+            return {"error_code": 0, "error_message": None, "auth_bytes": b"", "session_lifetime": lifetime_ms}
         code = int(ErrorCode.sasl_authentication_failed)
         return {"error_code": code, "error_message": "wrong!", "auth_bytes": b"", "session_lifetime": 0}
 
@@ -64,11 +57,7 @@ def plain_broker(password: str = "right", lifetime_ms: int = 0, **settings: Any)
         return broker._metadata(received) if received.connection in known else Disconnect
 
     broker = ScriptedBroker(
-        {
-            ApiKey.SASL_HANDSHAKE: handshake,
-            ApiKey.SASL_AUTHENTICATE: authenticate,
-            ApiKey.METADATA: metadata,
-        },
+        {ApiKey.SASL_HANDSHAKE: handshake, ApiKey.SASL_AUTHENTICATE: authenticate, ApiKey.METADATA: metadata},
         topics={"orders": 1},
         **settings,
     )
@@ -97,11 +86,7 @@ def test_every_connection_authenticates_first(version: int) -> None:
             await cluster.connection(7, "another lane")
         for connection in range(2):
             received = [each.api for each in broker.received_requests if each.connection == connection]
-            assert received[:3] == [
-                ApiKey.API_VERSIONS,
-                ApiKey.SASL_HANDSHAKE,
-                ApiKey.SASL_AUTHENTICATE,
-            ]
+            assert received[:3] == [ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE]
 
     versions = {
         **SUPPORTED_VERSIONS,
@@ -216,13 +201,9 @@ def test_a_producer_fails_at_once_when_its_password_becomes_invalid() -> None:
 # TLS
 
 
-def broker_tls(
-    certificates: Certificates, *, wants_client: bool = False, elsewhere: bool = False
-) -> ssl.SSLContext:
+def broker_tls(certificates: Certificates, *, wants_client: bool = False, elsewhere: bool = False) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(
-        certificates.elsewhere if elsewhere else certificates.broker, certificates.broker_key
-    )
+    context.load_cert_chain(certificates.elsewhere if elsewhere else certificates.broker, certificates.broker_key)
     if wants_client:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(certificates.authority)
@@ -306,9 +287,7 @@ def test_a_broker_that_wants_a_certificate_gets_one(certificates: Certificates, 
     run(test, ScriptedBroker(tls=broker_tls(certificates, wants_client=True)))
 
 
-def test_a_key_beside_its_certificate_in_one_file_is_found(
-    certificates: Certificates, tmp_path: Path
-) -> None:
+def test_a_key_beside_its_certificate_in_one_file_is_found(certificates: Certificates, tmp_path: Path) -> None:
     store = tmp_path / "keystore.pem"
     store.write_text(certificates.client_key.read_text() + certificates.client.read_text())
     create_tls_context(Tls(certificate_location=str(store)))
@@ -339,15 +318,10 @@ def test_tls_mismatches_are_reported_on_both_sides(certificates: Certificates) -
     [
         (b"\xfe\xed\xfe\xed....", "is a JKS store.*keytool -list -rfc -keystore"),
         (b"nothing", "neither PEM nor PKCS12"),
-        (
-            b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
-            "no usable certificates",
-        ),
+        (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "no usable certificates"),
     ],
 )
-def test_an_unusable_truststore_is_reported_with_a_hint(
-    tmp_path: Path, content: bytes, complaint: str
-) -> None:
+def test_an_unusable_truststore_is_reported_with_a_hint(tmp_path: Path, content: bytes, complaint: str) -> None:
     (tmp_path / "store").write_bytes(content)
     with pytest.raises(ValueError, match=complaint):
         create_tls_context(Tls(ca_location=str(tmp_path / "store")))
@@ -375,9 +349,7 @@ def test_a_wrong_key_password_is_reported_without_a_terminal_prompt(certificates
         )
 
 
-def test_names_around_the_certificates_of_a_truststore_do_no_harm(
-    certificates: Certificates, tmp_path: Path
-) -> None:
+def test_names_around_the_certificates_of_a_truststore_do_no_harm(certificates: Certificates, tmp_path: Path) -> None:
     store = tmp_path / "ca.pem"
     store.write_bytes("Alias: Älteste\n".encode("latin-1") + certificates.authority.read_bytes())
     create_tls_context(Tls(ca_location=str(store)))

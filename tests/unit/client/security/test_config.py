@@ -36,9 +36,7 @@ TLS = {"security.protocol": "SSL"}
                 "ssl.truststore.type": "PEM",
                 "ssl.endpoint.identification.algorithm": "",
             },
-            Security(
-                Tls(ca_location="/etc/ca.pem", checks_host_name=False), Sasl("SCRAM-SHA-512", "ada", "pw")
-            ),
+            Security(Tls(ca_location="/etc/ca.pem", checks_host_name=False), Sasl("SCRAM-SHA-512", "ada", "pw")),
         ),
         (
             {
@@ -65,9 +63,7 @@ TLS = {"security.protocol": "SSL"}
                 "ssl.keystore.key": "KEY",
                 "ssl.enabled.protocols": "TLSv1.2, TLSv1.3",
             },
-            Security(
-                Tls(ca_pem="CA", certificate_pem="CHAIN", key_pem="KEY", versions=("TLSv1.2", "TLSv1.3"))
-            ),
+            Security(Tls(ca_pem="CA", certificate_pem="CHAIN", key_pem="KEY", versions=("TLSv1.2", "TLSv1.3"))),
         ),
         (
             {**TLS, "enable.ssl.certificate.verification": "false"},
@@ -75,9 +71,7 @@ TLS = {"security.protocol": "SSL"}
         ),
     ],
 )
-def test_the_properties_of_kafkas_clients_are_understood(
-    properties: dict[str, str], security: Security
-) -> None:
+def test_the_properties_of_kafkas_clients_are_understood(properties: dict[str, str], security: Security) -> None:
     assert parse_security(properties) == security
     assert hash(parse_security(properties)) == hash(security)
     assert pickle.loads(pickle.dumps(security)) == security
@@ -98,10 +92,7 @@ def test_the_properties_of_kafkas_clients_are_understood(
             "security.providers cannot be set: Java classes cannot decide here which brokers",
         ),
         ({**TLS, "ssl.engine.factory.class": "x"}, "ssl.engine.factory.class cannot be set: .* are trusted"),
-        (
-            {**TLS, "ssl.crl.location": "x"},
-            "ssl.crl.location cannot be set: revocation lists are not supported",
-        ),
+        ({**TLS, "ssl.crl.location": "x"}, "ssl.crl.location cannot be set: revocation lists are not supported"),
         ({**TLS, "ssl.trustmanager.algorithm": "TrustAll"}, "ssl.trustmanager.algorithm can only be PKIX"),
         ({"security.protocol": "SASL_SSL"}, "SASL needs sasl.mechanism"),
         ({**SASL, "sasl.mechanism": "GSSAPI"}, "'GSSAPI'; use one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
@@ -115,10 +106,7 @@ def test_the_properties_of_kafkas_clients_are_understood(
         ({**TLS, "ssl.certificate.pem": "x"}, "there is a certificate but no key"),
         ({**TLS, "ssl.endpoint.identification.algorithm": "ldaps"}, "must be https, or empty"),
         ({**TLS, "ssl.enabled.protocols": "TLSv1"}, "has 'TLSv1'; supported are TLSv1.2 and TLSv1.3"),
-        (
-            {**TLS, "ssl.enabled.protocols": "TLSv1.3,TLSv13"},
-            "has 'TLSv13'; supported are TLSv1.2 and TLSv1.3",
-        ),
+        ({**TLS, "ssl.enabled.protocols": "TLSv1.3,TLSv13"}, "has 'TLSv13'; supported are TLSv1.2 and TLSv1.3"),
         ({**TLS, "enable.ssl.certificate.verification": "no"}, "true or false"),
     ],
 )
@@ -179,9 +167,7 @@ def test_nothing_secret_is_shown() -> None:
     assert "SECRET" not in str(security)
 
 
-SECRETS = [
-    name for name in PROPERTIES if "password" in name or "jaas" in name or name.endswith((".key", "key.pem"))
-]
+SECRETS = [name for name in PROPERTIES if "password" in name or "jaas" in name or name.endswith((".key", "key.pem"))]
 
 
 @pytest.mark.parametrize("name", SECRETS)

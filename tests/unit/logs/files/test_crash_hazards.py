@@ -377,9 +377,7 @@ def test_a_power_failure_after_a_compaction_keeps_producer_sequences(seed: int) 
         _, log = await open_store(disk, COMPACTED)
 
         async def write(sequence: int, producer: int, size: int = 400) -> None:
-            await append(
-                log, b"x" * size, keys=[b"k"], producer_id=producer, producer_epoch=0, base_sequence=sequence
-            )
+            await append(log, b"x" * size, keys=[b"k"], producer_id=producer, producer_epoch=0, base_sequence=sequence)
 
         for sequence in range(3):
             await write(sequence, 7)
@@ -393,9 +391,7 @@ def test_a_power_failure_after_a_compaction_keeps_producer_sequences(seed: int) 
         await log.finalize_segments()
         assert (log.durable_offset, log._segments.base_offsets[-1]) == (durable, durable)
         assert await log.compact(10_000, log.end_offset)
-        assert durable - 2 not in [batch.base_offset for batch in await batches_of(log)], (
-            "its last batch was removed"
-        )
+        assert durable - 2 not in [batch.base_offset for batch in await batches_of(log)], "its last batch was removed"
         _, log = await open_store(disk.crash(), COMPACTED)
         state = log.producers.get(7)
         assert state is not None
@@ -447,9 +443,7 @@ def test_max_timestamp_is_found_when_compaction_has_emptied_its_batch() -> None:
         disk = SimulatedDisk(random.Random(1), settings=QUICK)
         _, log = await open_store(disk, COMPACTED)
         await append(log, b"live" * 50, keys=[b"a"], timestamp_ms=1000)
-        await append(
-            log, None, keys=[b"b"], timestamp_ms=5000, producer_id=1, producer_epoch=0, base_sequence=0
-        )
+        await append(log, None, keys=[b"b"], timestamp_ms=5000, producer_id=1, producer_epoch=0, base_sequence=0)
         for now_ms in (0, 10_000, 20_000):
             await append(log, b"x" * 900, keys=[b"c"], timestamp_ms=100)
             await flush_and_finalize(log)
@@ -504,9 +498,7 @@ def test_a_crash_during_a_reset_leaves_the_old_or_the_new_log(offset: int, power
 
 
 @pytest.mark.parametrize("power_failure", [False, True])
-def test_a_crash_while_the_batch_with_the_start_offset_is_truncated_keeps_producer_state(
-    power_failure: bool,
-) -> None:
+def test_a_crash_while_the_batch_with_the_start_offset_is_truncated_keeps_producer_state(power_failure: bool) -> None:
     async def body() -> None:
         producer: dict[str, Any] = {"producer_id": 7, "producer_epoch": 0}
         for step in range(1, 100):

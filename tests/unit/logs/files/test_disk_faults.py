@@ -15,16 +15,7 @@ from moldau.platform.clock import SystemClock
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
 from moldau.testing.simulation.platform.volume import Volume
-from support.logs import (
-    NAME,
-    OTHER_TOPIC_ID,
-    TOPIC_ID,
-    append,
-    batch_at,
-    flush_and_finalize,
-    records_of,
-    values_of,
-)
+from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, flush_and_finalize, records_of, values_of
 
 SMALL = TopicSettings(segment_bytes=1024, index_interval_bytes=100)
 QUICK = DiskSettings(sync_ms_min=0, sync_ms_max=0, slow_sync_chance=0)
@@ -180,9 +171,7 @@ def test_an_index_that_cannot_be_written_fails_nothing() -> None:
         await append(log, BIG)
         await flush_and_finalize(log)
         names = [path for path, _ in disk.volume.files()]
-        assert (
-            sum(name.endswith(".index") for name in names) == sum(name.endswith(".log") for name in names) - 1
-        )
+        assert sum(name.endswith(".index") for name in names) == sum(name.endswith(".log") for name in names) - 1
         assert len(await values_of(await open_log(disk.crash()))) == 5
 
     run(body)
@@ -192,10 +181,7 @@ def test_retention_and_compaction_are_postponed_while_the_disk_is_full() -> None
     async def body() -> None:
         disk = make_disk()
         settings = TopicSettings(
-            cleanup_policy=("compact", "delete"),
-            segment_bytes=1024,
-            retention_ms=1_000,
-            min_cleanable_dirty_ratio=0.0,
+            cleanup_policy=("compact", "delete"), segment_bytes=1024, retention_ms=1_000, min_cleanable_dirty_ratio=0.0
         )
         log = await open_log(disk, settings)
         for number in range(6):
@@ -250,9 +236,7 @@ def test_damage_found_by_a_read_is_a_storage_error() -> None:
 
 def test_records_appended_during_a_sync_are_not_durable() -> None:
     async def body() -> None:
-        disk = SimulatedDisk(
-            random.Random(1), settings=DiskSettings(sync_ms_min=1, sync_ms_max=2, slow_sync_chance=0)
-        )
+        disk = SimulatedDisk(random.Random(1), settings=DiskSettings(sync_ms_min=1, sync_ms_max=2, slow_sync_chance=0))
         log = await open_log(disk)
         await append(log, b"a")
         first = asyncio.ensure_future(log.flush())
@@ -275,21 +259,13 @@ def test_records_appended_during_a_sync_are_not_durable() -> None:
 
 def test_a_deleted_log_leaves_nothing_to_a_new_log_of_its_name() -> None:
     async def body() -> None:
-        disk = SimulatedDisk(
-            random.Random(1), settings=DiskSettings(sync_ms_min=1, sync_ms_max=2, slow_sync_chance=0)
-        )
+        disk = SimulatedDisk(random.Random(1), settings=DiskSettings(sync_ms_min=1, sync_ms_max=2, slow_sync_chance=0))
         store = FileLogStore(disk, "data", SystemClock())
         await store.start()
         old = await store.open(NAME, TOPIC_ID, SMALL)
         for number in range(6):
             await append(
-                old,
-                BIG,
-                leader_epoch=5,
-                producer_id=1,
-                producer_epoch=0,
-                base_sequence=number,
-                timestamp_ms=1,
+                old, BIG, leader_epoch=5, producer_id=1, producer_epoch=0, base_sequence=number, timestamp_ms=1
             )
         work = [
             asyncio.ensure_future(old.flush()),
@@ -432,8 +408,7 @@ async def check_acknowledged(disk: SimulatedDisk, acknowledged: Acknowledged) ->
         expected = [
             acknowledged.values[offset][1]
             for offset in sorted(acknowledged.values)
-            if acknowledged.values[offset][0] == key
-            and max(9, acknowledged.start) <= offset < acknowledged.durable
+            if acknowledged.values[offset][0] == key and max(9, acknowledged.start) <= offset < acknowledged.durable
         ]
         if expected and log.end_offset == acknowledged.durable:
             assert newest[key] == expected[-1]

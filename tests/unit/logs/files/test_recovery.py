@@ -17,16 +17,7 @@ from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.records.batch import HEADER_SIZE
 from moldau.settings.topic import TopicSettings
-from support.logs import (
-    NAME,
-    OTHER_TOPIC_ID,
-    TOPIC_ID,
-    append,
-    batch_at,
-    batches_of,
-    flush_and_finalize,
-    values_of,
-)
+from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, batches_of, flush_and_finalize, values_of
 
 SMALL = TopicSettings(segment_bytes=1024, index_interval_bytes=100)
 
@@ -109,9 +100,7 @@ def test_a_clean_shutdown_writes_kafkas_files(data: Data) -> None:
     for base in bases:
         assert {f"{base}.index", f"{base}.timeindex"} <= names
     assert "00000000000000000030.snapshot" in names
-    assert (
-        data.log_path / "partition.metadata"
-    ).read_text() == "version: 0\ntopic_id: ASNFZ4mrze8BI0VniavN7w"
+    assert (data.log_path / "partition.metadata").read_text() == "version: 0\ntopic_id: ASNFZ4mrze8BI0VniavN7w"
     assert (data.log_path / "leader-epoch-checkpoint").read_text().startswith("0\n9\n1 3\n2 6\n")
     assert (data.path / "recovery-point-offset-checkpoint").read_text() == "0\n1\norders 0 30\n"
     assert (data.path / "log-start-offset-checkpoint").read_text() == "0\n1\norders 0 3\n"
@@ -374,9 +363,7 @@ def test_closed_segments_below_the_recovery_point_are_not_read(data: Data) -> No
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "crashed"])
 @pytest.mark.parametrize("suffix", [".index", ".timeindex", ".snapshot", "leader-epoch-checkpoint"])
 @pytest.mark.parametrize("harm", ["missing", "empty", "truncated", "garbage", "bit flips"])
-def test_damaged_indexes_snapshots_and_epochs_are_rebuilt(
-    data: Data, clean: bool, suffix: str, harm: str
-) -> None:
+def test_damaged_indexes_snapshots_and_epochs_are_rebuilt(data: Data, clean: bool, suffix: str, harm: str) -> None:
     async def body() -> None:
         values = await fill(await data.open())
         if clean:
@@ -456,9 +443,7 @@ def test_leftovers_of_deletions_and_compactions_are_removed(data: Data) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"version: 0\ntopic_id: !!", b"\xff\xfe"])
-def test_a_log_with_records_and_no_topic_id_is_neither_served_nor_made_stray(
-    data: Data, content: bytes | None
-) -> None:
+def test_a_log_with_records_and_no_topic_id_is_neither_served_nor_made_stray(data: Data, content: bytes | None) -> None:
     async def body() -> None:
         values = await fill(await data.open())
         await data.store.close()

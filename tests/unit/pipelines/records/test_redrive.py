@@ -7,14 +7,7 @@ import pytest
 
 from moldau.client import Consumer, Producer, TopicPartition
 from moldau.client.record import ConsumerRecord
-from moldau.pipelines.definition import (
-    BadRecordPolicy,
-    PipelineDefinition,
-    PipelineError,
-    Sink,
-    SinkKind,
-    Source,
-)
+from moldau.pipelines.definition import BadRecordPolicy, PipelineDefinition, PipelineError, Sink, SinkKind, Source
 from moldau.pipelines.records.redrive import RedriveResult, redrive
 from moldau.testing import Broker
 
@@ -33,9 +26,7 @@ def pipeline(broker: Broker) -> PipelineDefinition:
     )
 
 
-async def bury(
-    broker: Broker, count: int, *, topic: str = "orders", partition: int = 0, pipeline: str = "p"
-) -> None:
+async def bury(broker: Broker, count: int, *, topic: str = "orders", partition: int = 0, pipeline: str = "p") -> None:
     async with Producer(broker.bootstrap) as producer:
         for number in range(count):
             headers = [
@@ -141,9 +132,7 @@ def test_without_its_partition_a_record_is_partitioned_by_key() -> None:
 def test_a_missing_dead_letter_topic_is_named() -> None:
     async def run() -> None:
         async with Broker(topics={"orders": 1}) as broker:
-            with pytest.raises(
-                PipelineError, match="the topic none does not exist: no dead letter was written yet"
-            ):
+            with pytest.raises(PipelineError, match="the topic none does not exist: no dead letter was written yet"):
                 await redrive(pipeline(broker), dead_letter_topic="none")
 
     asyncio.run(run())

@@ -63,12 +63,7 @@ def test_a_batch_without_rows_has_a_lag_and_no_rates() -> None:
         "batchId": 8,
         "durationMs": {"triggerExecution": 12},
         "sources": [
-            source(
-                {"t": {"0": 4}},
-                {"t": {"0": 9}},
-                inputRowsPerSecond=float("nan"),
-                processedRowsPerSecond="NaN",
-            )
+            source({"t": {"0": 4}}, {"t": {"0": 9}}, inputRowsPerSecond=float("nan"), processedRowsPerSecond="NaN")
         ],
     }
     made = parse_progress("q", message)

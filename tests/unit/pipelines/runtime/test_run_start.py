@@ -44,9 +44,7 @@ def run_replay(state: StateDirectory, spark: Any = SPARK) -> RunOutcome:
     return run(pipeline, state, RunOptions(replay_from="earliest"), StopRequest(), Nobody(), spark=spark)
 
 
-def test_a_replay_without_spark_creates_no_generation(
-    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_without_spark_creates_no_generation(state: StateDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     clear_spark_state(monkeypatch)
     outcome = run_replay(state, spark=None)

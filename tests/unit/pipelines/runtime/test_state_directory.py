@@ -45,9 +45,7 @@ def test_a_second_run_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
     with state.locked():
         assert state.is_locked()
         with (
-            pytest.raises(
-                PipelineError, match=rf"already running as process {os.getpid()}; stop it with `moldau"
-            ),
+            pytest.raises(PipelineError, match=rf"already running as process {os.getpid()}; stop it with `moldau"),
             state.locked(),
         ):
             pass
@@ -96,9 +94,7 @@ time.sleep(60)
 """
 
 
-def test_the_lock_is_held_until_the_java_of_a_killed_run_exits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_is_held_until_the_java_of_a_killed_run_exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = StateDirectory.of(tmp_path, "revenue")
     command = [sys.executable, "-c", DRIVER, str(state.path), "killed"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as driver:
@@ -133,9 +129,7 @@ def test_an_ended_run_releases_its_lock_although_java_lives_on(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
-def test_two_runs_with_one_checkpoint_are_refused_in_any_state_directories(
-    tmp_path: Path, scheme: str
-) -> None:
+def test_two_runs_with_one_checkpoint_are_refused_in_any_state_directories(tmp_path: Path, scheme: str) -> None:
     checkpoint = f"{scheme}{tmp_path / 'checkpoints'}"
     one, other = (StateDirectory.of(tmp_path / each, "revenue") for each in ("one", "other"))
     with one.locked(checkpoint):
@@ -217,9 +211,7 @@ def test_a_replay_starts_a_generation_and_the_old_one_can_be_selected_again(tmp_
         kept.with_current(4)
 
 
-def test_the_state_root_follows_argument_environment_and_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_root_follows_argument_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert state_root(environment={}) == tmp_path / "moldau-pipelines"
     (tmp_path / "a").mkdir()

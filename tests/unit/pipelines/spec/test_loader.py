@@ -114,10 +114,7 @@ def test_without_a_transformation_sinks_write_the_only_source(tmp_path: Path) ->
             ("    topic: orders\n", "    tpoic: orders\n"),
             ":6: sources.orders has no option 'tpoic'; did you mean topic?",
         ),
-        (
-            ("{topic: revenue, key", "{tpoic: revenue, key"),
-            "sinks.out has no option 'tpoic'; did you mean topic?",
-        ),
+        (("{topic: revenue, key", "{tpoic: revenue, key"), "sinks.out has no option 'tpoic'; did you mean topic?"),
         (("    topic: orders\n", ""), "sources.orders needs topic or topics or pattern"),
         (
             ("  screen: {console: true}", "  more: {parquet: tables/../tables/revenue/, from: orders}"),
@@ -131,40 +128,19 @@ def test_without_a_transformation_sinks_write_the_only_source(tmp_path: Path) ->
             ("    topic: orders\n", "    pattern: orders.*\n"),
             "orders.dead is read by the source orders ('orders.*' matches it): bad records would cycle forever",
         ),
-        (
-            ("topic: revenue, key", "topic: orders, key"),
-            ":19: orders is read by the source orders, which feeds",
-        ),
-        (
-            ("    format: json", "    formt: json"),
-            ":7: sources.orders has no option 'formt'; did you mean format?",
-        ),
-        (
-            ("    format: json", "    format: jsn"),
-            ":7: sources.orders.format must be one of bytes, string, json, avro",
-        ),
-        (
-            ("dead_letters:", "dead_leters:"),
-            ":23: a pipeline has no option 'dead_leters'; did you mean dead_letters?",
-        ),
+        (("topic: revenue, key", "topic: orders, key"), ":19: orders is read by the source orders, which feeds"),
+        (("    format: json", "    formt: json"), ":7: sources.orders has no option 'formt'; did you mean format?"),
+        (("    format: json", "    format: jsn"), ":7: sources.orders.format must be one of bytes, string, json, avro"),
+        (("dead_letters:", "dead_leters:"), ":23: a pipeline has no option 'dead_leters'; did you mean dead_letters?"),
         (("delay: 10 s", "delay: ten"), "'ten' is not a duration such as 500ms, 10 seconds or 1 hour"),
-        (
-            ("starting: 2024-05-01T00:00:00Z", "starting: soon"),
-            "'soon' is neither earliest nor latest nor a time",
-        ),
+        (("starting: 2024-05-01T00:00:00Z", "starting: soon"), "'soon' is neither earliest nor latest nor a time"),
         (("mode: update", "mode: upserted"), ":19: a topic sink has no mode 'upserted'"),
-        (
-            ("mode: upsert, key: [product]", "mode: upsert"),
-            ":20: an upsert needs the columns that identify a row",
-        ),
+        (("mode: upsert, key: [product]", "mode: upsert"), ":20: an upsert needs the columns that identify a row"),
         (("from: orders", "from: order"), ":21: there is no source or view 'order'; did you mean orders?"),
         (("rate_limit: 100_000", "rate_limit: 0"), "rate_limit must be an integer, 1 or more, not '0'"),
         (("name: revenue", "name: re venue"), ":2: 're venue' cannot name a pipeline"),
         (("  orders:\n", "  my-orders:\n"), "'my-orders' cannot be a name in SQL"),
-        (
-            ("    topic: orders\n", "    topic: orders\n    topic: more\n"),
-            "sources.orders.topic is duplicated",
-        ),
+        (("    topic: orders\n", "    topic: orders\n    topic: more\n"), "sources.orders.topic is duplicated"),
         (("topic: revenue, key", "topic: revenue, parquet: x, key"), "has both topic and parquet"),
         (("${SERVERS:-127.0.0.1:9092}", "${SERVERS_OF_NOBODY}"), "SERVERS_OF_NOBODY is not set"),
         (("dead_letters: orders.dead", "dead_letters: orders"), "bad records would cycle forever"),
@@ -245,9 +221,7 @@ def test_an_avro_schema_is_read_from_its_file(tmp_path: Path) -> None:
 
 def test_overrides_replace_settings_of_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, WHOLE)
-    changed = load(
-        path, overrides={"bootstrap": "b:1", "rate_limit": "5", "kafka.sasl.mechanism": "X", "spark.a": "b"}
-    )
+    changed = load(path, overrides={"bootstrap": "b:1", "rate_limit": "5", "kafka.sasl.mechanism": "X", "spark.a": "b"})
     assert (changed.bootstrap, changed.rate_limit) == ("b:1", 5)
     assert changed.kafka["sasl.mechanism"] == "X"
     assert changed.spark == {"spark.sql.shuffle.partitions": "2", "spark.a": "b"}

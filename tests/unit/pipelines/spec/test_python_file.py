@@ -58,21 +58,13 @@ def test_a_python_file_declares_sources_views_and_sinks(tmp_path: Path) -> None:
     pipeline = load(written(tmp_path, FILE))
     orders, customers = pipeline.sources
     assert (pipeline.name, pipeline.bootstrap, pipeline.dead_letter_topic) == ("revenue", "b:9092", "dead")
-    assert (orders.name, orders.topics, orders.watermark) == (
-        "orders",
-        ("orders",),
-        Watermark("at", "1 minute"),
-    )
+    assert (orders.name, orders.topics, orders.watermark) == ("orders", ("orders",), Watermark("at", "1 minute"))
     assert orders.transform is not None
     assert (customers.topics, customers.transform) == (("a", "b"), None)
     assert [view.name for view in pipeline.views] == ["joined", "counted", "_rows_of_out"]
     out, archive, screen = pipeline.sinks
     assert (out.view, out.key, out.mode) == ("_rows_of_out", ("product",), "update")
-    assert (archive.kind, archive.view, archive.target) == (
-        SinkKind.PARQUET,
-        "orders",
-        str(tmp_path / "archive"),
-    )
+    assert (archive.kind, archive.view, archive.target) == (SinkKind.PARQUET, "orders", str(tmp_path / "archive"))
     assert screen.view == "counted"
 
 

@@ -67,9 +67,7 @@ def test_records_reach_the_topic_at_once_or_at_a_rate() -> None:
                     enough.set()
 
             sending = asyncio.create_task(
-                send_at_rate(
-                    producer, "orders", iter(lambda: GeneratedRecord(b"k", b"v"), None), 1000.0, sent
-                )
+                send_at_rate(producer, "orders", iter(lambda: GeneratedRecord(b"k", b"v"), None), 1000.0, sent)
             )
             await asyncio.wait_for(enough.wait(), 20)
             sending.cancel()

@@ -200,9 +200,7 @@ def test_ctrl_c_skips_the_build(in_cache: ClassCache, monkeypatch: pytest.Monkey
     assert not list(in_cache.directory.glob("*.aot"))
 
 
-def test_a_failed_training_is_reported_and_not_an_error(
-    in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_training_is_reported_and_not_an_error(in_cache: ClassCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_train_class_cache", lambda cache, output: False)
     message = Messages()
     assert driver.class_cache_options(in_cache.java, in_cache.spark, say=message) == []

@@ -66,9 +66,7 @@ def test_another_python_version_on_executors_is_explained() -> None:
 
 
 def test_a_missing_python_on_executors_is_explained() -> None:
-    failure = (
-        'java.io.IOException: Cannot run program "/opt/py/bin/python": error=2, No such file or directory'
-    )
+    failure = 'java.io.IOException: Cannot run program "/opt/py/bin/python": error=2, No such file or directory'
     assert executor_error_text(failure, "/opt/py/bin/python").startswith(
         "Executors have no program /opt/py/bin/python."
     )
@@ -108,21 +106,11 @@ def test_the_code_archive_keeps_relative_paths(tmp_path: Path) -> None:
     (package / "inner" / "data.yaml").write_text("a: 1")
     (package / "inner" / "__pycache__" / "x.pyc").write_text("")
     write_code_archive([package], tmp_path / "out.zip")
-    assert sorted(zipfile.ZipFile(tmp_path / "out.zip").namelist()) == [
-        "one/__init__.py",
-        "one/inner/data.yaml",
-    ]
+    assert sorted(zipfile.ZipFile(tmp_path / "out.zip").namelist()) == ["one/__init__.py", "one/inner/data.yaml"]
 
 
 def test_the_arguments_of_masters_and_workers(tmp_path: Path) -> None:
-    assert master_arguments(MasterOptions("h", 7077, 0)) == [
-        "--host",
-        "h",
-        "--port",
-        "7077",
-        "--webui-port",
-        "0",
-    ]
+    assert master_arguments(MasterOptions("h", 7077, 0)) == ["--host", "h", "--port", "7077", "--webui-port", "0"]
     least = WorkerOptions("spark://h:1", "w", 0, None, None, tmp_path)
     assert worker_arguments(least) == [
         "--host", "w", "--webui-port", "0", "--work-dir", str(tmp_path), "spark://h:1"

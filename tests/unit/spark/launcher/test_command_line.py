@@ -43,9 +43,7 @@ def test_an_unreachable_master_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"spark://127.0.0.1:{server.getsockname()[1]}"
-    result = called(
-        "submit", "--master", url, "--conf", "spark.moldau.masterTimeout=300ms", str(tmp_path / "a.py")
-    )
+    result = called("submit", "--master", url, "--conf", "spark.moldau.masterTimeout=300ms", str(tmp_path / "a.py"))
     assert result.exit_code == 1
     assert f"No Spark master at {url}" in result.output.replace("\n", " ")
 
@@ -60,9 +58,7 @@ def test_an_invalid_master(tmp_path: Path) -> None:
 def test_a_program_that_fails_shows_its_own_lines_only(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def f():\n    raise ValueError('mine')\n\n\nf()\n")
     code = "import moldau.cli.spark.submit as it, pathlib, sys; it._run(pathlib.Path(sys.argv[1]), [])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "a.py")], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.py")], capture_output=True, text=True)
     trace = done.stderr.partition("typer")[0].splitlines()
     assert trace[0] == "Traceback (most recent call last):"
     assert "a.py" in trace[1]

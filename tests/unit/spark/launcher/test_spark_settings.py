@@ -16,12 +16,7 @@ from moldau.spark.launcher.java_command import (
 )
 from moldau.spark.launcher.master_url import MasterKind, parse_master
 from moldau.spark.launcher.spark_home import SparkHome, find_spark
-from moldau.spark.launcher.spark_settings import (
-    default_settings,
-    parse_defaults,
-    parse_seconds,
-    resolve_settings,
-)
+from moldau.spark.launcher.spark_settings import default_settings, parse_defaults, parse_seconds, resolve_settings
 
 JAVA = Java(Path("/java"), 25, "25", frozenset(), "JAVA_HOME")
 RAW = "spark.hadoop.fs.file.impl"
@@ -135,9 +130,7 @@ def test_spark_defaults_are_parsed() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("30s", 30), ("500ms", 0.5), ("2m", 120), ("5", 5), ("1 min", 60)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("500ms", 0.5), ("2m", 120), ("5", 5), ("1 min", 60)])
 def test_durations_are_parsed(text: str, seconds: float) -> None:
     assert parse_seconds("spark.moldau.masterTimeout", text) == seconds
 
@@ -158,9 +151,7 @@ def test_the_command_line_has_the_process_settings() -> None:
     command = gateway_command(JAVA, spark, settings, Path("/tmp/p"), options=["-XX:AOTCache=c"])
     before = command[: command.index("org.apache.spark.deploy.SparkSubmit")]
     assert command[0] == "/java/bin/java"
-    assert {"-Xmx3g", "-Da=b c", "-Xss4m", "-XX:AOTCache=c", "/extra/*:/spark/jars/*:/settings/"} <= set(
-        before
-    )
+    assert {"-Xmx3g", "-Da=b c", "-Xss4m", "-XX:AOTCache=c", "/extra/*:/spark/jars/*:/settings/"} <= set(before)
     assert command[-3:] == ["--properties-file", "/tmp/p", "pyspark-shell"]
     assert "secret" not in " ".join(command)
 

@@ -24,13 +24,7 @@ from moldau.spark.sink import task_writer, writers
 from moldau.spark.sink.columns import SinkColumns, sink_columns
 from moldau.spark.sink.writers import SparkTask, TopicRowWriter
 
-STRING, BINARY, INT, BIGINT, TIMESTAMP = (
-    StringType(),
-    BinaryType(),
-    IntegerType(),
-    LongType(),
-    TimestampType(),
-)
+STRING, BINARY, INT, BIGINT, TIMESTAMP = (StringType(), BinaryType(), IntegerType(), LongType(), TimestampType())
 
 
 def struct(**fields: DataType) -> StructType:
@@ -51,13 +45,7 @@ def test_a_value_suffices_if_an_option_sets_the_topic() -> None:
 
 def test_all_columns_are_found() -> None:
     found = columns(
-        timestamp=TIMESTAMP,
-        topic=STRING,
-        headers=HEADERS,
-        key=STRING,
-        partition=INT,
-        value=BINARY,
-        has_topic=False,
+        timestamp=TIMESTAMP, topic=STRING, headers=HEADERS, key=STRING, partition=INT, value=BINARY, has_topic=False
     )
     assert found == SinkColumns(value=5, key=3, headers=2, topic=1, partition=4, timestamp=0)
 

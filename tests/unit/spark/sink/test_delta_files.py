@@ -149,9 +149,7 @@ def test_times_of_any_zone_are_the_same_instants(tmp_path: Path) -> None:
     schema = pa.schema([("id", pa.int64()), ("t", pa.timestamp("us", tz="UTC"))])
     instant = datetime(2024, 3, 31, 1, 30, tzinfo=UTC)
     files = TableFiles(locate(str(tmp_path)), schema, ())
-    files.write(
-        pa.record_batch({"id": [1], "t": pa.array([instant], pa.timestamp("us", tz="Europe/Prague"))})
-    )
+    files.write(pa.record_batch({"id": [1], "t": pa.array([instant], pa.timestamp("us", tz="Europe/Prague"))}))
     commit_files(locate(str(tmp_path)), delta_schema(schema), (), files.finish(), None, None)
     assert table_rows(tmp_path) == [{"id": 1, "t": instant}]
 
@@ -166,9 +164,7 @@ def test_every_compression_is_read_back(tmp_path: Path, compression: str) -> Non
 
 def test_a_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(
-        SparkSourceError, match=r"files cannot be written to .*/file \(.*exists.*: check the path"
-    ):
+    with pytest.raises(SparkSourceError, match=r"files cannot be written to .*/file \(.*exists.*: check the path"):
         TableFiles(locate(str(tmp_path / "file")), SCHEMA, ())
 
 
@@ -319,9 +315,7 @@ def test_a_repeated_batch_is_skipped_and_its_files_are_removed(tmp_path: Path) -
 def test_rows_under_an_old_batch_number_are_never_dropped(tmp_path: Path) -> None:
     for batch_id in range(8):
         commit(tmp_path, write(tmp_path, rows([batch_id])), batch_id)
-    with pytest.raises(
-        SparkSourceError, match=r"has batch 7 of 'app', but this write is at 0: .* or another appId"
-    ):
+    with pytest.raises(SparkSourceError, match=r"has batch 7 of 'app', but this write is at 0: .* or another appId"):
         commit(tmp_path, write(tmp_path, rows([100])), 0)
     assert [row["id"] for row in table_rows(tmp_path)] == list(range(8))
 
@@ -329,9 +323,7 @@ def test_rows_under_an_old_batch_number_are_never_dropped(tmp_path: Path) -> Non
 def test_the_same_batch_of_a_query_with_another_checkpoint_is_never_dropped(tmp_path: Path) -> None:
     assert commit(tmp_path, write(tmp_path, rows([1])), 0, query_id="first")
     assert not commit(tmp_path, write(tmp_path, rows([1])), 0, query_id="first")
-    with pytest.raises(
-        SparkSourceError, match=r"has batch 0 of 'app', but this write is at 0: its checkpoint"
-    ):
+    with pytest.raises(SparkSourceError, match=r"has batch 0 of 'app', but this write is at 0: its checkpoint"):
         commit(tmp_path, write(tmp_path, rows([2])), 0, query_id="second")
     assert [row["id"] for row in table_rows(tmp_path)] == [1]
     assert commit(tmp_path, write(tmp_path, rows([2])), 1, query_id="first")
@@ -431,9 +423,7 @@ def test_nulls_are_refused_in_non_null_columns(tmp_path: Path) -> None:
     DeltaTable.create(tmp_path, Schema.from_arrow(strict))
     assert commit(tmp_path, write(tmp_path, rows([1])), 0)
     nameless = pa.record_batch([pa.array([None], pa.int64()), [DAY], ["x"]], schema=SCHEMA)
-    with pytest.raises(
-        SparkSourceError, match=r"'id' may not be null .*: filter them out \(WHERE id IS NOT NULL\)"
-    ):
+    with pytest.raises(SparkSourceError, match=r"'id' may not be null .*: filter them out \(WHERE id IS NOT NULL\)"):
         commit(tmp_path, write(tmp_path, nameless), 1)
     assert [row["id"] for row in table_rows(tmp_path)] == [1]
 

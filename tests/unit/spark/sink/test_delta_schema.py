@@ -24,13 +24,7 @@ def array(kind: Any, contains_null: bool = True) -> dict[str, Any]:
 
 def test_option_names_are_case_insensitive() -> None:
     found = parse_delta_options(
-        {
-            "PATH": "/t",
-            "partitionby": "a, b",
-            "APPID": "me",
-            "storage.aws_region": "x",
-            "Compression": "ZSTD",
-        },
+        {"PATH": "/t", "partitionby": "a, b", "APPID": "me", "storage.aws_region": "x", "Compression": "ZSTD"},
         is_streaming=True,
     )
     assert found.location == Location("/t", (("aws_region", "x"),))
@@ -42,12 +36,7 @@ def test_option_names_are_case_insensitive() -> None:
 
 @pytest.mark.parametrize(
     ("path", "located"),
-    [
-        ("/a b/t", "/a b/t"),
-        ("file:///a%20b/t", "/a b/t"),
-        ("file:/a/t", "/a/t"),
-        ("s3://bucket/t", "s3://bucket/t"),
-    ],
+    [("/a b/t", "/a b/t"), ("file:///a%20b/t", "/a b/t"), ("file:/a/t", "/a/t"), ("s3://bucket/t", "s3://bucket/t")],
 )
 def test_paths_and_file_urls_are_directories_and_other_urls_are_unchanged(path: str, located: str) -> None:
     assert locate(path).path == located
@@ -64,11 +53,7 @@ def test_a_relative_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_p
     [
         ({}, True, r"needs the table's directory: .option\('path'"),
         ({"path": "/t", "partitionsBy": "a"}, True, r"no option 'partitionsBy'; did you mean partitionBy\?"),
-        (
-            {"path": "/t", "mergeSchema": "true"},
-            True,
-            r"no option 'mergeSchema'; there are path, partitionBy",
-        ),
+        ({"path": "/t", "mergeSchema": "true"}, True, r"no option 'mergeSchema'; there are path, partitionBy"),
         ({"path": "file://host/t"}, True, r"names the host 'host', and a file URL is one of this host"),
         ({"path": "/t", "compression": "bzip"}, True, r"compression must be one of snappy, .*, not 'bzip'"),
         ({"path": "/t", "batchId": "1"}, True, r"a streaming query numbers its batches itself"),
@@ -111,12 +96,7 @@ def test_rows_that_delta_cannot_store_are_refused(
 def test_all_delta_types_are_accepted() -> None:
     kinds = "string long integer short byte float double boolean binary date timestamp timestamp_ntz decimal(10,2)"
     types: dict[str, Any] = {f"c{number}": kind for number, kind in enumerate(kinds.split())}
-    types["m"] = {
-        "type": "map",
-        "keyType": "string",
-        "valueType": array(struct(x="long")),
-        "valueContainsNull": True,
-    }
+    types["m"] = {"type": "map", "keyType": "string", "valueType": array(struct(x="long")), "valueContainsNull": True}
     check_row_schema(struct(**types), ("c0",))
 
 
@@ -157,14 +137,8 @@ def test_rows_may_have_the_columns_in_any_order_or_fewer() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (
-            struct(a="integer"),
-            r"do not fit the Delta table /t: a is INT here and BIGINT in the table\. Select and",
-        ),
-        (
-            struct(a="long", x="string", y="date"),
-            r"x \(STRING\) is not in the table; y \(DATE\) is not in the table",
-        ),
+        (struct(a="integer"), r"do not fit the Delta table /t: a is INT here and BIGINT in the table\. Select and"),
+        (struct(a="long", x="string", y="date"), r"x \(STRING\) is not in the table; y \(DATE\) is not in the table"),
         (struct(A="long"), r"A \(BIGINT\) is not in the table"),
     ],
 )
@@ -182,34 +156,23 @@ def test_a_non_null_column_cannot_be_missing() -> None:
 
 def test_a_partitioning_other_than_the_tables_is_refused() -> None:
     both = struct(a="long", b="string")
-    with pytest.raises(
-        OptionError, match=r"is partitioned by b, but partitionBy is a: leave partitionBy out"
-    ):
+    with pytest.raises(OptionError, match=r"is partitioned by b, but partitionBy is a: leave partitionBy out"):
         check(both, both, by=("a",), table_by=("b",))
     with pytest.raises(OptionError, match=r"is partitioned not at all, but partitionBy is a"):
         check(both, both, by=("a",))
-    with pytest.raises(
-        SparkSourceError, match=r"is partitioned by b, which the rows do not have: select it too"
-    ):
+    with pytest.raises(SparkSourceError, match=r"is partitioned by b, which the rows do not have: select it too"):
         check(struct(a="long"), both, table_by=("b",))
     timed = struct(a="long", t="timestamp")
-    with pytest.raises(
-        SparkSourceError, match=r"is partitioned by t of type TIMESTAMP, which is not written here"
-    ):
+    with pytest.raises(SparkSourceError, match=r"is partitioned by t of type TIMESTAMP, which is not written here"):
         check(timed, timed, table_by=("t",))
 
 
 def test_a_table_with_unsupported_writer_features_is_refused() -> None:
     table = struct(a="long")
     with pytest.raises(
-        SparkSourceError,
-        match=r"has the constraint 'positive', column mapping, which this writer does not support",
+        SparkSourceError, match=r"has the constraint 'positive', column mapping, which this writer does not support"
     ):
-        check(
-            table,
-            table,
-            configuration={"delta.constraints.positive": "a > 0", "delta.columnMapping.mode": "name"},
-        )
+        check(table, table, configuration={"delta.constraints.positive": "a > 0", "delta.columnMapping.mode": "name"})
     made = struct(a="long")
     made["fields"][0]["metadata"] = {"delta.generationExpression": "b + 1"}
     with pytest.raises(SparkSourceError, match=r"delta\.generationExpression of the column 'a'"):

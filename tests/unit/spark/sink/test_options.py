@@ -49,9 +49,7 @@ def test_the_request_timeout_applies_to_the_connection() -> None:
     assert options.connection["request_timeout_ms"] == 1234
 
 
-@pytest.mark.parametrize(
-    "setting", [{"kafka.acks": "1"}, {"kafka.max.in.flight.requests.per.connection": "6"}]
-)
+@pytest.mark.parametrize("setting", [{"kafka.acks": "1"}, {"kafka.max.in.flight.requests.per.connection": "6"}])
 def test_idempotence_is_off_if_not_possible_unless_it_is_requested(setting: dict[str, str]) -> None:
     assert parse_topic_options({**BOOTSTRAP, **setting}).producer["idempotent"] is False
     with pytest.raises(OptionError, match=r"enable\.idempotence needs kafka\.acks=all and at most 5"):
@@ -77,10 +75,7 @@ def test_options_of_spark_and_consumer_settings_are_accepted() -> None:
         ({"kafka.compression.type": "brotli"}, r"one of none, gzip, snappy, lz4, zstd, not 'brotli'"),
         ({"kafka.batch.size": "many"}, r"kafka\.batch\.size must be an integer, 0 or more, not 'many'"),
         ({"kafka.enable.idempotence": "x"}, r"kafka\.enable\.idempotence must be true or false, not 'x'"),
-        (
-            {"kafka.transactional.id": "x"},
-            r"transactional\.id cannot be set: transactions are not supported",
-        ),
+        ({"kafka.transactional.id": "x"}, r"transactional\.id cannot be set: transactions are not supported"),
         ({"kafka.value.serializer": "x"}, r"value\.serializer cannot be set: .*cast or encode the column"),
         ({"kafka.partitioner.class": "x"}, r"partitioner\.class cannot be set: .*add a column `partition`"),
     ],

@@ -38,9 +38,7 @@ def place(given: RecordColumns, count: int = 4, batch_bytes: int = 1000, turn: i
 
 def test_rows_are_split_by_topic_and_keep_their_order() -> None:
     table = pa.table({"topic": ["a", "b", "a", "b"], "value": ["1", "2", "3", "4"]})
-    split = {
-        name: some["value"].to_pylist() for name, some in split_by_topic(table, SinkColumns(1, topic=0), None)
-    }
+    split = {name: some["value"].to_pylist() for name, some in split_by_topic(table, SinkColumns(1, topic=0), None)}
     assert split == {"a": ["1", "3"], "b": ["2", "4"]}
 
 
@@ -51,9 +49,7 @@ def test_the_topic_option_keeps_all_rows_together() -> None:
 
 def test_rows_without_a_topic_are_counted() -> None:
     table = pa.table({"topic": ["a", None, None], "value": ["1", "2", "3"]})
-    with pytest.raises(
-        SparkSourceError, match=r"2 of 3 rows have no topic .* fill it, filter them out, or set"
-    ):
+    with pytest.raises(SparkSourceError, match=r"2 of 3 rows have no topic .* fill it, filter them out, or set"):
         list(split_by_topic(table, SinkColumns(1, topic=0), None))
 
 
@@ -92,10 +88,7 @@ def test_a_missing_partition_is_named(wrong: int) -> None:
 
 def test_rows_without_a_key_fill_a_batch_and_move_on_to_the_next_partition() -> None:
     value = "x" * (100 - RECORD_OVERHEAD)
-    assert (
-        place(rows({"value": [value] * 40}), batch_bytes=1000, turn=6)
-        == [2] * 10 + [3] * 10 + [0] * 10 + [1] * 10
-    )
+    assert place(rows({"value": [value] * 40}), batch_bytes=1000, turn=6) == [2] * 10 + [3] * 10 + [0] * 10 + [1] * 10
 
 
 def test_the_next_rows_without_a_key_start_with_another_partition() -> None:
@@ -132,12 +125,7 @@ def test_a_time_before_1970_is_refused() -> None:
 
 def test_sizes_count_keys_values_and_headers_of_each_row_also_in_slices() -> None:
     headers = pa.array(
-        [
-            [{"key": "no", "value": b"no"}],
-            [{"key": "ab", "value": b"cde"}] * 2,
-            None,
-            [{"key": "a", "value": None}],
-        ],
+        [[{"key": "no", "value": b"no"}], [{"key": "ab", "value": b"cde"}] * 2, None, [{"key": "a", "value": None}]],
         HEADERS,
     ).slice(1)
     found = rows({"key": [None, "k", "kk"], "value": ["v", None, "vv"], "headers": headers})
@@ -154,8 +142,7 @@ def test_a_row_that_is_too_large_is_named_by_its_key() -> None:
     given = rows({"key": ["small", "grown"], "value": ["x", "x" * 2000]})
     check_sizes(given, "t", 5000)
     with pytest.raises(
-        SparkSourceError,
-        match=r"with the key 'grown' becomes a record of 2026 bytes for 't', but kafka\.max\.request",
+        SparkSourceError, match=r"with the key 'grown' becomes a record of 2026 bytes for 't', but kafka\.max\.request"
     ):
         check_sizes(given, "t", 1000)
     check_sizes(rows({"value": pa.array([None], pa.binary())}), "t", 100)

@@ -84,10 +84,7 @@ def test_a_producer_is_reused_by_the_next_task(broker: Broker) -> None:
         write_rows(iter([batch(value=["x"])]), given, SinkColumns(0))
     first, second = SectionSender(event_loop_thread(), given), SectionSender(event_loop_thread(), given)
     assert first._producer is second._producer
-    assert (
-        SectionSender(event_loop_thread(), options(broker, topic="one", acks="1"))._producer
-        is not first._producer
-    )
+    assert SectionSender(event_loop_thread(), options(broker, topic="one", acks="1"))._producer is not first._producer
 
 
 def test_sections_in_flight_are_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +98,7 @@ def test_sections_in_flight_are_bounded(broker: Broker, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(SectionSender, "send", watched)
     rows = [batch(value=[b"x" * 1000] * 100) for _ in range(20)]
-    write_rows(
-        iter(rows), options(broker, topic="four", batch_size="5000", buffer_memory="20000"), SinkColumns(0)
-    )
+    write_rows(iter(rows), options(broker, topic="four", batch_size="5000", buffer_memory="20000"), SinkColumns(0))
     assert 5000 < most <= 20_000
 
 
@@ -130,9 +125,7 @@ def test_rows_are_encoded_while_others_are_sent(broker: Broker, monkeypatch: pyt
 
 def test_a_missing_topic_is_named(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_writer, "TOPIC_WAIT_MS", 300)
-    with pytest.raises(
-        SparkSourceError, match=r"the topic 'missing' does not exist, and the broker at .*: create it"
-    ):
+    with pytest.raises(SparkSourceError, match=r"the topic 'missing' does not exist, and the broker at .*: create it"):
         write_rows(iter([batch(value=["x"])]), options(broker, topic="missing"), SinkColumns(0))
 
 
@@ -150,15 +143,11 @@ def test_batches_respect_max_message_bytes(broker: Broker) -> None:
 
 def test_a_record_above_max_message_bytes_is_reported_with_a_fix(broker: Broker) -> None:
     topic = LogWriter(broker.bootstrap).create(max_message_bytes="1000")
-    with pytest.raises(
-        SparkSourceError, match=r"raise the topic's max\.message\.bytes or shorten the values"
-    ):
+    with pytest.raises(SparkSourceError, match=r"raise the topic's max\.message\.bytes or shorten the values"):
         write_rows(iter([batch(value=[b"x" * 1000])]), options(broker, topic=topic), SinkColumns(0))
 
 
-def test_a_broker_without_a_known_limit_is_written_to(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_without_a_known_limit_is_written_to(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(self: Admin, resources: list[ConfigResource]) -> dict[ConfigResource, KafkaError]:
         return {each: KafkaError(ErrorCode.topic_authorization_failed) for each in resources}
 
@@ -209,11 +198,7 @@ def test_a_partition_deleted_during_a_write_is_named(broker: Broker) -> None:
 
 def test_an_unreachable_broker_is_reported_in_one_sentence() -> None:
     given = parse_topic_options(
-        {
-            "kafka.bootstrap.servers": "127.0.0.1:1",
-            "kafka.request.timeout.ms": "300",
-            "topic": "t",
-        }
+        {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.request.timeout.ms": "300", "topic": "t"}
     )
     with pytest.raises(
         SparkSourceError, match=r"no response from the brokers at 127\.0\.0\.1:1 .*: check kafka\.bootstrap"
@@ -230,9 +215,7 @@ def test_a_broker_lost_during_a_write_is_reported_in_one_sentence() -> None:
     def rows() -> Iterator[pa.RecordBatch]:
         yield batch(value=["never there"])
 
-    with pytest.raises(
-        SparkSourceError, match=r"'t' at 127\.0\.0\.1:\d+ did not accept records in time .*: check its"
-    ):
+    with pytest.raises(SparkSourceError, match=r"'t' at 127\.0\.0\.1:\d+ did not accept records in time .*: check its"):
         write_rows(rows(), given, SinkColumns(0))
 
 
@@ -253,10 +236,7 @@ def test_after_a_failure_the_next_task_uses_a_new_producer(broker: Broker) -> No
 
 def test_a_forked_process_does_not_use_the_parents_producers(broker: Broker) -> None:
     given = options(broker, topic="one")
-    here, elsewhere = (
-        SectionSender(event_loop_thread(), given),
-        SectionSender(other := EventLoopThread(), given),
-    )
+    here, elsewhere = (SectionSender(event_loop_thread(), given), SectionSender(other := EventLoopThread(), given))
     assert elsewhere._producer is not here._producer
     elsewhere.abort()
     other.close()

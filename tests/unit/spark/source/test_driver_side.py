@@ -115,10 +115,7 @@ def test_a_batch_between_offsets(written: LogWriter) -> None:
     written.spread(topic, {0: 10, 1: 10})
     assert sizes(
         planned(
-            written,
-            subscribe=topic,
-            startingOffsets=at(topic, {0: 2, 1: -2}),
-            endingOffsets=at(topic, {0: 7, 1: -1}),
+            written, subscribe=topic, startingOffsets=at(topic, {0: 2, 1: -2}), endingOffsets=at(topic, {0: 7, 1: -1})
         )
     ) == {0: (2, 7), 1: (0, 10)}
 
@@ -131,9 +128,7 @@ def test_explicit_offsets_must_name_all_partitions(written: LogWriter) -> None:
 
 def test_a_batch_between_times(written: LogWriter) -> None:
     topic = written.create(partitions=2, retention_ms="-1")
-    written.send(
-        topic, [ProducedRecord(b"", partition=each % 2, timestamp_ms=1000 * each) for each in range(20)]
-    )
+    written.send(topic, [ProducedRecord(b"", partition=each % 2, timestamp_ms=1000 * each) for each in range(20)])
     assert sizes(planned(written, subscribe=topic, startingTimestamp="4000", endingTimestamp="10000")) == {
         0: (2, 5),
         1: (2, 5),
@@ -153,9 +148,7 @@ def test_a_time_without_a_later_record_fails_or_resolves_to_the_end(written: Log
     written.send(topic, [ProducedRecord(b"", timestamp_ms=1000)])
     with pytest.raises(OptionError, match='set startingOffsetsByTimestampStrategy to "latest"'):
         planned(written, subscribe=topic, startingTimestamp="5000")
-    late = planned(
-        written, subscribe=topic, startingTimestamp="5000", startingOffsetsByTimestampStrategy="latest"
-    )
+    late = planned(written, subscribe=topic, startingTimestamp="5000", startingOffsetsByTimestampStrategy="latest")
     assert sizes(late) == {0: (1, 1)}
 
 
@@ -170,9 +163,7 @@ def test_offsets_outside_the_log_are_data_loss(written: LogWriter) -> None:
     topic = written.create()
     written.spread(topic, {0: 10})
     written.delete_records(topic, 4)
-    with pytest.raises(
-        DataLossError, match=f"{topic}-0 .* from offset 1, but its log starts at 4.*failOnDataLoss"
-    ):
+    with pytest.raises(DataLossError, match=f"{topic}-0 .* from offset 1, but its log starts at 4.*failOnDataLoss"):
         planned(written, subscribe=topic, startingOffsets=at(topic, {0: 1}))
     with pytest.raises(DataLossError, match="up to offset 50, but its log ends at 10"):
         planned(written, subscribe=topic, endingOffsets=at(topic, {0: 50}))
@@ -204,9 +195,7 @@ def test_an_explicit_start_after_the_end_is_refused(written: LogWriter) -> None:
 
 def test_an_unreachable_broker_is_reported_with_its_address(unused_port: int) -> None:
     nowhere = LogWriter(f"127.0.0.1:{unused_port}")
-    with pytest.raises(
-        SparkSourceError, match=f"127.0.0.1:{unused_port}.*Check that a broker is running there"
-    ):
+    with pytest.raises(SparkSourceError, match=f"127.0.0.1:{unused_port}.*Check that a broker is running there"):
         planned(nowhere, subscribe="t", **{"kafka.request.timeout.ms": "300"})
 
 
@@ -237,9 +226,7 @@ class StreamQuery:
     def initial_position(self) -> StreamPosition:
         return event_loop_thread().run(self.tracker.initial_position())
 
-    def next_position(
-        self, start: StreamPosition, limits: TriggerLimits | None = NO_LIMITS
-    ) -> StreamPosition:
+    def next_position(self, start: StreamPosition, limits: TriggerLimits | None = NO_LIMITS) -> StreamPosition:
         return event_loop_thread().run(self.tracker.next_position(start, limits))
 
     def ranges(self, start: StreamPosition, end: StreamPosition) -> dict[int, tuple[int, int]]:
@@ -267,23 +254,17 @@ def test_a_new_stream_starts_at_the_end_or_at_the_given_offsets(written: LogWrit
         one: 0,
     }
     given = at(topic, {0: 2, 1: -1})
-    assert StreamQuery(written, subscribe=topic, startingOffsets=given).initial_position().offsets == {
-        zero: 2,
-        one: 3,
-    }
+    assert StreamQuery(written, subscribe=topic, startingOffsets=given).initial_position().offsets == {zero: 2, one: 3}
 
 
 def test_a_new_stream_gets_a_generated_group_unless_one_is_set(written: LogWriter) -> None:
     topic = written.create()
     made_up = [
-        StreamQuery(written, subscribe=topic, groupIdPrefix="team").initial_position().group or ""
-        for _ in range(2)
+        StreamQuery(written, subscribe=topic, groupIdPrefix="team").initial_position().group or "" for _ in range(2)
     ]
     assert all(group.startswith("team-") for group in made_up)
     assert made_up[0] != made_up[1]
-    assert (
-        StreamQuery(written, subscribe=topic, **{"kafka.group.id": "named"}).initial_position().group is None
-    )
+    assert StreamQuery(written, subscribe=topic, **{"kafka.group.id": "named"}).initial_position().group is None
 
 
 def test_a_stream_cannot_start_outside_the_log_unless_data_loss_is_allowed(written: LogWriter) -> None:
@@ -328,9 +309,7 @@ def test_a_micro_batch_starts_after_the_maximum_delay(written: LogWriter) -> Non
     query = StreamQuery(written, subscribe=topic)
     start = query.next_position(query.initial_position(), TriggerLimits(offsets_min=5))
     written.spread(topic, {0: 1})
-    assert list(
-        query.next_position(start, TriggerLimits(offsets_min=5, delay_max_ms=0)).offsets.values()
-    ) == [1]
+    assert list(query.next_position(start, TriggerLimits(offsets_min=5, delay_max_ms=0)).offsets.values()) == [1]
 
 
 def test_available_now_ends_at_the_initial_log_ends(written: LogWriter) -> None:
@@ -414,9 +393,7 @@ def test_a_recreated_topic_is_data_loss_or_read_from_its_beginning(written: LogW
     # As many records as before and more, so that offsets alone do not reveal the recreation.
     written.spread(topic, {0: 9})
     event_loop_thread().run(query.tracker.fix_end())
-    with pytest.raises(
-        DataLossError, match=f"the topic '{topic}' was deleted and recreated since it was read"
-    ):
+    with pytest.raises(DataLossError, match=f"the topic '{topic}' was deleted and recreated since it was read"):
         query.next_position(start)
     event_loop_thread().run(lenient.tracker.fix_end())
     end = lenient.next_position(start)
@@ -435,8 +412,7 @@ def test_a_truncated_log_is_data_loss_or_continues_at_its_end(
     ids = lenient.initial_position().topic_ids
     start = StreamPosition({partition: 23}, ids)
     with pytest.raises(
-        DataLossError,
-        match=f"{topic}-0 was read up to offset 23, but its log ends at 20 now.*continues at 20",
+        DataLossError, match=f"{topic}-0 was read up to offset 23, but its log ends at 20 now.*continues at 20"
     ):
         StreamQuery(written, subscribe=topic).next_position(start)
     end = lenient.next_position(start, TriggerLimits(offsets_max=4))
@@ -454,9 +430,7 @@ def test_no_micro_batch_is_delayed_after_data_loss(written: LogWriter) -> None:
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
     lenient = StreamQuery(written, subscribe=topic, failOnDataLoss="false")
     begun = lenient.next_position(lenient.initial_position())
-    end = lenient.next_position(
-        StreamPosition({zero: 9, one: 1}, begun.topic_ids), TriggerLimits(offsets_min=100)
-    )
+    end = lenient.next_position(StreamPosition({zero: 9, one: 1}, begun.topic_ids), TriggerLimits(offsets_min=100))
     assert end.offsets == {zero: 2, one: 2}
 
 
@@ -488,9 +462,7 @@ def test_a_repeated_micro_batch_skips_a_recreated_topic(written: LogWriter) -> N
     written.delete(topic)
     written.create_named(topic)
     written.spread(topic, {0: 9})
-    with pytest.raises(
-        DataLossError, match=f"the topic '{topic}' was deleted and recreated since this micro-batch"
-    ):
+    with pytest.raises(DataLossError, match=f"the topic '{topic}' was deleted and recreated since this micro-batch"):
         StreamQuery(written, subscribe=names).ranges(start, end)
     lenient = StreamQuery(written, subscribe=names, failOnDataLoss="false")
     assert event_loop_thread().run(lenient.tracker.ranges(start, end)) == [OffsetRange(other, 0, 0, 1)]
@@ -531,9 +503,7 @@ def slow_offsets(monkeypatch: pytest.MonkeyPatch, needs_ms: int) -> list[int]:
     return given
 
 
-def test_list_offsets_is_retried_with_a_longer_timeout(
-    written: LogWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_offsets_is_retried_with_a_longer_timeout(written: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_catalog, "_FIRST_ATTEMPT_MS", 40)
     topic = written.create()
     written.spread(topic, {0: 3})
@@ -610,10 +580,7 @@ def test_a_group_with_members_is_a_warning(written: LogWriter, caplog: pytest.Lo
     group = f"busy-{topic}"
 
     async def work() -> None:
-        async with (
-            Consumer(written.bootstrap, group_id=group) as consumer,
-            Cluster(written.bootstrap) as cluster,
-        ):
+        async with Consumer(written.bootstrap, group_id=group) as consumer, Cluster(written.bootstrap) as cluster:
             consumer.subscribe([topic])
             await consumer.poll(1_000)
             committer = OffsetCommitter(cluster, group)

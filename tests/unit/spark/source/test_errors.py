@@ -7,13 +7,7 @@ import pytest
 
 from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError
 from moldau.spark import loop_thread
-from moldau.spark.errors import (
-    DataLossError,
-    OptionError,
-    SparkSourceError,
-    find_user_message,
-    user_facing_errors,
-)
+from moldau.spark.errors import DataLossError, OptionError, SparkSourceError, find_user_message, user_facing_errors
 
 
 @pytest.mark.parametrize("error", [ConnectionLostError("refused"), RequestTimedOutError("late")])
@@ -41,9 +35,7 @@ def test_user_errors_are_unchanged_and_bugs_are_not_hidden() -> None:
         _ = 1 / 0
 
 
-def test_tracebacks_are_hidden_only_in_spark_workers_and_for_user_errors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tracebacks_are_hidden_only_in_spark_workers_and_for_user_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
     monkeypatch.setenv("SPARK_PYTHON_RUNTIME", "PYTHON_WORKER")
     with pytest.raises(ZeroDivisionError), user_facing_errors(""):

@@ -34,9 +34,7 @@ def test_enough_partitions_are_not_divided() -> None:
 
 
 def test_large_partitions_are_divided_until_there_are_enough() -> None:
-    assert split_ranges([offsets(0, 0, 100)], partitions_min=4) == [
-        offsets(0, at, at + 25) for at in (0, 25, 50, 75)
-    ]
+    assert split_ranges([offsets(0, 0, 100)], partitions_min=4) == [offsets(0, at, at + 25) for at in (0, 25, 50, 75)]
 
 
 def test_small_partitions_do_not_limit_the_division_of_large_ones() -> None:

@@ -25,12 +25,8 @@ PAYMENTS = TopicPartition("payments", 0)
 
 
 def test_equal_positions_have_equal_json() -> None:
-    one = StreamPosition(
-        {ORDERS_10: 3, PAYMENTS: 4, ORDERS_0: 1, ORDERS_1: 2}, {"payments": "b", "orders": "a"}
-    )
-    other = StreamPosition(
-        {ORDERS_0: 1, ORDERS_1: 2, ORDERS_10: 3, PAYMENTS: 4}, {"orders": "a", "payments": "b"}
-    )
+    one = StreamPosition({ORDERS_10: 3, PAYMENTS: 4, ORDERS_0: 1, ORDERS_1: 2}, {"payments": "b", "orders": "a"})
+    other = StreamPosition({ORDERS_0: 1, ORDERS_1: 2, ORDERS_10: 3, PAYMENTS: 4}, {"orders": "a", "payments": "b"})
     assert json.dumps(one.to_json()) == json.dumps(other.to_json())
     assert json.dumps(StreamPosition(one.offsets).to_json()) == (
         '{"orders": {"0": 1, "1": 2, "10": 3}, "payments": {"0": 4}}'
@@ -50,9 +46,7 @@ def test_offsets_of_a_recreated_topic_are_ignored() -> None:
     before = StreamPosition({ORDERS_0: 7, PAYMENTS: 3}, {"orders": "a", "payments": "b"})
     assert before.recreated_topics(StreamPosition({}, {"orders": "c", "payments": "b"})) == ["orders"]
     assert before.without_recreated(StreamPosition({}, {"orders": "c"})) == {PAYMENTS: 3}
-    assert StreamPosition({ORDERS_0: 7}).without_recreated(StreamPosition({}, {"orders": "c"})) == {
-        ORDERS_0: 7
-    }
+    assert StreamPosition({ORDERS_0: 7}).without_recreated(StreamPosition({}, {"orders": "c"})) == {ORDERS_0: 7}
 
 
 def test_a_truncated_log_is_resumed_at_its_end_only_if_the_topic_id_matches() -> None:
@@ -111,9 +105,9 @@ def test_a_batch_cannot_start_at_latest_or_end_at_earliest() -> None:
 
 
 def test_times_are_milliseconds_since_1970() -> None:
-    assert parse_times(
-        "startingOffsetsByTimestamp", '{"orders": {"0": 1700000000000}}'
-    ) == SpecificTimestamps({ORDERS_0: 1_700_000_000_000})
+    assert parse_times("startingOffsetsByTimestamp", '{"orders": {"0": 1700000000000}}') == SpecificTimestamps(
+        {ORDERS_0: 1_700_000_000_000}
+    )
     with pytest.raises(OptionError, match="orders-0 must be a time in milliseconds since 1970, not -1"):
         parse_times("startingOffsetsByTimestamp", '{"orders": {"0": -1}}')
 
@@ -156,7 +150,4 @@ def test_explicit_offsets_must_match_the_existing_partitions() -> None:
 
 
 def test_a_long_list_of_partitions_is_abbreviated() -> None:
-    assert (
-        format_partitions([TopicPartition("t", index) for index in range(7)])
-        == "t-0, t-1, t-2, t-3, t-4 and 2 more"
-    )
+    assert format_partitions([TopicPartition("t", index) for index in range(7)]) == "t-0, t-1, t-2, t-3, t-4 and 2 more"

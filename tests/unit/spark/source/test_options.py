@@ -46,9 +46,7 @@ def error_text(options: dict[str, str], *, is_stream: bool = False) -> str:
 
 def test_bootstrap_servers_are_needed() -> None:
     assert "kafka.bootstrap.servers is missing" in error_text({"subscribe": "orders"})
-    assert "kafka.bootstrap.servers is missing" in error_text(
-        {"subscribe": "orders", "kafka.bootstrap.servers": " "}
-    )
+    assert "kafka.bootstrap.servers is missing" in error_text({"subscribe": "orders", "kafka.bootstrap.servers": " "})
 
 
 def test_a_subscription_is_required() -> None:
@@ -66,10 +64,7 @@ def test_topics_are_comma_separated() -> None:
 
 def test_a_pattern_is_a_regular_expression() -> None:
     given = {"kafka.bootstrap.servers": "b:1"}
-    assert (
-        parse_source_options({**given, "subscribePattern": "or.*"}, is_stream=True).subscription.pattern
-        == "or.*"
-    )
+    assert parse_source_options({**given, "subscribePattern": "or.*"}, is_stream=True).subscription.pattern == "or.*"
     assert "is not a regular expression" in error_text({**given, "subscribePattern": "(("})
     assert "subscribePattern is empty" in error_text({**given, "subscribePattern": " "})
 
@@ -85,12 +80,7 @@ def test_partitions_may_be_assigned() -> None:
 
 
 def test_names_are_case_insensitive() -> None:
-    options = {
-        "KAFKA.Bootstrap.Servers": "b:1",
-        "SUBSCRIBE": "a",
-        "FailOnDataloss": "FALSE",
-        "includeheaders": "true",
-    }
+    options = {"KAFKA.Bootstrap.Servers": "b:1", "SUBSCRIBE": "a", "FailOnDataloss": "FALSE", "includeheaders": "true"}
     parsed = parse_source_options(options, is_stream=True)
     assert (parsed.bootstrap, parsed.fail_on_data_loss, parsed.include_headers) == ("b:1", False, True)
 
@@ -115,22 +105,14 @@ def test_an_unknown_option_is_refused_with_a_suggestion(option: str, hint: str) 
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "auto.offset.reset",
-        "key.deserializer",
-        "value.deserializer",
-        "enable.auto.commit",
-        "interceptor.classes",
-    ],
+    "name", ["auto.offset.reset", "key.deserializer", "value.deserializer", "enable.auto.commit", "interceptor.classes"]
 )
 def test_settings_that_the_connector_refuses_are_refused_with_the_reason(name: str) -> None:
     assert f"kafka.{name} cannot be set: " in error_text({**BASE, f"kafka.{name}": "x"})
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["session.timeout.ms", "max.poll.records", "fetch.min.bytes", "partition.assignment.strategy", "acks"],
+    "name", ["session.timeout.ms", "max.poll.records", "fetch.min.bytes", "partition.assignment.strategy", "acks"]
 )
 def test_settings_of_kafka_clients_without_effect_are_accepted(name: str) -> None:
     assert parse_source_options({**BASE, f"kafka.{name}": "1"}, is_stream=True) == stream()
@@ -153,17 +135,13 @@ def test_a_global_time_overrides_times_and_times_override_offsets() -> None:
     )
     everything = stream(startingOffsets=offsets, startingOffsetsByTimestamp=times, startingTimestamp="5")
     assert everything.starting == GlobalTimestamp(5)
-    assert batch(endingOffsets=offsets, endingOffsetsByTimestamp=times).ending == SpecificTimestamps(
-        {partition: 7}
-    )
+    assert batch(endingOffsets=offsets, endingOffsetsByTimestamp=times).ending == SpecificTimestamps({partition: 7})
     assert batch(endingOffsetsByTimestamp=times, endingTimestamp="5").ending == GlobalTimestamp(5)
 
 
 @pytest.mark.parametrize("name", ["endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"])
 def test_a_stream_has_no_end(name: str) -> None:
-    assert f"{name} is for batch queries: a stream has no end" in error_text(
-        {**BASE, name: "5"}, is_stream=True
-    )
+    assert f"{name} is for batch queries: a stream has no end" in error_text({**BASE, name: "5"}, is_stream=True)
 
 
 def test_a_batch_cannot_start_at_the_latest_or_end_at_the_earliest() -> None:
@@ -174,17 +152,13 @@ def test_a_batch_cannot_start_at_the_latest_or_end_at_the_earliest() -> None:
 
 def test_both_ends_of_a_batch_are_compared() -> None:
     starting, ending = '{"orders": {"0": 9}}', '{"orders": {"0": 3}}'
-    assert "the end is before the start" in error_text(
-        {**BASE, "startingOffsets": starting, "endingOffsets": ending}
-    )
+    assert "the end is before the start" in error_text({**BASE, "startingOffsets": starting, "endingOffsets": ending})
 
 
 def test_the_strategy_without_a_matching_record_can_be_chosen() -> None:
     assert not stream().starts_at_latest_without_match
     assert stream(startingOffsetsByTimestampStrategy="Latest").starts_at_latest_without_match
-    assert "must be error or latest, not 'first'" in error_text(
-        {**BASE, "startingOffsetsByTimestampStrategy": "first"}
-    )
+    assert "must be error or latest, not 'first'" in error_text({**BASE, "startingOffsetsByTimestampStrategy": "first"})
 
 
 @pytest.mark.parametrize(
@@ -202,17 +176,9 @@ def test_the_strategy_without_a_matching_record_can_be_chosen() -> None:
         ("minOffsetsPerTrigger", "1e3", "minOffsetsPerTrigger must be an integer, 1 or more"),
         ("maxTriggerDelay", "soon", "maxTriggerDelay must be a duration such as 500ms"),
         ("fetchOffset.numRetries", "0", "fetchOffset.numRetries must be an integer, 1 or more"),
-        (
-            "fetchOffset.retryIntervalMs",
-            "-1",
-            "fetchOffset.retryIntervalMs must be an integer, 0 or more",
-        ),
+        ("fetchOffset.retryIntervalMs", "-1", "fetchOffset.retryIntervalMs must be an integer, 0 or more"),
         ("kafkaConsumer.pollTimeoutMs", "0", "kafkaConsumer.pollTimeoutMs must be an integer, 1 or more"),
-        (
-            "kafka.isolation.level",
-            "committed",
-            "kafka.isolation.level must be read_uncommitted or read_committed",
-        ),
+        ("kafka.isolation.level", "committed", "kafka.isolation.level must be read_uncommitted or read_committed"),
         ("kafka.group.id", " ", "kafka.group.id is empty"),
         ("kafka.request.timeout.ms", "0", "kafka.request.timeout.ms must be an integer, 1 or more"),
         ("kafka.max.partition.fetch.bytes", "big", "kafka.max.partition.fetch.bytes must be an integer"),
@@ -223,17 +189,16 @@ def test_an_invalid_value_is_refused(name: str, value: str, complaint: str) -> N
 
 
 def test_limits_of_a_trigger() -> None:
-    assert stream(
-        maxOffsetsPerTrigger="100", minOffsetsPerTrigger="10", maxTriggerDelay="30s"
-    ).limits == TriggerLimits(100, 10, 30_000)
+    assert stream(maxOffsetsPerTrigger="100", minOffsetsPerTrigger="10", maxTriggerDelay="30s").limits == TriggerLimits(
+        100, 10, 30_000
+    )
     assert "minOffsetsPerTrigger (5) is higher than maxOffsetsPerTrigger (4)" in error_text(
         {**BASE, "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, is_stream=True
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "expected_ms"),
-    [("15m", 900_000), ("1 h", 3_600_000), ("2d", 172_800_000), ("250", 250), ("5000us", 5)],
+    ("text", "expected_ms"), [("15m", 900_000), ("1 h", 3_600_000), ("2d", 172_800_000), ("250", 250), ("5000us", 5)]
 )
 def test_durations_are_written_as_in_spark(text: str, expected_ms: int) -> None:
     assert stream(maxTriggerDelay=text).limits.delay_max_ms == expected_ms

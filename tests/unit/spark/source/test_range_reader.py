@@ -28,9 +28,7 @@ from support.scripted_broker import Disconnect, ReceivedRequest, ScriptedBroker,
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    with Broker(
-        settings={"auto.create.topics.enable": "false", "log.cleaner.backoff.ms": "3600000"}
-    ) as running:
+    with Broker(settings={"auto.create.topics.enable": "false", "log.cleaner.backoff.ms": "3600000"}) as running:
         yield running
         event_loop_thread().close()
 
@@ -92,8 +90,7 @@ def test_a_range_is_read_with_any_compression(written: LogWriter, compression: s
 def test_columns_have_the_requested_order_and_sparks_types(written: LogWriter) -> None:
     topic = written.create()
     written.send(
-        topic,
-        [ProducedRecord(None, key=b"k", timestamp_ms=1_700_000_000_123, headers=(("h", b"x"), ("n", None)))],
+        topic, [ProducedRecord(None, key=b"k", timestamp_ms=1_700_000_000_123, headers=(("h", b"x"), ("n", None)))]
     )
     columns = ["timestamp", "headers", "value", "key", "partition", "topic"]
     (part,) = reading(written.bootstrap, topic, 0, 1, ", ".join(columns))
@@ -118,16 +115,12 @@ def test_the_python_decoder_reads_the_same(written: LogWriter, monkeypatch: pyte
 def test_invalid_utf8_is_refused_as_text(written: LogWriter) -> None:
     topic = written.create()
     written.send(topic, [b"fine", b"\xff\xfe"])
-    with pytest.raises(
-        SparkSourceError, match=f"value as STRING, but {topic}-0 from 0 to 2 has one that is not UTF-8"
-    ):
+    with pytest.raises(SparkSourceError, match=f"value as STRING, but {topic}-0 from 0 to 2 has one that is not UTF-8"):
         rows(written.bootstrap, topic, 0, 2, "value as text")
     assert rows(written.bootstrap, topic, 0, 1, "value as text") == [{"value": "fine"}]
 
 
-def test_many_records_become_several_arrow_batches(
-    written: LogWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_records_become_several_arrow_batches(written: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "ARROW_BYTES", 2_000)
     topic = written.create()
     written.send(topic, [b"x" * 100 for _ in range(200)], batch_size=1_000)
@@ -211,9 +204,7 @@ def test_time_spent_by_spark_does_not_count_as_idle(scripted: Any) -> None:
 def test_compaction_gaps_are_not_data_loss(broker: Broker, written: LogWriter) -> None:
     topic = written.create(cleanup_policy="compact", min_cleanable_dirty_ratio="0")
     written.send(
-        topic,
-        [ProducedRecord(b"v%d" % number, key=b"k%d" % (number % 3)) for number in range(30)],
-        batch_size=100,
+        topic, [ProducedRecord(b"v%d" % number, key=b"k%d" % (number % 3)) for number in range(30)], batch_size=100
     )
     written.send(topic, [ProducedRecord(b"last", key=b"other")])
     compact(broker)
@@ -238,11 +229,7 @@ def transactional(offset: int, *values: str, producer_id: int) -> bytes:
 
 def marker(offset: int, *, producer_id: int, is_commit: bool) -> bytes:
     return control_batch(
-        EndTransaction(is_commit, 0),
-        base_offset=offset,
-        producer_id=producer_id,
-        producer_epoch=0,
-        timestamp=0,
+        EndTransaction(is_commit, 0), base_offset=offset, producer_id=producer_id, producer_epoch=0, timestamp=0
     )
 
 
@@ -267,11 +254,7 @@ class Log:
             "aborted_transactions": self.aborted,
             "records": records,
         }
-        return {
-            "throttle_time": 0,
-            "error_code": 0,
-            "responses": [{"topic": topic.topic, "partitions": [partition]}],
-        }
+        return {"throttle_time": 0, "error_code": 0, "responses": [{"topic": topic.topic, "partitions": [partition]}]}
 
 
 @pytest.fixture
@@ -304,11 +287,7 @@ def test_read_committed_skips_aborted_transactions_and_markers(scripted: Any) ->
 
 
 def test_a_range_may_end_with_or_consist_of_control_batches(scripted: Any) -> None:
-    log = Log(
-        (0, 0, transactional(0, "kept", producer_id=2)),
-        (1, 1, marker(1, producer_id=2, is_commit=True)),
-        end=2,
-    )
+    log = Log((0, 0, transactional(0, "kept", producer_id=2)), (1, 1, marker(1, producer_id=2, is_commit=True)), end=2)
     broker = scripted(log.fetch)
     assert offsets(broker.bootstrap, "t", 0, 2) == [0]
     assert offsets(broker.bootstrap, "t", 1, 2) == []

@@ -41,12 +41,9 @@ def test_shares_of_offsets_that_no_float_holds_are_exact() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 2**60), st.integers(0, 2**40)), min_size=1, max_size=20),
-    st.integers(1, 2**45),
+    st.lists(st.tuples(st.integers(0, 2**60), st.integers(0, 2**40)), min_size=1, max_size=20), st.integers(1, 2**45)
 )
-def test_a_capped_batch_advances_within_its_ends_and_the_limit(
-    partitions: list[tuple[int, int]], limit: int
-) -> None:
+def test_a_capped_batch_advances_within_its_ends_and_the_limit(partitions: list[tuple[int, int]], limit: int) -> None:
     start = {TopicPartition("t", index): begin for index, (begin, _) in enumerate(partitions)}
     end = {TopicPartition("t", index): begin + size for index, (begin, size) in enumerate(partitions)}
     batch = cap_offsets(start, end, limit)

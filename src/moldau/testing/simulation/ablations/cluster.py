@@ -171,8 +171,7 @@ ABLATIONS: Mapping[str, Ablation] = {
     "truncation": Ablation(without_truncation, _in("network")),
     "maximal-in-sync": Ablation(without_maximal_in_sync, _in("network")),
     "partition-epoch": Ablation(
-        without_partition_epoch,
-        _in("flapping", faults=30, fault_duration_s_min=1.5, fault_duration_s_max=2.5),
+        without_partition_epoch, _in("flapping", faults=30, fault_duration_s_min=1.5, fault_duration_s_max=2.5)
     ),
     "broker-epoch": Ablation(without_broker_epoch, _in("one at a time")),
     "lease": Ablation(without_lease, _in("pauses")),

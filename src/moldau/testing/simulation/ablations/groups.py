@@ -39,9 +39,7 @@ def with_replies_before_durable() -> AbstractContextManager[object]:
     """Makes the coordinator respond when its records are written, before they are committed."""
     park = runtime.CoordinatorRuntime._park
 
-    def release_at_once(
-        decisions: runtime.CoordinatorRuntime[Any, Any], parked: runtime._ParkedResponse
-    ) -> None:
+    def release_at_once(decisions: runtime.CoordinatorRuntime[Any, Any], parked: runtime._ParkedResponse) -> None:
         if isinstance(decisions._state, GroupCoordinatorShard):
             runtime._complete(parked)
         else:

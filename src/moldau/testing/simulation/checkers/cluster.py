@@ -41,9 +41,7 @@ def _violations(history: ClusterHistory) -> Anomalies:
     log_offsets = {partition: offsets_by_value(log) for partition, log in history.logs.items()}
     for send in history.sends:
         if send.partition in log_offsets:
-            yield from _check_send(
-                send, log_offsets[send.partition], send.partition[0] in history.lossy_topics
-            )
+            yield from _check_send(send, log_offsets[send.partition], send.partition[0] in history.lossy_topics)
     yield from _check_acknowledged_offsets(history)
     yield from _check_send_order(history, log_offsets)
     yield from check_never_sent(history)
@@ -60,11 +58,7 @@ def _check_replicas_agree(partition: Partition, replicas: Mapping[int, LogConten
         if log == other_log:
             continue
         where = next(
-            (
-                f"{first} and {second}"
-                for first, second in zip(log, other_log, strict=False)
-                if first != second
-            ),
+            (f"{first} and {second}" for first, second in zip(log, other_log, strict=False) if first != second),
             f"{len(log)} and {len(other_log)} records",
         )
         yield "replicas differ", f"{partition_name(partition)} on nodes {one} and {other}: {where[:200]}"
@@ -77,18 +71,12 @@ def _check_send(send: SendOperation, log_offsets: Mapping[bytes, Sequence[int]],
         if len(offsets) > 1 and send.is_idempotent:
             yield "duplicate", f"{label} is at {list(offsets)} of {partition_name(send.partition)}"
         if not offsets and send.is_acknowledged and send.acks == ACKS_ALL and not is_lossy:
-            yield (
-                "lost write",
-                f"{label} was acknowledged at {send.offset} of {partition_name(send.partition)}",
-            )
+            yield ("lost write", f"{label} was acknowledged at {send.offset} of {partition_name(send.partition)}")
     if send.is_acknowledged and send.acks == ACKS_ALL and send.offset is not None and not is_lossy:
         found = log_offsets.get(send.values[0], ())
         if found and send.offset not in found:
             where = f"at {send.offset} of {partition_name(send.partition)} and is at {list(found)}"
-            yield (
-                "wrong offset",
-                f"{format_value(send.values[0])} of {send.producer} was acknowledged {where}",
-            )
+            yield ("wrong offset", f"{format_value(send.values[0])} of {send.producer} was acknowledged {where}")
 
 
 def _check_acknowledged_offsets(history: ClusterHistory) -> Anomalies:
@@ -140,10 +128,7 @@ def _check_polls(history: ClusterHistory) -> Anomalies:
         for offset, value in poll.records:
             if seen.setdefault((poll.partition, offset), value) != value:
                 other = format_value(seen[poll.partition, offset])
-                yield (
-                    "inconsistent offsets",
-                    f"{who} read {format_value(value)} at {offset}, and others {other}",
-                )
+                yield ("inconsistent offsets", f"{who} read {format_value(value)} at {offset}, and others {other}")
             if log is not None:
                 yield from check_read(who, offset, value, log)
 
@@ -156,15 +141,10 @@ def _check_poll_order(poll: PollOperation, who: str) -> Anomalies:
             yield "internal poll skip", f"{who} read {after} after {before} in one response"
     for offset, _ in poll.records:
         if offset >= poll.high_watermark:
-            yield (
-                "read above the high watermark",
-                f"{who} read {offset} at high watermark {poll.high_watermark}",
-            )
+            yield ("read above the high watermark", f"{who} read {offset} at high watermark {poll.high_watermark}")
 
 
-def _check_poll_positions(
-    poll: PollOperation, who: str, positions: dict[tuple[str, Partition], int]
-) -> Anomalies:
+def _check_poll_positions(poll: PollOperation, who: str, positions: dict[tuple[str, Partition], int]) -> Anomalies:
     key = poll.consumer, poll.partition
     expected, first = positions.get(key, poll.position), poll.records[0][0]
     if first < expected:

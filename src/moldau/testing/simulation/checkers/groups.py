@@ -57,9 +57,7 @@ def _check_committed_offsets(history: GroupHistory) -> Anomalies:
         deletions = [
             each
             for each in history.deletions
-            if each.group == key[0]
-            and each.partition in (None, key[1])
-            and each.result is not OperationResult.FAIL
+            if each.group == key[0] and each.partition in (None, key[1]) and each.result is not OperationResult.FAIL
         ]
         yield from _check_register(_register_name(*key), commits[key], offset_fetches[key], deletions)
 
@@ -91,17 +89,12 @@ def _check_register(
         for commit in commits
         if commit.result is not OperationResult.FAIL
     }
-    deleted = [
-        RegisterValue(NOTHING, _interval(each), ()) for each in deletions if each.result is OperationResult.OK
-    ]
+    deleted = [RegisterValue(NOTHING, _interval(each), ()) for each in deletions if each.result is OperationResult.OK]
     for one, other in contradictions([*values.values(), *deleted]):
         if NOTHING in (one.name, other.name):
             yield "deleted offset is back", f"{one.name if other.name == NOTHING else other.name} of {where}"
         else:
-            yield (
-                "committed offset moved back",
-                f"{one.name} and {other.name} of {where}, then the first again",
-            )
+            yield ("committed offset moved back", f"{one.name} and {other.name} of {where}, then the first again")
     yield from _check_lost_commits(where, values.values(), offset_fetches, deletions)
     yield from _check_regressed_commits(where, commits, values, offset_fetches)
 
@@ -116,9 +109,7 @@ def _check_lost_commits(
     for fetch in offset_fetches:
         if fetch.offset != NOTHING_COMMITTED:
             continue
-        deleted_by = max(
-            (each.completed_by for each in deletions if each.invoked_at < fetch.completed_at), default=0.0
-        )
+        deleted_by = max((each.completed_by for each in deletions if each.invoked_at < fetch.completed_at), default=0.0)
         for value in values:
             if value.write.invoked_at > deleted_by and value.earliest_completion < fetch.invoked_at:
                 yield "committed offset lost", f"{value.name} of {where}, but a later fetch returned nothing"
@@ -145,11 +136,7 @@ def _check_regressed_commits(
             default=-1,
         )
         for other in commits:
-            if (
-                other.offset <= commit.offset
-                or other.result is OperationResult.FAIL
-                or other.invoked_at < fetched_at
-            ):
+            if other.offset <= commit.offset or other.result is OperationResult.FAIL or other.invoked_at < fetched_at:
                 continue
             if values[other.tag].earliest_completion < commit.invoked_at:
                 yield (
@@ -186,10 +173,7 @@ def _owner(sync: SyncOperation) -> str:
 
 
 def _was_deleted_between(history: GroupHistory, first: SyncOperation, second: SyncOperation) -> bool:
-    invoked_at, completed_at = (
-        min(first.invoked_at, second.invoked_at),
-        max(first.completed_by, second.completed_by),
-    )
+    invoked_at, completed_at = (min(first.invoked_at, second.invoked_at), max(first.completed_by, second.completed_by))
     return any(
         each.group == first.identity.group
         and each.partition is None
@@ -259,10 +243,7 @@ def _check_final_state(history: GroupHistory) -> Anomalies:
         for partition, end in sorted(history.end_offsets.items()):
             missing = [offset for offset in range(end) if offset not in read[group, partition]]
             if missing:
-                yield (
-                    "unseen",
-                    f"{len(missing)} records of {_register_name(group, partition)} from {missing[0]} on",
-                )
+                yield ("unseen", f"{len(missing)} records of {_register_name(group, partition)} from {missing[0]} on")
 
 
 def _interval(operation: ClientOperation) -> Interval:

@@ -71,13 +71,7 @@ class History:
     _events: int = 0
 
     def send(
-        self,
-        producer: str,
-        partition: Partition,
-        values: Sequence[bytes],
-        *,
-        acks: int,
-        is_idempotent: bool = False,
+        self, producer: str, partition: Partition, values: Sequence[bytes], *, acks: int, is_idempotent: bool = False
     ) -> SendOperation:
         send = SendOperation(producer, partition, values, acks, is_idempotent, invoked_at=self._next_event())
         self.sends.append(send)

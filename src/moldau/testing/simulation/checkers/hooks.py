@@ -51,9 +51,7 @@ def install_hooks(invariants: InvariantChecker, recorded_requests: RecordedReque
         mock.patch.object(NodeToControllerChannel, "alter_partition", _record_isr_changes(recorded_requests)),
     ):
         served = REGISTRY[ApiKey.PRODUCE]
-        REGISTRY[ApiKey.PRODUCE] = served._replace(
-            handler=_report_acknowledgements(served.handler, invariants)
-        )
+        REGISTRY[ApiKey.PRODUCE] = served._replace(handler=_report_acknowledgements(served.handler, invariants))
         try:
             yield
         finally:
@@ -88,10 +86,7 @@ def _record_isr_changes(recorded_requests: RecordedRequests) -> object:
     alter, api = NodeToControllerChannel.alter_partition, ApiKey.ALTER_PARTITION
 
     async def alter_partition(
-        controller_channel: NodeToControllerChannel,
-        broker_id: int,
-        broker_epoch: int,
-        changes: Sequence[IsrChange],
+        controller_channel: NodeToControllerChannel, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
     ) -> list[IsrChangeResult]:
         tree = alter_partition_request(broker_id, broker_epoch, changes)
         recorded_requests[api].append(RecordedRequest(TO_CONTROLLER, api, tree, None))

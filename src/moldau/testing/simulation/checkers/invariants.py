@@ -142,9 +142,7 @@ class InvariantChecker:
         server = next(each for each in self.servers if each.node_id == node_id)
         lease = getattr(getattr(server.node, "_lifecycle", None), "lease", None)
         if lease is not None and lease.expires_ms <= server.host.clock.monotonic_ms():
-            self._report_violation(
-                f"{server.name} acknowledges records of {partition} after its lease expired"
-            )
+            self._report_violation(f"{server.name} acknowledges records of {partition} after its lease expired")
 
     def _check_lease(self, before: MetadataImage, after: MetadataImage) -> None:
         """Checks that the lease of a broker has expired when the broker becomes fenced, because other brokers may now
@@ -188,9 +186,7 @@ class InvariantChecker:
         if quorum is None:
             return
         epoch, high_watermark = quorum.epoch, quorum.high_watermark
-        if epoch < max(
-            observation.quorum_epoch, self._led_quorum.get(server.name, -1) if server.is_serving else -1
-        ):
+        if epoch < max(observation.quorum_epoch, self._led_quorum.get(server.name, -1) if server.is_serving else -1):
             self._report_violation(f"the quorum epoch of {server.name} fell to {epoch}")
         if high_watermark < observation.quorum_high_watermark:
             change = f"{observation.quorum_high_watermark} to {high_watermark}"
@@ -226,9 +222,7 @@ class InvariantChecker:
             self._newest_image = image
             self._on_image_changed(newest, image)
         if before is not None and image.offset < before.offset:
-            self._report_violation(
-                f"the metadata of {server.name} went back from {before.offset} to {image.offset}"
-            )
+            self._report_violation(f"the metadata of {server.name} went back from {before.offset} to {image.offset}")
         for name, topic in image.topics.items():
             old = None if before is None else before.topics.get(name)
             if old is topic:
@@ -306,17 +300,13 @@ class InvariantChecker:
         committed = self._committed_up_to(key, epoch)
         if name.topic not in self.lossy_topics and seen.end < committed:
             ends = f"{seen.end}, and {committed} is committed"
-            self._report_violation(
-                f"{server.name} leads {name} in epoch {epoch} with a log that ends at {ends}"
-            )
+            self._report_violation(f"{server.name} leads {name} in epoch {epoch} with a log that ends at {ends}")
 
     def _on_high_watermark_changed(self, server: ServerHost, partition: Any, before: int, after: int) -> None:
         name = partition.name
         if name.topic not in self.lossy_topics:
             if after < before:
-                self._report_violation(
-                    f"the high watermark of {name} on {server.name} fell from {before} to {after}"
-                )
+                self._report_violation(f"the high watermark of {name} on {server.name} fell from {before} to {after}")
             if partition.is_leader:
                 self._check_isr(server, partition, after)
             if "compact" not in partition.log.settings.cleanup_policy:
@@ -328,9 +318,7 @@ class InvariantChecker:
             committed = self._committed.setdefault((partition.topic_id, name.partition), {})
             committed[partition.leader_epoch] = after
 
-    def _compare_committed(
-        self, server: ServerHost, key: object, name: str, log: Any, before: int, after: int
-    ) -> None:
+    def _compare_committed(self, server: ServerHost, key: object, name: str, log: Any, before: int, after: int) -> None:
         """Checks that logs are equal up to their high watermarks. Committed records at the same offset must have the
         same leader epoch."""
         committed = self._epochs.setdefault(key, {})

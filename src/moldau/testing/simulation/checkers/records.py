@@ -7,13 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from moldau.testing.simulation.checkers.history import (
-    History,
-    LogContent,
-    Partition,
-    PollOperation,
-    SendOperation,
-)
+from moldau.testing.simulation.checkers.history import History, LogContent, Partition, PollOperation, SendOperation
 
 Anomalies = Iterator[tuple[str, str]]
 """The names and details of anomalies."""
@@ -103,9 +97,7 @@ def _check_send_order(history: History, log_offsets: Mapping[Partition, dict[byt
             was_known = earlier.completed_at is not None and earlier.completed_at < send.invoked_at
             if offset > offsets[0] and (send.is_idempotent or was_known):
                 first, second = format_value(earlier.values[0]), format_value(send.values[0])
-                where = (
-                    f"{first} is at {offset} and {second} at {offsets[0]} of {partition_name(send.partition)}"
-                )
+                where = f"{first} is at {offset} and {second} at {offsets[0]} of {partition_name(send.partition)}"
                 yield "non-monotonic send", where
         if send.is_idempotent or send.is_acknowledged:
             last[key] = send, offsets[0]
@@ -143,10 +135,7 @@ def _check_poll(poll: PollOperation, who: str, log: Mapping[int, bytes], expecte
             yield "poll skip", f"{who} read {offset} where {expected} was next"
         expected = offset + 1
         if offset >= poll.high_watermark:
-            yield (
-                "read above the high watermark",
-                f"{who} read {offset} at high watermark {poll.high_watermark}",
-            )
+            yield ("read above the high watermark", f"{who} read {offset} at high watermark {poll.high_watermark}")
         yield from check_read(who, offset, value, log)
 
 

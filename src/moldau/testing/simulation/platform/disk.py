@@ -17,13 +17,7 @@ from moldau.platform.disk import Buffer
 from moldau.platform.group_commit import Done, GroupCommit
 from moldau.platform.os_disk import TEMPORARY_SUFFIX
 from moldau.testing.simulation.platform.trace import Trace
-from moldau.testing.simulation.platform.volume import (
-    Inode,
-    SimulatedDirectory,
-    SyncSnapshot,
-    Volume,
-    split_path,
-)
+from moldau.testing.simulation.platform.volume import Inode, SimulatedDirectory, SyncSnapshot, Volume, split_path
 
 CAPACITY_BYTES = 1 << 40
 
@@ -91,13 +85,7 @@ class SimulatedDisk:
     # Faults and crashes
 
     def inject(
-        self,
-        operation: str,
-        path: str = "*",
-        *,
-        error: int = errno.EIO,
-        after: int = 0,
-        times: int | None = 1,
+        self, operation: str, path: str = "*", *, error: int = errno.EIO, after: int = 0, times: int | None = 1
     ) -> DiskFault:
         """Makes calls of an operation fail: open, append, read, truncate, sync or sync_directory.
 
@@ -163,9 +151,7 @@ class SimulatedDisk:
                 raise OSError(fault.error, f"injected into {operation}", path)
 
     def ignores_fsync(self, path: str) -> bool:
-        return bool(self.settings.ignored_fsync_glob) and fnmatch.fnmatchcase(
-            path, self.settings.ignored_fsync_glob
-        )
+        return bool(self.settings.ignored_fsync_glob) and fnmatch.fnmatchcase(path, self.settings.ignored_fsync_glob)
 
     def draw_sync_s(self) -> float:
         settings = self.settings

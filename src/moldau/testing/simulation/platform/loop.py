@@ -182,11 +182,7 @@ class SimulatedLoop(DeterministicLoop):
         return self.call_soon(callback, *args, context=context)
 
     def call_later(
-        self,
-        delay: float,
-        callback: Callable[[*Ts], object],
-        *args: *Ts,
-        context: contextvars.Context | None = None,
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> SimulatedTimer:
         timer = SimulatedTimer(0.0, callback, args, self, context)
         rate = timer.incarnation.clock_rate
@@ -194,11 +190,7 @@ class SimulatedLoop(DeterministicLoop):
         return self._set_timer(timer, self._now_ns + math.ceil(delay / rate * NANOSECONDS))
 
     def call_at(
-        self,
-        when: float,
-        callback: Callable[[*Ts], object],
-        *args: *Ts,
-        context: contextvars.Context | None = None,
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> SimulatedTimer:
         timer = SimulatedTimer(when, callback, args, self, context)
         return self._set_timer(timer, math.ceil(when / timer.incarnation.clock_rate * NANOSECONDS))
@@ -249,9 +241,7 @@ class SimulatedLoop(DeterministicLoop):
     def destroy(self, incarnation: Incarnation) -> None:
         """Ends all tasks and timers of an incarnation. `finally` blocks run, but disk and network calls in them
         fail."""
-        owned_tasks = [
-            (number, owned) for number, owned in self._tasks.items() if owned.incarnation is incarnation
-        ]
+        owned_tasks = [(number, owned) for number, owned in self._tasks.items() if owned.incarnation is incarnation]
         for number, owned in owned_tasks:
             del self._tasks[number]
             owned.task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -382,9 +372,7 @@ class SimulatedLoop(DeterministicLoop):
         lines = []
         for owned in self._tasks.values():
             if owned.incarnation.is_alive and not owned.task.done():
-                lines.append(
-                    f"  {owned.incarnation.host}: {owned.task.get_name()} at {_suspended_at(owned.coroutine)}"
-                )
+                lines.append(f"  {owned.incarnation.host}: {owned.task.get_name()} at {_suspended_at(owned.coroutine)}")
         return "\n".join(lines) or "  (no task)"
 
     # Errors and generators
@@ -430,14 +418,10 @@ class SimulatedLoop(DeterministicLoop):
 
     # Network
 
-    async def create_server(
-        self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
-    ) -> Any:
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         return await self._get_network().create_server(protocol_factory, host, port, **options)
 
-    async def create_connection(
-        self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
-    ) -> Any:
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         return await self._get_network().create_connection(protocol_factory, host, port, **options)
 
     def _get_network(self) -> "SimulatedNetwork":

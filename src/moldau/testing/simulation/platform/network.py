@@ -46,9 +46,7 @@ class NetworkSettings:
 
 
 class SimulatedNetwork:
-    def __init__(
-        self, loop: SimulatedLoop, randomness: random.Random, settings: NetworkSettings | None = None
-    ) -> None:
+    def __init__(self, loop: SimulatedLoop, randomness: random.Random, settings: NetworkSettings | None = None) -> None:
         self.loop = loop
         self.random = randomness
         self.settings = settings or NetworkSettings()
@@ -167,9 +165,7 @@ class SimulatedNetwork:
                 delay_ms += settings.slow_packet_ms_max * draw()
             if settings.loss_chance:
                 delay_ms += self._retransmissions_ms()
-        self.loop.call_later(
-            delay_ms / 1000, self._arrive, source, target, packet, context=contextvars.Context()
-        )
+        self.loop.call_later(delay_ms / 1000, self._arrive, source, target, packet, context=contextvars.Context())
 
     def _retransmissions_ms(self) -> float:
         total_ms, timeout_ms = 0.0, self.settings.retransmit_timeout_ms_min

@@ -66,12 +66,7 @@ class Host:
     """A machine. The disk, the address and the wall clock error of a host survive a crash. The tasks do not survive."""
 
     def __init__(
-        self,
-        simulation: "Simulation",
-        name: str,
-        settings: DiskSettings,
-        wall_error_ms: int,
-        clock_rate: float,
+        self, simulation: "Simulation", name: str, settings: DiskSettings, wall_error_ms: int, clock_rate: float
     ) -> None:
         self.name = name
         self.address = simulation.network.add_host(name)
@@ -82,9 +77,7 @@ class Host:
         self._incarnation = Incarnation(name, 0, clock_rate)
         self._wall_error_ms = wall_error_ms
         self._waiters: list[asyncio.Future[Any]] = []
-        self.disk = SimulatedDisk(
-            simulation.random_for(f"{name}/disk"), simulation.trace, settings, name=name
-        )
+        self.disk = SimulatedDisk(simulation.random_for(f"{name}/disk"), simulation.trace, settings, name=name)
         self._boot()
 
     @property
@@ -100,9 +93,7 @@ class Host:
             wall_error_ms=self._wall_error_ms,
             rate=self._clock_rate,
         )
-        self.platform = Platform(
-            clock=self.clock, random=self._simulation.random_for(f"{boot}/world"), disk=self.disk
-        )
+        self.platform = Platform(clock=self.clock, random=self._simulation.random_for(f"{boot}/world"), disk=self.disk)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Starts a task on this host. The task ends silently when the host crashes."""

@@ -40,8 +40,7 @@ class Trace:
 
     def add(self, time_ns: int, kind: str, *fields: Field) -> None:
         line = f"{time_ns} {kind} " + " ".join(
-            f"{len(field)}:{zlib.crc32(field):08x}" if isinstance(field, bytes) else str(field)
-            for field in fields
+            f"{len(field)}:{zlib.crc32(field):08x}" if isinstance(field, bytes) else str(field) for field in fields
         )
         self._append(line)
         if kind not in ROUTINE_KINDS:

@@ -48,9 +48,7 @@ class SimulatedTransport(asyncio.Transport):
         self._local = local
         self._remote = remote
         self._protocol: asyncio.BaseProtocol
-        self._window = network.random.randint(
-            network.settings.window_bytes_min, network.settings.window_bytes_max
-        )
+        self._window = network.random.randint(network.settings.window_bytes_min, network.settings.window_bytes_max)
         self._unsent = bytearray()
         self._in_flight = 0
         self._packets_sent = 0
@@ -256,11 +254,7 @@ class SimulatedTransport(asyncio.Transport):
                     self.close()
         except Exception as error:
             self._loop.call_exception_handler(
-                {
-                    "message": "a protocol raised in data_received or eof_received",
-                    "exception": error,
-                    "transport": self,
-                }
+                {"message": "a protocol raised in data_received or eof_received", "exception": error, "transport": self}
             )
             self._send_reset()
             self._drop_connection(error)

@@ -9,12 +9,7 @@ from moldau.testing.simulation.checkers.history_groups import GroupHistory
 from moldau.testing.simulation.platform.simulation import Host
 from moldau.testing.simulation.scenarios.outcome import ScenarioError, format_error
 from moldau.testing.simulation.scenarios.scenario import SystemUnderTest
-from moldau.testing.simulation.workloads.groups import (
-    ClusterFactory,
-    ClusterWorkload,
-    GroupMember,
-    GroupMemberPlan,
-)
+from moldau.testing.simulation.workloads.groups import ClusterFactory, ClusterWorkload, GroupMember, GroupMemberPlan
 from moldau.testing.simulation.workloads.recorder import RecordingCluster
 
 REQUEST_TIMEOUT_MS = 5_000

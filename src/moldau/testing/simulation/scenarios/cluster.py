@@ -88,9 +88,7 @@ class ClusterScenario(Scenario):
         self._replication = min(REPLICATION, plan.nodes)
         self._partitions = [each for topic in self._topics for each in topic.partitions]
         self.records.lossy_topics = {
-            topic.name: why
-            for topic in self._topics
-            if (why := topic.loss_reason(plan.is_one_at_a_time)) is not None
+            topic.name: why for topic in self._topics if (why := topic.loss_reason(plan.is_one_at_a_time)) is not None
         }
         self.cluster = FaultyCluster(
             self.NAME,
@@ -196,18 +194,14 @@ class ClusterScenario(Scenario):
         counts, records = self.cluster.outcome.counts, self.records
         counts["records acknowledged"] = sum(send.is_acknowledged for send in records.sends)
         counts["records read"] = sum(len(poll.records) for poll in records.polls)
-        counts["commits acknowledged"] = sum(
-            commit.result is OperationResult.OK for commit in self.groups.commits
-        )
+        counts["commits acknowledged"] = sum(commit.result is OperationResult.OK for commit in self.groups.commits)
         counts["operations"] = self._operations()
         counts["torn writes"] = sum(server.host.disk.volume.torn_writes for server in self.cluster.servers)
         counts += self.cluster.simulation.network.counts
 
     def _operations(self) -> int:
         groups = self.groups
-        group_operations = (
-            len(groups.commits) + len(groups.offset_fetches) + len(groups.heartbeats) + len(groups.syncs)
-        )
+        group_operations = len(groups.commits) + len(groups.offset_fetches) + len(groups.heartbeats) + len(groups.syncs)
         return self.records.operations + len(self.records.sends) + group_operations
 
     # Clients
@@ -224,13 +218,9 @@ class ClusterScenario(Scenario):
             return name, open_cluster, self.cluster.simulation.random_for(name)
 
         for number in range(2):
-            self._workloads.append(
-                ClusterProducer(*common(f"producer-{number}"), self._partitions, self.records)
-            )
+            self._workloads.append(ClusterProducer(*common(f"producer-{number}"), self._partitions, self.records))
         if draw.random() < 0.3:
-            self._workloads.append(
-                ClusterProducer(*common("leader-only"), self._partitions, self.records, acks=1)
-            )
+            self._workloads.append(ClusterProducer(*common("leader-only"), self._partitions, self.records, acks=1))
         for number in range(2):
             reader = PartitionReader(*common(f"reader-{number}"), self._partitions, self.records)
             self._readers.append(reader)

@@ -28,16 +28,7 @@ CLOCK_DRIFT_MAX = 0.03
 NODE_DOWN_FAULTS = ("power cuts", "silent power cuts", "kills", "restarts", "last copies")
 POWER_FAULTS = ("power cuts", "power cuts", "silent power cuts", "power cuts of all", "kills", "restarts")
 KILL_FAULTS = ("kills", "kills", "kills of all", "restarts", "rolling restarts", "power cuts")
-NETWORK_FAULTS = (
-    "isolations",
-    "halves",
-    "one-way cuts",
-    "bridges",
-    "client cuts",
-    "resets",
-    "delays",
-    "losses",
-)
+NETWORK_FAULTS = ("isolations", "halves", "one-way cuts", "bridges", "client cuts", "resets", "delays", "losses")
 DISK_FAULTS = ("sync errors", "append errors", "read errors", "full disks", "power cuts", "kills")
 
 PROFILES: Mapping[str, Sequence[str]] = {
@@ -223,9 +214,7 @@ class FaultyCluster:
                 return
             kind = self.random.choice(PROFILES[self.plan.profile])
             self._fault_tasks = [task for task in self._fault_tasks if not _is_finished(task)]
-            if self.plan.needs_healthy_cluster(kind) and not await self._poll_until(
-                self._is_healthy, HEAL_TIMEOUT_S
-            ):
+            if self.plan.needs_healthy_cluster(kind) and not await self._poll_until(self._is_healthy, HEAL_TIMEOUT_S):
                 continue
             self._fault_tasks.append(asyncio.create_task(self._inject_fault(kind), name=kind))
             if self.plan.profile == "rejoins":
@@ -272,9 +261,7 @@ class FaultyCluster:
 
     def _choose_target(self, servers: Sequence[ServerHost]) -> ServerHost:
         if self.plan.profile == "rejoins":
-            return self.random.choice(
-                [each for each in servers if each.node_id != self.invariants.controller()]
-            )
+            return self.random.choice([each for each in servers if each.node_id != self.invariants.controller()])
         leaders = [self.server(node_id) for node_id in self.invariants.leaders()]
         candidates = [server for server in leaders if server in servers]
         if candidates and self.random.random() < 0.6:
@@ -282,9 +269,7 @@ class FaultyCluster:
         return self.random.choice(servers)
 
     def _draw_duration_s(self) -> float:
-        duration_s = self.random.choice(
-            (0.05, 0.5, 2.0, self.random.uniform(0, self.plan.fault_duration_s_max))
-        )
+        duration_s = self.random.choice((0.05, 0.5, 2.0, self.random.uniform(0, self.plan.fault_duration_s_max)))
         return max(duration_s, self.plan.fault_duration_s_min)
 
     # Node faults
@@ -389,9 +374,7 @@ class FaultyCluster:
                 await self._poll_until(lambda: self.invariants.is_registered(restarted.node_id), 10)
                 self.simulation.network.partition([leader.name], names)
         finally:
-            self.simulation.network.heal_between(
-                [isolated.name], [name for name in names if name != leader.name]
-            )
+            self.simulation.network.heal_between([isolated.name], [name for name in names if name != leader.name])
             restarted.has_fault = False
         await asyncio.sleep(5)
         self.simulation.network.heal_between([leader.name], names)
@@ -429,16 +412,11 @@ class FaultyCluster:
                 await asyncio.sleep(self._draw_duration_s())
                 network.heal_between([one], [*others, *clients])
             case _:
-                normal_chance, network.settings.loss_chance = (
-                    network.settings.loss_chance,
-                    draw.choice((0.05, 0.2)),
-                )
+                normal_chance, network.settings.loss_chance = (network.settings.loss_chance, draw.choice((0.05, 0.2)))
                 await asyncio.sleep(self._draw_duration_s())
                 network.settings.loss_chance = min(normal_chance, network.settings.loss_chance)
 
-    async def _partition_network(
-        self, one: Sequence[str], other: Sequence[str], *, one_way: bool = False
-    ) -> None:
+    async def _partition_network(self, one: Sequence[str], other: Sequence[str], *, one_way: bool = False) -> None:
         self.simulation.network.partition(one, other, one_way=one_way)
         await asyncio.sleep(max(0.2, self._draw_duration_s()))
         self.simulation.network.heal_between(one, other)

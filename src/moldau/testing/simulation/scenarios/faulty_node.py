@@ -121,9 +121,7 @@ class FaultyNode:
                 operation = {"directory error": "sync_directory"}.get(action, action.split()[0])
                 path = draw.choice(("*", "*.log", f"*{draw.choice(self.partitions)[0]}*"))
                 times = draw.choice((1, 3, None))
-                self.server.disk.inject(
-                    operation, path, error=errno.EIO, after=draw.randint(0, 10), times=times
-                )
+                self.server.disk.inject(operation, path, error=errno.EIO, after=draw.randint(0, 10), times=times)
                 await self._run_on_bad_disk()
 
     def _affected_clients(self) -> Sequence[str]:
@@ -248,18 +246,14 @@ class FaultyNode:
     async def end_offset(self, partition: Partition) -> int:
         return await self.run_client(lambda client: client.list_offset(partition, LATEST))
 
-    async def read_logs(
-        self, partitions: Iterable[Partition]
-    ) -> dict[Partition, Sequence[tuple[int, bytes]]]:
+    async def read_logs(self, partitions: Iterable[Partition]) -> dict[Partition, Sequence[tuple[int, bytes]]]:
         """Returns the offsets and values of all records by partition. A partition that cannot be read is reported as a
         violation and omitted."""
         logs: dict[Partition, Sequence[tuple[int, bytes]]] = {}
         for partition in partitions:
             try:
                 end = await self.end_offset(partition)
-                logs[partition] = await self.run_client(
-                    partial(RawClient.read_all, partition=partition, until=end)
-                )
+                logs[partition] = await self.run_client(partial(RawClient.read_all, partition=partition, until=end))
             except ScenarioError as error:
                 self.outcome.add_violation(f"{partition[0]}-{partition[1]} cannot be read: {error}")
         return logs

@@ -86,19 +86,13 @@ class GroupsScenario(NodeScenario):
         )
         self._topics = {f"topic-{number}": draw.randint(1, 4) for number in range(draw.randint(1, 2))}
         self._partitions = [(topic, index) for topic, count in self._topics.items() for index in range(count)]
-        self.node.partitions = [
-            *self._partitions,
-            *((OFFSETS_TOPIC, index) for index in range(offsets_partitions)),
-        ]
+        self.node.partitions = [*self._partitions, *((OFFSETS_TOPIC, index) for index in range(offsets_partitions))]
         self._groups = [f"group-{number}" for number in range(draw.randint(1, 3))]
         self._assignors = {group: draw.choice(ASSIGNORS) for group in self._groups}
         self._workloads: list[ClusterWorkload] = []
         self._members: list[ClientProcess] = []
         self._clients = GroupClients(
-            self.node,
-            f"{self.node.server.name}:{PORT}",
-            self.history,
-            metadata_max_age_ms=METADATA_AGE_MS_MAX,
+            self.node, f"{self.node.server.name}:{PORT}", self.history, metadata_max_age_ms=METADATA_AGE_MS_MAX
         )
         self._sizes: dict[str, int] = {}
         self._is_quiet = False
@@ -122,9 +116,7 @@ class GroupsScenario(NodeScenario):
             await node.run_client(partial(RawClient.create_topic, name=topic, partitions=count))
         self._build_workloads()
         self._build_members()
-        workload_tasks = [
-            node.clients[0].spawn(workload.run(), name=workload.name) for workload in self._workloads
-        ]
+        workload_tasks = [node.clients[0].spawn(workload.run(), name=workload.name) for workload in self._workloads]
         churn = asyncio.create_task(self._churn())
         await node.inject_faults(FAULT_INTERVAL_S_MAX)
         churn.cancel()
@@ -157,9 +149,7 @@ class GroupsScenario(NodeScenario):
         counts = self.node.outcome.counts
         counts["records acknowledged"] = sum(send.is_acknowledged for send in self.records.sends)
         counts["records read"] = len(self.history.deliveries)
-        counts["commits acknowledged"] = sum(
-            commit.result is OperationResult.OK for commit in self.history.commits
-        )
+        counts["commits acknowledged"] = sum(commit.result is OperationResult.OK for commit in self.history.commits)
         counts["generations"] = len({sync.identity[:2] for sync in self.history.syncs})
 
     # Clients
@@ -171,15 +161,11 @@ class GroupsScenario(NodeScenario):
             return name, open_cluster, self.node.simulation.random_for(name)
 
         for number in range(draw.randint(1, 2)):
-            self._workloads.append(
-                ClusterProducer(*common(f"producer-{number}"), self._partitions, self.records)
-            )
+            self._workloads.append(ClusterProducer(*common(f"producer-{number}"), self._partitions, self.records))
         for number in range(draw.randint(1, 2)):
             for index in range(draw.randint(1, 2)):
                 name = f"clerk-{number}-{index}"
-                self._workloads.append(
-                    OffsetStoreWorkload(*common(name), f"alone-{number}", self._partitions)
-                )
+                self._workloads.append(OffsetStoreWorkload(*common(name), f"alone-{number}", self._partitions))
         self._workloads.append(FencedMember(*common("ghost"), self.history))
         if draw.random() < 0.5:
             self._workloads.append(AbandonedJoin(*common("passerby"), self._assignors, list(self._topics)))
@@ -287,12 +273,8 @@ class GroupsScenario(NodeScenario):
 
         if not await self.node.wait_until(lambda: self._run_client(are_stable())):
             for group in self._groups:
-                where = (
-                    f"{self.history.final_groups[group]}, at {committed[group]} of {self.history.end_offsets}"
-                )
-                self.node.outcome.add_violation(
-                    f"{group} of {self._sizes[group]} does not become stable: {where}"
-                )
+                where = f"{self.history.final_groups[group]}, at {committed[group]} of {self.history.end_offsets}"
+                self.node.outcome.add_violation(f"{group} of {self._sizes[group]} does not become stable: {where}")
 
     def _is_stable(self, group: str, final: FinalGroupState) -> bool:
         owned = sorted(itertools.chain.from_iterable(final.assignments.values()))

@@ -42,8 +42,7 @@ class OneNodeScenario(NodeScenario):
         self.node.settings = replace(
             self.node.settings,
             topic_defaults=TopicSettings(
-                segment_bytes=draw.choice((10_000, 50_000, 1_000_000)),
-                index_interval_bytes=draw.choice((100, 4096)),
+                segment_bytes=draw.choice((10_000, 50_000, 1_000_000)), index_interval_bytes=draw.choice((100, 4096))
             ),
         )
         self._topics = {f"topic-{number}": draw.randint(1, 3) for number in range(draw.randint(1, 3))}
@@ -56,9 +55,7 @@ class OneNodeScenario(NodeScenario):
         await node.boot()
         await self._create_topics()
         self._workloads = self._build_workloads()
-        workload_tasks = [
-            node.clients[0].spawn(workload.run(), name=workload.name) for workload in self._workloads
-        ]
+        workload_tasks = [node.clients[0].spawn(workload.run(), name=workload.name) for workload in self._workloads]
         await node.inject_faults()
         node.heal()
         await self._check_progress()
@@ -101,9 +98,7 @@ class OneNodeScenario(NodeScenario):
 
         workloads: list[ClientWorkload] = [TopicChurn(*common("admin"))]
         for number in range(draw.randint(1, 4)):
-            workloads.append(
-                IdempotentProducer(*common(f"idempotent-{number}"), draw.choice(self._partitions))
-            )
+            workloads.append(IdempotentProducer(*common(f"idempotent-{number}"), draw.choice(self._partitions)))
         for number, acks in enumerate(draw.sample((-1, -1, 1, 0), draw.randint(1, 3))):
             workloads.append(PlainProducer(*common(f"plain-{number}-acks-{acks}"), self._partitions, acks))
         for number in range(draw.randint(1, 3)):
@@ -115,9 +110,7 @@ class OneNodeScenario(NodeScenario):
         stuck: list[str] = []
 
         async def is_over() -> bool:
-            stuck[:] = [
-                workload.name for workload in self._workloads if workload.progress < targets[workload.name]
-            ]
+            stuck[:] = [workload.name for workload in self._workloads if workload.progress < targets[workload.name]]
             return not stuck or bool(self.history.unexpected_errors)
 
         await self.node.wait_until(is_over)

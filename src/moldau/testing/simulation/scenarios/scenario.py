@@ -91,11 +91,7 @@ class NodeScenario(Scenario):
 
     def _build_system(self, seed: int, ignored_fsync_glob: str, keep_trace: bool) -> FaultyNode:
         self.node = FaultyNode(
-            self.NAME,
-            seed,
-            sync_ms_max=self.SYNC_MS_MAX,
-            ignored_fsync_glob=ignored_fsync_glob,
-            keep_trace=keep_trace,
+            self.NAME, seed, sync_ms_max=self.SYNC_MS_MAX, ignored_fsync_glob=ignored_fsync_glob, keep_trace=keep_trace
         )
         return self.node
 
@@ -114,7 +110,5 @@ def run_seeds(
         yield processes.imap(main, seeds)
 
 
-def _run_seed(
-    scenarios: Sequence[type[Scenario]], ablation: str | None, seed: int
-) -> list[SimulationOutcome]:
+def _run_seed(scenarios: Sequence[type[Scenario]], ablation: str | None, seed: int) -> list[SimulationOutcome]:
     return [scenario(seed, ablation).run() for scenario in scenarios]

@@ -46,9 +46,7 @@ class RawClient:
     def close(self) -> None:
         self._connection.close()
 
-    async def create_topic(
-        self, name: str, partitions: int, configs: Mapping[str, str] | None = None
-    ) -> None:
+    async def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         topic = {
             "name": name,
             "num_partitions": partitions,
@@ -68,19 +66,13 @@ class RawClient:
         """Returns partition counts by topic."""
         response = await self._call(
             ApiKey.METADATA,
-            {
-                "topics": None,
-                "allow_auto_topic_creation": False,
-                "include_topic_authorized_operations": False,
-            },
+            {"topics": None, "allow_auto_topic_creation": False, "include_topic_authorized_operations": False},
         )
         return {topic.name: len(topic.partitions) for topic in response.topics}
 
     async def init_producer_id(self) -> tuple[int, int]:
         """Returns a new producer id and its epoch."""
-        response = await self._call(
-            ApiKey.INIT_PRODUCER_ID, {"transactional_id": None, "transaction_timeout": 60_000}
-        )
+        response = await self._call(ApiKey.INIT_PRODUCER_ID, {"transactional_id": None, "transaction_timeout": 60_000})
         raise_for_code(response.error_code)
         return response.producer_id, response.producer_epoch
 
@@ -100,20 +92,10 @@ class RawClient:
 
     @staticmethod
     def produce_responses(response: Message) -> Mapping[Partition, Message]:
-        return {
-            (topic.name, each.index): each
-            for topic in response.responses
-            for each in topic.partition_responses
-        }
+        return {(topic.name, each.index): each for topic in response.responses for each in topic.partition_responses}
 
     async def fetch(
-        self,
-        partition: Partition,
-        offset: int,
-        *,
-        max_wait_ms: int = 500,
-        min_bytes: int = 1,
-        max_bytes: int = 1 << 20,
+        self, partition: Partition, offset: int, *, max_wait_ms: int = 500, min_bytes: int = 1, max_bytes: int = 1 << 20
     ) -> PartitionFetch:
         tree = {
             "max_wait": max_wait_ms,
@@ -154,10 +136,7 @@ class RawClient:
             "isolation_level": 0,
             "timeout": REQUEST_TIMEOUT_MS,
             "topics": [
-                {
-                    "name": partition[0],
-                    "partitions": [{"partition_index": partition[1], "timestamp": timestamp}],
-                }
+                {"name": partition[0], "partitions": [{"partition_index": partition[1], "timestamp": timestamp}]}
             ],
         }
         response = await self._call(ApiKey.LIST_OFFSETS, tree)

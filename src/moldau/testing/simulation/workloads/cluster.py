@@ -76,9 +76,7 @@ class PartitionReader(ClusterWorkload):
         ]
         if records:
             position = self.positions[partition]
-            self.history.polls.append(
-                PollOperation(self.name, partition, position, fetched.high_watermark, records)
-            )
+            self.history.polls.append(PollOperation(self.name, partition, position, fetched.high_watermark, records))
             self.positions[partition] = records[-1][0] + 1
             self.progress += len(records)
         if fetched.error is not None:
@@ -267,13 +265,7 @@ async def reassign(cluster: RecordingCluster, wanted: Mapping[Partition, Sequenc
 
 async def create_topic_once(cluster: RecordingCluster, topic: str, replication: int) -> None:
     """Creates a topic without retries. A delayed retry could create the topic again after it was deleted."""
-    wanted = {
-        "name": topic,
-        "num_partitions": 1,
-        "replication_factor": replication,
-        "assignments": [],
-        "configs": [],
-    }
+    wanted = {"name": topic, "num_partitions": 1, "replication_factor": replication, "assignments": [], "configs": []}
     tree = {"topics": [wanted], "timeout": REQUEST_TIMEOUT_MS, "validate_only": False}
     response = await cluster.call(None, ApiKey.CREATE_TOPICS, tree)
     _check(response.topics[0].error_code)

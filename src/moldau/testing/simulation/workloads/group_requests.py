@@ -12,15 +12,11 @@ from moldau.wire.codec import Message
 from moldau.wire.consumer_protocol import PROTOCOL_TYPE, Subscription, decode_assignment, encode_subscription
 
 
-async def _call_coordinator(
-    cluster: RecordingCluster, group: str, api: ApiKey, tree: Mapping[str, Any]
-) -> Message:
+async def _call_coordinator(cluster: RecordingCluster, group: str, api: ApiKey, tree: Mapping[str, Any]) -> Message:
     return await cluster.call(await cluster.coordinator_of(group), api, tree)
 
 
-async def fetch_offsets(
-    cluster: RecordingCluster, group: str, partitions: Sequence[Partition]
-) -> dict[Partition, int]:
+async def fetch_offsets(cluster: RecordingCluster, group: str, partitions: Sequence[Partition]) -> dict[Partition, int]:
     """Returns the committed offsets of the partitions that have one. Raises KafkaError for an error code, and forgets
     the coordinator."""
     topics = [{"name": topic, "partition_indexes": [index]} for topic, index in partitions]
@@ -37,9 +33,7 @@ async def fetch_offsets(
     }
 
 
-async def commit(
-    cluster: RecordingCluster, identity: RequestIdentity, offsets: Mapping[Partition, int]
-) -> ErrorCode:
+async def commit(cluster: RecordingCluster, identity: RequestIdentity, offsets: Mapping[Partition, int]) -> ErrorCode:
     tree = {
         "group_id": identity.group,
         "generation_id_or_member_epoch": identity.generation,
@@ -66,9 +60,7 @@ async def commit(
 
 async def delete_offsets(cluster: RecordingCluster, group: str, partitions: Sequence[Partition]) -> Message:
     topics = [{"name": topic, "partitions": [{"partition_index": index}]} for topic, index in partitions]
-    return await _call_coordinator(
-        cluster, group, ApiKey.OFFSET_DELETE, {"group_id": group, "topics": topics}
-    )
+    return await _call_coordinator(cluster, group, ApiKey.OFFSET_DELETE, {"group_id": group, "topics": topics})
 
 
 async def delete_group(cluster: RecordingCluster, group: str) -> Message:
@@ -92,9 +84,7 @@ async def join(
     }
     response = await _call_coordinator(cluster, group, ApiKey.JOIN_GROUP, tree)
     if response.error_code == ErrorCode.member_id_required:
-        response = await _call_coordinator(
-            cluster, group, ApiKey.JOIN_GROUP, {**tree, "member_id": response.member_id}
-        )
+        response = await _call_coordinator(cluster, group, ApiKey.JOIN_GROUP, {**tree, "member_id": response.member_id})
     return ErrorCode(response.error_code)
 
 

@@ -14,12 +14,7 @@ from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.producer.producer import ACKS_ALL, Producer, RecordMetadata
 from moldau.testing.simulation.checkers.fencing import FencingIndex
 from moldau.testing.simulation.checkers.history import History, Partition, SendOperation
-from moldau.testing.simulation.checkers.history_groups import (
-    NO_GENERATION,
-    Delivery,
-    GroupHistory,
-    RequestIdentity,
-)
+from moldau.testing.simulation.checkers.history_groups import NO_GENERATION, Delivery, GroupHistory, RequestIdentity
 from moldau.testing.simulation.workloads.group_requests import (
     commit,
     create_partitions,
@@ -116,9 +111,7 @@ class ClusterProducer(ClusterWorkload):
         self._sent += 1
         topic, index = partition = self.randomness.choice(self.partitions)
         value = f"{self.name}/{self._sent}".encode()
-        send = self.history.send(
-            name, partition, [value], acks=self.acks, is_idempotent=self.acks == ACKS_ALL
-        )
+        send = self.history.send(name, partition, [value], acks=self.acks, is_idempotent=self.acks == ACKS_ALL)
         delivered = await producer.send(topic, value, partition=index, timestamp_ms=TIMESTAMP_MS)
         delivered.add_done_callback(lambda done: self._delivered(send, done))
 
@@ -177,9 +170,7 @@ class GroupMember(ClusterWorkload):
         records = await consumer.poll(timeout_ms=draw.choice((0, 100, 500)))
         for record in records:
             partition = record.topic, record.partition
-            self.history.deliveries.append(
-                Delivery(self.history.next_event(), plan.group, partition, record.offset)
-            )
+            self.history.deliveries.append(Delivery(self.history.next_event(), plan.group, partition, record.offset))
             self.progress += 1
         if not plan.auto_commit and draw.random() < 0.5:
             try:
@@ -234,8 +225,7 @@ class FencedMember(ClusterWorkload):
         fenced_syncs = [
             sync
             for sync in self.history.syncs[-RECENT_SYNCS_MAX:]
-            if fencing.newer_generation(sync.identity) is not None
-            or fencing.successor(sync.identity) is not None
+            if fencing.newer_generation(sync.identity) is not None or fencing.successor(sync.identity) is not None
         ]
         if not fenced_syncs:
             return
@@ -297,9 +287,7 @@ class GroupAdminWorkload(ClusterWorkload):
     async def _run_once(self, cluster: RecordingCluster) -> None:
         draw = self.randomness
         group = draw.choice(self.groups)
-        match draw.choices(("look", "describe", "list", "delete offsets", "delete group"), (10, 3, 2, 1, 1))[
-            0
-        ]:
+        match draw.choices(("look", "describe", "list", "delete offsets", "delete group"), (10, 3, 2, 1, 1))[0]:
             case "look":
                 await fetch_offsets(cluster, group, self.partitions)
             case "describe":

@@ -123,9 +123,7 @@ class RecordingCluster(Cluster):
         invoked_at = self._history.next_event()
         deletions = {
             (topic["name"], each["partition_index"]): DeleteOperation(
-                invoked_at=invoked_at,
-                group=tree["group_id"],
-                partition=(topic["name"], each["partition_index"]),
+                invoked_at=invoked_at, group=tree["group_id"], partition=(topic["name"], each["partition_index"])
             )
             for topic in tree["topics"]
             for each in topic["partitions"]
@@ -144,8 +142,7 @@ class RecordingCluster(Cluster):
     async def _delete_groups(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
         invoked_at = self._history.next_event()
         deletions = {
-            name: DeleteOperation(invoked_at=invoked_at, group=name, partition=None)
-            for name in tree["groups_names"]
+            name: DeleteOperation(invoked_at=invoked_at, group=name, partition=None) for name in tree["groups_names"]
         }
         self._history.deletions += deletions.values()
         response = await send(tree)

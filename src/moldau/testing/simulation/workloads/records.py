@@ -179,9 +179,7 @@ class IdempotentProducer(ClientWorkload):
             return
         if code in (ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id):
             # All earlier batches were acknowledged, so the broker has lost producer state that it must keep.
-            self.history.unexpected_errors.append(
-                UnexpectedError(self.name, self.partition, f"refused: {code.name}")
-            )
+            self.history.unexpected_errors.append(UnexpectedError(self.name, self.partition, f"refused: {code.name}"))
             self._stopping = True
         raise KafkaError(code)
 
