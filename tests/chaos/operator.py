@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from chaos.cluster import ChaosCluster, Machine
-from moldau.client.admin.admin import Admin, QuorumInfo
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.types import QuorumInfo
 from moldau.client.errors import KafkaError
 from moldau.client.net.cluster import Cluster
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from moldau.client import Admin, Consumer, Producer
-from moldau.client.admin.admin import NewTopic
+from moldau.client.admin.types import NewTopic
 from moldau.client.record import TopicPartition
 from moldau.testing import Broker
 

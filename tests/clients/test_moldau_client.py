@@ -12,10 +12,7 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 from kafka import KafkaProducer as KafkaPythonProducer
 
 from moldau.client import Admin, Cluster, ErrorCode, Fetcher, KafkaError, Producer, TopicPartition
-from moldau.client.admin.admin import (
-    EARLIEST,
-    LATEST,
-    MAX_TIMESTAMP,
+from moldau.client.admin.types import (
     ConfigChange,
     ConfigResource,
     ConfigSource,
@@ -25,6 +22,7 @@ from moldau.client.admin.admin import (
     ResourceType,
 )
 from moldau.client.consumer.completed_fetch import CompletedFetch
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, MAX_TIMESTAMP
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.net.api_versions import SUPPORTED_VERSIONS, VersionRange
 from moldau.client.record import ConsumerRecord, decode_records

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from moldau.client import Admin, Consumer, Producer, TopicPartition
-from moldau.client.admin.topics import ElectionType
+from moldau.client.admin.types import ElectionType
 from moldau.metadata.image import PartitionRegistration
 from moldau.testing import Cluster
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from moldau.cli.commands import app
 from moldau.client import Admin, Consumer, Producer
-from moldau.client.admin.admin import ConfigChange, ConfigResource, ResourceType
+from moldau.client.admin.types import ConfigChange, ConfigResource, ResourceType
 from moldau.client.errors import KafkaError
 from moldau.client.record import TopicPartition
 from moldau.testing import Cluster

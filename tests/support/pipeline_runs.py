@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from moldau.client import Admin, Consumer, Producer
-from moldau.client.admin.admin import NewTopic
+from moldau.client.admin.types import NewTopic
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.pipelines.definition import PipelineDefinition
 from moldau.pipelines.planner.sink_writers import ConsoleBatch

@@ -1,11 +1,12 @@
 """Partitions and consumed records, as users of the client see them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moldau.records.batch import Batch
 from moldau.records.compression import DECOMPRESSED_BYTES_MAX
 from moldau.records.record import Header, iterate_records
+from moldau.wire.codec import Message
 
 
 class TopicPartition(NamedTuple):
@@ -61,3 +62,18 @@ def group_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]
     for topic, partition in partitions:
         topics.setdefault(topic, []).append(partition)
     return topics
+
+
+def nest_by_topic(entries: Iterable[tuple[TopicPartition, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Returns the `topics` field of a request, with one entry per topic and the given entries of its partitions."""
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for partition, entry in entries:
+        topics.setdefault(partition.topic, []).append(entry)
+    return [{"name": name, "partitions": each} for name, each in topics.items()]
+
+
+def iterate_partitions(topics: Iterable[Message]) -> Iterator[tuple[TopicPartition, Message]]:
+    """Yields each partition in the `topics` field of a response, with its entry."""
+    for topic in topics:
+        for each in topic.partitions:
+            yield TopicPartition(topic.name, each.partition_index), each

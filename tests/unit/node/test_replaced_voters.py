@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from moldau.client.admin.quorum import QuorumInfo, QuorumReplica
+from moldau.client.admin.types import QuorumInfo, QuorumReplica
 from moldau.errors import PeerUnreachableError
 from moldau.raft import kafka_network_channel as wire
 from moldau.raft.kafka_network_channel import KafkaNetworkChannel

@@ -7,7 +7,8 @@ import typer
 from moldau.cli.admin import run_admin
 from moldau.cli.console import CommandError, out_console
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, NodeId
-from moldau.client.admin.admin import Admin, NodeEndpoint
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.types import NodeEndpoint
 from moldau.client.net.cluster import parse_bootstrap
 
 

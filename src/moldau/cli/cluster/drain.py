@@ -9,7 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from moldau.cli.admin import REQUEST_TIMEOUT_MS, connected_cluster, run_admin, run_or_exit
 from moldau.cli.console import CommandError, err_console, out_console, pluralize, print_notice
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, NodeId, Yes
-from moldau.client.admin.admin import Admin, OngoingReassignment
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.types import OngoingReassignment
 from moldau.client.errors import KafkaError
 from moldau.client.net.metadata import PartitionInfo
 from moldau.client.record import TopicPartition

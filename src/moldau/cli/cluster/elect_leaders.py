@@ -7,7 +7,8 @@ import typer
 from moldau.cli.admin import list_partitions, run_admin
 from moldau.cli.console import err_console, out_console, pluralize, print_error
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Yes, validate_name
-from moldau.client.admin.admin import Admin, ElectionType
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.types import ElectionType
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import TopicPartition
 

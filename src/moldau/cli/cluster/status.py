@@ -6,7 +6,8 @@ from typing import NamedTuple
 from moldau.cli.admin import run_admin
 from moldau.cli.console import make_table, out_console, pluralize, print_table
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap
-from moldau.client.admin.admin import Admin, ClusterDescription, QuorumInfo
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.types import ClusterDescription, QuorumInfo
 from moldau.client.net.metadata import PartitionInfo, TopicInfo
 
 PARTITIONS_SHOWN_MAX = 10

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from moldau.client.admin.admin import Admin, NewTopic
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.types import NewTopic
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer

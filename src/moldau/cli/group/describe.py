@@ -7,8 +7,9 @@ import typer
 from moldau.cli.admin import run_admin
 from moldau.cli.console import make_table, out_console, pluralize, print_table
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group
-from moldau.client.admin.admin import LATEST, Admin, GroupDescription
-from moldau.client.consumer.offset_lookup import OffsetAndTimestamp
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.types import GroupDescription
+from moldau.client.consumer.offset_lookup import LATEST, OffsetAndTimestamp
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.record import TopicPartition
 

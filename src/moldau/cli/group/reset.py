@@ -8,7 +8,8 @@ import typer
 from moldau.cli.admin import list_partitions, run_admin
 from moldau.cli.console import CommandError, make_table, out_console, print_notice, print_table, report_results
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, validate_name
-from moldau.client.admin.admin import EARLIEST, LATEST, Admin
+from moldau.client.admin.admin import Admin
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
 
 ResetPlan = dict[TopicPartition, tuple[int | None, int]]

@@ -15,8 +15,7 @@ from moldau.cli.parameters import (
     validate_int32,
     validate_text,
 )
-from moldau.client.admin.admin import NewTopic
-from moldau.client.admin.topics import BROKER_DEFAULT
+from moldau.client.admin.types import BROKER_DEFAULT, NewTopic
 
 
 def topic_create(

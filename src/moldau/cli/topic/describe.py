@@ -7,8 +7,9 @@ import typer
 from moldau.cli.admin import list_partitions, run_admin
 from moldau.cli.console import make_table, out_console, print_table
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic
-from moldau.client.admin.admin import EARLIEST, LATEST, Admin, ConfigEntry
-from moldau.client.consumer.offset_lookup import OffsetAndTimestamp
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.types import ConfigEntry
+from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, OffsetAndTimestamp
 from moldau.client.net.metadata import TopicInfo
 from moldau.client.record import TopicPartition
 

@@ -9,61 +9,47 @@ raise its KafkaError.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from moldau.client.admin import cluster as cluster_requests
-from moldau.client.admin import groups as group_requests
-from moldau.client.admin import quorum as quorum_requests
-from moldau.client.admin import topics as topic_requests
-from moldau.client.admin.cluster import (
+from moldau.client.admin.requester import AdminRequester, Results, single_result, to_error
+from moldau.client.admin.types import (
+    BROKER_DEFAULT,
     ClusterDescription,
     ConfigChange,
     ConfigEntry,
     ConfigResource,
-    ConfigSource,
+    ConfigSynonym,
+    CreatedTopic,
+    ElectionType,
+    GroupDescription,
+    GroupListing,
     LogDir,
     LogDirReplica,
+    MemberDescription,
+    MemberToRemove,
+    NewTopic,
+    NodeEndpoint,
+    OngoingReassignment,
     Operation,
+    QuorumInfo,
+    QuorumReplica,
     ResourceType,
 )
-from moldau.client.admin.groups import GroupDescription, GroupListing, MemberDescription, MemberToRemove
-from moldau.client.admin.quorum import NodeEndpoint, QuorumInfo, QuorumReplica
-from moldau.client.admin.requester import AdminRequester, Results, single_result
-from moldau.client.admin.topics import BROKER_DEFAULT, CreatedTopic, ElectionType, NewTopic, OngoingReassignment
-from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAndTimestamp
+from moldau.client.consumer.offset_lookup import OffsetAndTimestamp, list_offsets
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
-from moldau.client.net.cluster import Cluster, resolve_cluster
-from moldau.client.net.metadata import TopicInfo
-from moldau.client.record import TopicPartition
+from moldau.client.errors import ErrorCode, KafkaError, raise_for_code
+from moldau.client.group.offsets import GroupOffsets, parse_partition_errors
+from moldau.client.net.cluster import Cluster, Retry, resolve_cluster
+from moldau.client.net.metadata import NO_LEADER, BrokerInfo, TopicInfo
+from moldau.client.record import TopicPartition, group_by_topic, iterate_partitions, nest_by_topic
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import DecodeError, Message
+from moldau.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
 
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "MAX_TIMESTAMP",
-    "Admin",
-    "ClusterDescription",
-    "ConfigChange",
-    "ConfigEntry",
-    "ConfigResource",
-    "ConfigSource",
-    "CreatedTopic",
-    "ElectionType",
-    "GroupDescription",
-    "GroupListing",
-    "LogDir",
-    "LogDirReplica",
-    "MemberDescription",
-    "MemberToRemove",
-    "NewTopic",
-    "NodeEndpoint",
-    "OngoingReassignment",
-    "Operation",
-    "QuorumInfo",
-    "QuorumReplica",
-    "ResourceType",
-]
+METADATA_TOPIC = "__cluster_metadata"
+_GROUP_TYPES_VERSION_MIN = 5
+"""The first version of ListGroups with group types."""
 
 
 class Admin:
@@ -76,16 +62,17 @@ class Admin:
 
         Retriable errors are retried for `timeout_ms`.
         """
-        self._cluster, self._owns_cluster = resolve_cluster(cluster, cluster_settings)
-        self._requester = AdminRequester(self._cluster, timeout_ms)
+        self.cluster, self._owns_cluster = resolve_cluster(cluster, cluster_settings)
+        self._timeout_ms = timeout_ms
+        self._requester = AdminRequester(self.cluster, timeout_ms)
 
     async def start(self) -> None:
         if self._owns_cluster:
-            await self._cluster.start()
+            await self.cluster.start()
 
     async def close(self) -> None:
         if self._owns_cluster:
-            await self._cluster.close()
+            await self.cluster.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -95,21 +82,36 @@ class Admin:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    @property
-    def cluster(self) -> Cluster:
-        return self._cluster
 
     # Topics
 
     async def create_topics(
         self, topics: Iterable[NewTopic], *, validate_only: bool = False
     ) -> Results[str, CreatedTopic]:
-        return await topic_requests.create_topics(self._requester, topics, validate_only)
+        new_topics = {topic.name: topic for topic in topics}
+
+        async def request(names: list[str], retry: Retry) -> Results[str, CreatedTopic]:
+            tree = {
+                "topics": [_creatable_topic(new_topics[name]) for name in names],
+                "timeout": self._requester.attempt_timeout_ms(retry),
+                "validate_only": validate_only,
+            }
+            response = await self.cluster.call(None, ApiKey.CREATE_TOPICS, tree)
+            return {
+                each.name: to_error(each.error_code, each.error_message)
+                or CreatedTopic(
+                    each.name,
+                    each.get("topic_id"),
+                    each.num_partitions,
+                    each.replication_factor,
+                    {config.name: config.value for config in each.configs or ()},
+                )
+                for each in response.topics
+            }
+
+        return await self._requester.for_each(new_topics, request)
 
     async def create_topic(
         self,
@@ -122,21 +124,59 @@ class Admin:
         return single_result(await self.create_topics([topic]))
 
     async def delete_topics(self, names: Iterable[str]) -> Results[str, None]:
-        return await topic_requests.delete_topics(self._requester, names)
+        possibly_deleted: set[str] = set()
+
+        async def request(remaining: list[str], retry: Retry) -> Results[str, None]:
+            topics = [{"name": name, "topic_id": None} for name in remaining]
+            tree = {"topics": topics, "timeout": self._requester.attempt_timeout_ms(retry)}
+            try:
+                response = await self.cluster.call(None, ApiKey.DELETE_TOPICS, tree)
+            except KafkaError:
+                # The broker may have deleted the topics, so a retry that does not find them is a success.
+                possibly_deleted.update(remaining)
+                raise
+            results: Results[str, None] = {}
+            for each in response.responses:
+                error = to_error(each.error_code, each.error_message)
+                is_unknown = error is not None and error.code is ErrorCode.unknown_topic_or_partition
+                results[each.name] = None if is_unknown and each.name in possibly_deleted else error
+                if error is not None and error.code is ErrorCode.request_timed_out:
+                    possibly_deleted.add(each.name)
+            return results
+
+        return await self._requester.for_each(names, request)
 
     async def delete_topic(self, name: str) -> None:
         single_result(await self.delete_topics([name]))
 
     async def create_partitions(self, counts: Mapping[str, int], *, validate_only: bool = False) -> Results[str, None]:
         """Adds partitions to topics, up to these total counts."""
-        return await topic_requests.create_partitions(self._requester, counts, validate_only)
+
+        async def request(remaining: list[str], retry: Retry) -> Results[str, None]:
+            tree = {
+                "topics": [{"name": name, "count": counts[name], "assignments": None} for name in remaining],
+                "timeout": self._requester.attempt_timeout_ms(retry),
+                "validate_only": validate_only,
+            }
+            response = await self.cluster.call(None, ApiKey.CREATE_PARTITIONS, tree)
+            return {each.name: to_error(each.error_code, each.error_message) for each in response.results}
+
+        return await self._requester.for_each(counts, request)
 
     async def list_topics(self, *, internal: bool = False) -> list[TopicInfo]:
         """Returns all topics sorted by name. Internal topics are included only if `internal` is true."""
-        return await topic_requests.list_topics(self._requester, internal)
+        await self._requester.with_retries(lambda _: self.cluster.refresh(all_topics=True))
+        topics = sorted(self.cluster.topics.values(), key=lambda topic: topic.name)
+        return [topic for topic in topics if internal or not topic.is_internal]
 
     async def describe_topics(self, names: Iterable[str]) -> Results[str, TopicInfo]:
-        return await topic_requests.describe_topics(self._requester, names)
+        async def request(remaining: list[str], retry: Retry) -> Results[str, TopicInfo]:
+            await self.cluster.refresh(remaining)
+            return {
+                name: self.cluster.topics.get(name) or _missing_topic_error(self.cluster, name) for name in remaining
+            }
+
+        return await self._requester.for_each(names, request)
 
     async def describe_topic(self, name: str) -> TopicInfo:
         return single_result(await self.describe_topics([name]))
@@ -146,7 +186,23 @@ class Admin:
 
         The offset -1 deletes all committed records.
         """
-        return await topic_requests.delete_records(self._requester, offsets)
+
+        async def request_leader(
+            node: int | None, partitions: list[TopicPartition], retry: Retry
+        ) -> Results[TopicPartition, int]:
+            entries = ((each, {"partition_index": each.partition, "offset": offsets[each]}) for each in partitions)
+            tree = {"topics": nest_by_topic(entries), "timeout": self._requester.attempt_timeout_ms(retry)}
+            response = await self.cluster.call(node, ApiKey.DELETE_RECORDS, tree)
+            return {
+                partition: to_error(each.error_code) or int(each.low_watermark)
+                for partition, each in iterate_partitions(response.topics)
+            }
+
+        async def request(remaining: list[TopicPartition], retry: Retry) -> Results[TopicPartition, int]:
+            leaders, results = await _find_leaders(self.cluster, remaining)
+            return {**results, **await self._requester.by_node(leaders, request_leader, retry)}
+
+        return await self._requester.for_each(offsets, request)
 
     async def list_offsets(
         self, times: Mapping[TopicPartition, int], *, isolation_level: int = 0
@@ -155,7 +211,11 @@ class Admin:
 
         Partitions without such a record are left out. Raises KafkaError if a partition cannot be queried.
         """
-        return await topic_requests.list_offsets(self._requester, times, isolation_level)
+        _, failures = await _find_leaders(self.cluster, list(times))
+        for failure in failures.values():
+            if failure.code == ErrorCode.unknown_topic_or_partition:
+                raise failure
+        return await list_offsets(self.cluster, times, isolation_level=isolation_level, timeout_ms=self._timeout_ms)
 
     async def elect_leaders(
         self, kind: ElectionType, partitions: Iterable[TopicPartition] | None = None
@@ -164,36 +224,130 @@ class Admin:
 
         In the second case the results contain only the partitions that needed an election.
         """
-        return await topic_requests.elect_leaders(self._requester, kind, partitions)
+
+        async def request(remaining: list[TopicPartition] | None, retry: Retry) -> Results[TopicPartition, None]:
+            topics = None
+            if remaining is not None:
+                by_topic = group_by_topic(remaining)
+                topics = [{"topic": topic, "partitions": indexes} for topic, indexes in by_topic.items()]
+            timeout_ms = self._requester.attempt_timeout_ms(retry)
+            tree = {"election_type": int(kind), "topic_partitions": topics, "timeout": timeout_ms}
+            response = await self.cluster.call(None, ApiKey.ELECT_LEADERS, tree)
+            raise_for_code(response.error_code)
+            return {
+                TopicPartition(topic.topic, each.partition_id): to_error(each.error_code, each.error_message)
+                for topic in response.replica_election_results
+                for each in topic.partition_result
+            }
+
+        if partitions is None:
+            return await self._requester.with_retries(lambda retry: request(None, retry))
+        return await self._requester.for_each(partitions, request)
 
     async def alter_reassignments(
         self, wanted: Mapping[TopicPartition, Sequence[int] | None]
     ) -> Results[TopicPartition, None]:
         """Starts moving partitions to these replicas, the preferred leader first; None cancels a reassignment."""
-        return await topic_requests.alter_reassignments(self._requester, wanted)
+        entries = {
+            each: {"partition_index": each.partition, "replicas": None if replicas is None else list(replicas)}
+            for each, replicas in wanted.items()
+        }
+
+        async def request(remaining: list[TopicPartition], retry: Retry) -> Results[TopicPartition, None]:
+            topics = nest_by_topic((each, entries[each]) for each in remaining)
+            tree = {"timeout": self._requester.attempt_timeout_ms(retry), "topics": topics}
+            response = await self._requester.call(ApiKey.ALTER_PARTITION_REASSIGNMENTS, tree)
+            return {
+                partition: to_error(each.error_code, each.error_message)
+                for partition, each in iterate_partitions(response.responses)
+            }
+
+        return await self._requester.for_each(wanted, request)
 
     async def list_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OngoingReassignment]:
         """Returns the ongoing reassignments of these partitions, or of all partitions."""
-        return await topic_requests.list_reassignments(self._requester, partitions)
+        topics = None
+        if partitions is not None:
+            by_topic = group_by_topic(partitions)
+            topics = [{"name": name, "partition_indexes": indexes} for name, indexes in by_topic.items()]
+
+        async def attempt(retry: Retry) -> dict[TopicPartition, OngoingReassignment]:
+            tree = {"timeout": self._requester.attempt_timeout_ms(retry), "topics": topics}
+            response = await self._requester.call(ApiKey.LIST_PARTITION_REASSIGNMENTS, tree)
+            return {
+                partition: OngoingReassignment(
+                    tuple(each.replicas), tuple(each.adding_replicas), tuple(each.removing_replicas)
+                )
+                for partition, each in iterate_partitions(response.topics)
+            }
+
+        return await self._requester.with_retries(attempt)
 
     # Brokers and configs
 
     async def describe_cluster(self, *, fenced_too: bool = False) -> ClusterDescription:
-        return await cluster_requests.describe_cluster(self._requester, fenced_too)
+        async def attempt(retry: Retry) -> ClusterDescription:
+            tree = {"include_cluster_authorized_operations": False, "include_fenced_brokers": fenced_too}
+            response = await self._requester.call(ApiKey.DESCRIBE_CLUSTER, tree)
+            found: dict[bool, list[BrokerInfo]] = {False: [], True: []}
+            for each in response.brokers:
+                broker = BrokerInfo(each.broker_id, each.host, each.port, each.rack)
+                found[each.get("is_fenced", False)].append(broker)
+            live, fenced = tuple(sorted(found[False])), tuple(sorted(found[True]))
+            return ClusterDescription(response.cluster_id, response.controller_id, live, fenced)
+
+        return await self._requester.with_retries(attempt)
 
     async def describe_configs(
         self, resources: Iterable[ConfigResource], *, documentation: bool = False
     ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
         """Returns all configs of each resource, by name."""
-        return await cluster_requests.describe_configs(self._requester, resources, documentation)
+
+        async def request(
+            node: int | None, remaining: list[ConfigResource], retry: Retry
+        ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
+            tree = {
+                "resources": [
+                    {"resource_type": each.type, "resource_name": each.name, "configuration_keys": None}
+                    for each in remaining
+                ],
+                "include_synonyms": True,
+                "include_documentation": documentation,
+            }
+            response = await self.cluster.call(node, ApiKey.DESCRIBE_CONFIGS, tree)
+            return {
+                _parse_resource(each): to_error(each.error_code, each.error_message)
+                or {config.name: _parse_config_entry(config) for config in each.configs}
+                for each in response.results
+            }
+
+        return await self._requester.for_each_on_node(resources, _config_node, request)
 
     async def alter_configs(
         self, changes: Mapping[ConfigResource, Iterable[ConfigChange]], *, validate_only: bool = False
     ) -> Results[ConfigResource, None]:
         """Changes the named configs of each resource and keeps the others."""
-        return await cluster_requests.alter_configs(self._requester, changes, validate_only)
+        entries = {
+            resource: {
+                "resource_type": resource.type,
+                "resource_name": resource.name,
+                "configs": [
+                    {"name": name, "config_operation": operation, "value": value} for name, value, operation in each
+                ],
+            }
+            for resource, each in changes.items()
+        }
+
+        async def request(
+            node: int | None, remaining: list[ConfigResource], retry: Retry
+        ) -> Results[ConfigResource, None]:
+            tree = {"resources": [entries[resource] for resource in remaining], "validate_only": validate_only}
+            response = await self.cluster.call(node, ApiKey.INCREMENTAL_ALTER_CONFIGS, tree)
+            return {_parse_resource(each): to_error(each.error_code, each.error_message) for each in response.responses}
+
+        return await self._requester.for_each_on_node(entries, _config_node, request)
 
     async def topic_configs(self, topic: str) -> dict[str, ConfigEntry]:
         return single_result(await self.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]))
@@ -208,24 +362,65 @@ class Admin:
 
     async def describe_log_dirs(self, brokers: Iterable[int] | None = None) -> Results[int, list[LogDir]]:
         """Returns the log directories of these brokers, or of all brokers."""
-        return await cluster_requests.describe_log_dirs(self._requester, brokers)
+
+        async def request(node: int | None, nodes: list[int], retry: Retry) -> Results[int, list[LogDir]]:
+            response = await self.cluster.call(node, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
+            result = to_error(response.error_code) or [_parse_log_dir(each) for each in response.results]
+            return dict.fromkeys(nodes, result)
+
+        if brokers is None:
+            brokers = [broker.node_id for broker in (await self.describe_cluster()).brokers]
+        return await self._requester.for_each_on_node(brokers, lambda node: node, request)
 
     # The quorum
 
     async def describe_quorum(self) -> QuorumInfo:
         """Returns the metadata quorum and the progress of its replicas, as its leader sees them."""
-        return await quorum_requests.describe_quorum(self._requester)
+
+        async def attempt(retry: Retry) -> QuorumInfo:
+            topics = [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]
+            response = await self._requester.call(ApiKey.DESCRIBE_QUORUM, {"topics": topics})
+            partition = response.topics[0].partitions[0]
+            raise_for_code(partition.error_code, partition.error_message)
+            return QuorumInfo(
+                partition.leader_id,
+                partition.leader_epoch,
+                partition.high_watermark,
+                tuple(_parse_replica(each) for each in partition.current_voters),
+                tuple(_parse_replica(each) for each in partition.observers),
+                {
+                    node.node_id: tuple(NodeEndpoint(at.name, at.host, at.port) for at in node.listeners)
+                    for node in response.nodes
+                },
+            )
+
+        return await self._requester.with_retries(attempt)
 
     async def add_voter(self, node_id: int, directory_id: UUID | None, endpoint: NodeEndpoint) -> None:
         """Makes a node a voter once it has caught up; returns when the change is committed."""
-        await quorum_requests.add_voter(self._requester, node_id, directory_id, endpoint)
+
+        def tree(retry: Retry) -> dict[str, Any]:
+            return {
+                "cluster_id": self.cluster.cluster_id,
+                # The broker's timeout is shorter than the client's, so that the response with the reason can arrive.
+                "timeout": self._requester.attempt_timeout_ms(retry) * 9 // 10,
+                "voter_id": node_id,
+                "voter_directory_id": directory_id,
+                "listeners": [{"name": endpoint.listener, "host": endpoint.host, "port": endpoint.port}],
+                "ack_when_committed": True,
+            }
+
+        await self._requester.call_idempotent(ApiKey.ADD_RAFT_VOTER, tree, ErrorCode.duplicate_voter)
 
     async def remove_voter(self, node_id: int, directory_id: UUID | None) -> None:
-        await quorum_requests.remove_voter(self._requester, node_id, directory_id)
+        tree = {"cluster_id": self.cluster.cluster_id, "voter_id": node_id, "voter_directory_id": directory_id}
+        await self._requester.call_idempotent(ApiKey.REMOVE_RAFT_VOTER, lambda _: tree, ErrorCode.voter_not_found)
 
     async def unregister_broker(self, broker_id: int) -> None:
         """Removes the registration of a broker that will not return."""
-        await quorum_requests.unregister_broker(self._requester, broker_id)
+        tree = {"broker_id": broker_id}
+        code = ErrorCode.broker_id_not_registered
+        await self._requester.call_idempotent(ApiKey.UNREGISTER_BROKER, lambda _: tree, code)
 
     # Groups
 
@@ -234,17 +429,50 @@ class Admin:
 
         Raises KafkaError if one broker cannot be queried, because the list would be incomplete.
         """
-        return await group_requests.list_groups(self._requester, states, types)
+        tree = {"states_filter": list(states), "types_filter": list(types)}
+
+        async def request(node: int | None, nodes: list[int], retry: Retry) -> Results[int, list[GroupListing]]:
+            response = await self.cluster.call(node, ApiKey.LIST_GROUPS, tree)
+            if tree["types_filter"] and response.api_version < _GROUP_TYPES_VERSION_MIN:
+                raise KafkaError(ErrorCode.unsupported_version, "the broker does not support listing groups by type")
+            raise_for_code(response.error_code)
+            listings = [
+                GroupListing(each.group_id, each.protocol_type, each.group_state, each.get("group_type", ""))
+                for each in response.groups
+            ]
+            return dict.fromkeys(nodes, listings)
+
+        await self._requester.with_retries(lambda _: self.cluster.refresh())
+        groups: dict[str, GroupListing] = {}
+        results = await self._requester.for_each_on_node(self.cluster.brokers, lambda node: node, request)
+        for result in results.values():
+            if isinstance(result, KafkaError):
+                raise result
+            groups |= {each.group_id: each for each in result}
+        return sorted(groups.values())
 
     async def describe_groups(self, groups: Iterable[str]) -> Results[str, GroupDescription]:
         """Describes groups. The error for a group that does not exist is GROUP_ID_NOT_FOUND."""
-        return await group_requests.describe_groups(self._requester, groups)
+
+        async def request(node: int | None, remaining: list[str], retry: Retry) -> Results[str, GroupDescription]:
+            tree = {"groups": remaining, "include_authorized_operations": False}
+            response = await self.cluster.call(node, ApiKey.DESCRIBE_GROUPS, tree)
+            assert node is not None
+            return {each.group_id: _parse_group(each, node) for each in response.groups}
+
+        return await self._requester.for_each_group(groups, request)
 
     async def describe_group(self, group: str) -> GroupDescription:
         return single_result(await self.describe_groups([group]))
 
     async def delete_groups(self, groups: Iterable[str]) -> Results[str, None]:
-        return await group_requests.delete_groups(self._requester, groups)
+        async def request(node: int | None, remaining: list[str], retry: Retry) -> Results[str, None]:
+            response = await self.cluster.call(node, ApiKey.DELETE_GROUPS, {"groups_names": remaining})
+            return {
+                each.group_id: to_error(each.error_code, f"the group {each.group_id!r}") for each in response.results
+            }
+
+        return await self._requester.for_each_group(groups, request)
 
     async def delete_group(self, group: str) -> None:
         single_result(await self.delete_groups([group]))
@@ -256,22 +484,176 @@ class Admin:
 
         Partitions without a committed offset are omitted.
         """
-        return await group_requests.list_group_offsets(self._requester, group, partitions)
+        offsets = GroupOffsets(self.cluster, group)
+        return await offsets.committed(partitions, require_stable=False, timeout_ms=self._timeout_ms)
 
     async def alter_group_offsets(
         self, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata | int]
     ) -> Results[TopicPartition, None]:
         """Sets committed offsets. Brokers reject this while the group has members (UNKNOWN_MEMBER_ID)."""
-        return await group_requests.alter_group_offsets(self._requester, group, offsets)
+        commits = {
+            partition: OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+            for partition, offset in offsets.items()
+        }
+        return await GroupOffsets(self.cluster, group).commit_each(commits, timeout_ms=self._timeout_ms)
 
     async def delete_group_offsets(
         self, group: str, partitions: Iterable[TopicPartition]
     ) -> Results[TopicPartition, None]:
         """Deletes committed offsets. Brokers reject this for topics that members subscribe to."""
-        return await group_requests.delete_group_offsets(self._requester, group, partitions)
+
+        def parse(response: Message) -> Results[TopicPartition, None]:
+            raise_for_code(response.error_code, f"the group {group!r}")
+            return parse_partition_errors(response)
+
+        topics = nest_by_topic((each, {"partition_index": each.partition}) for each in partitions)
+        tree = {"group_id": group, "topics": topics}
+        return await self.cluster.call_coordinator(group, ApiKey.OFFSET_DELETE, tree, parse, self._timeout_ms)
 
     async def remove_members(
         self, group: str, members: Iterable[MemberToRemove] | None = None, *, reason: str = ""
     ) -> Results[MemberToRemove, None]:
         """Removes these members from a group, or all members."""
-        return await group_requests.remove_members(self._requester, group, members, reason)
+        if members is None:
+            described = await self.describe_group(group)
+            members = [MemberToRemove(each.member_id, each.instance_id) for each in described.members]
+        leaving = list(members)
+        if not leaving:
+            return {}
+
+        def parse(response: Message) -> Results[MemberToRemove, None]:
+            raise_for_code(response.error_code, f"the group {group!r}")
+            # Match by position, because the response may have a member id where the request had only an instance id.
+            return {
+                member: to_error(each.error_code, f"{member.instance_id or member.member_id}")
+                for member, each in zip(leaving, response.members, strict=True)
+            }
+
+        entries = [
+            {"member_id": each.member_id, "group_instance_id": each.instance_id, "reason": reason or None}
+            for each in leaving
+        ]
+        tree = {"group_id": group, "members": entries}
+        return await self.cluster.call_coordinator(group, ApiKey.LEAVE_GROUP, tree, parse, self._timeout_ms)
+
+
+def _creatable_topic(topic: NewTopic) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        # Brokers require that count and replication factor are unset if the replicas are given.
+        "num_partitions": BROKER_DEFAULT if topic.assignments else topic.partitions,
+        "replication_factor": BROKER_DEFAULT if topic.assignments else topic.replication_factor,
+        "assignments": [
+            {"partition_index": index, "broker_ids": list(brokers)} for index, brokers in topic.assignments.items()
+        ],
+        "configs": [{"name": name, "value": value} for name, value in topic.configs.items()],
+    }
+
+
+async def _find_leaders(
+    cluster: Cluster, partitions: list[TopicPartition]
+) -> tuple[dict[TopicPartition, int | None], dict[TopicPartition, KafkaError]]:
+    """Returns the current leaders, and the errors of partitions without a leader."""
+    await cluster.refresh(dict.fromkeys(partition.topic for partition in partitions))
+    leaders: dict[TopicPartition, int | None] = {}
+    failures: dict[TopicPartition, KafkaError] = {}
+    for partition in partitions:
+        known = cluster.partition_info(partition)
+        if partition.topic not in cluster.topics:
+            failures[partition] = _missing_topic_error(cluster, partition.topic)
+        elif known is None:
+            failures[partition] = KafkaError(
+                ErrorCode.unknown_topic_or_partition, f"partition {partition} does not exist"
+            )
+        elif known.leader == NO_LEADER:
+            failures[partition] = KafkaError(ErrorCode.leader_not_available, f"{partition} has no leader now")
+        else:
+            leaders[partition] = known.leader
+    return leaders, failures
+
+
+def _missing_topic_error(cluster: Cluster, name: str) -> KafkaError:
+    code = cluster.topic_errors.get(name, ErrorCode.unknown_topic_or_partition)
+    return KafkaError(code, f"the topic {name!r}")
+
+
+def _config_node(resource: ConfigResource) -> int | None:
+    """Returns the node for a request: the broker for its own configs, None (any node) for other configs."""
+    if resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and resource.name.isdecimal():
+        return int(resource.name)
+    return None
+
+
+def _parse_resource(response: Message) -> ConfigResource:
+    return ConfigResource(ResourceType(response.resource_type), response.resource_name)
+
+
+def _parse_config_entry(config: Message) -> ConfigEntry:
+    return ConfigEntry(
+        config.name,
+        config.value,
+        config.config_source,
+        config.read_only,
+        config.is_sensitive,
+        tuple(ConfigSynonym(each.name, each.value, each.source) for each in config.synonyms),
+        config.get("documentation"),
+    )
+
+
+def _parse_log_dir(response: Message) -> LogDir:
+    return LogDir(
+        response.log_dir,
+        to_error(response.error_code),
+        {
+            partition: LogDirReplica(each.partition_size, each.offset_lag, each.is_future_key)
+            for partition, each in iterate_partitions(response.topics)
+        },
+        response.get("total_bytes", -1),
+        response.get("usable_bytes", -1),
+    )
+
+
+def _parse_replica(response: Message) -> QuorumReplica:
+    return QuorumReplica(
+        response.replica_id,
+        response.replica_directory_id,
+        response.log_end_offset,
+        response.last_fetch_timestamp,
+        response.last_caught_up_timestamp,
+    )
+
+
+def _parse_group(group: Message, node: int) -> GroupDescription | KafkaError:
+    error = to_error(group.error_code, group.get("error_message") or f"the group {group.group_id!r}")
+    if error is not None:
+        return error
+    if group.group_state == "Dead":
+        # Before version 6, brokers report a missing group in this way.
+        return KafkaError(ErrorCode.group_id_not_found, f"the group {group.group_id!r}")
+    is_consumer = group.protocol_type == PROTOCOL_TYPE
+    return GroupDescription(
+        group.group_id,
+        group.group_state,
+        group.protocol_type,
+        group.protocol_data,
+        tuple(_parse_member(each, is_consumer) for each in group.members),
+        node,
+    )
+
+
+def _parse_member(member: Message, is_consumer: bool) -> MemberDescription:
+    topics: tuple[str, ...] = ()
+    assignment: tuple[TopicPartition, ...] = ()
+    if is_consumer:
+        try:
+            # The metadata can be empty, for example while members join.
+            if member.member_metadata:
+                topics = decode_subscription(member.member_metadata).topics
+            partitions = decode_assignment(member.member_assignment).partitions
+            assignment = tuple(TopicPartition(*each) for each in partitions)
+        except DecodeError:
+            # Other clients may use another format. Return the member without the data that cannot be decoded.
+            pass
+    return MemberDescription(
+        member.member_id, member.get("group_instance_id"), member.client_id, member.client_host, topics, assignment
+    )

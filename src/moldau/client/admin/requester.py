@@ -2,16 +2,21 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError
+from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError, raise_for_code
 from moldau.client.net.cluster import Cluster, Retry
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 Results = dict[K, V | KafkaError]
 """The value or error of each key."""
+
+NodeRequest = Callable[[int | None, list[K], Retry], Awaitable[Results[K, V]]]
+"""Sends one node (None: any node) a request for its keys."""
 
 _FINAL_ERRORS = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id, ErrorCode.election_not_needed)
 """Errors that are retriable for clients that wait for a topic, but final for an administrator."""
@@ -22,20 +27,43 @@ class AdminRequester:
 
     def __init__(self, cluster: Cluster, timeout_ms: int) -> None:
         """Retriable errors are retried for `timeout_ms`."""
-        self.cluster = cluster
-        self.timeout_ms = timeout_ms
+        self._cluster = cluster
+        self._timeout_ms = timeout_ms
 
     def attempt_timeout_ms(self, retry: Retry) -> int:
-        return min(retry.remaining_ms, self.cluster.request_timeout_ms)
+        return min(retry.remaining_ms, self._cluster.request_timeout_ms)
+
+    async def call(self, api: ApiKey, tree: Mapping[str, Any]) -> Message:
+        """Sends one request to any broker. Raises KafkaError if the response has an error code."""
+        response = await self._cluster.call(None, api, tree)
+        raise_for_code(response.error_code, response.error_message)
+        return response
 
     async def with_retries(self, attempt: Callable[[Retry], Awaitable[V]]) -> V:
         """Repeats one operation until it succeeds. Raises KafkaError after a final error or the timeout."""
-        retry = self.cluster.retry(self.timeout_ms)
+        retry = self._cluster.retry(self._timeout_ms)
         while True:
             try:
                 return await attempt(retry)
             except KafkaError as error:
                 await retry.wait_or_raise(error)
+
+    async def call_idempotent(
+        self, api: ApiKey, make_tree: Callable[[Retry], Mapping[str, Any]], already_done_code: ErrorCode
+    ) -> None:
+        """Retries a change. `already_done_code` in a later attempt means that an earlier attempt succeeded."""
+        is_first = True
+
+        async def attempt(retry: Retry) -> None:
+            nonlocal is_first
+            was_first, is_first = is_first, False
+            try:
+                await self.call(api, make_tree(retry))
+            except KafkaError as error:
+                if was_first or error.code != already_done_code:
+                    raise
+
+        await self.with_retries(attempt)
 
     async def for_each(
         self, keys: Iterable[K], request: Callable[[list[K], Retry], Awaitable[Results[K, V]]]
@@ -43,7 +71,7 @@ class AdminRequester:
         """Sends a request for all keys, and again for keys with a retriable error, until the timeout."""
         results: Results[K, V] = {}
         order = remaining = list(dict.fromkeys(keys))
-        retry = self.cluster.retry(self.timeout_ms)
+        retry = self._cluster.retry(self._timeout_ms)
         while remaining:
             try:
                 responses = await request(remaining, retry)
@@ -59,12 +87,34 @@ class AdminRequester:
                     break
         return {key: results[key] for key in order}
 
-    async def by_node(
-        self,
-        nodes: Mapping[K, int | None],
-        request: Callable[[int | None, list[K], Retry], Awaitable[Results[K, V]]],
-        retry: Retry,
+    async def for_each_on_node(
+        self, keys: Iterable[K], node_of: Callable[[K], int | None], request: NodeRequest[K, V]
     ) -> Results[K, V]:
+        """Sends the node of each key a request for its keys, with retries. `node_of` may return None for any node."""
+        return await self.for_each(
+            keys, lambda remaining, retry: self.by_node({key: node_of(key) for key in remaining}, request, retry)
+        )
+
+    async def for_each_group(self, groups: Iterable[str], request: NodeRequest[str, V]) -> Results[str, V]:
+        """Sends each coordinator a request for its groups, with retries."""
+
+        async def attempt(remaining: list[str], retry: Retry) -> Results[str, V]:
+            coordinators: dict[str, int | None] = {}
+            results: Results[str, V] = {}
+            for group in remaining:
+                try:
+                    coordinators[group] = await self._cluster.coordinator_of(group, timeout_ms=retry.remaining_ms)
+                except KafkaError as error:
+                    results[group] = error
+            results |= await self.by_node(coordinators, request, retry)
+            for group, result in results.items():
+                if isinstance(result, KafkaError) and result.code in COORDINATOR_ERRORS:
+                    self._cluster.forget_coordinator(group)
+            return results
+
+        return await self.for_each(groups, attempt)
+
+    async def by_node(self, nodes: Mapping[K, int | None], request: NodeRequest[K, V], retry: Retry) -> Results[K, V]:
         """Sends each node a request for its keys. The requests to all nodes are concurrent."""
         by_node: dict[int | None, list[K]] = {}
         for key, node in nodes.items():
@@ -78,41 +128,6 @@ class AdminRequester:
 
         responses = await asyncio.gather(*(request_one(node, keys) for node, keys in by_node.items()))
         return {key: result for each in responses for key, result in each.items()}
-
-    async def for_each_group(
-        self, groups: Iterable[str], request: Callable[[int | None, list[str], Retry], Awaitable[Results[str, V]]]
-    ) -> Results[str, V]:
-        """Sends each coordinator a request for its groups, with retries."""
-
-        async def attempt(remaining: list[str], retry: Retry) -> Results[str, V]:
-            coordinators: dict[str, int | None] = {}
-            results: Results[str, V] = {}
-            for group in remaining:
-                try:
-                    coordinators[group] = await self.cluster.coordinator_of(group, timeout_ms=retry.remaining_ms)
-                except KafkaError as error:
-                    results[group] = error
-            results |= await self.by_node(coordinators, request, retry)
-            for group, result in results.items():
-                if isinstance(result, KafkaError) and result.code in COORDINATOR_ERRORS:
-                    self.cluster.forget_coordinator(group)
-            return results
-
-        return await self.for_each(groups, attempt)
-
-    async def to_coordinator(self, group: str, request: Callable[[int, int], Awaitable[V]]) -> V:
-        """Calls `request(node, timeout_ms)` with the coordinator of one group, with retries. Raises KafkaError."""
-
-        async def attempt(retry: Retry) -> V:
-            try:
-                node = await self.cluster.coordinator_of(group, timeout_ms=retry.remaining_ms)
-                return await request(node, self.attempt_timeout_ms(retry))
-            except KafkaError as error:
-                if error.code in COORDINATOR_ERRORS:
-                    self.cluster.forget_coordinator(group)
-                raise
-
-        return await self.with_retries(attempt)
 
 
 def single_result(results: Results[K, V]) -> V:

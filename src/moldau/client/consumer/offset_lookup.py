@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster, Retry
 from moldau.client.net.metadata import NO_LEADER
-from moldau.client.record import TopicPartition
+from moldau.client.record import TopicPartition, iterate_partitions, nest_by_topic
 from moldau.wire.api_keys import ApiKey
 
 EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3
@@ -121,29 +121,23 @@ async def _query_leaders(
 async def _query_leader(
     cluster: Cluster, leader: int, times: Mapping[TopicPartition, int], isolation_level: int, retry: Retry
 ) -> tuple[dict[TopicPartition, OffsetAndTimestamp], KafkaError | None]:
-    topics: dict[str, list[dict[str, Any]]] = {}
+    entries = []
     for partition, time in times.items():
         known = cluster.partition_info(partition)
-        topics.setdefault(partition.topic, []).append(
-            {
-                "partition_index": partition.partition,
-                "current_leader_epoch": -1 if known is None else known.leader_epoch,
-                "timestamp": time,
-            }
-        )
+        epoch = -1 if known is None else known.leader_epoch
+        entry = {"partition_index": partition.partition, "current_leader_epoch": epoch, "timestamp": time}
+        entries.append((partition, entry))
     tree = {
         "replica_id": -1,
         "isolation_level": isolation_level,
-        "topics": [{"name": name, "partitions": each} for name, each in topics.items()],
+        "topics": nest_by_topic(entries),
         "timeout": retry.remaining_ms,
     }
     timeout_ms = min(retry.remaining_ms, cluster.request_timeout_ms)
     response = await cluster.call(leader, ApiKey.LIST_OFFSETS, tree, timeout_ms=timeout_ms)
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     failure: KafkaError | None = None
-    responses = {
-        TopicPartition(topic.name, each.partition_index): each for topic in response.topics for each in topic.partitions
-    }
+    responses = dict(iterate_partitions(response.topics))
     for partition in times:
         each = responses.get(partition)
         if each is None:

@@ -1,21 +1,18 @@
 """Committed offsets of a group: commits and fetches them at the group's coordinator."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
 
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
-from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError, raise_for_code
+from moldau.client.errors import ErrorCode, KafkaError, raise_for_code
 from moldau.client.group.member_state import NO_GENERATION, Generation
 from moldau.client.net.cluster import Cluster
-from moldau.client.record import TopicPartition, group_by_topic
+from moldau.client.record import TopicPartition, group_by_topic, iterate_partitions, nest_by_topic
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 _UNKNOWN_TOPIC_ERRORS = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
 """Errors that are final for a commit, because the topic was deleted. They are retriable for clients that wait for a new
 topic."""
-
-T = TypeVar("T")
 
 PartitionErrors = dict[TopicPartition, KafkaError | None]
 """The error of each partition, None for success."""
@@ -49,24 +46,28 @@ class GroupOffsets:
         *,
         timeout_ms: int | None = None,
     ) -> PartitionErrors:
-        topics: dict[str, list[dict[str, Any]]] = {}
-        for partition, each in offsets.items():
-            topics.setdefault(partition.topic, []).append(
+        entries = (
+            (
+                partition,
                 {
                     "partition_index": partition.partition,
                     "committed_offset": each.offset,
                     "committed_leader_epoch": each.leader_epoch,
                     "committed_metadata": each.metadata,
-                }
+                },
             )
+            for partition, each in offsets.items()
+        )
         tree = {
             "group_id": self._group_id,
             "generation_id_or_member_epoch": generation.generation_id,
             "member_id": generation.member_id,
             "group_instance_id": self._instance_id if generation.is_member else None,
-            "topics": [{"name": name, "partitions": each} for name, each in topics.items()],
+            "topics": nest_by_topic(entries),
         }
-        return await self._call_coordinator(ApiKey.OFFSET_COMMIT, tree, parse_partition_errors, timeout_ms)
+        return await self._cluster.call_coordinator(
+            self._group_id, ApiKey.OFFSET_COMMIT, tree, parse_partition_errors, timeout_ms
+        )
 
     async def committed(
         self, partitions: Iterable[TopicPartition] | None, *, require_stable: bool = True, timeout_ms: int | None = None
@@ -76,46 +77,26 @@ class GroupOffsets:
         With `require_stable`, waits for open transactions that commit offsets. Otherwise returns the offsets from
         before these transactions.
         """
-        by_topic = None if partitions is None else group_by_topic(list(partitions))
-        topics = (
-            None
-            if by_topic is None
-            else [{"name": name, "partition_indexes": indexes} for name, indexes in by_topic.items()]
-        )
+        topics = None
+        if partitions is not None:
+            by_topic = group_by_topic(partitions)
+            topics = [{"name": name, "partition_indexes": indexes} for name, indexes in by_topic.items()]
         tree = {"groups": [{"group_id": self._group_id, "topics": topics}], "require_stable": require_stable}
-        return await self._call_coordinator(ApiKey.OFFSET_FETCH, tree, _parse_committed, timeout_ms)
-
-    async def _call_coordinator(
-        self, api: ApiKey, tree: Mapping[str, Any], parse: Callable[[Message], T], timeout_ms: int | None
-    ) -> T:
-        """Sends a request to the coordinator and returns `parse(response)`.
-
-        Retries if the request or `parse` raises a retriable error.
-        """
-        retry = self._cluster.retry(timeout_ms)
-        while True:
-            try:
-                coordinator = await self._cluster.coordinator_of(self._group_id, timeout_ms=retry.remaining_ms)
-                attempt_timeout_ms = min(retry.remaining_ms, self._cluster.request_timeout_ms)
-                return parse(await self._cluster.call(coordinator, api, tree, timeout_ms=attempt_timeout_ms))
-            except KafkaError as error:
-                if error.code in COORDINATOR_ERRORS:
-                    self._cluster.forget_coordinator(self._group_id)
-                await retry.wait_or_raise(error)
+        return await self._cluster.call_coordinator(
+            self._group_id, ApiKey.OFFSET_FETCH, tree, _parse_committed, timeout_ms
+        )
 
 
 def parse_partition_errors(response: Message) -> PartitionErrors:
     """Returns the errors in the response to a commit or deletion. Raises the first error that a retry may fix."""
     errors: PartitionErrors = {}
-    for topic in response.topics:
-        for each in topic.partitions:
-            partition = TopicPartition(topic.name, each.partition_index)
-            errors[partition] = None
-            if each.error_code != ErrorCode.none:
-                error = KafkaError(each.error_code, f"failed to change the committed offset of {partition}")
-                if error.is_retriable and error.code not in _UNKNOWN_TOPIC_ERRORS:
-                    raise error
-                errors[partition] = error
+    for partition, each in iterate_partitions(response.topics):
+        errors[partition] = None
+        if each.error_code != ErrorCode.none:
+            error = KafkaError(each.error_code, f"failed to change the committed offset of {partition}")
+            if error.is_retriable and error.code not in _UNKNOWN_TOPIC_ERRORS:
+                raise error
+            errors[partition] = error
     return errors
 
 
@@ -123,12 +104,10 @@ def _parse_committed(response: Message) -> dict[TopicPartition, OffsetAndMetadat
     (group,) = response.groups
     raise_for_code(group.error_code, f"failed to fetch the offsets of the group {group.group_id!r}")
     committed = {}
-    for topic in group.topics:
-        for each in topic.partitions:
-            partition = TopicPartition(topic.name, each.partition_index)
-            raise_for_code(each.error_code, f"failed to fetch the committed offset of {partition}")
-            if each.committed_offset >= 0:
-                committed[partition] = OffsetAndMetadata(
-                    each.committed_offset, each.metadata or "", each.committed_leader_epoch
-                )
+    for partition, each in iterate_partitions(group.topics):
+        raise_for_code(each.error_code, f"failed to fetch the committed offset of {partition}")
+        if each.committed_offset >= 0:
+            committed[partition] = OffsetAndMetadata(
+                each.committed_offset, each.metadata or "", each.committed_leader_epoch
+            )
     return committed

@@ -6,10 +6,9 @@ Each Admin, Producer, Fetcher and Consumer uses a Cluster, either its own or a s
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
-from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError, raise_for_code
+from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError, RequestTimedOutError, raise_for_code
 from moldau.client.net.connection import Connection
 from moldau.client.net.connection_pool import Address, BrokerConnections, await_shared
 from moldau.client.net.metadata import NO_LEADER, BrokerInfo, Metadata, PartitionInfo, TopicInfo
@@ -26,6 +25,8 @@ GROUP, TRANSACTION = 0, 1
 """Coordinator types of FindCoordinator."""
 
 PORT_DEFAULT = 9092
+
+T = TypeVar("T")
 
 _log = get_logger("client.cluster")
 
@@ -162,9 +163,7 @@ class Cluster:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def backoff(self) -> Backoff:
@@ -448,6 +447,24 @@ class Cluster:
     def forget_coordinator(self, key: str, kind: int = GROUP) -> None:
         """Removes the cached coordinator when it has moved or failed, so that `coordinator_of` looks it up again."""
         self._coordinators.pop((kind, key), None)
+
+    async def call_coordinator(
+        self, group: str, api: ApiKey, tree: Mapping[str, Any], parse: Callable[[Message], T], timeout_ms: int | None
+    ) -> T:
+        """Sends a request to the coordinator of a group and returns `parse(response)`.
+
+        Retries if the request or `parse` raises a retriable error.
+        """
+        retry = self.retry(timeout_ms)
+        while True:
+            try:
+                coordinator = await self.coordinator_of(group, timeout_ms=retry.remaining_ms)
+                attempt_timeout_ms = min(retry.remaining_ms, self.request_timeout_ms)
+                return parse(await self.call(coordinator, api, tree, timeout_ms=attempt_timeout_ms))
+            except KafkaError as error:
+                if error.code in COORDINATOR_ERRORS:
+                    self.forget_coordinator(group)
+                await retry.wait_or_raise(error)
 
     async def _find_coordinator(self, key: str, kind: int, timeout_ms: int) -> int:
         tree = {"key_type": kind, "coordinator_keys": [key]}

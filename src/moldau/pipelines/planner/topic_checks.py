@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moldau.client.admin.admin import Admin
-from moldau.client.admin.cluster import ConfigResource, ResourceType
+from moldau.client.admin.types import ConfigResource, ResourceType
 from moldau.client.errors import KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.pipelines.definition import BadRecordPolicy, PipelineDefinition, PipelineError, SinkKind, Source

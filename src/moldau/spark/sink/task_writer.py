@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from moldau.client.admin.admin import Admin
-from moldau.client.admin.cluster import ConfigResource, ResourceType
+from moldau.client.admin.types import ConfigResource, ResourceType
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.net.metadata import NO_LEADER

@@ -6,7 +6,8 @@ import pytest
 
 from moldau.cli.cluster.drain import STALLED_POLLS_MAX, move_all
 from moldau.cli.console import CommandError
-from moldau.client.admin.admin import Admin, ClusterDescription, OngoingReassignment
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.types import ClusterDescription, OngoingReassignment
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.metadata import BrokerInfo, PartitionInfo, TopicInfo
 from moldau.client.record import TopicPartition

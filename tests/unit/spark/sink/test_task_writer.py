@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from moldau.client.admin.admin import Admin
-from moldau.client.admin.cluster import ConfigResource
+from moldau.client.admin.types import ConfigResource
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.columnar.encode import to_sections
 from moldau.spark.errors import SparkSourceError

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moldau.client.admin.admin import Admin
-from moldau.client.admin.quorum import NodeEndpoint
+from moldau.client.admin.types import NodeEndpoint
 from moldau.client.consumer.fetcher import CompletedFetch, Fetcher, LogTruncationError
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
