@@ -191,8 +191,8 @@ class ReplicaNode:
             node_id,
             self.table,
             peers,  # type: ignore[arg-type]
-            controller,
-            self,
+            controller,  # type: ignore[arg-type]
+            self,  # type: ignore[arg-type]
             self.settings,
             clock,
             random.Random(node_id),

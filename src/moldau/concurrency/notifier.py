@@ -1,4 +1,4 @@
-"""A notifier, which wakes all waiting coroutines."""
+"""A notifier, which wakes all waiting coroutines, and waits with a timeout."""
 
 import asyncio
 
@@ -30,6 +30,18 @@ class Notifier:
             timer.cancel()
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
+
+
+async def wait_for_event(event: asyncio.Event, timeout_ms: int | None) -> None:
+    """Waits until the event is set. Sets the event itself after `timeout_ms`, unless this is None."""
+    timer = None
+    if timeout_ms is not None:
+        timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, event.set)
+    try:
+        await event.wait()
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 def resolve(waiter: "asyncio.Future[None]") -> None:

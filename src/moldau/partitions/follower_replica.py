@@ -1,14 +1,18 @@
 """The follower side of a partition: applies the leader's fetch responses to the log."""
 
 from collections.abc import Awaitable
-from typing import NamedTuple
 from uuid import UUID
 
 from moldau.errors import CorruptRecordError, FencedLeaderEpochError, NotLeaderOrFollowerError, StorageError
 from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
 from moldau.partitions.delayed_operations import DelayedOperations
-from moldau.partitions.follower_state import PartitionFollowerState, parse_batches, truncation_offset
+from moldau.partitions.follower_state import (
+    FollowerFetchPosition,
+    PartitionFollowerState,
+    parse_batches,
+    truncation_offset,
+)
 from moldau.partitions.guarded_log import GuardedLog
 from moldau.partitions.leader_state import NO_EPOCH
 from moldau.platform.disk import Buffer
@@ -16,15 +20,6 @@ from moldau.raft.messages import EpochEndOffset
 from moldau.records.batch import Batch
 
 log = get_logger(__name__)
-
-
-class FollowerFetchState(NamedTuple):
-    """The state of a follower's log that a fetch request carries."""
-
-    offset: int
-    last_epoch: int
-    leader_epoch: int
-    start_offset: int
 
 
 class FollowerReplica:
@@ -64,7 +59,7 @@ class FollowerReplica:
         """Returns the offset below which this follower's log is flushed. A fetch acknowledges the records below it."""
         return self._flusher.flushed_offset()
 
-    def fetch_position(self) -> FollowerFetchState | None:
+    def fetch_position(self) -> FollowerFetchPosition | None:
         """Returns where to fetch next; None without a leader, after a failure, or while the end of the log is not
         flushed."""
         state, log_ = self.state, self.log
@@ -74,7 +69,7 @@ class FollowerReplica:
             # Do not fetch yet, because a fetch would acknowledge records that are not flushed. A previous leader can
             # have such records.
             return None
-        return FollowerFetchState(log_.end_offset, log_.epochs.latest, state.leader_epoch, log_.start_offset)
+        return FollowerFetchPosition(log_.end_offset, log_.epochs.latest, state.leader_epoch, log_.start_offset)
 
     async def append_as_follower(
         self, data: Buffer, leader_epoch: int, high_watermark: int, leader_start_offset: int

@@ -1,6 +1,7 @@
 """The state of a partition follower: its high watermark, where to truncate, and which batches to accept. Pure."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from moldau.errors import CorruptRecordError
 from moldau.logs.leader_epochs import NO_EPOCH, LeaderEpochCache
@@ -10,6 +11,17 @@ from moldau.partitions.leader_state import check_epoch
 from moldau.platform.disk import Buffer
 from moldau.raft.messages import EpochEndOffset
 from moldau.records.batch import Batch, split, trim_partial_batch
+
+
+class FollowerFetchPosition(NamedTuple):
+    """The fields of a follower's fetch request that describe its log."""
+
+    offset: int
+    """The fetch offset. All records below this offset are durable on the follower, and the leader relies on this."""
+    last_epoch: int
+    """The leader epoch of the record before `offset`. The leader uses this epoch to detect diverging logs."""
+    leader_epoch: int
+    start_offset: int
 
 
 @dataclass(slots=True)

@@ -1,8 +1,7 @@
 """Sends the ISR changes of the partitions that this node leads to the controller (Kafka's AlterPartitionManager).
 
-One AlterPartition request is in flight at a time, with all pending changes. If there is no response, the controller may
-have made the changes. So a change is sent again unchanged until there is a response or the metadata shows a later
-state.
+One AlterPartition request with all pending changes is in flight at a time. Without a response the controller may have
+made the changes, so they are sent again unchanged until there is a response or newer metadata.
 """
 
 import asyncio
@@ -10,10 +9,10 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
-from uuid import UUID
 
 from moldau.concurrency.backoff import exponential_backoff_ms
+from moldau.concurrency.notifier import wait_for_event
+from moldau.controller.channel import NodeToControllerChannel
 from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.errors import (
     FencedLeaderEpochError,
@@ -27,8 +26,8 @@ from moldau.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
+from moldau.partitions.leader_replica import LeaderReplica
 from moldau.platform.clock import Clock
 from moldau.replication.fetch_session import PartitionKey
 from moldau.replication.state import add_jitter
@@ -36,16 +35,14 @@ from moldau.settings.effective import EffectiveSettings
 
 log = get_logger(__name__)
 
-CHANGES_MAX = 2_000
-"""The maximum number of changes in one request."""
-LOGGED_MAX = 5
-"""The maximum number of partitions in one log line."""
+CHANGES_PER_REQUEST_MAX = 2_000
+PARTITIONS_LOGGED_MAX = 5
 RETRY_MS_MIN, RETRY_MS_MAX = 50, 1_000
 TRANSIENT_FAILURES_MAX = 10
-"""After this many consecutive failures, a warning is logged. Fewer failures are expected while the controller moves."""
+"""After this many consecutive failures a warning is logged. Fewer are normal while another node becomes controller."""
 INELIGIBLE_BACKOFF_MS = 200
-"""The delay before a partition is checked again after INELIGIBLE_REPLICA. The controller's metadata is newer than this
-node's, and this node first has to receive it."""
+"""The delay before a partition is checked again after INELIGIBLE_REPLICA. Meanwhile the controller's newer metadata
+arrives at this node."""
 
 _FINAL_ERRORS = (
     FencedLeaderEpochError,
@@ -59,28 +56,9 @@ _FINAL_ERRORS = (
 """After these errors a retry of the same change cannot succeed."""
 
 
-class LeaderPartition(Protocol):
-    @property
-    def name(self) -> LogName: ...
-    @property
-    def topic_id(self) -> UUID: ...
-    @property
-    def pending_isr_change(self) -> IsrChange | None: ...
-
-    def propose_isr_change(self, lag_ms: int) -> IsrChange | None: ...
-
-    def on_alter_partition_response(self, result: IsrChangeResult) -> None: ...
-
-
-class AlterPartitionChannel(Protocol):
-    async def alter_partition(
-        self, broker_id: int, broker_epoch: int, changes: list[IsrChange]
-    ) -> list[IsrChangeResult]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _PendingChange:
-    partition: LeaderPartition
+    partition: LeaderReplica
     change: IsrChange
 
     @property
@@ -97,15 +75,15 @@ class AlterPartitionManager:
     def __init__(
         self,
         node_id: int,
-        led: Callable[[], Iterable[LeaderPartition]],
-        controller_channel: AlterPartitionChannel,
+        leader_partitions: Callable[[], Iterable[LeaderReplica]],
+        controller_channel: NodeToControllerChannel,
         broker_epoch: Callable[[], int],
         settings: EffectiveSettings,
         clock: Clock,
         random: random.Random,
     ) -> None:
         self._node_id = node_id
-        self._led_partitions = led
+        self._leader_partitions = leader_partitions
         self._controller_channel = controller_channel
         self._broker_epoch = broker_epoch
         self._settings = settings
@@ -113,7 +91,7 @@ class AlterPartitionManager:
         self._random = random
         self._pending: dict[PartitionKey, _PendingChange] = {}
         """The changes without a response."""
-        self._to_check: dict[PartitionKey, LeaderPartition] = {}
+        self._to_check: dict[PartitionKey, LeaderReplica] = {}
         """Partitions whose followers have progressed since the last check."""
         self._held_until_ms: dict[PartitionKey, int] = {}
         """The time before which a partition is not checked again."""
@@ -131,7 +109,7 @@ class AlterPartitionManager:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def check_isr(self, partition: LeaderPartition) -> None:
+    def check_isr(self, partition: LeaderReplica) -> None:
         """Requests a check of a partition whose follower has progressed and may join the ISR."""
         self._to_check[PartitionKey(partition.topic_id, partition.name.partition)] = partition
         self._wakeup.set()
@@ -143,16 +121,16 @@ class AlterPartitionManager:
             except Exception:
                 # Continue after a bug, because without ISR changes writes would stop sooner or later.
                 log.exception("the ISR check failed, will retry")
-                await self._wait(RETRY_MS_MAX)
+                await wait_for_event(self._wakeup, RETRY_MS_MAX)
 
     async def _send_pending(self) -> None:
         self._wakeup.clear()
         self._check_isrs()
         self._pending = {key: each for key, each in self._pending.items() if each.is_current}
         if not self._pending:
-            await self._wait(self._ms_until_next_check())
+            await wait_for_event(self._wakeup, self._ms_until_next_check())
             return
-        sent = dict(islice(self._pending.items(), CHANGES_MAX))
+        sent = dict(islice(self._pending.items(), CHANGES_PER_REQUEST_MAX))
         try:
             results = await self._controller_channel.alter_partition(
                 self._node_id, self._broker_epoch(), [each.change for each in sent.values()]
@@ -170,8 +148,8 @@ class AlterPartitionManager:
             if result.error is None:
                 changed.append(f"{each.partition.name} {list(result.isr)}")
         if changed:
-            some = ", ".join(changed[:LOGGED_MAX]) + (", ..." if len(changed) > LOGGED_MAX else "")
-            log.info("ISRs changed", partitions=len(changed), now=some)
+            more = ["..."] if len(changed) > PARTITIONS_LOGGED_MAX else []
+            log.info("ISRs changed", partitions=len(changed), now=", ".join(changed[:PARTITIONS_LOGGED_MAX] + more))
         if retriable is None:
             self._failures = 0
             if self._has_warned:
@@ -184,11 +162,11 @@ class AlterPartitionManager:
         now_ms = self._clock.monotonic_ms()
         lag_ms = self._settings.broker.replica_lag_time_max_ms
         progressed, self._to_check = self._to_check, {}
-        partitions: Iterable[LeaderPartition] = progressed.values()
+        partitions: Iterable[LeaderReplica] = progressed.values()
         if now_ms >= self._next_full_check_ms:
             self._next_full_check_ms = now_ms + max(1, lag_ms // 2)
             self._held_until_ms = {key: until_ms for key, until_ms in self._held_until_ms.items() if until_ms > now_ms}
-            partitions = self._led_partitions()
+            partitions = self._leader_partitions()
         for partition in partitions:
             key = PartitionKey(partition.topic_id, partition.name.partition)
             if self._held_until_ms.get(key, now_ms) > now_ms:
@@ -235,11 +213,3 @@ class AlterPartitionManager:
             default=self._next_full_check_ms,
         )
         return max(0, min(next_ms, self._next_full_check_ms) - self._clock.monotonic_ms())
-
-    async def _wait(self, ms: int) -> None:
-        """Waits for a wakeup or the timeout."""
-        timer = asyncio.get_running_loop().call_later(ms / 1000, self._wakeup.set)
-        try:
-            await self._wakeup.wait()
-        finally:
-            timer.cancel()

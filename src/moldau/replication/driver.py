@@ -2,63 +2,30 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
-from uuid import UUID
+from collections.abc import Sequence
 
-from moldau.errors import MoldauError
-from moldau.logs.store import LogName
+from moldau.broker_lifecycle.driver import BrokerLifecycleManager
+from moldau.controller.channel import NodeToControllerChannel
+from moldau.partitions.follower_replica import FollowerReplica
+from moldau.partitions.partition import Partition
+from moldau.partitions.replica_manager import ReplicaManager
 from moldau.peers.client import PeerClient
 from moldau.platform.clock import Clock
-from moldau.replication.alter_partition_manager import AlterPartitionChannel, AlterPartitionManager, LeaderPartition
+from moldau.replication.alter_partition_manager import AlterPartitionManager
 from moldau.replication.fetch_session import PartitionKey
-from moldau.replication.fetcher import FetcherContext, FollowerPartition, ReplicaFetcher
+from moldau.replication.fetcher import FetcherContext, ReplicaFetcher
 from moldau.replication.quota import ReplicationQuotaManager
 from moldau.settings.effective import EffectiveSettings
-
-
-class ReplicatedPartition(Protocol):
-    """The part of a partition, as leader or follower, that replication uses."""
-
-    @property
-    def name(self) -> LogName: ...
-    @property
-    def topic_id(self) -> UUID: ...
-    @property
-    def failure(self) -> MoldauError | None: ...
-    @property
-    def leader(self) -> LeaderPartition: ...
-    @property
-    def follower(self) -> FollowerPartition: ...
-    @property
-    def is_follower(self) -> bool: ...
-    @property
-    def leader_id(self) -> int: ...
-
-
-class PartitionTableView(Protocol):
-    """The part of the replica manager that replication uses."""
-
-    on_roles_changed: list[Callable[[Sequence[Any]], None]]
-
-    def __iter__(self) -> Iterator[ReplicatedPartition]: ...
-
-    def leader_partitions(self) -> Iterable[ReplicatedPartition]: ...
-
-
-class BrokerEpochSource(Protocol):
-    @property
-    def broker_epoch(self) -> int: ...
 
 
 class ReplicaFetcherManager:
     def __init__(
         self,
         node_id: int,
-        table: PartitionTableView,
+        replica_manager: ReplicaManager,
         peers: PeerClient,
-        controller_channel: AlterPartitionChannel,
-        lifecycle: BrokerEpochSource,
+        controller_channel: NodeToControllerChannel,
+        lifecycle: BrokerLifecycleManager,
         settings: EffectiveSettings,
         clock: Clock,
         random: random.Random,
@@ -66,7 +33,7 @@ class ReplicaFetcherManager:
         cluster_id: str = "",
     ) -> None:
         self.quota = ReplicationQuotaManager(node_id, settings)
-        self._table = table
+        self._replica_manager = replica_manager
         self._fetcher_context = FetcherContext(
             node_id=node_id,
             cluster_id=cluster_id,
@@ -82,7 +49,7 @@ class ReplicaFetcherManager:
         """The leader of each partition that this node follows."""
         self.alter_partition_manager = AlterPartitionManager(
             node_id,
-            lambda: [each.leader for each in table.leader_partitions()],
+            lambda: [each.leader for each in replica_manager.leader_partitions()],
             controller_channel,
             lambda: lifecycle.broker_epoch,
             settings,
@@ -93,20 +60,20 @@ class ReplicaFetcherManager:
 
     def start(self) -> None:
         """Starts to fetch. The broker must be registered, because leaders reject fetches of unregistered replicas."""
-        self._table.on_roles_changed.append(self._roles_changed)
+        self._replica_manager.on_roles_changed.append(self._roles_changed)
         self.alter_partition_manager.start()
-        self._roles_changed(list(self._table))
+        self._roles_changed(list(self._replica_manager))
 
     async def close(self) -> None:
         """Stops all fetchers after the appends in progress have ended."""
         self._is_closed = True
         await asyncio.gather(self.alter_partition_manager.close(), *(each.close() for each in self._fetchers.values()))
 
-    def _roles_changed(self, partitions: Sequence[ReplicatedPartition]) -> None:
+    def _roles_changed(self, partitions: Sequence[Partition]) -> None:
         """Moves the changed partitions to the fetchers of their new leaders."""
         if self._is_closed:
             return
-        added: dict[int, list[FollowerPartition]] = {}
+        added: dict[int, list[FollowerReplica]] = {}
         removed: dict[int, list[PartitionKey]] = {}
         for partition in partitions:
             key = PartitionKey(partition.topic_id, partition.name.partition)

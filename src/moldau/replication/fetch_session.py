@@ -4,9 +4,10 @@ This module does no I/O.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
+
+from moldau.partitions.follower_state import FollowerFetchPosition
 
 INVALID_SESSION_ID = 0
 INITIAL_EPOCH = 0
@@ -18,17 +19,7 @@ class PartitionKey(NamedTuple):
     partition: int
 
 
-class FollowerFetchPosition(NamedTuple):
-    offset: int
-    """The fetch offset. All records below this offset are durable on the follower, and the leader relies on this."""
-    last_epoch: int
-    """The leader epoch of the record before `offset`. The leader uses this epoch to detect diverging logs."""
-    leader_epoch: int
-    start_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class FetchRequestData:
+class FetchRequestData(NamedTuple):
     """The session fields and partitions of one Fetch request."""
 
     session_id: int
@@ -36,10 +27,6 @@ class FetchRequestData:
     to_send: Mapping[PartitionKey, FollowerFetchPosition]
     """All partitions in a full fetch; otherwise only partitions that are new or have another position."""
     to_forget: tuple[PartitionKey, ...]
-
-    @property
-    def is_full(self) -> bool:
-        return self.session_epoch == INITIAL_EPOCH
 
 
 class FetchSessionHandler:
@@ -68,8 +55,7 @@ class FetchSessionHandler:
         return self._epoch != INITIAL_EPOCH
 
     def requested_position(self, key: PartitionKey) -> FollowerFetchPosition | None:
-        """Returns the position that the last fetch requested, or None if the last fetch did not include the
-        partition."""
+        """Returns the position in the last fetch; None if the last fetch did not include the partition."""
         return self._sent.get(key)
 
     def set_position(self, key: PartitionKey, position: FollowerFetchPosition) -> None:
@@ -83,7 +69,6 @@ class FetchSessionHandler:
             self._changed[key] = None
 
     def build(self) -> FetchRequestData:
-        """Builds the next fetch."""
         changed, self._changed = self._changed, {}
         if self._epoch == INITIAL_EPOCH:
             self._sent = dict(self._positions)
@@ -125,7 +110,6 @@ def build_fetch_request(
     bytes_max: int,
     partition_bytes_max: int,
 ) -> dict[str, Any]:
-    """Returns the Fetch request of a follower."""
     topics: dict[UUID, list[dict[str, int]]] = {}
     for (topic_id, index), position in data.to_send.items():
         topics.setdefault(topic_id, []).append(

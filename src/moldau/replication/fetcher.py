@@ -1,19 +1,18 @@
-"""A replica fetcher: fetches all partitions that have the same leader, with one task, one connection and one fetch at a
-time (Kafka's ReplicaFetcherThread).
+"""A replica fetcher: fetches all partitions that have the same leader (Kafka's ReplicaFetcherThread).
 
-The fetched records of all partitions are appended and synced concurrently, before the next fetch. The offsets in the
-next fetch tell the leader which records are durable on this follower. A partition that fails does not stop the others.
+It sends one fetch at a time. The records of all partitions in a response are appended and synced concurrently, before
+the next fetch, whose offsets tell the leader which records are durable on this follower.
 """
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
-from uuid import UUID
+from typing import Any
 
 from moldau.client.errors import ErrorCode, to_error_code
 from moldau.concurrency.eager import start_eagerly
+from moldau.concurrency.notifier import wait_for_event
 from moldau.errors import (
     FencedLeaderEpochError,
     MoldauError,
@@ -22,17 +21,13 @@ from moldau.errors import (
     StorageError,
     UnknownLeaderEpochError,
 )
-from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
+from moldau.partitions.follower_replica import FollowerReplica
+from moldau.partitions.follower_state import FollowerFetchPosition
 from moldau.peers.client import PeerClient
 from moldau.platform.clock import Clock
 from moldau.raft.messages import EpochEndOffset
-from moldau.replication.fetch_session import (
-    FetchSessionHandler,
-    FollowerFetchPosition,
-    PartitionKey,
-    build_fetch_request,
-)
+from moldau.replication.fetch_session import FetchSessionHandler, PartitionKey, build_fetch_request
 from moldau.replication.quota import ReplicationQuotaManager
 from moldau.replication.state import (
     BackoffPolicy,
@@ -54,8 +49,7 @@ RESPONSE_GRACE_MS = 5_000
 RESPONSE_BYTES_MIN = 65_536
 """The lower limit of max_bytes, which is reduced after responses have timed out."""
 INTERRUPT_DELAY_MS = 10
-"""How long to wait for a response before a long-polling fetch is interrupted for a new partition. An interrupt closes
-the connection."""
+"""How long a new partition waits for the response of a long-polling fetch before the fetch is interrupted."""
 INTERRUPT_INTERVAL_MS = 50
 """The minimum time between two interrupts. One millisecond per partition is added, because a full fetch follows each
 interrupt."""
@@ -68,35 +62,6 @@ _SESSION_ERRORS = (
     ErrorCode.fetch_session_topic_id_error,
 )
 _STALE_ROLE_ERRORS = (NotLeaderOrFollowerError, FencedLeaderEpochError, UnknownLeaderEpochError)
-
-
-class FollowerPartition(Protocol):
-    """The part of a partition that a fetcher uses. Methods with a `leader_epoch` raise an error if that epoch is
-    stale."""
-
-    @property
-    def name(self) -> LogName: ...
-    @property
-    def topic_id(self) -> UUID: ...
-    @property
-    def failure(self) -> MoldauError | None: ...
-
-    @property
-    def leader_epoch(self) -> int: ...
-    @property
-    def is_in_sync(self) -> bool: ...
-
-    def fetch_position(self) -> tuple[int, int, int, int] | None:
-        """Returns (offset, last epoch, leader epoch, start offset). All records below the offset are durable. Returns
-        None if there is no leader, or while the end of the log is not flushed."""
-
-    async def append_as_follower(
-        self, data: memoryview, leader_epoch: int, high_watermark: int, leader_start_offset: int
-    ) -> None: ...
-
-    async def truncate_to_divergence(self, diverging: EpochEndOffset, leader_epoch: int) -> None: ...
-
-    async def reset_to(self, offset: int, leader_epoch: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +79,10 @@ class FetcherContext:
 
 
 class ReplicaFetcher:
-    def __init__(self, leader_id: int, fetching: FetcherContext) -> None:
+    def __init__(self, leader_id: int, context: FetcherContext) -> None:
         self.leader_id = leader_id
-        self._context = fetching
-        self._partitions: dict[PartitionKey, FollowerPartition] = {}
+        self._context = context
+        self._partitions: dict[PartitionKey, FollowerReplica] = {}
         self._fetch_states = PartitionFetchStates()
         self._fetch_session = FetchSessionHandler()
         self._wakeup = asyncio.Event()
@@ -133,7 +98,7 @@ class ReplicaFetcher:
         self._response_bytes_max: int | None = None
         """A reduced max_bytes after responses have timed out; None means replica.fetch.response.max.bytes."""
 
-    def follow(self, partitions: Iterable[FollowerPartition], removed: Iterable[PartitionKey] = ()) -> None:
+    def follow(self, partitions: Iterable[FollowerReplica], removed: Iterable[PartitionKey] = ()) -> None:
         """Adds partitions, or new leader epochs of known partitions, and drops the `removed` partitions."""
         for key in removed:
             if self._partitions.pop(key, None) is not None:
@@ -176,7 +141,7 @@ class ReplicaFetcher:
                 # A bug must not stop the replication of all partitions of this leader.
                 log.exception("the fetch from the leader failed, will retry", leader=self.leader_id)
                 self._fetch_session.reset()
-                await self._wait(self._backoff_ms())
+                await self._back_off()
 
     async def _fetch_once(self) -> None:
         self._wakeup.clear()
@@ -186,8 +151,10 @@ class ReplicaFetcher:
         resume_ms = self._fetch_states.next_resume_ms()
         until_resume_ms = None if resume_ms is None else max(0, resume_ms - now_ms)
         if not len(self._fetch_session):
-            self._release_leader()
-            await self._wait(until_resume_ms)
+            self._fetch_session.reset()
+            if not len(self._fetch_states):
+                self._context.peers.disconnect(self.leader_id, LANE)
+            await wait_for_event(self._wakeup, until_resume_ms)
             return
         response = await self._fetch(until_resume_ms)
         if response.error_code != ErrorCode.none:
@@ -195,7 +162,11 @@ class ReplicaFetcher:
             return
         self._fetch_session.handle_response(response.session_id)
         self._on_fetch_succeeded()
-        await self._append_uninterrupted(self._process_response(response))
+        self._is_appending = True
+        try:
+            await self._process_response(response)
+        finally:
+            self._is_appending = False
 
     async def _fetch(self, wait_max_ms: int | None) -> Any:
         settings = self._context.settings.broker
@@ -228,15 +199,14 @@ class ReplicaFetcher:
             self._cancel_interrupt()
 
     async def _handle_fetch_error(self, code: ErrorCode) -> None:
-        """Handles an error of the whole fetch. Resets the session, because it is unknown which partitions the leader's
-        session contains."""
+        """Handles an error of the whole fetch. The leader's session is then in an unknown state."""
         was_established = self._fetch_session.is_established
         self._fetch_session.reset()
         if code in _SESSION_ERRORS and was_established:
             log.debug("the leader closed the fetch session", leader=self.leader_id, reason=code.name)
             return
         self._warn_once(code.name.upper())
-        await self._wait(self._backoff_ms())
+        await self._back_off()
 
     async def _handle_disconnect(self, error: PeerUnreachableError) -> None:
         self._fetch_session.reset()
@@ -248,10 +218,10 @@ class ReplicaFetcher:
             # Request fewer bytes, because the responses may be too large for the timeout.
             bytes_max = self._response_bytes_max or self._context.settings.broker.replica_fetch_response_max_bytes
             self._response_bytes_max = max(RESPONSE_BYTES_MIN, bytes_max // 2)
-        await self._wait(self._backoff_ms())
+        await self._back_off()
 
     def _warn_once(self, reason: str) -> None:
-        """Logs a warning about an unreachable leader. Warns only once until a fetch succeeds."""
+        """Logs a warning, but only once until a fetch succeeds."""
         if not self._is_unreachable:
             self._is_unreachable = True
             log.warning("fetches from the leader fail", leader=self.leader_id, reason=reason)
@@ -266,11 +236,10 @@ class ReplicaFetcher:
             if self._response_bytes_max >= self._context.settings.broker.replica_fetch_response_max_bytes:
                 self._response_bytes_max = None
 
-    def _release_leader(self) -> None:
-        """Resets the session, because no partition is fetched. Closes the connection if no partition is followed."""
-        self._fetch_session.reset()
-        if not len(self._fetch_states):
-            self._context.peers.disconnect(self.leader_id, LANE)
+    async def _back_off(self) -> None:
+        context = self._context
+        delay_ms = add_jitter(context.settings.broker.replica_fetch_backoff_ms, context.random.random())
+        await wait_for_event(self._wakeup, delay_ms)
 
     # Responses
 
@@ -306,24 +275,22 @@ class ReplicaFetcher:
             raise failures[0]
 
     async def _process_partition(
-        self, key: PartitionKey, partition: FollowerPartition, requested: FollowerFetchPosition, response: Any
+        self, key: PartitionKey, partition: FollowerReplica, requested: FollowerFetchPosition, response: Any
     ) -> None:
         try:
             await self._apply_partition_data(key, partition, requested, response)
         except _STALE_ROLE_ERRORS:
             # The partition's role changed while the fetch was in flight.
             pass
-        except MoldauError as error:
-            self._handle_append_error(key, partition, error)
-            return
         except Exception as error:
-            log.exception("the replication of the partition failed", partition=str(partition.name))
+            if not isinstance(error, MoldauError):
+                log.exception("the replication of the partition failed", partition=str(partition.name))
             self._handle_append_error(key, partition, error)
             return
         self._add_to_session(key)
 
     async def _apply_partition_data(
-        self, key: PartitionKey, partition: FollowerPartition, requested: FollowerFetchPosition, response: Any
+        self, key: PartitionKey, partition: FollowerReplica, requested: FollowerFetchPosition, response: Any
     ) -> None:
         diverging = response.diverging_epoch
         action = action_for_error(response.error_code, has_diverged=diverging is not None and diverging.end_offset >= 0)
@@ -343,20 +310,16 @@ class ReplicaFetcher:
             self._delay_partition(key, BackoffPolicy.FAST)
             return
         else:
-            self._delay_with_warning(
-                key, partition, f"the leader returned {to_error_code(response.error_code).name.upper()}"
-            )
+            code = to_error_code(response.error_code)
+            self._delay_with_warning(key, partition, f"the leader returned {code.name.upper()}")
             return
         if must_advance and partition.fetch_position() == requested:
             # Delay the partition, because the same request would get the same response.
-            self._delay_with_warning(
-                key,
-                partition,
-                f"it is at offset {requested.offset} and cannot continue after the response ({action.value})",
-            )
+            reason = f"it is at offset {requested.offset} and cannot continue after the response ({action.value})"
+            self._delay_with_warning(key, partition, reason)
 
     async def _append(
-        self, key: PartitionKey, partition: FollowerPartition, requested: FollowerFetchPosition, response: Any
+        self, key: PartitionKey, partition: FollowerReplica, requested: FollowerFetchPosition, response: Any
     ) -> None:
         records = memoryview(response.records or b"")
         was_in_sync = self._fetch_states.is_in_sync(key)
@@ -365,27 +328,21 @@ class ReplicaFetcher:
         )
         self._context.quota.record_fetched(partition.name, len(records), self._now_ms(), is_in_sync=was_in_sync)
         position = partition.fetch_position()
-        self._fetch_states.record_success(
-            key, is_in_sync=position is not None and position[0] >= response.high_watermark
-        )
+        is_in_sync = position is not None and position.offset >= response.high_watermark
+        self._fetch_states.record_success(key, is_in_sync=is_in_sync)
 
-    def _handle_append_error(self, key: PartitionKey, partition: FollowerPartition, error: Exception) -> None:
+    def _handle_append_error(self, key: PartitionKey, partition: FollowerReplica, error: Exception) -> None:
         if partition.failure is not None:
             self._mark_failed(key, partition, error)
         else:
             # Retry slowly, because storage errors and bugs tend to last, and each retry transfers the same records
             # again.
             is_local = isinstance(error, StorageError) or not isinstance(error, MoldauError)
-            self._delay_with_warning(
-                key, partition, str(error), BackoffPolicy.SLOW if is_local else BackoffPolicy.CONSTANT
-            )
+            policy = BackoffPolicy.SLOW if is_local else BackoffPolicy.CONSTANT
+            self._delay_with_warning(key, partition, str(error), policy)
 
     def _delay_with_warning(
-        self,
-        key: PartitionKey,
-        partition: FollowerPartition,
-        reason: str,
-        policy: BackoffPolicy = BackoffPolicy.CONSTANT,
+        self, key: PartitionKey, partition: FollowerReplica, reason: str, policy: BackoffPolicy = BackoffPolicy.CONSTANT
     ) -> None:
         log_event = log.debug if self._fetch_states.is_retrying(key) else log.warning
         log_event(
@@ -396,7 +353,7 @@ class ReplicaFetcher:
         )
         self._delay_partition(key, policy)
 
-    def _mark_failed(self, key: PartitionKey, partition: FollowerPartition, error: Exception) -> None:
+    def _mark_failed(self, key: PartitionKey, partition: FollowerReplica, error: Exception) -> None:
         log.error("stopped replicating the partition: its log failed", partition=str(partition.name), reason=str(error))
         self._fetch_states.mark_failed(key)
         self._fetch_session.remove(key)
@@ -422,36 +379,19 @@ class ReplicaFetcher:
             # own time as leader.
             self._delay_partition(key, BackoffPolicy.FAST)
         else:
-            self._fetch_session.set_position(key, FollowerFetchPosition(*position))
+            self._fetch_session.set_position(key, position)
 
     def _delay_partition(self, key: PartitionKey, policy: BackoffPolicy) -> None:
-        self._fetch_states.delay_after_failure(
-            key,
-            self._now_ms(),
-            self._context.settings.broker.replica_fetch_backoff_ms,
-            self._context.random.random(),
-            policy,
-        )
+        backoff_ms = self._context.settings.broker.replica_fetch_backoff_ms
+        self._fetch_states.delay_after_failure(key, self._now_ms(), backoff_ms, self._context.random.random(), policy)
         self._fetch_session.remove(key)
 
-    # Waits
-
-    async def _wait(self, ms: int | None) -> None:
-        """Waits for a wakeup or the timeout."""
-        timer = None
-        if ms is not None:
-            timer = asyncio.get_running_loop().call_later(ms / 1000, self._wakeup.set)
-        try:
-            await self._wakeup.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
+    # Interrupts of a long-polling fetch
 
     def _schedule_interrupt(self) -> None:
-        """Schedules an interrupt of a long-polling fetch, so that new partitions need not wait for the response.
+        """Schedules an interrupt, which closes the connection, so that new partitions need not wait for the response.
 
-        If no response arrives before the interrupt, the interrupt closes the connection of the fetch. Interrupts are
-        limited in frequency, because partitions may be added one by one.
+        Interrupts are limited in frequency, because partitions may be added one by one.
         """
         if not self._is_fetch_pending or self._interrupt_timer is not None:
             return
@@ -472,16 +412,6 @@ class ReplicaFetcher:
         if self._interrupt_timer is not None:
             self._interrupt_timer.cancel()
             self._interrupt_timer = None
-
-    async def _append_uninterrupted(self, work: Awaitable[None]) -> None:
-        self._is_appending = True
-        try:
-            await work
-        finally:
-            self._is_appending = False
-
-    def _backoff_ms(self) -> int:
-        return add_jitter(self._context.settings.broker.replica_fetch_backoff_ms, self._context.random.random())
 
     def _now_ms(self) -> int:
         return self._context.clock.monotonic_ms()

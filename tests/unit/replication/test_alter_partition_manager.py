@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -94,8 +94,8 @@ class World:
         self.broker_epoch = 41
         self.kept = AlterPartitionManager(
             NODE,
-            lambda: partitions,
-            self.controller_channel,
+            lambda: cast(Any, partitions),
+            cast(Any, self.controller_channel),
             lambda: self.broker_epoch,
             EffectiveSettings(BrokerSettings(replica_lag_time_max_ms=lag_ms)),
             SystemClock(),

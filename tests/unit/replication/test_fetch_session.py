@@ -2,12 +2,8 @@
 
 from uuid import UUID
 
-from moldau.replication.fetch_session import (
-    FetchSessionHandler,
-    FollowerFetchPosition,
-    PartitionKey,
-    build_fetch_request,
-)
+from moldau.partitions.follower_state import FollowerFetchPosition
+from moldau.replication.fetch_session import INITIAL_EPOCH, FetchSessionHandler, PartitionKey, build_fetch_request
 
 ORDERS_0 = PartitionKey(UUID(int=1), 0)
 ORDERS_1 = PartitionKey(UUID(int=1), 1)
@@ -32,7 +28,7 @@ def test_the_first_fetch_is_full_and_the_next_names_only_changes() -> None:
     session.set_position(ORDERS_0, at(5))
     session.set_position(ORDERS_1, at(6))
     first = session.build()
-    assert (first.session_id, first.session_epoch, first.is_full) == (0, 0, True)
+    assert (first.session_id, first.session_epoch) == (0, INITIAL_EPOCH)
     assert dict(first.to_send) == {ORDERS_0: at(5), ORDERS_1: at(6)}
     session.handle_response(77)
     session.set_position(ORDERS_0, at(5))
@@ -100,7 +96,7 @@ def test_without_a_session_every_fetch_is_full() -> None:
     session.handle_response(0)
     session.set_position(ORDERS_0, at(8))
     plan = session.build()
-    assert plan.is_full
+    assert plan.session_epoch == INITIAL_EPOCH
     assert list(plan.to_send) == [ORDERS_1, ORDERS_0], "partitions that got records are requested last"
 
 
@@ -109,11 +105,11 @@ def test_a_session_that_the_leader_ended_or_replaced_is_reset() -> None:
     session.build()
     session.handle_response(0)
     plan = session.build()
-    assert (plan.session_id, plan.is_full) == (0, True)
+    assert (plan.session_id, plan.session_epoch) == (0, INITIAL_EPOCH)
     session = begun(ORDERS_0)
     session.build()
     session.handle_response(99)
-    assert session.build().is_full
+    assert session.build().session_epoch == INITIAL_EPOCH
 
 
 def test_session_epochs_wrap_around() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -12,6 +12,7 @@ from moldau.client.errors import ErrorCode
 from moldau.errors import CorruptRecordError, FencedLeaderEpochError, MoldauError, PeerUnreachableError, StorageError
 from moldau.logs.store import LogName
 from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource, MetadataImage
+from moldau.partitions.follower_state import FollowerFetchPosition
 from moldau.platform.clock import SystemClock
 from moldau.raft.messages import EpochEndOffset
 from moldau.replication import fetcher
@@ -49,10 +50,10 @@ class FakePartition:
         self.gate: asyncio.Event | None = None
         self.is_safe = True
 
-    def fetch_position(self) -> tuple[int, int, int, int] | None:
+    def fetch_position(self) -> FollowerFetchPosition | None:
         if not self.is_safe:
             return None
-        return self.offset, self.last_epoch, self.leader_epoch, self.start_offset
+        return FollowerFetchPosition(self.offset, self.last_epoch, self.leader_epoch, self.start_offset)
 
     async def append_as_follower(
         self, data: memoryview, leader_epoch: int, high_watermark: int, leader_start_offset: int
@@ -176,7 +177,7 @@ class World:
         keys = [PartitionKey(each.topic_id, each.name.partition) for each in partitions]
         removed = [key for key in self._fetch_states if key not in keys]
         self._fetch_states = keys
-        self.fetcher.follow(partitions, removed)
+        self.fetcher.follow(cast(Any, partitions), removed)
 
     async def asked(self) -> Fetch:
         return await self.leader.asked()
