@@ -1,4 +1,4 @@
-"""The replication progress of a follower, which the leader learns from the follower's fetches. Pure."""
+"""The replication progress of a follower, as its fetches show it to the leader. Pure."""
 
 from dataclasses import dataclass
 
@@ -25,11 +25,9 @@ class FollowerProgress:
     """The leader's end offset at the latest fetch."""
     catch_up_offset: int = 0
     catch_up_ms: int = NEVER_MS
-    """The time of an earlier fetch. `catch_up_offset` is the leader's end offset at that fetch.
-
-    When the follower reaches `catch_up_offset`, it has caught up to this time. The latest fetch is not used, because a
-    follower that is always a few fetches behind would never reach the end offset of its latest fetch.
-    """
+    """The time of an earlier fetch, at which the leader's log ended at `catch_up_offset`. A follower that reaches this
+    offset has caught up to this time. A follower that is always a few fetches behind never reaches the end offset of
+    its latest fetch."""
     is_keeping_up: bool = False
 
     def on_fetch(self, offset: int, start_offset: int, broker_epoch: int, leader_end_offset: int, now_ms: int) -> None:

@@ -7,7 +7,6 @@ from moldau.errors import CorruptRecordError
 from moldau.logs.leader_epochs import NO_EPOCH, LeaderEpochCache
 from moldau.logs.store import LogName
 from moldau.metadata.image import NO_LEADER, PartitionRegistration
-from moldau.partitions.leader_state import check_epoch
 from moldau.platform.disk import Buffer
 from moldau.raft.messages import EpochEndOffset
 from moldau.records.batch import Batch, split, trim_partial_batch
@@ -43,24 +42,15 @@ class PartitionFollowerState:
     def has_leader(self) -> bool:
         return self.image.leader != NO_LEADER
 
-    def check_epoch(self, current_leader_epoch: int) -> None:
-        check_epoch(current_leader_epoch, self.image.leader_epoch)
-
     def on_leader_high_watermark(self, high_watermark: int, end_offset: int) -> bool:
         """Stores the leader's high watermark. Returns whether consumers can read more records from this follower."""
         self.leader_high_watermark = high_watermark
-        committed_here = min(high_watermark, end_offset)
-        if committed_here <= self.high_watermark:
-            return False
-        self.high_watermark = committed_here
-        return True
+        previous = self.high_watermark
+        self.high_watermark = max(previous, min(high_watermark, end_offset))
+        return self.high_watermark > previous
 
-    def on_truncated(self, end_offset: int) -> bool:
-        """Lowers the high watermark to the new end of the log. Returns whether committed records were truncated."""
-        if end_offset >= self.high_watermark:
-            return False
-        self.high_watermark = end_offset
-        return True
+    def on_truncated(self, end_offset: int) -> None:
+        self.high_watermark = min(self.high_watermark, end_offset)
 
 
 def truncation_offset(epochs: LeaderEpochCache, end_offset: int, diverging: EpochEndOffset) -> int:

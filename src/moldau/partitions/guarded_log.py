@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class GuardedLog:
-    """A log that takes its partition offline, and fails all delayed operations, when the disk fails."""
+    """A log that takes its partition offline and fails all delayed operations when the disk fails."""
 
     on_error_changed: Callable[[], None] | None = None
     """Called when `failure` or `transient_error` has changed."""
@@ -43,13 +43,15 @@ class GuardedLog:
         try:
             await self.log.append(batches)
         except StorageError as error:
-            if self.log.failure is None:
-                self._set_transient_error(copy_error(error))
-            else:
+            if self.log.failure is not None:
                 self.mark_offline(error)
+            elif self.transient_error is None:
+                # Report only the first transient error, because the error text differs between attempts.
+                log.warning("partition is not writable for now", partition=str(self.log.name), reason=str(error))
+                self._set_transient_error(copy_error(error))
             raise
         if self.transient_error is not None:
-            self._set_transient_error(None)
+            self.clear_transient_error()
 
     async def guard(self, work: Awaitable[T]) -> T:
         """Awaits work on the log. Takes the partition offline if the log has failed permanently."""
@@ -61,19 +63,12 @@ class GuardedLog:
             raise
 
     def clear_transient_error(self) -> None:
-        """Marks the partition as writable again, because the disk has free space."""
         if self.transient_error is not None:
+            log.info("partition is writable again", partition=str(self.log.name))
             self._set_transient_error(None)
 
     def _set_transient_error(self, error: StorageError | None) -> None:
-        if (self.transient_error is None) == (error is None):
-            # Report only the first transient error, because the error text differs between attempts.
-            return
         self.transient_error = error
-        if error is not None:
-            log.warning("partition is not writable for now", partition=str(self.log.name), reason=str(error))
-        else:
-            log.info("partition is writable again", partition=str(self.log.name))
         if self.on_error_changed is not None:
             self.on_error_changed()
 

@@ -36,7 +36,8 @@ class LeaderReplica:
     def on_brokers(self, brokers: Mapping[int, BrokerRegistration]) -> None:
         """Applies changed broker registrations while the partition itself is unchanged."""
         if self.state is not None:
-            if self.state.on_brokers(brokers):
+            self.state.brokers = brokers
+            if self.state.advance_high_watermark():
                 self._delayed.complete_commits(self.state.high_watermark)
             self._complete_deletions(self.state)
 
@@ -47,8 +48,8 @@ class LeaderReplica:
 
     def on_min_insync_replicas(self, min_insync_replicas: int) -> None:
         if self.state is not None:
-            min_isr = self.state.image.min_isr(min_insync_replicas)
-            self._on_isr_changed(self.state, self.state.on_min_isr(min_isr))
+            self.state.min_isr = self.state.image.min_isr(min_insync_replicas)
+            self._on_isr_changed(self.state, self.state.advance_high_watermark())
 
     def on_follower_fetch(self, state: PartitionLeaderState, fetch: FollowerFetch) -> None:
         if state.on_fetch(fetch, self._clock.monotonic_ms()):
@@ -57,10 +58,8 @@ class LeaderReplica:
             self._complete_deletions(state)
 
     def on_repeated_fetch(self, replica_id: int, broker_epoch: int) -> bool:
-        """Records a fetch of an in-sync follower from the same offset as before.
-
-        Returns False if the fetch needs `on_follower_fetch` instead.
-        """
+        """Records an in-sync follower's fetch from the same offset as before. Returns False if the fetch needs
+        `on_follower_fetch` instead."""
         if self.state is None or self._guarded_log.failure is not None:
             return False
         return self.state.on_repeated_fetch(replica_id, broker_epoch, self._clock.monotonic_ms())
@@ -75,10 +74,7 @@ class LeaderReplica:
         return self.state is not None and self.state.can_join_isr(replica_id)
 
     def propose_isr_change(self, lag_ms: int) -> IsrChange | None:
-        """Returns the ISR change to request from the controller; None if the ISR should not change.
-
-        The change stays `pending_isr_change` until `on_alter_partition_response` or newer metadata shows its outcome.
-        """
+        """Returns the ISR change to request from the controller; None if the ISR should not change."""
         state = self.state
         if state is None or self._guarded_log.failure is not None:
             return None
@@ -92,7 +88,7 @@ class LeaderReplica:
 
     @property
     def pending_isr_change(self) -> IsrChange | None:
-        """The proposed change whose outcome is not known yet."""
+        """The proposed change until a response or newer metadata shows its outcome."""
         state = self.state
         if state is None or state.proposal is None:
             return None

@@ -5,6 +5,7 @@ On a single broker the ISR is this broker, and the high watermark is the durable
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
 from moldau.controller.requests import IsrChangeResult
@@ -53,8 +54,8 @@ class IsrProposal(NamedTuple):
 
     isr: tuple[int, ...]
     broker_epochs: tuple[int, ...]
-    """The broker epoch of each member, in the order of `isr`. A restarted broker has a new epoch and may not be in
-    sync."""
+    """The broker epoch of each member; UNKNOWN if the member has not fetched in this leader epoch. The controller
+    rejects the proposal if a broker has restarted since, because it may no longer be in sync."""
     partition_epoch: int
     """The partition epoch on which the proposal is based."""
 
@@ -79,9 +80,8 @@ class PartitionLeaderState:
     """A proposal that the controller rejected because a member is not eligible. A duplicate of the request may still
     succeed later, as long as the partition epoch is unchanged."""
     departing_replicas: tuple[int, ...] = ()
-    """Replicas that the controller has removed from the ISR, according to its response. The response does not say
-    whether these replicas are in the ELR. The high watermark waits for these replicas until newer metadata shows the
-    ELR."""
+    """Replicas that left the ISR according to the controller's response. They may be in the ELR, which the response
+    does not contain, so the high watermark waits for them until newer metadata arrives."""
     followers: dict[int, FollowerProgress] = field(default_factory=dict)
     """Followers that have fetched in this epoch, or were in the ISR at the start of the epoch."""
 
@@ -119,9 +119,6 @@ class PartitionLeaderState:
         """The committed ISR."""
         return self.image.isr
 
-    def check_epoch(self, current_leader_epoch: int) -> None:
-        check_epoch(current_leader_epoch, self.image.leader_epoch)
-
     # The high watermark
 
     def maximal_isr(self) -> tuple[int, ...]:
@@ -129,11 +126,8 @@ class PartitionLeaderState:
 
         Each of these replicas can become the next leader, so each must have all committed records.
         """
-        members = dict.fromkeys((*self.image.isr, *self.departing_replicas))
-        for proposal in (self.proposal, self.rejected_proposal):
-            if proposal is not None:
-                members.update(dict.fromkeys(proposal.isr))
-        return tuple(members)
+        proposed = [each.isr for each in (self.proposal, self.rejected_proposal) if each is not None]
+        return tuple(dict.fromkeys(chain(self.image.isr, self.departing_replicas, *proposed)))
 
     def on_append(self, end_offset: int, now_ms: int) -> None:
         for follower in self.followers.values():
@@ -176,19 +170,23 @@ class PartitionLeaderState:
         self.min_isr = min_isr
         return self.advance_high_watermark()
 
-    def on_min_isr(self, min_isr: int) -> bool:
-        self.min_isr = min_isr
-        return self.advance_high_watermark()
-
-    def on_brokers(self, brokers: Mapping[int, BrokerRegistration]) -> bool:
-        self.brokers = brokers
-        return self.advance_high_watermark()
-
     def advance_high_watermark(self) -> bool:
-        """Advances the high watermark if possible. Returns whether it advanced."""
+        """Advances the high watermark if possible. Returns whether it advanced.
+
+        The high watermark waits for the maximal ISR and for followers that are about to join the ISR. If it did not
+        wait for the latter, they could never catch up with it.
+        """
         if not self.has_min_isr:
             return False
-        reached = min(self._durable_offset_of(each) for each in self._high_watermark_replicas())
+        reached = self.durable_offset
+        maximal_isr = self.maximal_isr()
+        for each in maximal_isr:
+            if each != self.replica_id:
+                follower = self.followers.get(each)
+                reached = min(reached, 0 if follower is None else follower.durable_offset)
+        for each, follower in self.followers.items():
+            if follower.is_keeping_up and each not in maximal_isr and self._is_isr_eligible(each):
+                reached = min(reached, follower.durable_offset)
         if reached <= self.high_watermark:
             return False
         self.high_watermark = reached
@@ -198,31 +196,11 @@ class PartitionLeaderState:
     def has_min_isr(self) -> bool:
         """Whether records can be committed.
 
-        When the ISR is smaller than min.insync.replicas, the last replicas that left it form the ELR (KIP-966). They
-        have all committed records, because no more records are committed.
-
-        The controller maintains the ELR with the min.insync.replicas that it knows, which can differ from `min_isr` for
-        a while. If the controller's value is higher, the ELR may have members although this ISR is large enough, so any
-        member of the ELR prevents commits. If the controller's value is lower, `min_isr` prevents commits.
+        While the ISR is smaller than min.insync.replicas, the last replicas that left it form the ELR (KIP-966). They
+        must not miss committed records, so nothing is committed while the ELR has members. The ELR may have members
+        although this ISR is large enough, because the controller may know a higher min.insync.replicas for a while.
         """
         return len(self.image.isr) >= self.min_isr and not self.image.elr
-
-    def _high_watermark_replicas(self) -> list[int]:
-        """Returns the replicas that the high watermark waits for: the maximal ISR and followers about to join the ISR.
-
-        If the high watermark did not wait for these followers, they could never catch up with it.
-        """
-        replicas = dict.fromkeys((self.replica_id, *self.maximal_isr()))
-        for each, follower in self.followers.items():
-            if each not in replicas and follower.is_keeping_up and self._is_isr_eligible(each):
-                replicas[each] = None
-        return list(replicas)
-
-    def _durable_offset_of(self, replica: int) -> int:
-        if replica == self.replica_id:
-            return self.durable_offset
-        follower = self.followers.get(replica)
-        return 0 if follower is None else follower.durable_offset
 
     def low_watermark(self, start_offset: int) -> int:
         """Returns the lowest start offset of all live replicas; UNKNOWN if one of them has not fetched in this epoch.
@@ -260,16 +238,11 @@ class PartitionLeaderState:
     def propose(self, isr: tuple[int, ...]) -> IsrProposal:
         """Creates a proposal. The high watermark also waits for its members until the outcome is known."""
         assert self.proposal is None, "one proposal at a time"
-        epochs = tuple(self._broker_epoch(each) for each in isr)
-        self.proposal = IsrProposal(isr, epochs, self.image.partition_epoch)
+        epochs = {each: follower.broker_epoch for each, follower in self.followers.items()}
+        if self.replica_id in self.brokers:
+            epochs[self.replica_id] = self.brokers[self.replica_id].epoch
+        self.proposal = IsrProposal(isr, tuple(epochs.get(each, UNKNOWN) for each in isr), self.image.partition_epoch)
         return self.proposal
-
-    def _broker_epoch(self, replica: int) -> int:
-        """Returns the broker epoch of the replica's fetches; UNKNOWN if the replica has not fetched in this epoch."""
-        if replica == self.replica_id:
-            return self.brokers[replica].epoch if replica in self.brokers else UNKNOWN
-        follower = self.followers.get(replica)
-        return UNKNOWN if follower is None else follower.broker_epoch
 
     def on_alter_partition_response(self, result: IsrChangeResult) -> bool:
         """Applies the response. Returns whether the high watermark advanced.
@@ -329,8 +302,8 @@ class PartitionLeaderState:
         Records below the start of this epoch may be committed too, because the high watermark of a new leader may be
         too low.
         """
-        enough = max(self.high_watermark, self.epoch_start)
-        return self._is_isr_eligible(replica) and self.followers[replica].durable_offset >= enough
+        committed_max = max(self.high_watermark, self.epoch_start)
+        return self._is_isr_eligible(replica) and self.followers[replica].durable_offset >= committed_max
 
     def _is_isr_eligible(self, replica: int) -> bool:
         """Returns whether the replica's broker is active and its fetches come from the registered incarnation."""
@@ -352,7 +325,7 @@ class PartitionLeaderState:
         """Raises an error unless the fetch comes from the current incarnation of a follower in this epoch."""
         if fetch.current_leader_epoch < 0:
             raise FencedLeaderEpochError("the fetch of a follower has no leader epoch")
-        self.check_epoch(fetch.current_leader_epoch)
+        check_epoch(fetch.current_leader_epoch, self.leader_epoch)
         if fetch.replica_id not in self.image.replicas or fetch.replica_id == self.replica_id:
             raise UnknownLeaderEpochError(f"broker {fetch.replica_id} is not known as a follower")
         broker = self.brokers.get(fetch.replica_id)

@@ -19,17 +19,15 @@ class LogFlusher:
     def __init__(
         self, log_: Log, *, on_flushed: Callable[[], None], on_error: Callable[[StorageError, bool], None]
     ) -> None:
-        """`on_flushed` is called when the flushed offset has advanced.
-
-        `on_error` is called with an error and with whether the error is permanent.
-        """
+        """Calls `on_flushed` when the flushed offset has advanced, and `on_error` with an error and whether it is
+        permanent."""
         self._log = log_
         self._on_flushed = on_flushed
         self._on_error = on_error
         self._waiters = OffsetWaiters()
         self._flush_task: asyncio.Task[None] | None = None
         self._finalizer: asyncio.Task[None] | None = None
-        self._is_running = False
+        self.is_running = False
         self._is_stopped = False
         self._retry_timer: asyncio.TimerHandle | None = None
         self._retry_delay_s = FLUSH_RETRY_S_MIN
@@ -38,17 +36,13 @@ class LogFlusher:
         """Returns the offset below which records are treated as flushed. With write.caching this is the log end."""
         return self._log.end_offset if self._log.settings.write_caching else self._log.durable_offset
 
-    @property
-    def is_running(self) -> bool:
-        return self._is_running
-
     def start(self) -> None:
         """Starts a flush unless one is running. Records appended during a running flush are flushed by the next one."""
         log_ = self._log
-        if self._is_running or log_.durable_offset >= log_.end_offset or log_.settings.write_caching:
+        if self.is_running or log_.durable_offset >= log_.end_offset or log_.settings.write_caching:
             return
         self._cancel_retry()
-        self._is_running = True
+        self.is_running = True
         self._flush_task = start_eagerly(self._flush(), self._on_flush_done)
 
     async def wait_until_flushed(self, offset: int) -> None:
@@ -82,7 +76,7 @@ class LogFlusher:
             self._start_finalizer()
 
     def _on_flush_done(self, _: None, error: BaseException | None) -> None:
-        self._is_running = False
+        self.is_running = False
         self._flush_task = None
         if error is None:
             self.start()
@@ -96,7 +90,7 @@ class LogFlusher:
 
     def _retry_later(self, error: StorageError) -> None:
         """Schedules a flush, because followers and consumers wait for these records even without further appends."""
-        if self._is_stopped or self._is_running:
+        if self._is_stopped or self.is_running:
             return
         delay_s, self._retry_delay_s = self._retry_delay_s, min(2 * self._retry_delay_s, FLUSH_RETRY_S_MAX)
         log.warning("flush failed, retrying", partition=str(self._log.name), reason=str(error), retry_s=delay_s)

@@ -23,7 +23,7 @@ from moldau.partitions.follower_replica import FollowerReplica
 from moldau.partitions.follower_state import PartitionFollowerState
 from moldau.partitions.guarded_log import GuardedLog
 from moldau.partitions.leader_replica import LeaderReplica
-from moldau.partitions.leader_state import NO_EPOCH, FollowerFetch, PartitionLeaderState
+from moldau.partitions.leader_state import NO_EPOCH, FollowerFetch, PartitionLeaderState, check_epoch
 from moldau.platform.clock import Clock
 from moldau.raft.messages import EpochEndOffset
 from moldau.records.batch import NO_TIMESTAMP, Batch
@@ -41,8 +41,7 @@ class Lease(Protocol):
 
 
 class DivergingEpochError(MoldauError):
-    """The caller's last fetched epoch ends at a lower offset in this log, so the caller has records that are missing
-    here."""
+    """The caller's last fetched epoch ends earlier in this log, so the caller has records that this log lacks."""
 
     def __init__(self, epoch: int, end_offset: int) -> None:
         super().__init__(f"epoch {epoch} ended at {end_offset}")
@@ -51,8 +50,7 @@ class DivergingEpochError(MoldauError):
 
 
 class OutOfLogRangeError(OffsetOutOfRangeError):
-    """The offset is outside the log, which starts at `start_offset`. A follower with a lower offset resets its log to
-    `start_offset`."""
+    """The offset is outside the log, which starts at `start_offset`."""
 
     def __init__(self, message: str, start_offset: int) -> None:
         super().__init__(message)
@@ -66,7 +64,7 @@ class LogAppendInfo(NamedTuple):
     append_time_ms: int
     """NO_TIMESTAMP unless the topic uses LogAppendTime."""
     leader_epoch: int
-    """The epoch of the append. In a later epoch the same offsets may belong to other records."""
+    """In a later leader epoch the same offsets may belong to other records."""
 
 
 class LogReadInfo(NamedTuple):
@@ -79,10 +77,7 @@ class LogReadInfo(NamedTuple):
 
 
 class Partition:
-    """A replica with at most one role: either `leader.state` or `follower.state` is set.
-
-    Without the lock the offsets of the log may be slightly stale, because a log store may suspend during a change.
-    """
+    """A replica with at most one role: either `leader.state` or `follower.state` is set."""
 
     def __init__(
         self, name: LogName, topic_id: UUID, replica_id: int, log_: Log, clock: Clock, lease: Lease | None = None
@@ -118,23 +113,20 @@ class Partition:
             elif image.leader_epoch >= self.log.epochs.latest:
                 self._become_leader(image, brokers)
             else:
-                # The replica was opened with current metadata, so its log cannot have a later epoch than the
-                # metadata.
-                self.guarded_log.mark_offline(
-                    StorageError(
-                        f"{self.name} is led in epoch {image.leader_epoch}, but its log has records of epoch "
-                        f"{self.log.epochs.latest}: they are damaged, or belong to another cluster"
-                    )
+                # Metadata is current when a replica is opened, so a healthy log cannot have a later epoch.
+                error = StorageError(
+                    f"{self.name} is led in epoch {image.leader_epoch}, but its log has records of epoch "
+                    f"{self.log.epochs.latest}: they are damaged, or belong to another cluster"
                 )
+                self.guarded_log.mark_offline(error)
                 return
             self._flusher.start()
 
     def _is_stale(self, image: PartitionRegistration) -> bool:
         role = self.leader.state or self.follower.state
-        if role is None:
-            return False
-        known = role.image
-        return image.leader_epoch < known.leader_epoch or image.partition_epoch < known.partition_epoch
+        return role is not None and (
+            image.leader_epoch < role.image.leader_epoch or image.partition_epoch < role.image.partition_epoch
+        )
 
     def _become_leader(self, image: PartitionRegistration, brokers: Mapping[int, BrokerRegistration]) -> None:
         min_isr = image.min_isr(self.log.settings.min_insync_replicas)
@@ -209,8 +201,7 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """The offset up to which read_committed consumers read: the high watermark, because there are no transactions
-        yet."""
+        """The high watermark, because there are no transactions yet."""
         return self.high_watermark
 
     def configure(self, settings: TopicSettings) -> None:
@@ -250,7 +241,8 @@ class Partition:
         role = self.leader.state or self.follower.state
         if role is None:
             raise NotLeaderOrFollowerError(f"this broker does not lead {self.name}")
-        role.check_epoch(current_leader_epoch)
+        if current_leader_epoch != NO_EPOCH:
+            check_epoch(current_leader_epoch, role.image.leader_epoch)
         return role
 
     @property
@@ -266,15 +258,11 @@ class Partition:
 
     def on_lease_lost(self) -> None:
         """Fails all pending acks, because this broker cannot commit records without a lease. Reads are not affected."""
-        delayed = self.delayed
-        waiting = [each for each in (delayed.commits, delayed.acks_all, delayed.deletions) if each]
-        if waiting:
-            try:
-                self.check_lease()
-            except NotLeaderOrFollowerError as error:
-                for each in waiting:
-                    each.fail_all(error)
-        delayed.lease_listeners.notify()
+        try:
+            self.check_lease()
+        except NotLeaderOrFollowerError as error:
+            self.delayed.fail_all(error)
+        self.delayed.lease_listeners.notify()
 
     # Appending
 
@@ -289,11 +277,12 @@ class Partition:
         """Assigns offsets to the batches and appends them. Use `commit_future` to wait until they are committed.
 
         A duplicate batch of an idempotent producer is not appended again. The result then has the offsets of the first
-        append. With `acks_all` the ISR must have at least min.insync.replicas members. A caller whose records are valid
-        only in one leader epoch passes that epoch as `current_leader_epoch`.
+        append. With `acks_all` the ISR must have at least min.insync.replicas members. Callers pass
+        `current_leader_epoch` if their records are valid only in that epoch.
         """
         async with self._lock:
             leader = self.require_leader(current_leader_epoch)
+            leader_epoch = leader.image.leader_epoch
             log_ = self.log
             first = batches[0]
             try:
@@ -308,14 +297,12 @@ class Partition:
                 if repeated is not None:
                     if append_time_ms != NO_TIMESTAMP:
                         append_time_ms = repeated.timestamp_ms
-                    return LogAppendInfo(
-                        repeated.base_offset, repeated.last_offset + 1, append_time_ms, leader.leader_epoch
-                    )
+                    return LogAppendInfo(repeated.base_offset, repeated.last_offset + 1, append_time_ms, leader_epoch)
             base_offset = offset = log_.end_offset
             for batch in batches:
                 batch.base_offset = offset
-                batch.leader_epoch = leader.leader_epoch
-                offset = batch.next_offset
+                batch.leader_epoch = leader_epoch
+                offset += batch.last_offset_delta + 1
             try:
                 await self.guarded_log.append(batches)
             except StorageError as error:
@@ -323,24 +310,23 @@ class Partition:
                 raise
             leader.on_append(offset, self._clock.monotonic_ms())
         self.delayed.append_listeners.notify()
-        if self.log.settings.write_caching:
-            self._on_flushed()
-        self._flusher.start()
-        return LogAppendInfo(base_offset, offset, append_time_ms, leader.leader_epoch)
+        if log_.settings.write_caching:
+            self.leader.on_flushed(log_.end_offset)
+        else:
+            self._flusher.start()
+        return LogAppendInfo(base_offset, offset, append_time_ms, leader_epoch)
 
     def commit_future(
         self, next_offset: int, leader_epoch: int, *, acks_all: bool = False
     ) -> "asyncio.Future[None] | None":
-        """Returns a future that completes when the high watermark reaches `next_offset`; None if that has already
-        happened.
+        """Returns a future that completes when the high watermark reaches `next_offset`; None if it has reached it.
 
         The future fails when the leader epoch of the records ends. With `acks_all` the future also fails when the ISR
         shrinks below min.insync.replicas.
         """
         leader = self.require_leader()
-        if leader.leader_epoch != leader_epoch:
-            # Other leaders since the append may have truncated the records and written other records at the same
-            # offsets.
+        if leader.image.leader_epoch != leader_epoch:
+            # A leader of an epoch in between may have truncated the records and appended others at these offsets.
             raise NotLeaderOrFollowerError(
                 f"{self.name} had another leader after the records were appended: they may be lost",
                 self.leader_id,
@@ -356,7 +342,7 @@ class Partition:
 
     async def wait_for_flush(self) -> None:
         """Waits for the running flush, so that a producer with acks=1 finds its records below the high watermark."""
-        if self.leader.state is not None and self._flusher.is_running:
+        if self.is_leader and self._flusher.is_running:
             await self._flusher.wait_until_flushed(self.log.end_offset)
 
     # Reading
@@ -388,13 +374,12 @@ class Partition:
                 # may have this offset.
                 self.check_lease()
             raise
-        log_ = self.log
         high_watermark, last_stable_offset = role.high_watermark, self.last_stable_offset
         below = self.visible_end(committed_only=committed_only)
         records = EMPTY_SLICES
         if offset < below:
-            records = await self.guarded_log.guard(log_.read(offset, bytes_max, below, min_one_batch=min_one_batch))
-        return LogReadInfo(records, high_watermark, last_stable_offset, log_.start_offset)
+            records = await self.guarded_log.guard(self.log.read(offset, bytes_max, below, min_one_batch=min_one_batch))
+        return LogReadInfo(records, high_watermark, last_stable_offset, self.log.start_offset)
 
     def _check_follower_has(self, follower: PartitionFollowerState, offset: int, last_fetched_epoch: int) -> None:
         """Raises OffsetNotAvailableError if this follower may not have replicated the records yet.
@@ -422,8 +407,7 @@ class Partition:
         leader.check_follower_fetch(fetch)
         log_ = self.log
         if fetch.last_fetched_epoch > leader.leader_epoch:
-            # This epoch does not exist yet. The follower's disk has damaged the epoch field, which no checksum
-            # covers.
+            # This epoch does not exist yet: the epoch field, which no checksum covers, is damaged on the follower.
             raise DivergingEpochError(log_.epochs.latest, log_.end_offset)
         self._check_fetch_offset(fetch.offset, fetch.last_fetched_epoch)
         if is_new_request:
@@ -490,8 +474,10 @@ class Partition:
     # Deletion and compaction
 
     async def delete_records(self, before_offset: int) -> int:
-        """Advances the start offset to `before_offset`, where -1 means the high watermark. Returns the target
-        offset."""
+        """Advances the start offset to `before_offset`, where -1 means the high watermark.
+
+        Returns the offset for `low_watermark_future`, even if the log already starts after it.
+        """
         await self.wait_for_flush()
         async with self._lock:
             high_watermark = self.require_leader().high_watermark
@@ -507,8 +493,7 @@ class Partition:
             return target
 
     def low_watermark_future(self, offset: int) -> "asyncio.Future[None] | None":
-        """Returns a future that completes when the low watermark reaches `offset`; None if that has already
-        happened."""
+        """Returns a future that completes when the low watermark reaches `offset`; None if it has reached it."""
         if self.low_watermark >= offset:
             return None
         return self.delayed.deletions.add(offset)
@@ -519,8 +504,7 @@ class Partition:
         return self.require_leader().low_watermark(self.log.start_offset)
 
     async def apply_retention(self, now_ms: int) -> None:
-        """Deletes old records if this broker is the leader. A follower deletes only records below its start offset,
-        which the leader determines."""
+        """Deletes old records as leader. A follower deletes only records below the start offset of the leader."""
         async with self._lock:
             below = self.high_watermark if self.is_leader else self.log.start_offset
             start_offset = self.log.start_offset

@@ -29,10 +29,11 @@ def test_the_high_watermark_is_the_leaders_limited_by_the_end_of_the_log() -> No
     assert state.high_watermark == 10
 
 
-def test_truncation_of_committed_records_is_reported() -> None:
+def test_truncation_lowers_the_high_watermark() -> None:
     state = follower(5)
-    assert not state.on_truncated(5)
-    assert state.on_truncated(3)
+    state.on_truncated(7)
+    assert state.high_watermark == 5
+    state.on_truncated(3)
     assert state.high_watermark == 3
 
 

@@ -15,7 +15,7 @@ from moldau.errors import (
     StaleBrokerEpochError,
     UnknownLeaderEpochError,
 )
-from moldau.metadata.image import PartitionRegistration
+from moldau.metadata.image import BrokerRegistration, PartitionRegistration
 from moldau.partitions.leader_state import FollowerFetch, PartitionLeaderState
 from support.replicas import broker_image
 
@@ -128,7 +128,8 @@ def test_a_member_that_moved_to_the_elr_has_all_committed_records() -> None:
     state.propose((1, 3))
     state.on_fetch(fetch(3, 20), 1)
     assert not state.on_alter_partition_response(result((1, 3), 9)), "nor after another change"
-    assert not state.on_min_isr(1), "settings do not change the ELR"
+    state.min_isr = 1
+    assert not state.advance_high_watermark(), "settings do not change the ELR"
     assert not state.on_image(replace(image((1, 3), 9), elr=(2,)), BROKERS, 1)
     assert state.high_watermark == 10
     with pytest.raises(NotEnoughReplicasError):
@@ -200,7 +201,8 @@ def test_the_high_watermark_does_not_wait_for_a_follower_that_stopped_fetching()
 def test_the_high_watermark_does_not_wait_for_a_follower_that_cannot_join() -> None:
     state = grown(leader((1,)), 10)
     state.on_fetch(fetch(3, 10), 0)
-    state.on_brokers({**BROKERS, 3: broker_image(3, fenced=True)})
+    state.brokers = {**BROKERS, 3: broker_image(3, fenced=True)}
+    state.advance_high_watermark()
     grown(state, 20, 1)
     assert state.high_watermark == 20
 
@@ -278,10 +280,11 @@ def test_a_follower_joins_only_with_everything_before_the_epoch_start() -> None:
     [broker_image(3, fenced=True), broker_image(3, epoch=301), replace(broker_image(3), in_controlled_shutdown=True)],
     ids=["fenced", "started anew", "shutting down"],
 )
-def test_a_follower_cannot_join_whose_broker_is(broker: object) -> None:
+def test_a_follower_cannot_join_whose_broker_is(broker: BrokerRegistration) -> None:
     state = grown(leader((1, 2)), 10)
     state.on_fetch(fetch(3, 10), 0)
-    state.on_brokers({**BROKERS, 3: broker})  # type: ignore[dict-item]
+    state.brokers = {**BROKERS, 3: broker}
+    state.advance_high_watermark()
     assert not state.can_join_isr(3)
     assert state.wanted_isr(0, LAG_MS) is None
 
@@ -291,7 +294,8 @@ def test_a_proposal_has_the_broker_epoch_in_which_a_member_caught_up() -> None:
     state.on_fetch(fetch(2, 10), 0)
     state.on_fetch(fetch(3, 10), 0)
     proposal = state.propose((1, 2, 3))
-    state.on_brokers({**BROKERS, 3: broker_image(3, epoch=301)})
+    state.brokers = {**BROKERS, 3: broker_image(3, epoch=301)}
+    state.advance_high_watermark()
     state.on_fetch(fetch(3, 0, broker_epoch=301), 1)
     assert state.proposal == proposal
     assert proposal.broker_epochs == (100, 200, 300)
@@ -416,5 +420,6 @@ def test_the_low_watermark_is_the_lowest_start_offset_of_live_replicas() -> None
     state.on_fetch(fetch(2, 10, start=4), 0)
     state.on_fetch(fetch(3, 10, start=2), 0)
     assert state.low_watermark(4) == 2
-    state.on_brokers({**BROKERS, 3: broker_image(3, fenced=True)})
+    state.brokers = {**BROKERS, 3: broker_image(3, fenced=True)}
+    state.advance_high_watermark()
     assert state.low_watermark(4) == 4
