@@ -10,6 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
 TransformFunction = Callable[..., Any]
 """A function from DataFrames to a DataFrame. Its parameter names are the names of the views that it receives."""
 
@@ -118,7 +120,7 @@ class PipelineDefinition:
     sources: tuple[Source, ...]
     views: tuple[View, ...]
     sinks: tuple[Sink, ...]
-    bootstrap: str = "127.0.0.1:9092"
+    bootstrap: str = DEFAULT_BOOTSTRAP
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
     """`kafka.*` options for all sources and sinks, without the prefix."""
     on_bad: BadRecordPolicy = BadRecordPolicy.FAIL

@@ -83,24 +83,16 @@ def _apply_overrides(pipeline: PipelineDefinition, overrides: Mapping[str, str])
     if not overrides:
         return pipeline
     tree: dict[str, object] = {
-        "name": pipeline.name,
-        "bootstrap": pipeline.bootstrap,
-        "on_bad": pipeline.on_bad.value,
-        "dead_letters": pipeline.dead_letter_topic,
-        "trigger": pipeline.trigger,
-        "rate_limit": pipeline.rate_limit,
-        "checkpoint": pipeline.checkpoint,
+        name: getattr(pipeline, name) for name in ("name", "bootstrap", "on_bad", "trigger", "rate_limit", "checkpoint")
     }
-    kafka, spark = dict(pipeline.kafka), dict(pipeline.spark)
-    for name, value in overrides.items():
-        if name.startswith("kafka."):
-            kafka[name.removeprefix("kafka.")] = value
-        elif name.startswith("spark."):
-            spark[name] = value
-        else:
-            tree[name] = value
+    tree["dead_letters"] = pipeline.dead_letter_topic
+    tree |= {name: value for name, value in overrides.items() if not name.startswith(("kafka.", "spark."))}
+    for kind in ("kafka", "spark"):
+        # The parser removes the prefix of `kafka.*`.
+        own = {name: value for name, value in overrides.items() if name.startswith(f"{kind}.")}
+        tree[kind] = {**getattr(pipeline, kind), **own}
     if "dead_letters" in overrides and "on_bad" not in overrides:
         del tree["on_bad"]
-    overridden = SpecSection({**tree, "kafka": kafka, "spark": spark}, (), FileLocations("the command line", {}))
-    changed = parse_pipeline_settings(overridden, pipeline.sources, pipeline.views, pipeline.sinks, None)
+    section = SpecSection(tree, (), FileLocations("the command line", {}))
+    changed = parse_pipeline_settings(section, pipeline.sources, pipeline.views, pipeline.sinks, None)
     return replace(changed, file=pipeline.file)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from moldau.pipelines.definition import (
+    DEFAULT_BOOTSTRAP,
     BadRecordPolicy,
     Format,
     PipelineDefinition,
@@ -16,8 +17,6 @@ from moldau.pipelines.definition import (
 )
 from moldau.pipelines.spec.section import SpecSection
 from moldau.pipelines.spec.values import parse_interval, parse_starting
-
-DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 
 
 def parse_pipeline(section: SpecSection, file: Path | None) -> PipelineDefinition:

@@ -21,13 +21,14 @@ receives the decoded records. Settings have the same names and rules as in YAML.
 """
 
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
-from moldau.pipelines import definition
-from moldau.pipelines.definition import PipelineError, Sink, Source, View
+from moldau.pipelines.definition import PipelineDefinition, PipelineError, Sink, Source, TransformFunction, View
 from moldau.pipelines.spec.parser import parse_pipeline_settings, parse_sink, parse_source
 from moldau.pipelines.spec.section import FileLocations, SpecSection
 
@@ -45,7 +46,8 @@ class Pipeline:
         self._file, line = _caller()
         self._settings = {"name": name, **settings}
         self._lines: dict[tuple[str, ...], int] = {(): line}
-        self._locations = FileLocations("" if self._file is None else str(self._file), self._lines)
+        self._folder = None if self._file is None else self._file.parent
+        self.locations = FileLocations("" if self._file is None else str(self._file), self._lines)
         self._sources: dict[str, Source] = {}
         self._views: dict[str, View] = {}
         self._sinks: dict[str, Sink] = {}
@@ -58,20 +60,11 @@ class Pipeline:
         """
         _, line = _caller()
 
-        def declare(name: str, transform: F | None) -> None:
-            path = ("sources", name)
-            self._lines[path] = line
-            source = parse_source(name, SpecSection(settings, path, self._locations), self._folder)
+        def declare(name: str, transform: TransformFunction | None) -> None:
+            source = parse_source(name, self._section(("sources", name), settings, line), self._folder)
             self._sources[name] = replace(source, transform=transform)
 
-        if name is not None:
-            declare(name, None)
-
-        def decorate(function: F) -> F:
-            declare(name or function.__name__, function)
-            return function
-
-        return decorate
+        return _decorator(name, declare)
 
     def view(self, function: F) -> F:
         """Declares a step of the transformation."""
@@ -89,48 +82,46 @@ class Pipeline:
         view `view=`, or the last view.
         """
         _, line = _caller()
-        given = {("from" if key in ("view", "from_") else key): value for key, value in settings.items()}
+        renamed = {("from" if key in ("view", "from_") else key): value for key, value in settings.items()}
 
-        def declare(name: str, view: str | None) -> None:
-            path = ("sinks", name)
-            self._lines[path] = line
-            sink = parse_sink(name, SpecSection(given, path, self._locations), self._folder)
-            self._sinks[name] = sink if view is None else replace(sink, view=view)
+        def declare(name: str, transform: TransformFunction | None) -> None:
+            view = f"_rows_of_{name}".replace("-", "_")
+            if transform is not None:
+                self._add_view(View(view, transform=transform), line)
+            sink = parse_sink(name, self._section(("sinks", name), renamed, line), self._folder)
+            self._sinks[name] = sink if transform is None else replace(sink, view=view)
 
-        if name is not None:
-            declare(name, None)
+        return _decorator(name, declare)
 
-        def decorate(function: F) -> F:
-            sink_name = name or function.__name__
-            view = f"_rows_of_{sink_name}".replace("-", "_")
-            self._add_view(View(view, transform=function), line)
-            declare(sink_name, view)
-            return function
-
-        return decorate
-
-    def definition(self) -> definition.PipelineDefinition:
-        given = SpecSection(self._settings, (), self._locations)
-        sinks = tuple(self._sinks.values())
+    def definition(self) -> PipelineDefinition:
+        settings = SpecSection(self._settings, (), self.locations)
         views = tuple(self._views.values())
         visible = tuple(view for view in views if not view.name.startswith("_rows_of_"))
-        pipeline = parse_pipeline_settings(given, tuple(self._sources.values()), visible, sinks, self._file)
-        return replace(pipeline, views=views)
+        sources, sinks = tuple(self._sources.values()), tuple(self._sinks.values())
+        return replace(parse_pipeline_settings(settings, sources, visible, sinks, self._file), views=views)
 
-    @property
-    def locations(self) -> FileLocations:
-        return self._locations
-
-    @property
-    def _folder(self) -> Path | None:
-        return None if self._file is None else self._file.parent
+    def _section(self, path: tuple[str, ...], settings: dict[str, Any], line: int) -> SpecSection:
+        self._lines[path] = line
+        return SpecSection(settings, path, self.locations)
 
     def _add_view(self, view: View, line: int) -> None:
         path = ("transform", view.name)
         if view.name in self._views:
-            raise self._locations.error(path, f"two views are named {view.name!r}")
+            raise self.locations.error(path, f"two views are named {view.name!r}")
         self._lines[path] = line
         self._views[view.name] = view
+
+
+def _decorator(name: str | None, declare: Callable[[str, TransformFunction | None], None]) -> Callable[[F], F]:
+    """Declares a source or sink that has a name. The result declares it again, with the decorated function."""
+    if name is not None:
+        declare(name, None)
+
+    def decorate(function: F) -> F:
+        declare(name or function.__name__, function)
+        return function
+
+    return decorate
 
 
 def _caller() -> tuple[Path | None, int]:
@@ -142,16 +133,11 @@ def _caller() -> tuple[Path | None, int]:
 
 def load_python_file(path: Path, text: str) -> Pipeline:
     """Runs a Python file and returns the only pipeline in it. Raises PipelineError."""
-    import importlib.util
-
     from pyspark import cloudpickle
 
-    name = f"moldau_pipeline_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    module = ModuleType(f"moldau_pipeline_{path.stem}")
+    module.__file__ = str(path.absolute())
+    sys.modules[module.__name__] = module
     # Let the file import modules from its own directory, as a script can.
     sys.path.insert(0, str(path.parent.absolute()))
     try:
@@ -188,9 +174,6 @@ def load_python_file(path: Path, text: str) -> Pipeline:
 
 def _line_of(error: BaseException, path: Path) -> int:
     """Returns the line of this file that is innermost in the traceback, or 0."""
-    line, trace = 0, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path.absolute()):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line
+    name = str(path.absolute())
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == name]
+    return lines[-1] if lines else 0

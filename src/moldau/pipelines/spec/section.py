@@ -1,6 +1,6 @@
 """Typed access to the mappings of a pipeline file, with file, line and suggestions in errors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -34,16 +34,12 @@ class FileLocations:
     file: str
     lines: Mapping[tuple[str, ...], int]
 
-    def of(self, path: Sequence[str]) -> str:
-        """Returns `file:line` of the path. If the path is not in the file, uses its closest ancestor."""
-        parts = tuple(path)
-        while parts and parts not in self.lines:
-            parts = parts[:-1]
-        line = self.lines.get(parts)
-        return self.file if line is None else f"{self.file}:{line}"
-
-    def error(self, path: Sequence[str], message: str) -> PipelineError:
-        return PipelineError(f"{self.of(path)}: {message}")
+    def error(self, path: tuple[str, ...], message: str) -> PipelineError:
+        """Returns an error with the line of the path. If the file does not have the path, uses the closest ancestor."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        line = self.lines.get(path)
+        return PipelineError(f"{self.file if line is None else f'{self.file}:{line}'}: {message}")
 
 
 class SpecSection:
@@ -52,10 +48,12 @@ class SpecSection:
     def __init__(self, tree: object, path: tuple[str, ...], locations: FileLocations) -> None:
         self.path = path
         self.locations = locations
+        self._name = ".".join(path) or "a pipeline"
         if not isinstance(tree, Mapping):
-            raise locations.error(path, f"{self._name()} must be a mapping of settings, not {_value_text(path, tree)}")
+            raise locations.error(path, f"{self._name} must be a mapping of settings, not {_value_text(path, tree)}")
         self._tree: Mapping[str, Any] = tree
-        self._known: list[str] = []
+        self._known: dict[str, None] = {}
+        """The keys that were read, in order."""
 
     def error(self, key: str | None, message: str) -> PipelineError:
         return self.locations.error(self.path if key is None else (*self.path, key), message)
@@ -65,11 +63,10 @@ class SpecSection:
         for key in self._tree:
             if key not in self._known:
                 hint = suggest_names(str(key), self._known)
-                raise self.error(str(key), f"{self._name()} has no option {str(key)!r}{hint}")
+                raise self.error(str(key), f"{self._name} has no option {str(key)!r}{hint}")
 
     def has(self, key: str) -> bool:
-        self._add_known(key)
-        return self._tree.get(key) is not None
+        return self._value(key) is not None
 
     def is_mapping(self, key: str) -> bool:
         return isinstance(self._value(key), Mapping)
@@ -94,62 +91,48 @@ class SpecSection:
         raise self._type_error(key, "a name or a list of names")
 
     def number(self, key: str) -> int | None:
-        value = self._value(key)
-        if value is None:
-            return None
-        return self._parse(key, str(value).replace("_", ""), lambda text: parse_integer(text, 1))
+        return self._parse(key, lambda text: parse_integer(text.replace("_", ""), 1))
 
     def flag(self, key: str) -> bool:
-        value = self._value(key)
-        if value is None:
-            return False
-        return self._parse(key, str(value), parse_boolean)
+        return bool(self._parse(key, parse_boolean))
 
     def choice(self, key: str, kind: type[E], default: E) -> E:
-        value = self._value(key)
-        if value is None:
-            return default
-        return kind(self._parse(key, str(value), lambda text: parse_choice(text, kind)))
+        return kind(self._parse(key, lambda text: parse_choice(text, kind)) or default)
 
-    def _parse(self, key: str, text: str, parse: Callable[[str], T]) -> T:
+    def _parse(self, key: str, parse: Callable[[str], T]) -> T | None:
+        value = self._value(key)
         try:
-            return parse(text)
+            return None if value is None else parse(str(value))
         except OptionValueError as error:
             raise self._type_error(key, str(error)) from None
 
     def settings(self, key: str) -> dict[str, str]:
         """Returns a mapping of names to texts. Names in nested mappings are joined with dots."""
-        value = self._value(key)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            raise self._type_error(key, "a mapping of names to values")
-        return dict(self._flatten(key, value, ()))
+        return dict(self._flatten((*self.path, key), self._mapping(key, "a mapping of names to values")))
 
-    def _flatten(self, key: str, tree: Mapping[str, object], parents: tuple[str, ...]) -> "list[tuple[str, str]]":
-        flat: list[tuple[str, str]] = []
+    def _flatten(self, path: tuple[str, ...], tree: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         for name, value in tree.items():
-            path = (*parents, str(name))
+            where = (*path, str(name))
             if isinstance(value, Mapping):
-                flat += self._flatten(key, value, path)
-            elif isinstance(value, bool):
-                flat.append((".".join(path), str(value).lower()))
+                yield from ((f"{name}.{inner}", text) for inner, text in self._flatten(where, value))
             elif isinstance(value, str | int | float):
-                flat.append((".".join(path), str(value)))
+                yield str(name), str(value).lower() if isinstance(value, bool) else str(value)
             else:
-                where = (*self.path, key, *path)
                 raise self.locations.error(where, f"{'.'.join(where)} must be text, not {_value_text(where, value)}")
-        return flat
 
     def sections(self, key: str) -> "dict[str, SpecSection]":
+        tree = self._mapping(key, "a mapping of names to settings")
+        return {
+            str(name): SpecSection(each, (*self.path, key, str(name)), self.locations) for name, each in tree.items()
+        }
+
+    def _mapping(self, key: str, expected: str) -> Mapping[str, Any]:
         value = self._value(key)
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise self._type_error(key, "a mapping of names to settings")
-        return {
-            str(name): SpecSection(each, (*self.path, key, str(name)), self.locations) for name, each in value.items()
-        }
+            raise self._type_error(key, expected)
+        return value
 
     def section(self, key: str) -> "SpecSection | None":
         value = self._value(key)
@@ -164,12 +147,12 @@ class SpecSection:
         if len(found) == 1:
             return found[0]
         if found:
-            raise self.error(found[1], f"{self._name()} has both {' and '.join(found)}: remove one of them")
+            raise self.error(found[1], f"{self._name} has both {' and '.join(found)}: remove one of them")
         for key in self._tree:
             hint = "" if key in self._known else did_you_mean(str(key), keys)
             if hint:
-                raise self.error(str(key), f"{self._name()} has no option {str(key)!r}{hint}")
-        raise self.error(None, f"{self._name()} needs {' or '.join(keys)}")
+                raise self.error(str(key), f"{self._name} has no option {str(key)!r}{hint}")
+        raise self.error(None, f"{self._name} needs {' or '.join(keys)}")
 
     def file_text(self, key: str, beside: Path | None) -> str | None:
         """Returns the content of the file that the key names, or None if the key is not set."""
@@ -183,7 +166,7 @@ class SpecSection:
             why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
             raise self.error(key, f"cannot read the file {path}: {why}") from None
 
-    def read(self, key: str, read: "Callable[[str], str]") -> str | None:
+    def read(self, key: str, read: Callable[[str], str]) -> str | None:
         """Parses the text of a key with `read`, which raises ValueError for an invalid text."""
         value = self.text(key)
         if value is None:
@@ -194,20 +177,13 @@ class SpecSection:
             raise self.error(key, f"{'.'.join((*self.path, key))}: {error}") from None
 
     def _value(self, key: str) -> Any:
-        self._add_known(key)
+        self._known[key] = None
         return self._tree.get(key)
-
-    def _add_known(self, key: str) -> None:
-        if key not in self._known:
-            self._known.append(key)
 
     def _type_error(self, key: str, expected: str) -> PipelineError:
         path = (*self.path, key)
         shown = _value_text(path, self._tree.get(key))
         return self.error(key, f"{'.'.join(path)} must be {expected}, not {shown}")
-
-    def _name(self) -> str:
-        return ".".join(self.path) or "a pipeline"
 
 
 def _value_text(path: Sequence[str], value: object) -> str:

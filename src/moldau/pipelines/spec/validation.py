@@ -1,21 +1,19 @@
-"""Validation of a definition without Spark and without a cluster. No I/O.
-
-`planner.checks` does the checks that need Spark or a cluster.
-"""
+"""Validation of a definition without Spark and without a cluster. `planner.checks` has the other checks. No I/O."""
 
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from moldau.pipelines.definition import BadRecordPolicy, Format, PipelineDefinition, Sink, SinkKind, Source, View
-from moldau.pipelines.spec.cycles import find_cycles
-from moldau.pipelines.spec.dependencies import parameters_of
+from moldau.pipelines.spec.dependencies import parameters_of, sources_of
 from moldau.pipelines.spec.values import SLUG_RULE, is_slug, is_sql_name
 from moldau.settings.option_parser import suggest_names
 
 Problem = tuple[tuple[str, ...], str]
 """A key path such as `("sources", "orders", "topic")`, and a message."""
+
+_BOOTSTRAP = "kafka.bootstrap.servers"
 
 _MODES = {
     SinkKind.TOPIC: ("append", "update", "complete"),
@@ -31,7 +29,7 @@ def find_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
     yield from found
     if not found:
         # Look for cycles last, because all names must be valid.
-        yield from find_cycles(pipeline)
+        yield from _cycle_problems(pipeline)
 
 
 def _definition_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
@@ -100,11 +98,8 @@ def _view_problems(view: View, earlier: Sequence[str]) -> Iterator[Problem]:
     if view.transform is not None:
         for parameter in parameters_of(view.transform):
             if parameter not in earlier:
-                hint = suggest_names(parameter, earlier)
-                yield (
-                    path,
-                    (f"{view.name} has the parameter {parameter!r}, but no earlier source or view has this name{hint}"),
-                )
+                wrong = f"{view.name} has the parameter {parameter!r}, but no earlier source or view has this name"
+                yield path, wrong + suggest_names(parameter, earlier)
     elif not (view.sql or "").strip():
         yield path, f"the view {view.name} is empty: write a SELECT"
 
@@ -116,20 +111,18 @@ def _sink_problems(sink: Sink, views: Sequence[str]) -> Iterator[Problem]:
     if not sink.view:
         yield path, f"the sink {sink.name} needs a source or view: from: {' or '.join(views) or 'a source'}"
     elif sink.view not in views:
-        hint = suggest_names(sink.view, views)
-        yield (*path, "from"), f"there is no source or view {sink.view!r}{hint}"
+        yield (*path, "from"), f"there is no source or view {sink.view!r}{suggest_names(sink.view, views)}"
     if sink.kind is not SinkKind.CONSOLE and not sink.target:
         yield (*path, sink.kind.value), f"the sink {sink.name} needs a {sink.kind.value}"
     modes = _MODES[sink.kind]
     if sink.mode not in modes:
-        hint = suggest_names(sink.mode, modes)
-        yield (*path, "mode"), f"a {sink.kind} sink has no mode {sink.mode!r}{hint}"
+        yield (*path, "mode"), f"a {sink.kind} sink has no mode {sink.mode!r}{suggest_names(sink.mode, modes)}"
     if sink.mode == "upsert" and not sink.key:
         yield path, "an upsert needs the columns that identify a row: key: [id]"
     if sink.order_by and sink.mode != "upsert":
         yield (*path, "order_by"), "order_by is for upserts: mode: upsert"
     if sink.delete_when and sink.mode != "upsert" and not (sink.kind is SinkKind.TOPIC and sink.key):
-        yield ((*path, "delete_when"), "delete_when is for mode: upsert, or for a topic with a key")
+        yield (*path, "delete_when"), "delete_when is for mode: upsert, or for a topic with a key"
     if sink.key and sink.mode != "upsert" and sink.kind is not SinkKind.TOPIC:
         yield (*path, "key"), f"a {sink.kind} sink in mode {sink.mode} has no key; did you mean mode: upsert?"
     if sink.partition_by and sink.kind not in (SinkKind.PARQUET, SinkKind.DELTA):
@@ -155,8 +148,57 @@ def _table_problems(sinks: Sequence[Sink]) -> Iterator[Problem]:
 
 
 def _dead_letter_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
-    if pipeline.on_bad is BadRecordPolicy.DEAD_LETTER and not pipeline.dead_letter_topic:
+    topic, has_dead_letters = pipeline.dead_letter_topic, pipeline.on_bad is BadRecordPolicy.DEAD_LETTER
+    if has_dead_letters and not topic:
         yield ("on_bad",), "on_bad: dead_letter needs the topic: dead_letters: <topic>"
-    if pipeline.on_bad is not BadRecordPolicy.DEAD_LETTER and pipeline.dead_letter_topic:
-        topic = pipeline.dead_letter_topic
-        yield (("on_bad",), f"on_bad: {pipeline.on_bad} does not write to dead_letters: {topic}; remove one of them")
+    if topic and not has_dead_letters:
+        yield ("on_bad",), f"on_bad: {pipeline.on_bad} does not write to dead_letters: {topic}; remove one of them"
+
+
+def _cycle_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
+    """Yields a problem for each topic that the pipeline writes and reads again."""
+    dead = pipeline.dead_letter_topic
+    if dead and pipeline.on_bad is BadRecordPolicy.DEAD_LETTER:
+        for source in _readers(pipeline, dead, {}):
+            advice = "bad records would cycle forever; use another topic for them"
+            yield ("dead_letters",), f"{_reader_text(source, dead)}: {advice}"
+    sources_by_sink = {sink.name: [each.name for each in sources_of(pipeline, sink.view)] for sink in pipeline.sinks}
+    readers_by_sink = {
+        sink.name: _readers(pipeline, sink.target, sink.options) if sink.kind is SinkKind.TOPIC else []
+        for sink in pipeline.sinks
+    }
+    for sink in pipeline.sinks:
+        for source in readers_by_sink[sink.name]:
+            if _reaches(source.name, sink.name, sources_by_sink, readers_by_sink):
+                what = f"{_reader_text(source, sink.target)}, which feeds this sink: its rows would cycle forever"
+                yield ("sinks", sink.name, "topic"), what
+
+
+def _readers(pipeline: PipelineDefinition, topic: str, options: Mapping[str, str]) -> list[Source]:
+    """Returns the sources that read this topic. `options` may name another cluster than the pipeline's."""
+    cluster = options.get(_BOOTSTRAP, pipeline.bootstrap)
+    return [
+        each
+        for each in pipeline.sources
+        if each.options.get(_BOOTSTRAP, pipeline.bootstrap) == cluster
+        and (topic in each.topics if each.pattern is None else re.fullmatch(each.pattern, topic))
+    ]
+
+
+def _reader_text(source: Source, topic: str) -> str:
+    note = "" if source.pattern is None else f" ({source.pattern!r} matches it)"
+    return f"{topic} is read by the source {source.name}{note}"
+
+
+def _reaches(
+    source: str, sink: str, sources_by_sink: Mapping[str, list[str]], readers_by_sink: Mapping[str, list[Source]]
+) -> bool:
+    """Returns whether records of a source reach a sink, directly or through topics of other sinks."""
+    reached = [source]
+    for name in reached:
+        for each, sources in sources_by_sink.items():
+            if name in sources:
+                if each == sink:
+                    return True
+                reached += [reader.name for reader in readers_by_sink[each] if reader.name not in reached]
+    return False

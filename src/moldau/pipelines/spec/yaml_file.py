@@ -25,43 +25,32 @@ def parse_yaml(path: Path, text: str, environment: Mapping[str, str]) -> tuple[o
         raise PipelineError(f"{where}: this is not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise PipelineError(f"{path}: this is not YAML: {error}") from None
-    lines: dict[tuple[str, ...], int] = {}
-    locations = FileLocations(str(path), lines)
     if root is None:
         raise PipelineError(f"{path}: the file is empty; a pipeline has at least a name, sources and sinks")
-    return _to_python(root, (), locations, lines, environment), locations
+    lines: dict[tuple[str, ...], int] = {(): root.start_mark.line + 1}
+    locations = FileLocations(str(path), lines)
 
+    def convert(node: Any, key_path: tuple[str, ...]) -> object:
+        if node.id == "scalar":
+            if node.style is None and node.value in _NULLS:
+                return None
+            try:
+                return substitute_variables(node.value, environment)
+            except ValueError as error:
+                raise locations.error(key_path, f"{'.'.join(key_path)}: {error}") from None
+        if node.id == "sequence":
+            return [convert(each, key_path) for each in node.value]
+        tree: dict[str, object] = {}
+        for key_node, value_node in node.value:
+            key, line = str(key_node.value), key_node.start_mark.line + 1
+            inner = (*key_path, key)
+            if key in tree:
+                raise locations.error(inner, f"{'.'.join(inner)} is duplicated, again at line {line}")
+            lines[inner] = line
+            tree[key] = convert(value_node, inner)
+        return tree
 
-def _to_python(
-    node: Any,
-    path: tuple[str, ...],
-    locations: FileLocations,
-    lines: dict[tuple[str, ...], int],
-    environment: Mapping[str, str],
-) -> object:
-    lines.setdefault(path, node.start_mark.line + 1)
-    if node.id == "scalar":
-        if node.style is None and node.value in _NULLS:
-            return None
-        try:
-            return substitute_variables(node.value, environment)
-        except ValueError as error:
-            raise locations.error(path, f"{'.'.join(path)}: {error}") from None
-    if node.id == "sequence":
-        return [_to_python(each, path, locations, lines, environment) for each in node.value]
-    tree: dict[str, object] = {}
-    for key_node, value_node in node.value:
-        key = str(key_node.value)
-        key_path = (*path, key)
-        if key in tree:
-            raise locations.error(key_path, f"{'.'.join(key_path)} is duplicated, again at line {_line(key_node)}")
-        lines[key_path] = _line(key_node)
-        tree[key] = _to_python(value_node, key_path, locations, lines, environment)
-    return tree
-
-
-def _line(node: Any) -> int:
-    return int(node.start_mark.line) + 1
+    return convert(root, ()), locations
 
 
 _REFERENCE = re.compile(r"\$(?P<escaped>\$\{)|\$\{(?P<inside>[^}]*)\}")
