@@ -113,6 +113,11 @@ class Sink:
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
+    @property
+    def label(self) -> str:
+        """The kind and target, such as `topic revenue`. Checkpoints store it."""
+        return f"{self.kind} {self.target}".strip()
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineDefinition:

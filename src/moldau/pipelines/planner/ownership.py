@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
-from moldau.pipelines.definition import PipelineDefinition, PipelineError, Sink, Source, View
+from moldau.pipelines.definition import PipelineDefinition, PipelineError, Source, View
 
 IDENTITY_FILE = "pipeline.json"
 
@@ -38,21 +38,17 @@ class FileStore(Protocol):
 def identity_of(
     pipeline: PipelineDefinition, query: str, sources: list[Source], sink: str, sql: str = ""
 ) -> QueryIdentity:
-    return QueryIdentity(pipeline.name, query, {each.name: subscription_text(each) for each in sources}, sink, sql)
+    read = {
+        each.name: ", ".join(sorted(each.topics)) if each.pattern is None else f"pattern {each.pattern}"
+        for each in sources
+    }
+    return QueryIdentity(pipeline.name, query, read, sink, sql)
 
 
 def sql_hash(parts: Iterable[Source | View]) -> str:
     """Returns a hash of the views' SQL. Line breaks and other white space do not change the hash."""
     texts = [" ".join(each.sql.split()) for each in parts if isinstance(each, View) and each.sql]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
-
-
-def subscription_text(source: Source) -> str:
-    return f"pattern {source.pattern}" if source.pattern is not None else ", ".join(sorted(source.topics))
-
-
-def sink_text(sink: Sink) -> str:
-    return f"{sink.kind} {sink.target}".strip()
 
 
 def claim_checkpoint(files: FileStore, checkpoint: str, expected: QueryIdentity) -> QueryIdentity:

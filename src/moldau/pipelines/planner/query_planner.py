@@ -20,14 +20,13 @@ from moldau.pipelines.planner.ownership import (
     claim_directory,
     identity_of,
     read_identity,
-    sink_text,
     sql_hash,
 )
 from moldau.pipelines.planner.plan_analysis import check_output_mode, empty_stream, required_columns
 from moldau.pipelines.planner.replay import sink_for_generation
 from moldau.pipelines.planner.sink_writers import ShowBatch, prepare_for_sink, sink_writer, topic_writer
 from moldau.pipelines.planner.starting_offsets import starting_options_for
-from moldau.pipelines.planner.topic_streams import SOURCE_START, StartPosition, read_stream, stream_options
+from moldau.pipelines.planner.topic_streams import read_stream, stream_options
 from moldau.pipelines.planner.transformation import ReadRecords, decode_and_check, pipeline_errors, view_rows
 from moldau.pipelines.records.bad_records import dead_letter_records
 from moldau.pipelines.records.schema_inference import source_schema
@@ -35,11 +34,6 @@ from moldau.pipelines.spec.dependencies import dependencies_of, sources_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-__all__ = ["CheckpointLocation", "PlannedQuery", "StartPosition", "plan"]
-
-BuildFrame = Callable[[ReadRecords], DataFrame]
-"""Builds the frame that a query writes, from the records of its sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +45,7 @@ class CheckpointLocation:
 
     @property
     def directory(self) -> str:
-        return f"{str(self.checkpoints).rstrip('/')}/{self.generation}"
+        return f"{self.checkpoints.rstrip('/')}/{self.generation}"
 
     def of(self, query: str) -> str:
         return f"{self.directory}/{query}"
@@ -60,55 +54,38 @@ class CheckpointLocation:
 @dataclass(frozen=True, slots=True)
 class PlannedQuery:
     name: str
-    group: str
-    """The consumer group to which the query's offsets are committed."""
     start: "Callable[[bool], StreamingQuery]"
     """Starts the query. If the argument is True, the query stops after the records that are available now."""
-    sink: Sink | None = None
-    source: Source | None = None
-    """The source of a dead-letter query; None for the query of a sink."""
-
-
-def consumer_group_id(pipeline: PipelineDefinition, query: str) -> str:
-    return f"moldau-{pipeline.name}-{query}"
-
-
-def dead_letter_query(source: Source) -> str:
-    # The name is unique, because sink names contain no dot.
-    return f"{source.name}.dead_letters"
 
 
 def plan(
     spark: SparkSession,
     pipeline: PipelineDefinition,
     checkpoint_location: CheckpointLocation,
-    start: StartPosition = SOURCE_START,
+    start: str | None = None,
     *,
     show: ShowBatch = print_batch,
 ) -> list[PlannedQuery]:
     """Plans all queries without starting them. Raises PipelineError.
 
-    Stores inferred schemas and starting offsets with the checkpoints.
+    Stores inferred schemas and starting offsets with the checkpoints. `start` overrides where queries without a
+    checkpoint start: `earliest`, `latest` or an ISO time.
     """
-    schemas = {
-        each.name: source_schema(spark, pipeline, each, checkpoint_location.directory)
-        for each in _used_sources(pipeline)
-    }
+    sources, directory = _used_sources(pipeline), checkpoint_location.directory
+    schemas = {each.name: source_schema(spark, pipeline, each, directory) for each in sources}
     files = HadoopFiles(spark)
     has_started = any(
         files.exists(f"{checkpoint_location.of(each.query)}/metadata")
         for each in query_identities(pipeline, checkpoint_location)
     )
     starting_options = {
-        each.name: starting_options_for(
-            files, pipeline, each, start, checkpoint_location.directory, has_started=has_started
-        )
-        for each in _used_sources(pipeline)
+        each.name: starting_options_for(files, pipeline, each, start, directory, has_started=has_started)
+        for each in sources
     }
-    planning = _QueryPlanner(spark, pipeline, checkpoint_location, starting_options, schemas, show)
-    queries = [planning.plan_sink(sink) for sink in pipeline.sinks]
+    planner = _QueryPlanner(spark, pipeline, checkpoint_location, starting_options, schemas, show)
+    queries = [planner.plan_sink(sink) for sink in pipeline.sinks]
     if pipeline.on_bad is BadRecordPolicy.DEAD_LETTER:
-        queries += [planning.plan_dead_letters(source) for source in _used_sources(pipeline)]
+        queries += [planner.plan_dead_letters(source) for source in sources]
     return queries
 
 
@@ -124,11 +101,12 @@ def query_identities(pipeline: PipelineDefinition, checkpoint_location: Checkpoi
 
 def _sink_identity(pipeline: PipelineDefinition, sink: Sink) -> QueryIdentity:
     sql = sql_hash(dependencies_of(pipeline, sink.view))
-    return identity_of(pipeline, sink.name, sources_of(pipeline, sink.view), sink_text(sink), sql)
+    return identity_of(pipeline, sink.name, sources_of(pipeline, sink.view), sink.label, sql)
 
 
 def _dead_letter_identity(pipeline: PipelineDefinition, source: Source) -> QueryIdentity:
-    return identity_of(pipeline, dead_letter_query(source), [source], f"topic {pipeline.dead_letter_topic}")
+    # The query name is unique, because sink names contain no dot.
+    return identity_of(pipeline, f"{source.name}.dead_letters", [source], f"topic {pipeline.dead_letter_topic}")
 
 
 def _used_sources(pipeline: PipelineDefinition) -> list[Source]:
@@ -149,9 +127,8 @@ class _QueryPlanner:
 
     def plan_sink(self, sink: Sink) -> PlannedQuery:
         sink = sink_for_generation(sink, self.checkpoint_location.generation)
-        sources = sources_of(self.pipeline, sink.view)
 
-        def shape(raw: ReadRecords) -> DataFrame:
+        def build(raw: ReadRecords) -> DataFrame:
             rows = view_rows(self.spark, self.pipeline, sink.view, raw, self.schemas)
             with pipeline_errors(f"the sink {sink.name}"):
                 return prepare_for_sink(rows, sink)
@@ -159,52 +136,46 @@ class _QueryPlanner:
         if sink.kind is SinkKind.PARQUET:
             files = HadoopFiles(self.spark)
             check_owner(files, sink.target, sink.name, read_identity(files, self.checkpoint_location.of(sink.name)))
-        frame = self._stream_frame(sink.name, shape, sources)
+        frame = self._stream_frame(sink.name, build, sources_of(self.pipeline, sink.view))
         check_output_mode(frame, sink)
         return self._query(
             _sink_identity(self.pipeline, sink),
             lambda app_id: sink_writer(frame, sink, self.pipeline, app_id, self.show),
-            sink=sink,
+            sink,
         )
 
     def plan_dead_letters(self, source: Source) -> PlannedQuery:
         topic = self.pipeline.dead_letter_topic
         assert topic is not None, "a pipeline with dead letters has a topic for them"
 
-        def shape(raw: ReadRecords) -> DataFrame:
+        def build(raw: ReadRecords) -> DataFrame:
             records = decode_and_check(raw(source), source, self.schemas[source.name])
             return dead_letter_records(records, self.pipeline.name, source)
 
-        name = dead_letter_query(source)
-        frame = self._stream_frame(name, shape, [source])
-        return self._query(
-            _dead_letter_identity(self.pipeline, source),
-            lambda _: topic_writer(frame, self.pipeline, topic, headers=True),
-            source=source,
-        )
+        identity = _dead_letter_identity(self.pipeline, source)
+        frame = self._stream_frame(identity.query, build, [source])
+        return self._query(identity, lambda _: topic_writer(frame, self.pipeline, topic, headers=True))
 
-    def _stream_frame(self, query: str, shape: BuildFrame, sources: list[Source]) -> DataFrame:
-        """Returns the frame over topics. It reads only the columns that the query needs."""
-        probe = shape(lambda source: empty_stream(self.spark, source))
+    def _stream_frame(self, query: str, build: Callable[[ReadRecords], DataFrame], sources: list[Source]) -> DataFrame:
+        """Returns the frame that `build` returns for the topics of the sources.
+
+        Calls `build` with empty streams first, to find the columns that the query needs. Only these columns are read.
+        """
+        probe = build(lambda source: empty_stream(self.spark, source))
         needed = {each.name: required_columns(probe, each) for each in sources}
 
         def raw(source: Source) -> DataFrame:
-            options = stream_options(
-                self.pipeline, source, consumer_group_id(self.pipeline, query), self.starting_options[source.name]
-            )
+            group_id = f"moldau-{self.pipeline.name}-{query}"
+            options = stream_options(self.pipeline, source, group_id, self.starting_options[source.name])
             with pipeline_errors(f"the source {source.name}"):
                 return read_stream(self.spark, options, needed[source.name])
 
-        return shape(raw)
+        return build(raw)
 
     def _query(
-        self,
-        identity: QueryIdentity,
-        writing: Callable[[str], Any],
-        *,
-        sink: Sink | None = None,
-        source: Source | None = None,
+        self, identity: QueryIdentity, make_writer: Callable[[str], Any], sink: Sink | None = None
     ) -> PlannedQuery:
+        """Returns the query. `make_writer` returns Spark's writer for an app id, which a Delta table stores."""
         name = identity.query
         checkpoint = self.checkpoint_location.of(name)
 
@@ -213,7 +184,7 @@ class _QueryPlanner:
             identity_with_id = claim_checkpoint(files, checkpoint, identity)
             if sink is not None and sink.kind is SinkKind.PARQUET:
                 claim_directory(files, sink.target, identity_with_id)
-            stream = writing(f"moldau-{self.pipeline.name}-{name}-{identity_with_id.id}")
+            stream = make_writer(f"moldau-{self.pipeline.name}-{name}-{identity_with_id.id}")
             stream = stream.queryName(f"{self.pipeline.name}: {name}").option("checkpointLocation", checkpoint)
             if available_now:
                 stream = stream.trigger(availableNow=True)
@@ -223,4 +194,4 @@ class _QueryPlanner:
                 query: StreamingQuery = stream.start()
             return query
 
-        return PlannedQuery(name, consumer_group_id(self.pipeline, name), begin, sink, source)
+        return PlannedQuery(name, begin)

@@ -13,7 +13,7 @@ def describe_replay(pipeline: PipelineDefinition, start: str, generations: Gener
     since = "from the earliest record" if start == EARLIEST else f"from {start}"
     yield f"{pipeline.name} reads {since} again, as generation {new}:"
     for sink in pipeline.sinks:
-        yield f"  {sink.name} ({sink_label(sink)}): {_replay_effect(sink, new)}"
+        yield f"  {sink.name} ({sink.label}): {_replay_effect(sink, new)}"
     if pipeline.dead_letter_topic is not None:
         yield f"  dead letters (topic {pipeline.dead_letter_topic}): are written again."
     if start != EARLIEST and any(source.watermark is not None for source in pipeline.sources):
@@ -22,10 +22,6 @@ def describe_replay(pipeline: PipelineDefinition, start: str, generations: Gener
         f"Generation {generations.current} stays unchanged; `moldau pipeline run {pipeline.file or 'FILE'} "
         f"--generation {generations.current}` returns to it."
     )
-
-
-def sink_label(sink: Sink) -> str:
-    return "console" if sink.kind is SinkKind.CONSOLE else f"{sink.kind} {sink.target}"
 
 
 def sink_for_generation(sink: Sink, generation: int) -> Sink:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from moldau.client.record import TopicPartition
 from moldau.pipelines.definition import PipelineDefinition, PipelineError, Source
 from moldau.pipelines.planner.ownership import FileStore
-from moldau.pipelines.planner.topic_streams import StartPosition, data_source_options, starting_options, stream_options
+from moldau.pipelines.planner.topic_streams import data_source_options, starting_options, stream_options
 from moldau.spark.errors import SparkSourceError, user_facing_errors
 from moldau.spark.loop_thread import event_loop_thread
 from moldau.spark.source.offsets import Offsets, parse_by_partition
@@ -23,16 +23,17 @@ def starting_options_for(
     files: FileStore,
     pipeline: PipelineDefinition,
     source: Source,
-    start: StartPosition,
+    start: str | None,
     directory: str,
     *,
     has_started: bool,
 ) -> dict[str, str]:
     """Returns the starting options for a query without a checkpoint. Raises PipelineError.
 
-    Stored offsets are ignored if no query of the generation has started.
+    `start` is `earliest`, `latest`, an ISO time, or None for the source's setting. Stored offsets are ignored if no
+    query of the generation has started.
     """
-    at = start.at or source.starting
+    at = start or source.starting
     options_of_source = starting_options(at)
     if at == "earliest" or any(name.lower().startswith("starting") for name in data_source_options(source.options)):
         return options_of_source

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +16,6 @@ from moldau.settings.option_parser import did_you_mean
 
 CLUSTER_TIMEOUT_MS = 5_000
 """The request timeout, unless the pipeline sets one."""
-_AUTO_CREATE = "auto.create.topics.enable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,47 +38,39 @@ def warning(where: str, message: str, fix: str = "") -> Finding:
 
 @dataclass(frozen=True)
 class ClusterTopics:
-    names: Sequence[str]
+    names: list[str]
     are_auto_created: bool
 
 
-def fetch_topics(pipeline: PipelineDefinition) -> ClusterTopics | Finding:
-    """Returns the cluster's topics, or a finding if the cluster cannot be reached."""
+def check_cluster(pipeline: PipelineDefinition, findings: list[Finding]) -> ClusterTopics | None:
+    """Adds findings about the cluster and the pipeline's topics. Returns None if the cluster cannot be reached."""
     try:
-        return asyncio.run(_fetch_topics({"request_timeout_ms": CLUSTER_TIMEOUT_MS, **cluster_settings(pipeline)}))
+        topics = asyncio.run(_fetch_topics({"request_timeout_ms": CLUSTER_TIMEOUT_MS, **cluster_settings(pipeline)}))
     except PipelineError as failure:
-        return error("kafka", str(failure))
+        findings.append(error("kafka", str(failure)))
+        return None
     except KafkaError as failure:
-        return error(
-            "bootstrap",
-            f"no response from the cluster at {pipeline.bootstrap}: {failure}",
-            "start a broker there (moldau serve), or change bootstrap:",
-        )
+        what = f"no response from the cluster at {pipeline.bootstrap}: {failure}"
+        findings.append(error("bootstrap", what, "start a broker there (moldau serve), or change bootstrap:"))
+        return None
+    findings += _check_topics(pipeline, topics)
+    return topics
 
 
 async def _fetch_topics(settings: Mapping[str, object]) -> ClusterTopics:
     async with Cluster(**settings) as cluster:  # type: ignore[arg-type]
         await cluster.refresh(all_topics=True)
-        return ClusterTopics(
-            sorted(cluster.topics), await _auto_creates_topics(Admin(cluster=cluster), min(cluster.brokers))
-        )
+        resource = ConfigResource(ResourceType.BROKER, str(min(cluster.brokers)))
+        try:
+            entries = (await Admin(cluster=cluster).describe_configs([resource]))[resource]
+        except KafkaError as failure:
+            entries = failure
+        # Ignore errors, because a client that may not describe configs may still read and write.
+        entry = None if isinstance(entries, KafkaError) else entries.get("auto.create.topics.enable")
+        return ClusterTopics(sorted(cluster.topics), entry is not None and entry.value == "true")
 
 
-async def _auto_creates_topics(admin: Admin, broker: int) -> bool:
-    resource = ConfigResource(ResourceType.BROKER, str(broker))
-    try:
-        answers = await admin.describe_configs([resource])
-    except KafkaError:
-        # Do not fail, because a client that may not describe configs may still read and write.
-        return False
-    entries = answers[resource]
-    if isinstance(entries, KafkaError):
-        return False
-    entry = entries.get(_AUTO_CREATE)
-    return entry is not None and entry.value == "true"
-
-
-def check_topics(pipeline: PipelineDefinition, topics: ClusterTopics) -> Iterator[Finding]:
+def _check_topics(pipeline: PipelineDefinition, topics: ClusterTopics) -> Iterator[Finding]:
     for source in pipeline.sources:
         yield from _check_read_topics(source, topics)
     for sink in pipeline.sinks:
@@ -96,24 +87,22 @@ def missing_topics(source: Source, topics: ClusterTopics) -> list[str]:
 def _check_read_topics(source: Source, topics: ClusterTopics) -> Iterator[Finding]:
     where = f"sources.{source.name}"
     for topic in missing_topics(source, topics):
-        yield error(
-            f"{where}.topic",
-            f"there is no topic {topic}{did_you_mean(topic, topics.names)}",
-            f"moldau topic create {topic}, or name another",
-        )
+        fix = f"moldau topic create {topic}, or name another"
+        yield error(f"{where}.topic", _missing_text(topic, topics), fix)
     if source.pattern is not None and not any(re.fullmatch(source.pattern, name) for name in topics.names):
-        yield warning(
-            f"{where}.pattern", f"no topic matches {source.pattern!r} yet", "matching topics are read once they exist"
-        )
+        fix = "matching topics are read once they exist"
+        yield warning(f"{where}.pattern", f"no topic matches {source.pattern!r} yet", fix)
 
 
 def _check_written_topic(where: str, topic: str, topics: ClusterTopics) -> Iterator[Finding]:
     if topic in topics.names:
         return
-    missing_text = f"there is no topic {topic}{did_you_mean(topic, topics.names)}"
     if topics.are_auto_created:
-        yield warning(
-            where, missing_text, "it is created automatically, with the broker's default number of partitions"
-        )
+        fix = "it is created automatically, with the broker's default number of partitions"
+        yield warning(where, _missing_text(topic, topics), fix)
     else:
-        yield error(where, missing_text, f"moldau topic create {topic}")
+        yield error(where, _missing_text(topic, topics), f"moldau topic create {topic}")
+
+
+def _missing_text(topic: str, topics: ClusterTopics) -> str:
+    return f"there is no topic {topic}{did_you_mean(topic, topics.names)}"

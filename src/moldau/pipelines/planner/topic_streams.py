@@ -1,7 +1,6 @@
 """Options and frames of the data source `moldau` for a pipeline's sources."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
@@ -13,17 +12,6 @@ from moldau.pipelines.spec.values import parse_time_ms
 
 _DECODER_PREFIXES = ("avro.", "json.")
 """The prefixes of options that are for the decoder and not for the data source."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartPosition:
-    """The start of a query without a checkpoint: `earliest`, `latest` or an ISO time. None uses the source's
-    setting."""
-
-    at: str | None = None
-
-
-SOURCE_START = StartPosition()
 
 
 def subscription_options(source: Source) -> dict[str, str]:

@@ -173,15 +173,13 @@ class _Run:
         )
 
     def _planned(self, spark: "SparkSession") -> "QueryGroup":
-        from moldau.pipelines.planner.query_planner import CheckpointLocation, StartPosition, plan
+        from moldau.pipelines.planner.query_planner import CheckpointLocation, plan
         from moldau.pipelines.runtime.end_offsets import EndOffsetTracker
         from moldau.pipelines.runtime.query_group import QueryGroup
 
         self.observer.step("planning")
-        checkpoint_location = CheckpointLocation(checkpoints=self.record.checkpoints, generation=self.generation.number)
-        planned = plan(
-            spark, self.pipeline, checkpoint_location, StartPosition(self.generation.start), show=self.observer.rows
-        )
+        checkpoint_location = CheckpointLocation(self.record.checkpoints, self.generation.number)
+        planned = plan(spark, self.pipeline, checkpoint_location, self.generation.start, show=self.observer.rows)
         return QueryGroup(spark, planned, self.observer.batch, EndOffsetTracker(self.pipeline))
 
     def _start(self, queries: "QueryGroup") -> None:

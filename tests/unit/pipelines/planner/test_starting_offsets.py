@@ -15,7 +15,6 @@ from moldau.pipelines.planner.starting_offsets import (
     read_starting_offsets,
     starting_options_for,
 )
-from moldau.pipelines.planner.topic_streams import SOURCE_START, StartPosition
 from moldau.testing import Broker
 from support.log_writer import LogWriter, ProducedRecord
 
@@ -58,7 +57,7 @@ def test_all_queries_of_a_generation_start_at_the_same_offsets() -> None:
         )
         files = StoredFiles()
 
-        def begin(start: StartPosition = SOURCE_START, *, has_started: bool) -> dict[str, str]:
+        def begin(start: str | None = None, *, has_started: bool) -> dict[str, str]:
             return starting_options_for(files, pipeline, source, start, "ck/1", has_started=has_started)
 
         written.send("t", [b"0"])
@@ -68,7 +67,7 @@ def test_all_queries_of_a_generation_start_at_the_same_offsets() -> None:
         assert begin(has_started=True) == first
         # An abandoned generation has no stored offsets.
         assert begin(has_started=False) == {"startingOffsets": '{"t": {"0": 2, "1": 1}}'}
-        assert begin(StartPosition("earliest"), has_started=True) == {"startingOffsets": "earliest"}
+        assert begin("earliest", has_started=True) == {"startingOffsets": "earliest"}
 
 
 def test_a_topic_created_later_starts_at_its_first_record() -> None:
@@ -78,12 +77,12 @@ def test_a_topic_created_later_starts_at_its_first_record() -> None:
             "p", (source,), (), (Sink("out", SinkKind.CONSOLE, view="s"),), bootstrap=broker.bootstrap
         )
         files = StoredFiles()
-        found = starting_options_for(files, pipeline, source, SOURCE_START, "ck/1", has_started=False)
+        found = starting_options_for(files, pipeline, source, None, "ck/1", has_started=False)
         assert found == {"startingOffsets": "latest"}
         written = LogWriter(broker.bootstrap)
         written.create_named("t1")
         written.send("t1", [b"0"])
-        found = starting_options_for(files, pipeline, source, SOURCE_START, "ck/1", has_started=True)
+        found = starting_options_for(files, pipeline, source, None, "ck/1", has_started=True)
         assert found == {"startingOffsets": '{"t1": {"0": 0}}'}
 
 
