@@ -18,7 +18,7 @@ from moldau.pipelines.planner.ownership import (
     identity_of,
     sql_hash,
 )
-from moldau.pipelines.records.redrive import RedrivenRecord, original_record
+from moldau.pipelines.records.redrive import OriginalRecord, original_record
 from moldau.pipelines.spec.dependencies import dependencies_of
 from moldau.pipelines.spec.section import is_secret
 from moldau.pipelines.spec.values import is_slug, parse_interval, parse_starting, parse_time_ms
@@ -234,11 +234,12 @@ def test_the_original_record_is_restored_from_a_dead_letter() -> None:
             ("moldau.error.partition", b"3"),
             ("moldau.error.timestamp", b"1234"),
             ("moldau.error.reason", b"malformed"),
+            ("moldau.error.pipeline", b"p"),
             ("none", None),
         )
     )
     headers = (("mine", b"1"), ("none", None), ("moldau.redriven", b"1"))
-    assert back == RedrivenRecord("orders", 3, 1234, b"k", b"v", headers)
+    assert back == OriginalRecord("p", "orders", 3, 1234, b"k", b"v", headers)
 
 
 def test_how_often_a_dead_letter_was_sent_back_is_counted() -> None:

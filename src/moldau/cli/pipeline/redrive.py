@@ -24,12 +24,11 @@ def pipeline_redrive(
     """
     with exit_on_error():
         pipeline = load_pipeline(file, bootstrap)
-        topic = pipeline.dead_letter_topic
-        if topic is None:
+        if pipeline.dead_letter_topic is None:
             raise CommandError(f"{pipeline.name} has no dead-letter topic. Set `dead_letters:` in {file}.")
         from moldau.pipelines.records.redrive import redrive
 
-        done = asyncio.run(redrive(pipeline, dead_letter_topic=topic, limit=limit, dry_run=dry_run))
+        done = asyncio.run(redrive(pipeline, limit=limit, dry_run=dry_run))
     would_be = "would be" if dry_run else "was" if done.count == 1 else "were"
     out_console.print(f"{pluralize(done.count, 'dead letter')} {would_be} sent back.", markup=False)
     for topic, count in done.topics.items():

@@ -1,4 +1,4 @@
-"""The progress of queries, parsed from Spark's reports, and the file that stores it. Only the file does I/O."""
+"""The progress of queries, which is parsed from Spark's reports, and the file that stores it."""
 
 import json
 import math
@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 
 class QueryStatus(StrEnum):
@@ -104,16 +103,14 @@ def lag_of(sources: Iterable[Mapping[str, Any]]) -> int | None:
 
     Returns None if a source does not report this number.
     """
-    lags = [_source_lag(each) for each in sources]
-    return None if None in lags else sum(lag for lag in lags if lag is not None)
-
-
-def _source_lag(source: Mapping[str, Any]) -> int | None:
-    end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
-    if end is None or latest is None:
-        return None
-    # Ignore a partition that is not in both reports. A new partition counts as soon as its starting offset is known.
-    return sum(max(0, latest[each] - offset) for each, offset in end.items() if each in latest)
+    lag = 0
+    for source in sources:
+        end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+        if end is None or latest is None:
+            return None
+        # Ignore a partition that is not in both reports. A new partition counts once its starting offset is known.
+        lag += sum(max(0, latest[each] - offset) for each, offset in end.items() if each in latest)
+    return lag
 
 
 def _offsets(report: object) -> dict[tuple[str, str], int] | None:
@@ -146,36 +143,23 @@ def to_json(progress: Progress) -> str:
     return json.dumps({"event": "batch", **asdict(progress)})
 
 
-def from_json(line: str) -> Progress | None:
-    """Parses the progress of a batch. Returns None for other events and for a truncated line."""
-    try:
-        document = json.loads(line)
-        if document.pop("event", None) != "batch":
-            return None
-        return Progress(**document)
-    except (ValueError, TypeError, AttributeError):
-        return None
-
-
 def latest_progress(lines: Iterable[str], generation: int | None = None) -> dict[str, Progress]:
     """Returns the last batch of each query. If `generation` is set, batches of other generations are ignored."""
     found: dict[str, Progress] = {}
     current_generation = generation
     for line in lines:
-        each = from_json(line)
-        if each is None:
-            current_generation = _started_generation(line) or current_generation
-        elif generation in (None, current_generation):
-            found[each.query] = each
+        try:
+            document = json.loads(line)
+            event = document.pop("event")
+            if event == "started":
+                current_generation = int(document["generation"])
+            elif event == "batch" and generation in (None, current_generation):
+                progress = Progress(**document)
+                found[progress.query] = progress
+        except (ValueError, TypeError, KeyError, AttributeError):
+            # The line is truncated, or is an event that this version does not know.
+            continue
     return found
-
-
-def _started_generation(line: str) -> int | None:
-    try:
-        document = json.loads(line)
-        return int(document["generation"]) if document["event"] == "started" else None
-    except (ValueError, TypeError, KeyError):
-        return None
 
 
 BYTES_MAX = 8 * 1024 * 1024
@@ -198,14 +182,6 @@ class ProgressFile:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def rotated_path(path: Path) -> Path:

@@ -6,6 +6,7 @@ import os
 import socket
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,13 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from moldau.pipelines.definition import PipelineDefinition
 from moldau.pipelines.error_summary import summarize_error
 from moldau.pipelines.runtime.progress import Progress, ProgressFile, QueryState, to_json
-from moldau.pipelines.runtime.state_directory import (
-    CheckpointGeneration,
-    Generations,
-    RunRecord,
-    StateDirectory,
-    own_process_start,
-)
+from moldau.pipelines.runtime.state_directory import Generations, RunRecord, StateDirectory, own_process_start
 from moldau.pipelines.runtime.stop_request import StopRequest
 from moldau.pipelines.runtime.times import iso
 
@@ -92,19 +87,18 @@ def run(
     with state.locked(pipeline.checkpoint) as locks:
         known = state.generations(now())
         selected = _select_generations(known, options)
-        generation = selected.get(selected.current)
-        record = _new_run_record(pipeline, state, options, generation)
+        record = _new_run_record(pipeline, state, options, selected.current)
         state.write_run(record)
-        with ProgressFile(state.progress) as file:
-            file.append(_event("started", record.started, generation=generation.number))
-            outcome = RunOutcome("stopped", (), generation.number)
+        with closing(ProgressFile(state.progress)) as file:
+            file.append(json.dumps({"event": "started", "at": record.started, "generation": selected.current}))
+            outcome = RunOutcome("stopped", (), selected.current)
             try:
-                observer = _RecordingObserver(observer, file)
-                pipeline_run = _Run(pipeline, state, record, options, known, selected, stop_request, observer, locks)
-                outcome = pipeline_run.execute(spark)
+                outcome = _Run(
+                    pipeline, state, record, options, known, selected, stop_request, observer, file, locks
+                ).execute(spark)
             finally:
                 ended = now()
-                file.append(_event(outcome.name, ended, error=outcome.error))
+                file.append(json.dumps({"event": outcome.name, "at": ended, "error": outcome.error}))
                 if outcome.failure is not None:
                     _write_error_log(state, outcome.failure)
                 state.write_run(replace(record, ended=ended, outcome=outcome.name, error=outcome.error))
@@ -122,11 +116,8 @@ class _Run:
     selected: Generations
     stop_request: StopRequest
     observer: RunObserver
+    file: ProgressFile
     locks: Sequence[int]
-
-    @property
-    def generation(self) -> CheckpointGeneration:
-        return self.selected.get(self.selected.current)
 
     def execute(self, given_session: "SparkSession | None") -> RunOutcome:
         number, spark = self.selected.current, given_session
@@ -178,9 +169,14 @@ class _Run:
         from moldau.pipelines.runtime.query_group import QueryGroup
 
         self.observer.step("planning")
-        checkpoint_location = CheckpointLocation(self.record.checkpoints, self.generation.number)
-        planned = plan(spark, self.pipeline, checkpoint_location, self.generation.start, show=self.observer.rows)
-        return QueryGroup(spark, planned, self.observer.batch, EndOffsetTracker(self.pipeline))
+        generation = self.selected.get(self.selected.current)
+        checkpoint_location = CheckpointLocation(self.record.checkpoints, generation.number)
+        planned = plan(spark, self.pipeline, checkpoint_location, generation.start, show=self.observer.rows)
+        return QueryGroup(spark, planned, self._record_batch, EndOffsetTracker(self.pipeline))
+
+    def _record_batch(self, progress: Progress) -> None:
+        self.file.append(to_json(progress))
+        self.observer.batch(progress)
 
     def _start(self, queries: "QueryGroup") -> None:
         """Starts the queries after making the generation current. Restores the previous generation if a query cannot
@@ -216,11 +212,6 @@ def run_until_stopped(queries: "QueryGroup", stop_request: StopRequest, observer
     return states
 
 
-def _master(pipeline: PipelineDefinition, options: RunOptions) -> str:
-    settings = {**pipeline.spark, **options.conf}
-    return options.master or settings.get("spark.master") or os.environ.get("MASTER") or "local[*]"
-
-
 def _select_generations(generations: Generations, options: RunOptions) -> Generations:
     if options.replay_from is not None:
         return generations.with_next(options.replay_from, now())
@@ -230,9 +221,10 @@ def _select_generations(generations: Generations, options: RunOptions) -> Genera
 
 
 def _new_run_record(
-    pipeline: PipelineDefinition, state: StateDirectory, options: RunOptions, generation: CheckpointGeneration
+    pipeline: PipelineDefinition, state: StateDirectory, options: RunOptions, generation: int
 ) -> RunRecord:
     file = "" if pipeline.file is None else str(pipeline.file.absolute())
+    configured_master = {**pipeline.spark, **options.conf}.get("spark.master")
     return RunRecord(
         name=pipeline.name,
         pid=os.getpid(),
@@ -241,9 +233,9 @@ def _new_run_record(
         started=now(),
         file=file,
         file_hash=file_hash(Path(file)) if file else "",
-        master=_master(pipeline, options),
+        master=options.master or configured_master or os.environ.get("MASTER") or "local[*]",
         bootstrap=pipeline.bootstrap,
-        generation=generation.number,
+        generation=generation,
         checkpoints=pipeline.checkpoint or str(state.checkpoints),
         available_now=options.available_now,
     )
@@ -253,46 +245,15 @@ def file_hash(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _event(name: str, at: str, **facts: object) -> str:
-    return json.dumps({"event": name, "at": at, **facts})
-
-
 def _write_error_log(state: StateDirectory, error: BaseException) -> None:
-    traces = ["".join(traceback.format_exception(error)), *_java_traces(error)]
-    state.error_log.write_text("\n".join([now(), *traces, ""]), errors="replace")
-
-
-def _java_traces(error: BaseException) -> list[str]:
-    """Returns the Java stack traces of an error and its causes, which PySpark does not show."""
-    traces = []
+    """Writes the traceback, and the Java stack traces of the error and its causes, which PySpark does not show."""
+    traces = ["".join(traceback.format_exception(error))]
     at: object = error
     while at is not None:
-        trace = getattr(at, "_stackTrace", None)
-        if trace:
+        if trace := getattr(at, "_stackTrace", None):
             traces.append(str(trace))
         at = getattr(at, "_cause", None)
-    return traces
-
-
-class _RecordingObserver:
-    """An observer that also appends progress to the file."""
-
-    def __init__(self, observer: RunObserver, file: ProgressFile) -> None:
-        self._observer = observer
-        self._file = file
-
-    def step(self, what: str) -> None:
-        self._observer.step(what)
-
-    def batch(self, progress: Progress) -> None:
-        self._file.append(to_json(progress))
-        self._observer.batch(progress)
-
-    def states(self, states: Sequence[QueryState]) -> None:
-        self._observer.states(states)
-
-    def rows(self, batch: "ConsoleBatch") -> None:
-        self._observer.rows(batch)
+    state.error_log.write_text("\n".join([now(), *traces, ""]), errors="replace")
 
 
 def now() -> str:

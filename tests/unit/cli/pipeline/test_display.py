@@ -21,7 +21,7 @@ from moldau.pipelines.definition import PipelineDefinition, Sink, SinkKind
 from moldau.pipelines.planner.console import render_table
 from moldau.pipelines.planner.replay import describe_replay, sink_for_generation
 from moldau.pipelines.planner.sink_writers import ConsoleBatch
-from moldau.pipelines.runtime.progress import Progress, QueryState, QueryStatus, from_json
+from moldau.pipelines.runtime.progress import Progress, QueryState, QueryStatus, latest_progress
 from moldau.pipelines.runtime.state_directory import CheckpointGeneration, Generations
 
 PROGRESS = Progress("table", "2026-01-31T12:00:00.000Z", 4, 1500, 750.0, 3.25, 420, 12)
@@ -91,7 +91,7 @@ def test_lines_show_steps_and_state_changes() -> None:
 def test_a_batch_is_a_line_of_json() -> None:
     stream = io.StringIO()
     JsonDisplay(stream).batch(PROGRESS)
-    assert from_json(stream.getvalue()) == PROGRESS
+    assert latest_progress([stream.getvalue()]) == {PROGRESS.query: PROGRESS}
     assert json.loads(stream.getvalue())["event"] == "batch"
 
 
