@@ -6,18 +6,15 @@ DIRECTORY, unless DIRECTORY is empty. The other arguments are those of `moldau s
     python -m moldau.cli.demo.node DIRECTORY --listen 127.0.0.1:0 ...
 """
 
-import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from moldau.cli.child_node import HOST, bind_once, child_environment, serve_until_parent_exits
 from moldau.cli.console import CommandError
 from moldau.pipelines.runtime.state_directory import DIRECTORY, state_directories
 
@@ -27,24 +24,17 @@ POLL_INTERVAL_S = 0.1
 
 
 def choose_port(requested: int | None) -> int:
-    """Returns the requested port, if there is one.
+    """Returns the requested port. If None is requested, returns 9092, or 0 (any free port) if 9092 is in use.
 
-    Otherwise returns 9092, so that commands work without --bootstrap. Returns 0 (any free port) if 9092 is in use.
+    With 9092, commands work without --bootstrap.
     """
     if requested is not None:
         return requested
-    return PORT if _is_port_free(PORT) else 0
-
-
-def _is_port_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # The option is the same as in servers, so that connections in TIME_WAIT do not block the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    try:
+        bind_once(PORT)
+    except OSError:
+        return 0
+    return PORT
 
 
 @contextmanager
@@ -54,17 +44,15 @@ def run_node(port: int, directory: Path, cleanup_directory: Path | None = None) 
     The node removes `cleanup_directory` if the demo is killed.
     """
     log = directory / "node.log"
-    command = [sys.executable, "-m", __name__, str(cleanup_directory or ""), "--listen", f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", __name__, str(cleanup_directory or ""), "--listen", f"{HOST}:{port}"]
     command += ["--data-dir", str(directory / "data"), "--group-initial-rebalance-delay-ms", "0"]
-    # Settings in the environment are removed, because they are for other nodes.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
     with log.open("wb") as errors:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=environment,
+            env=child_environment(),
             text=True,
             # In a new session the node does not receive Ctrl-C. The demo handles Ctrl-C and stops the node last.
             start_new_session=True,
@@ -90,18 +78,8 @@ def run_node(port: int, directory: Path, cleanup_directory: Path | None = None) 
 
 def main(cleanup_directory: str, arguments: list[str]) -> int:
     """Runs the node in the node's process and returns the exit code."""
-    from moldau.cli.serve import serve
-
-    is_orphaned = threading.Event()
-
-    def stop_when_parent_exits() -> None:
-        os.read(sys.stdin.fileno(), 1)
-        is_orphaned.set()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=stop_when_parent_exits, name="moldau demo", daemon=True).start()
-    code = serve(arguments)
-    if is_orphaned.is_set() and cleanup_directory:
+    code, is_orphaned = serve_until_parent_exits(arguments)
+    if is_orphaned and cleanup_directory:
         _remove_directory(Path(cleanup_directory))
     return code
 

@@ -3,12 +3,12 @@
 import errno
 import json
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moldau.cli.child_node import HOST, bind_once
 from moldau.cli.console import CommandError
 from moldau.cli.data_lock import data_lock
 from moldau.errors import InvalidConfigError, StorageError
@@ -18,7 +18,6 @@ from moldau.platform.system import system_platform
 from moldau.settings.broker import BrokerSettings, get_value
 from moldau.settings.sources import build_settings
 
-HOST = "127.0.0.1"
 CLUSTER_FILE = "cluster.json"
 SETTINGS_FILE = "node.toml"
 PID_FILE = "pid"
@@ -150,18 +149,15 @@ def check_host(plan: ClusterPlan) -> list[str]:
 
 
 def _check_port(node: NodePlan) -> None:
-    with socket.socket() as probe:
-        # The option is the same as in servers, so that connections in TIME_WAIT do not block the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, node.port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise CommandError(
-                    f"Port {node.port} of node {node.node_id} is in use: stop the process that uses it, or choose "
-                    f"another --port."
-                ) from None
-            raise CommandError(f"Port {node.port} cannot be used: {error.strerror}.") from None
+    try:
+        bind_once(node.port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CommandError(
+                f"Port {node.port} of node {node.node_id} is in use: stop the process that uses it, or choose "
+                f"another --port."
+            ) from None
+        raise CommandError(f"Port {node.port} cannot be used: {error.strerror}.") from None
 
 
 def write_plan(directory: Path, plan: ClusterPlan) -> None:

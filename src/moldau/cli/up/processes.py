@@ -1,12 +1,12 @@
 """The node processes of `moldau up`."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 
+from moldau.cli.child_node import child_environment
 from moldau.cli.up.plan import NodePlan
 
 READY = b"Moldau is ready on "
@@ -28,20 +28,18 @@ class NodeProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        # Settings in the environment are removed, because they are for other nodes.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
         with self.plan.log_file.open("ab") as log:
             self._log_start = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "moldau.cli.up.node",
+                "moldau.cli.child_node",
                 "--config",
                 str(self.plan.settings_file),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=environment,
+                env=child_environment(),
                 # In a new session the node does not receive Ctrl-C. The parent handles Ctrl-C and stops the nodes.
                 start_new_session=True,
             )
