@@ -22,7 +22,8 @@ from moldau.groups.records import (
     MemberMetadataValue,
     OffsetCommitRecord,
 )
-from moldau.wire.codec import DecodeError, Message, entity_decoder, entity_encoder, write_unsigned_varint
+from moldau.wire.codec import DecodeError, Message, entity_decoder, entity_encoder
+from moldau.wire.encoder_compiler import write_unsigned_varint
 
 OFFSET_KEY_VERSION = 1
 OFFSET_KEY_VERSIONS = (0, 1)

@@ -16,26 +16,11 @@ from functools import cache
 from typing import Any
 
 from moldau.wire.decoder_compiler import compile_decoder, decoder_source
-from moldau.wire.decoder_runtime import ELEMENTS_MAX, TAGS_MAX, Cursor, DecodeError, Message, ReadFunction, read_tags
-from moldau.wire.encoder_compiler import WriteFunction, compile_encoder, encoder_source, write_unsigned_varint
+from moldau.wire.decoder_runtime import ELEMENTS_MAX, DecodeError, Message, ReadFunction
+from moldau.wire.encoder_compiler import WriteFunction, compile_encoder, encoder_source
 from moldau.wire.schema import MessageKind, is_flexible, message_type, schema_fields
 
-__all__ = [
-    "COPIED_BYTES_MAX",
-    "ELEMENTS_MAX",
-    "TAGS_MAX",
-    "Cursor",
-    "DecodeError",
-    "Message",
-    "decoder",
-    "encoder",
-    "entity_decoder",
-    "entity_encoder",
-    "generated_source",
-    "has_flexible_header",
-    "read_tags",
-    "write_unsigned_varint",
-]
+__all__ = ["DecodeError", "Message", "decoder", "encoder", "entity_decoder", "entity_encoder", "has_flexible_header"]
 
 COPIED_BYTES_MAX = 1 << 20
 """Messages up to this size that carry no records are copied to `bytes` first, because `bytes` are decoded faster."""

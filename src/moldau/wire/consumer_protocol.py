@@ -5,12 +5,13 @@ version. A decoder ignores the unknown fields of a newer version, so that member
 group.
 """
 
-import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any, ClassVar
 
-from moldau.wire.codec import Cursor, DecodeError
-from moldau.wire.decoder_runtime import decode_string
+from moldau.wire.codec import DecodeError, Message, entity_decoder, entity_encoder
 
 PROTOCOL_TYPE = "consumer"
 
@@ -18,9 +19,6 @@ VERSION_MAX = 3
 
 Partition = tuple[str, int]
 """Topic name and partition index."""
-
-_INT16 = struct.Struct(">h")
-_INT32 = struct.Struct(">i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,43 +39,35 @@ class Assignment:
     user_data: bytes | None = None
 
 
-def encode_subscription(subscription: Subscription, version: int = VERSION_MAX) -> bytes:
+def encode_subscription(subscription: Subscription) -> bytes:
     """Encodes a subscription. Topics and partitions are sorted, as in the Java consumer."""
-    out = bytearray(_INT16.pack(_check_version(version)))
-    out += _INT32.pack(len(subscription.topics))
-    for topic in sorted(subscription.topics):
-        _write_string(out, topic)
-    _write_bytes(out, subscription.user_data)
-    if version >= 1:
-        _write_partitions(out, subscription.owned_partitions)
-    if version >= 2:
-        out += _INT32.pack(subscription.generation_id)
-    if version >= 3:
-        _write_string(out, subscription.rack_id)
-    return bytes(out)
+    return _encode_latest(
+        "Subscription",
+        {
+            "topics": sorted(subscription.topics),
+            "user_data": subscription.user_data,
+            "owned_partitions": _group_by_topic(subscription.owned_partitions),
+            "generation_id": subscription.generation_id,
+            "rack_id": subscription.rack_id,
+        },
+    )
 
 
 def decode_subscription(data: bytes | memoryview) -> Subscription:
     """Decodes a subscription. Raises DecodeError."""
-    cursor, version = _read_version(data, "subscription")
-    topics = tuple(_read_string(cursor) for _ in range(_read_array_length(cursor, 2)))
-    user_data = _read_bytes(cursor)
-    owned: tuple[Partition, ...] = ()
-    generation_id, rack_id = -1, None
-    if version >= 1:
-        owned = _read_partitions(cursor)
-    if version >= 2:
-        generation_id = _read_int32(cursor)
-    if version >= 3:
-        rack_id = _read_nullable_string(cursor)
-    return Subscription(topics, user_data, owned, generation_id, rack_id)
+    message = _decode("Subscription", data)
+    return Subscription(
+        tuple(message.topics),
+        _to_bytes(message.user_data),
+        _to_partitions(message.get("owned_partitions", ())),
+        message.get("generation_id", -1),
+        message.get("rack_id"),
+    )
 
 
-def encode_assignment(assignment: Assignment, version: int = VERSION_MAX) -> bytes:
-    out = bytearray(_INT16.pack(_check_version(version)))
-    _write_partitions(out, assignment.partitions)
-    _write_bytes(out, assignment.user_data)
-    return bytes(out)
+def encode_assignment(assignment: Assignment) -> bytes:
+    tree = {"assigned_partitions": _group_by_topic(assignment.partitions), "user_data": assignment.user_data}
+    return _encode_latest("Assignment", tree)
 
 
 def decode_assignment(data: bytes | memoryview) -> Assignment:
@@ -87,92 +77,84 @@ def decode_assignment(data: bytes | memoryview) -> Assignment:
     """
     if not data:
         return Assignment(())
-    cursor, _ = _read_version(data, "assignment")
-    return Assignment(_read_partitions(cursor), _read_bytes(cursor))
+    message = _decode("Assignment", data)
+    return Assignment(_to_partitions(message.assigned_partitions), _to_bytes(message.user_data))
 
 
-def encode_partitions(partitions: Iterable[Partition]) -> bytes:
-    """Encodes partitions as in both messages. Assignors use the same encoding in their user data."""
+def encode_sticky_user_data(partitions: Iterable[Partition], generation_id: int) -> bytes:
+    """Encodes the user data with which the sticky assignor transfers a member's previous assignment."""
     out = bytearray()
-    _write_partitions(out, partitions)
+    _ENCODE_STICKY(out, {"previous_assignment": _group_by_topic(partitions), "generation": generation_id})
     return bytes(out)
 
 
-def decode_partitions(data: bytes | memoryview) -> tuple[tuple[Partition, ...], memoryview]:
-    """Decodes partitions. Returns the partitions and the bytes that follow them. Raises DecodeError."""
-    cursor = Cursor(memoryview(data))
-    return _read_partitions(cursor), cursor.data[cursor.position :]
+def decode_sticky_user_data(data: bytes) -> tuple[tuple[Partition, ...], int]:
+    """Returns the previous partitions and their generation. Clients before Kafka 2.3 send no generation, which is -1.
+
+    Raises DecodeError.
+    """
+    view = memoryview(data)
+    try:
+        message = _DECODE_STICKY(view)
+    except DecodeError:
+        message = _DECODE_STICKY_WITHOUT_GENERATION(view)
+    return _to_partitions(message.previous_assignment), message.get("generation", -1)
 
 
-def _check_version(version: int) -> int:
-    if not 0 <= version <= VERSION_MAX:
-        raise ValueError(f"version {version} of the consumer protocol is not supported, only 0 to {VERSION_MAX}")
-    return version
+@dataclass(frozen=True)
+class _StickyTopic:
+    __flexible__: ClassVar = False
+    topic: str = field(metadata={"kafka_type": "string"})
+    partitions: tuple[int, ...] = field(metadata={"kafka_type": "int32"})
 
 
-def _read_version(data: bytes | memoryview, what: str) -> tuple[Cursor, int]:
-    cursor = Cursor(memoryview(data))
-    version: int = _INT16.unpack(cursor.take(2))[0]
+@dataclass(frozen=True)
+class _StickyUserDataV0:
+    __flexible__: ClassVar = False
+    previous_assignment: tuple[_StickyTopic, ...]
+
+
+@dataclass(frozen=True)
+class _StickyUserDataV1(_StickyUserDataV0):
+    generation: int = field(metadata={"kafka_type": "int32"})
+
+
+_ENCODE_STICKY = entity_encoder(_StickyUserDataV1)
+_DECODE_STICKY = entity_decoder(_StickyUserDataV1)
+_DECODE_STICKY_WITHOUT_GENERATION = entity_decoder(_StickyUserDataV0)
+_encoder, _decoder = cache(entity_encoder), cache(entity_decoder)
+
+
+@cache
+def _entity(name: str, version: int) -> type:
+    module = import_module(f"kio.schema.consumer_protocol_{name.lower()}.v{version}.data")
+    entity: type = getattr(module, f"ConsumerProtocol{name}")
+    return entity
+
+
+def _encode_latest(name: str, tree: dict[str, Any]) -> bytes:
+    out = bytearray(VERSION_MAX.to_bytes(2, "big"))
+    _encoder(_entity(name, VERSION_MAX))(out, tree)
+    return bytes(out)
+
+
+def _decode(name: str, data: bytes | memoryview) -> Message:
+    version = int.from_bytes(data[:2], "big", signed=True)
     if version < 0:
-        raise DecodeError(f"the {what} has version {version}")
-    return cursor, version
+        raise DecodeError(f"the {name.lower()} has version {version}")
+    return _decoder(_entity(name, min(version, VERSION_MAX)))(memoryview(data)[2:])
 
 
-def _read_int32(cursor: Cursor) -> int:
-    value: int = _INT32.unpack(cursor.take(4))[0]
-    return value
+def _to_bytes(data: memoryview | None) -> bytes | None:
+    return None if data is None else bytes(data)
 
 
-def _read_array_length(cursor: Cursor, element_size_min: int) -> int:
-    count = _read_int32(cursor)
-    if count < 0:
-        raise DecodeError(f"an array has {count} elements")
-    return cursor.elements(count, element_size_min)
+def _to_partitions(topics: Iterable[Message]) -> tuple[Partition, ...]:
+    return tuple((each.topic, index) for each in topics for index in each.partitions)
 
 
-def _read_nullable_string(cursor: Cursor) -> str | None:
-    length: int = _INT16.unpack(cursor.take(2))[0]
-    return None if length == -1 else decode_string(cursor.take(length))
-
-
-def _read_string(cursor: Cursor) -> str:
-    name = _read_nullable_string(cursor)
-    if name is None:
-        raise DecodeError("a topic name is null")
-    return name
-
-
-def _read_bytes(cursor: Cursor) -> bytes | None:
-    length = _read_int32(cursor)
-    return None if length == -1 else bytes(cursor.take(length))
-
-
-def _read_partitions(cursor: Cursor) -> tuple[Partition, ...]:
-    partitions: list[Partition] = []
-    for _ in range(_read_array_length(cursor, 6)):
-        topic = _read_string(cursor)
-        partitions += [(topic, _read_int32(cursor)) for _ in range(_read_array_length(cursor, 4))]
-    return tuple(partitions)
-
-
-def _write_string(out: bytearray, text: str | None) -> None:
-    raw = None if text is None else text.encode()
-    out += _INT16.pack(-1 if raw is None else len(raw))
-    out += raw or b""
-
-
-def _write_bytes(out: bytearray, data: bytes | None) -> None:
-    out += _INT32.pack(-1 if data is None else len(data))
-    out += data or b""
-
-
-def _write_partitions(out: bytearray, partitions: Iterable[Partition]) -> None:
+def _group_by_topic(partitions: Iterable[Partition]) -> list[dict[str, Any]]:
     by_topic: dict[str, list[int]] = {}
     for topic, index in sorted(partitions):
         by_topic.setdefault(topic, []).append(index)
-    out += _INT32.pack(len(by_topic))
-    for topic, indexes in by_topic.items():
-        _write_string(out, topic)
-        out += _INT32.pack(len(indexes))
-        for index in indexes:
-            out += _INT32.pack(index)
+    return [{"topic": topic, "partitions": indexes} for topic, indexes in by_topic.items()]

@@ -47,32 +47,6 @@ class Message:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
 
-class Cursor:
-    """A read position in bytes that are decoded without a generated decoder."""
-
-    __slots__ = ("data", "elements_left", "end", "position")
-
-    def __init__(self, data: memoryview, position: int = 0) -> None:
-        self.data = data
-        self.position = position
-        self.end = len(data)
-        self.elements_left = ELEMENTS_MAX
-
-    def take(self, size: int) -> memoryview:
-        start = self.position
-        if size < 0 or start + size > self.end:
-            raise too_short_error(size, self.end - start)
-        self.position = start + size
-        return self.data[start : start + size]
-
-    def elements(self, count: int, element_size_min: int) -> int:
-        self.elements_left -= count
-        bytes_left = self.end - self.position
-        if count < 0 or count * element_size_min > bytes_left or self.elements_left < 0:
-            raise too_many_elements_error(count, element_size_min, bytes_left)
-        return count
-
-
 def too_short_error(size: int, bytes_left: int) -> DecodeError:
     return DecodeError(f"{size} bytes expected, but only {bytes_left} are left")
 

@@ -4,8 +4,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from moldau.wire.codec import DecodeError, has_flexible_header, read_tags
-from moldau.wire.decoder_runtime import decode_string
+from moldau.wire.codec import has_flexible_header
+from moldau.wire.decoder_runtime import DecodeError, decode_string, read_tags
 
 _HEADER = struct.Struct(">hhih")
 _SIZE_AND_CORRELATION = struct.Struct(">ii")

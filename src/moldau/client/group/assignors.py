@@ -20,7 +20,7 @@ from moldau.client.group.sticky_assignment import (
     subscribers_by_topic,
 )
 from moldau.wire.codec import DecodeError
-from moldau.wire.consumer_protocol import Partition, Subscription, decode_partitions, encode_partitions
+from moldau.wire.consumer_protocol import Partition, Subscription, decode_sticky_user_data, encode_sticky_user_data
 
 __all__ = [
     "NO_ASSIGNMENT",
@@ -112,7 +112,7 @@ class StickyAssignor(ConsumerPartitionAssignor):
     def user_data(self, previous_assignment: PreviousAssignment) -> bytes | None:
         if previous_assignment == NO_ASSIGNMENT:
             return None
-        return encode_partitions(previous_assignment.partitions) + _INT32.pack(previous_assignment.generation_id)
+        return encode_sticky_user_data(previous_assignment.partitions, previous_assignment.generation_id)
 
     def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
         claims = [(each.member_id, _decode_previous_assignment(each.subscription.user_data)) for each in members]
@@ -123,17 +123,11 @@ class StickyAssignor(ConsumerPartitionAssignor):
 
 
 def _decode_previous_assignment(user_data: bytes | None) -> PreviousAssignment:
-    """Decodes the user data of the sticky assignor. Clients before Kafka 2.3 send no generation.
-
-    Returns NO_ASSIGNMENT for invalid data, because the data of one member must not fail the whole group.
-    """
-    if not user_data:
-        return NO_ASSIGNMENT
+    """Returns NO_ASSIGNMENT for invalid data, because the data of one member must not fail the whole group."""
     try:
-        partitions, rest = decode_partitions(user_data)
+        return PreviousAssignment(*decode_sticky_user_data(user_data)) if user_data else NO_ASSIGNMENT
     except DecodeError:
         return NO_ASSIGNMENT
-    return PreviousAssignment(partitions, _INT32.unpack_from(rest)[0] if len(rest) >= _INT32.size else -1)
 
 
 class CooperativeStickyAssignor(ConsumerPartitionAssignor):
