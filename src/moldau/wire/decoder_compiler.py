@@ -23,13 +23,7 @@ from moldau.wire.decoder_runtime import (
 )
 from moldau.wire.messages import ABSENT_FIELDS
 from moldau.wire.schema import SchemaField, is_flexible, schema_fields
-from moldau.wire.source_builder import (
-    FIXED_SIZE_FORMATS,
-    SourceBuilder,
-    compile_namespace,
-    format_size,
-    struct_constant_name,
-)
+from moldau.wire.source_builder import FIXED_SIZE_FORMATS, Run, SourceBuilder, compile_function
 
 _NAMES = {
     "Message": Message,
@@ -46,47 +40,30 @@ _NAMES = {
 
 
 def compile_decoder(entity: type) -> ReadFunction:
-    space = compile_namespace(decoder_source(entity), f"reading {entity.__module__}.{entity.__name__}", _NAMES)
-    read: ReadFunction = space[f"read_{entity.__name__}"]
+    read: ReadFunction = compile_function(decoder_source(entity), f"read_{entity.__name__}", entity, _NAMES)
     return read
 
 
 def decoder_source(entity: type) -> str:
-    source = SourceBuilder()
+    source = SourceBuilder(_write_unpack)
     _write_definitions(source, entity)
     _write_struct_function(source, entity)
     return source.text()
 
 
-class _FixedSizeReads:
-    """Collects adjacent values of fixed size, to unpack them with one call."""
-
-    def __init__(self, source: SourceBuilder) -> None:
-        self._source = source
-        self._targets: list[str] = []
-        self._letters = ""
-        self._ids: list[str] = []
-
-    def add(self, target: str, letters: str) -> None:
-        self._targets.append(target)
-        self._letters += letters
-        if letters == FIXED_SIZE_FORMATS["uuid"]:
-            self._ids.append(target)
-
-    def end(self) -> None:
-        source, letters, targets = self._source, self._letters, self._targets
-        if not letters:
-            return
-        if letters == "B":
-            source.line(f"{targets[0]} = data[position]")
-        else:
-            unpack = source.constant(struct_constant_name("unpack", letters), f'Struct(">{letters}").unpack_from')
-            comma = "," if len(targets) == 1 else ""
-            source.line(f"{', '.join(targets)}{comma} = {unpack}(data, position)")
-        source.line(f"position += {format_size(letters)}")
-        for target in self._ids:
+def _write_unpack(source: SourceBuilder, run: Run) -> None:
+    targets, formats = zip(*run, strict=True)
+    format_ = "".join(formats)
+    if format_ == "B":
+        source.line(f"{targets[0]} = data[position]")
+    else:
+        comma = "," if len(targets) == 1 else ""
+        unpack = source.struct_method("unpack_from", format_)
+        source.line(f"{', '.join(targets)}{comma} = {unpack}(data, position)")
+    source.line(f"position += {struct.calcsize('>' + format_)}")
+    for target, each in run:
+        if each == FIXED_SIZE_FORMATS["uuid"]:
             source.line(f"{target} = decode_uuid({target})")
-        self._targets, self._letters, self._ids = [], "", []
 
 
 def _write_definitions(source: SourceBuilder, entity: type) -> None:
@@ -121,9 +98,8 @@ def _write_tag_function(source: SourceBuilder, entity: type, field: SchemaField)
         return _write_struct_function(source, field.entity)
     name = f"read_{entity.__name__}_{field.name}"
     with _function(source, name, "value"):
-        run = _FixedSizeReads(source)
-        _write_field(source, run, field, "value", flexible=True, depth=0)
-        run.end()
+        _write_field(source, field, "value", flexible=True, depth=0)
+        source.end_run()
     return name
 
 
@@ -149,13 +125,12 @@ def _write_struct(source: SourceBuilder, entity: type, target: str, depth: int) 
     for field in fields:
         if field.tag is not None:
             source.line(f"{target}.{field.name} = {_default(source, entity, field)}")
-    run = _FixedSizeReads(source)
     for field in fields:
         if field.tag is None:
-            _write_field(source, run, field, f"{target}.{field.name}", flexible, depth)
+            _write_field(source, field, f"{target}.{field.name}", flexible, depth)
     if flexible:
-        run.add("tags", "B")
-    run.end()
+        source.add_fixed("tags", "B")
+    source.end_run()
     if flexible:
         with source.block("if tags:"):
             source.line(
@@ -189,21 +164,19 @@ def _absent_fields(entity: type) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in present}
 
 
-def _write_field(
-    source: SourceBuilder, run: _FixedSizeReads, field: SchemaField, target: str, flexible: bool, depth: int
-) -> None:
+def _write_field(source: SourceBuilder, field: SchemaField, target: str, flexible: bool, depth: int) -> None:
     if field.is_array:
-        _write_size(source, run, "count", "i", "varint", flexible)
+        _write_size(source, "count", "i", "varint", flexible)
         if flexible:
             source.line("count -= 1")
         with _unless_null(source, "count == -1", target, field.nullable):
             _write_array(source, field, target, flexible, depth + 1)
     elif field.entity is None:
-        _write_primitive(source, run, field.kafka_type, target, flexible, field.nullable)
+        _write_primitive(source, field.kafka_type, target, flexible, field.nullable)
     else:
         if field.nullable:
-            run.add("marker", "B")
-        run.end()
+            source.add_fixed("marker", "B")
+        source.end_run()
         with _unless_null(source, "marker == 0xFF", target, field.nullable):
             _write_struct(source, field.entity, f"inner_{depth + 1}", depth + 1)
             source.line(f"{target} = inner_{depth + 1}")
@@ -220,15 +193,13 @@ def _unless_null(source: SourceBuilder, is_null: str, target: str, nullable: boo
         yield
 
 
-def _write_size(
-    source: SourceBuilder, run: _FixedSizeReads, name: str, letter: str, read_long: str, flexible: bool
-) -> None:
+def _write_size(source: SourceBuilder, name: str, letter: str, read_long: str, flexible: bool) -> None:
     """Writes code that reads a length or count, in one call with the fixed-size fields before it.
 
     A length of -1 means null. In flexible versions the value read is the length plus one, so 0 means null.
     """
-    run.add(name, "B" if flexible else letter)
-    run.end()
+    source.add_fixed(name, "B" if flexible else letter)
+    source.end_run()
     if flexible:
         with source.block(f"if {name} > 0x7F:"):
             source.line(f"{name}, position = {read_long}(data, position - 1)")
@@ -248,29 +219,26 @@ def _write_array(source: SourceBuilder, field: SchemaField, target: str, flexibl
     source.line(f"{target} = {items} = []")
     with source.block("for _ in range(count):"):
         if field.entity is None:
-            run = _FixedSizeReads(source)
-            _write_primitive(source, run, field.kafka_type, item, flexible, nullable=False)
-            run.end()
+            _write_primitive(source, field.kafka_type, item, flexible, nullable=False)
+            source.end_run()
         else:
             _write_struct(source, field.entity, item, depth)
         source.line(f"{items}.append({item})")
 
 
-def _write_primitive(
-    source: SourceBuilder, run: _FixedSizeReads, kafka_type: str, target: str, flexible: bool, nullable: bool
-) -> None:
+def _write_primitive(source: SourceBuilder, kafka_type: str, target: str, flexible: bool, nullable: bool) -> None:
     if kafka_type in FIXED_SIZE_FORMATS:
-        run.add(target, FIXED_SIZE_FORMATS[kafka_type])
+        source.add_fixed(target, FIXED_SIZE_FORMATS[kafka_type])
         return
     if kafka_type == "string":
-        _write_size(source, run, "size", "h", "compact_string_length", flexible)
+        _write_size(source, "size", "h", "compact_string_length", flexible)
         # This is `decode_string`, inlined for short strings to avoid a call.
         value = (
             f'str(data[position:stop], "utf-8", "replace") if stop - position <= {SAFE_STRING_BYTES} '
             "else decode_string(data[position:stop])"
         )
     elif kafka_type in ("bytes", "records"):
-        _write_size(source, run, "size", "i", "varint", flexible)
+        _write_size(source, "size", "i", "varint", flexible)
         value = "frame[position:stop]"
     else:
         raise LookupError(f"type {kafka_type!r} is not supported")
@@ -302,5 +270,5 @@ def _item_size_min(field: SchemaField, flexible: bool) -> int:
     if field.entity is not None:
         return _struct_size_min(field.entity)
     if field.kafka_type in FIXED_SIZE_FORMATS:
-        return format_size(FIXED_SIZE_FORMATS[field.kafka_type])
+        return struct.calcsize(">" + FIXED_SIZE_FORMATS[field.kafka_type])
     return 1 if flexible else 2 if field.kafka_type == "string" else 4

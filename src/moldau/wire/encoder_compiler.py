@@ -11,7 +11,7 @@ from typing import Any
 
 from moldau.wire.decoder_runtime import ZERO_UUID
 from moldau.wire.schema import REQUIRED, SchemaField, is_flexible, schema_fields
-from moldau.wire.source_builder import FIXED_SIZE_FORMATS, SourceBuilder, compile_namespace, struct_constant_name
+from moldau.wire.source_builder import FIXED_SIZE_FORMATS, Run, SourceBuilder, compile_function
 
 WriteFunction = Callable[[bytearray, Any], None]
 
@@ -66,41 +66,24 @@ _NAMES = {
 
 
 def compile_encoder(entity: type) -> WriteFunction:
-    space = compile_namespace(encoder_source(entity), f"writing {entity.__module__}.{entity.__name__}", _NAMES)
-    write: WriteFunction = space[f"write_{entity.__name__}"]
+    write: WriteFunction = compile_function(encoder_source(entity), f"write_{entity.__name__}", entity, _NAMES)
     return write
 
 
 def encoder_source(entity: type) -> str:
-    source = SourceBuilder()
+    source = SourceBuilder(_write_pack)
     _write_definitions(source, entity)
     _write_struct_function(source, entity)
     return source.text()
 
 
-class _FixedSizeWrites:
-    """Collects adjacent values of fixed size, to pack them with one call."""
-
-    def __init__(self, source: SourceBuilder) -> None:
-        self._source = source
-        self._values: list[str] = []
-        self._letters = ""
-
-    def add(self, value: str, letters: str) -> None:
-        self._values.append(value)
-        self._letters += letters
-
-    def add_zero(self) -> None:
-        self._letters += "x"
-
-    def end(self) -> None:
-        source, letters = self._source, self._letters
-        if letters == "x":
-            source.line("out.append(0)")
-        elif letters:
-            pack = source.constant(struct_constant_name("pack", letters), f'Struct(">{letters}").pack')
-            source.line(f"out += {pack}({', '.join(self._values)})")
-        self._values, self._letters = [], ""
+def _write_pack(source: SourceBuilder, run: Run) -> None:
+    format_ = "".join(each for _, each in run)
+    if format_ == "x":
+        source.line("out.append(0)")
+    else:
+        values = ", ".join(value for value, each in run if each != "x")
+        source.line(f"out += {source.struct_method('pack', format_)}({values})")
 
 
 def _write_definitions(source: SourceBuilder, entity: type) -> None:
@@ -126,9 +109,8 @@ def _write_tag_function(source: SourceBuilder, entity: type, field: SchemaField)
         _write_struct_function(source, field.entity)
         return
     with source.block(f"def {_tag_function(entity, field)}(out, value):"):
-        run = _FixedSizeWrites(source)
-        _write_field(source, run, field, "value", flexible=True, depth=0)
-        run.end()
+        _write_field(source, field, "value", flexible=True, depth=0)
+        source.end_run()
 
 
 def _write_struct_function(source: SourceBuilder, entity: type) -> None:
@@ -140,17 +122,16 @@ def _write_struct_function(source: SourceBuilder, entity: type) -> None:
 
 def _write_struct(source: SourceBuilder, entity: type, tree: str, depth: int) -> None:
     fields, flexible = schema_fields(entity), is_flexible(entity)
-    run = _FixedSizeWrites(source)
     for field in fields:
         if field.tag is None:
-            _write_field(source, run, field, _value(source, entity, field, tree), flexible, depth)
+            _write_field(source, field, _value(source, entity, field, tree), flexible, depth)
     tagged = [field for field in fields if field.tag is not None]
     if tagged:
-        run.end()
+        source.end_run()
         _write_tags_present(source, entity, tagged, tree)
     elif flexible:
-        run.add_zero()
-    run.end()
+        source.add_fixed("", "x")
+    source.end_run()
     if not fields and not flexible:
         source.line("pass")
 
@@ -184,15 +165,13 @@ def _write_tags_present(source: SourceBuilder, entity: type, tagged: list[Schema
         source.line("out.append(0)")
 
 
-def _write_field(
-    source: SourceBuilder, run: _FixedSizeWrites, field: SchemaField, value: str, flexible: bool, depth: int
-) -> None:
+def _write_field(source: SourceBuilder, field: SchemaField, value: str, flexible: bool, depth: int) -> None:
     if field.is_array:
-        _write_array(source, run, field, value, flexible, depth + 1)
+        _write_array(source, field, value, flexible, depth + 1)
     elif field.entity is None:
-        _write_primitive(source, run, field.kafka_type, value, flexible)
+        _write_primitive(source, field.kafka_type, value, flexible)
     else:
-        run.end()
+        source.end_run()
         inner = f"tree_{depth + 1}"
         source.line(f"{inner} = {value}")
         if field.nullable:
@@ -205,20 +184,18 @@ def _write_field(
             _write_struct(source, field.entity, inner, depth + 1)
 
 
-def _write_array(
-    source: SourceBuilder, run: _FixedSizeWrites, field: SchemaField, value: str, flexible: bool, depth: int
-) -> None:
+def _write_array(source: SourceBuilder, field: SchemaField, value: str, flexible: bool, depth: int) -> None:
     source.line(f"items = {value}")
     if flexible:
-        run.end()
+        source.end_run()
         with source.block("if items is None:"):
             source.line("out.append(0)")
         with source.block("else:"):
             _write_compact_size(source, "items")
             _write_items(source, field, flexible, depth)
     else:
-        run.add("-1 if items is None else len(items)", "i")
-        run.end()
+        source.add_fixed("-1 if items is None else len(items)", "i")
+        source.end_run()
         with source.block("if items:"):
             _write_items(source, field, flexible, depth)
 
@@ -229,29 +206,28 @@ def _write_items(source: SourceBuilder, field: SchemaField, flexible: bool, dept
         if field.entity is not None:
             _write_struct(source, field.entity, item, depth)
         else:
-            run = _FixedSizeWrites(source)
-            _write_primitive(source, run, field.kafka_type, item, flexible)
-            run.end()
+            _write_primitive(source, field.kafka_type, item, flexible)
+            source.end_run()
 
 
-def _write_primitive(source: SourceBuilder, run: _FixedSizeWrites, kafka_type: str, value: str, flexible: bool) -> None:
+def _write_primitive(source: SourceBuilder, kafka_type: str, value: str, flexible: bool) -> None:
     if kafka_type == "uuid":
-        run.add(f"ZERO_UUID if (uuid := {value}) is None else uuid.bytes", FIXED_SIZE_FORMATS["uuid"])
+        source.add_fixed(f"ZERO_UUID if (uuid := {value}) is None else uuid.bytes", FIXED_SIZE_FORMATS["uuid"])
     elif kafka_type in FIXED_SIZE_FORMATS:
-        run.add(value, FIXED_SIZE_FORMATS[kafka_type])
+        source.add_fixed(value, FIXED_SIZE_FORMATS[kafka_type])
     elif kafka_type == "records":
-        run.end()
+        source.end_run()
         source.line(f"{'write_compact_records' if flexible else 'write_records'}(out, {value})")
     elif kafka_type in ("string", "bytes"):
         source.line(f"raw = {value}")
-        _write_sized(source, run, kafka_type == "string", flexible)
+        _write_sized(source, kafka_type == "string", flexible)
     else:
         raise LookupError(f"type {kafka_type!r} is not supported")
 
 
-def _write_sized(source: SourceBuilder, run: _FixedSizeWrites, is_text: bool, flexible: bool) -> None:
+def _write_sized(source: SourceBuilder, is_text: bool, flexible: bool) -> None:
     if flexible:
-        run.end()
+        source.end_run()
         with source.block("if raw is None:"):
             source.line("out.append(0)")
         with source.block("else:"):
@@ -263,8 +239,8 @@ def _write_sized(source: SourceBuilder, run: _FixedSizeWrites, is_text: bool, fl
         if is_text:
             with source.block("if raw is not None:"):
                 source.line("raw = raw.encode()")
-        run.add("-1 if raw is None else len(raw)", "h" if is_text else "i")
-        run.end()
+        source.add_fixed("-1 if raw is None else len(raw)", "h" if is_text else "i")
+        source.end_run()
         with source.block("if raw:"):
             source.line("out += raw")
 

@@ -5,8 +5,7 @@ dataclasses generate `__init__`. Such code without loops is several times faster
 """
 
 import linecache
-import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,22 +27,29 @@ FIXED_SIZE_FORMATS = {
 """Kafka's types of fixed size, with their format characters for the struct module."""
 
 
-def format_size(letters: str) -> int:
-    return struct.calcsize(">" + letters)
-
-
-def struct_constant_name(verb: str, letters: str) -> str:
-    return f"{verb}_{letters.replace('?', 't')}"
+Run = list[tuple[str, str]]
+"""Adjacent values of fixed size: the expression and the struct format of each value."""
 
 
 class SourceBuilder:
     """Lines of source with indentation, preceded by constants."""
 
-    def __init__(self) -> None:
+    def __init__(self, write_run: "Callable[[SourceBuilder, Run], None]") -> None:
+        self._write_run = write_run
+        self._run: Run = []
         self._lines: list[str] = []
         self._indent = ""
         self._constants: dict[str, str] = {}
         self._defined: set[str] = set()
+
+    def add_fixed(self, expression: str, format_: str) -> None:
+        """Adds a value of fixed size to the current run. One call packs or unpacks the whole run."""
+        self._run.append((expression, format_))
+
+    def end_run(self) -> None:
+        run, self._run = self._run, []
+        if run:
+            self._write_run(self, run)
 
     def line(self, text: str) -> None:
         self._lines.append(self._indent + text)
@@ -63,6 +69,10 @@ class SourceBuilder:
         self._constants[name] = value
         return name
 
+    def struct_method(self, method: str, format_: str) -> str:
+        """Adds a constant for a method of a `struct.Struct` and returns its name."""
+        return self.constant(f"{method}_{format_.replace('?', 't')}", f'Struct(">{format_}").{method}')
+
     def define_once(self, name: str) -> bool:
         """Returns whether the name is new, and records the name.
 
@@ -77,10 +87,10 @@ class SourceBuilder:
         return "\n".join([*constants, *self._lines, ""])
 
 
-def compile_namespace(text: str, title: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Executes the source with `names` as globals and returns its namespace. Tracebacks show the generated lines."""
-    file = f"<{title}>"
+def compile_function(text: str, name: str, entity: type, names: dict[str, Any]) -> Any:
+    """Executes the source with `names` as globals and returns one of its functions. Tracebacks show the lines."""
+    file = f"<{name} of {entity.__module__}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     space = {"__name__": __name__, **names}
     exec(compile(text, file, "exec"), space)
-    return space
+    return space[name]
