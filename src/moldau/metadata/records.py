@@ -11,8 +11,8 @@ from typing import Any, ClassVar, get_args
 from uuid import UUID
 
 from moldau.errors import CorruptRecordError, UnsupportedVersionError
-from moldau.wire.extension_fields import FIRST_TAG
 from moldau.wire.kio import EntityType, SerialError, entity_reader, entity_writer
+from moldau.wire.schema import FIRST_TAG
 
 FRAME_VERSION = 1
 

@@ -1,4 +1,4 @@
-"""Schemas of messages, read from kio's dataclasses on first use.
+"""Schemas of messages, read from kio's dataclasses on first use, and the tagged fields that Moldau adds to them.
 
 kio's own decoders are not used for requests. They allocate memory for the element count in the request before they
 check how many bytes follow, so a request of ten bytes could kill the process (docs/decisions/0002-own-codec.md).
@@ -7,14 +7,17 @@ check how many bytes follow, so a request of ten bytes could kill the process (d
 import dataclasses
 import types
 import typing
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+from uuid import UUID
 
-from moldau.wire.extension_fields import EXTENSION_FIELDS
 from moldau.wire.kio import EntityType, api_key_map, load_payload_module, schema_name_map
 
 MessageKind = Literal["request", "response"]
+
+REQUIRED: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +25,70 @@ class SchemaField:
     name: str
     kafka_type: str
     """The name of a primitive type (`int32`, `string`, ...), or "" for an entity."""
-    entity: type | None
-    is_array: bool
-    nullable: bool
-    tag: int | None
-    default: Any
+    entity: type | None = None
+    is_array: bool = False
+    nullable: bool = False
+    tag: int | None = None
+    default: Any = REQUIRED
     """The value to encode if the tree has no value for the field. `REQUIRED` if the tree must have a value."""
 
 
-REQUIRED: Any = object()
+FIRST_TAG = 10_000
+"""The first tag of Moldau's extension fields. Kafka numbers its tags from 0, so future tags of Kafka do not collide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotReadyReplica:
+    __flexible__: ClassVar[bool] = True
+    topic_id: UUID | None = field(metadata={"kafka_type": "uuid"})
+    partition_index: int = field(metadata={"kafka_type": "int32"})
+    reason: str = field(metadata={"kafka_type": "string"})
+
+
+_FETCH_REQUEST_FIELDS = (
+    # The `sent_ms` of the latest response that the replica received from the leader; -1 if there is none.
+    SchemaField("heard_ms", "int64", tag=FIRST_TAG, default=-1),
+)
+_FETCH_RESPONSE_FIELDS = (
+    # The time of the response by the clock of the quorum's leader; -1 if the node is not the leader.
+    SchemaField("sent_ms", "int64", tag=FIRST_TAG, default=-1),
+)
+
+EXTENSION_FIELDS: Mapping[str, tuple[SchemaField, ...]] = types.MappingProxyType(
+    {
+        "BrokerRegistrationRequest": (
+            # The ids of the latest incarnations of the broker that are recorded on its disk.
+            SchemaField("former_incarnation_ids", "uuid", is_array=True, tag=FIRST_TAG, default=[]),
+        ),
+        "BrokerHeartbeatRequest": (
+            # Replicas whose logs could not be opened, with the reason. Clients that wait for the topic get this reason.
+            SchemaField("not_ready", "", NotReadyReplica, is_array=True, tag=FIRST_TAG, default=[]),
+            # Replicas that are intact but temporarily reject appends, with the reason.
+            SchemaField("not_writable", "", NotReadyReplica, is_array=True, tag=FIRST_TAG + 1, default=[]),
+        ),
+        "BrokerHeartbeatResponse": (
+            # The time between the last confirmation of the controller by the quorum and this heartbeat.
+            SchemaField("confirmed_age_ms", "int32", tag=FIRST_TAG, default=0),
+        ),
+        "EnvelopeResponse": (
+            # The metadata offset of the controller after the change; -1 if unknown. The forwarding node applies the
+            # metadata up to this offset before it responds, so the client then sees the change on that node.
+            SchemaField("metadata_offset", "int64", tag=FIRST_TAG, default=-1),
+        ),
+        "FetchRequest": _FETCH_REQUEST_FIELDS,
+        "FetchResponse": _FETCH_RESPONSE_FIELDS,
+        "FetchSnapshotRequest": _FETCH_REQUEST_FIELDS,
+        "FetchSnapshotResponse": _FETCH_RESPONSE_FIELDS,
+        "VoteResponse": (
+            # The minimum time for which the voter has had no leader. Earlier leaders granted leases before that time.
+            SchemaField("silent_ms", "int32", tag=FIRST_TAG, default=0),
+        ),
+    }
+)
+"""Tagged fields that Moldau nodes add to Kafka's messages, by message name. Only flexible versions have tagged fields.
+
+Other decoders skip unknown tags, and an absent field has its default value.
+"""
 
 _ENTITY_TYPES: dict[MessageKind, Any] = {"request": EntityType.request, "response": EntityType.response}
 
@@ -40,9 +98,9 @@ _ZEROS: dict[str, Any] = {"string": "", "bytes": b"", "records": b"", "bool": Fa
 @cache
 def schema_fields(entity: type) -> tuple[SchemaField, ...]:
     """Returns the fields of an entity in wire order, followed by Moldau's extension fields."""
-    extension = EXTENSION_FIELDS.get(entity.__name__) if is_flexible(entity) else None
-    declared = [entity] if extension is None else [entity, extension]
-    fields = [_field(field, field.type) for each in declared for field in dataclasses.fields(each)]
+    fields = [_field(field, field.type) for field in dataclasses.fields(entity)]
+    if is_flexible(entity):
+        fields += EXTENSION_FIELDS.get(entity.__name__, ())
     if entity.__module__.endswith(".response"):
         fields = [_with_response_default(field) for field in fields]
     return tuple(fields)

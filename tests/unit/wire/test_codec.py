@@ -12,9 +12,8 @@ from moldau.wire import schema
 from moldau.wire.codec import COPIED_BYTES_MAX, DecodeError, Message, decoder, encoder, generated_source
 from moldau.wire.decoder_runtime import ELEMENTS_MAX, STRING_BYTES_MAX, TAGS_MAX
 from moldau.wire.encoder_compiler import write_unsigned_varint
-from moldau.wire.extension_fields import FIRST_TAG
 from moldau.wire.frames import ResponseFrame, read_request_header, skip_tagged_fields
-from moldau.wire.schema import MessageKind, message_type, schema_fields
+from moldau.wire.schema import FIRST_TAG, MessageKind, message_type, schema_fields
 
 EVERY_MESSAGE = [
     (int(key), version, kind)
