@@ -1,5 +1,6 @@
 """Console output of commands: tables, notices, errors with hints, and exit codes."""
 
+import base64
 import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -66,6 +67,14 @@ def report_results(results: Mapping[Any, object], done: str) -> None:
 
 def pluralize(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def bytes_to_json(data: bytes) -> str | dict[str, str]:
+    """Returns UTF-8 text as a string and other bytes as {"base64": ...}."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
 
 
 class TextTable(Table):

@@ -1,7 +1,6 @@
 """`moldau consume`: prints the records of topics. With a group, only the offsets of printed records are committed."""
 
 import asyncio
-import base64
 import json
 import sys
 from typing import Annotated, Any, Literal
@@ -9,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from moldau.cli.admin import connected_cluster, run_or_exit
-from moldau.cli.console import CommandError, print_notice
+from moldau.cli.console import CommandError, bytes_to_json, print_notice
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topics, validate_name
 from moldau.cli.signals import stop_signal
 from moldau.cli.stdio import OutputWriter
@@ -221,10 +220,4 @@ def _format_json(record: ConsumerRecord) -> bytes:
 
 
 def _json_text(data: bytes | None) -> str | dict[str, str] | None:
-    """Returns UTF-8 text as a string and other bytes as {"base64": ...}."""
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
+    return None if data is None else bytes_to_json(data)

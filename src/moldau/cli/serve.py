@@ -1,26 +1,48 @@
-"""`moldau serve`: runs one node until it is stopped."""
+"""`moldau serve`: runs one node until it is stopped. There is one flag per setting.
 
+The parser is argparse, because importing Typer would slow down startup.
+"""
+
+import argparse
 import dataclasses
 import errno
-import gc
 import os
+import shutil
+import socket
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, NoReturn
 
-from moldau.cli.serve_flags import parse_flags
 from moldau.errors import InvalidConfigError, MoldauError
-from moldau.settings.broker import BrokerSettings
-from moldau.settings.sources import build_settings
-
-if TYPE_CHECKING:
-    import asyncio
-
-    from moldau.node.node import Node
-    from moldau.platform import Platform
+from moldau.settings.broker import SECTIONS, START_HERE, BrokerSettings, broker_aliases, broker_definitions
+from moldau.settings.option_parser import did_you_mean
+from moldau.settings.registry import ConfigType, SettingDefinition
+from moldau.settings.sources import build_settings, flag_name
+from moldau.settings.values import format_value
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+HELP_WIDTH_MAX = 100
+PLACEHOLDERS = {
+    ConfigType.LIST: "A,B,...",
+    ConfigType.INT: "NUMBER",
+    ConfigType.LONG: "NUMBER",
+    ConfigType.DOUBLE: "NUMBER",
+}
+
+INTRODUCTION = """\
+Usage: moldau serve [FLAGS]
+
+Runs a node until it is stopped (Ctrl-C, SIGTERM).
+
+  moldau serve                                       local connections only, data in ./moldau-data
+  moldau serve --store memory --listen 127.0.0.1:0   in memory, on a free port
+  moldau serve --listen 0.0.0.0:9092 --advertised-listeners my-host:9092
+
+Every setting can be a flag, an environment variable (MOLDAU_NUM_PARTITIONS=3) or a line in
+the TOML file (num.partitions = 3). Flags override the environment, which overrides the file.
+"""
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -28,134 +50,25 @@ def serve(arguments: Sequence[str]) -> int:
     try:
         flags = parse_flags(arguments)
         if flags.wants_help:
-            from moldau.cli.serve_help import serve_help
-
             sys.stdout.write(serve_help())
             return 0
         settings = build_settings(file=flags.config, environment=os.environ, flags=flags.settings)
         settings = dataclasses.replace(settings, data_dir=os.path.abspath(settings.data_dir))
-        return _run_and_report_errors(settings)
+        # This import takes long, so wrong flags are reported before it.
+        from moldau.cli.serve_node import run
+
+        try:
+            run(settings)
+        except OSError as error:
+            return _print_error(_describe_os_error(error, settings), EXIT_FAILURE)
     except InvalidConfigError as error:
         return _print_error(str(error), EXIT_USAGE)
-
-
-def _run_and_report_errors(settings: BrokerSettings) -> int:
-    try:
-        run(settings)
-    except InvalidConfigError:
-        raise
     except MoldauError as error:
         return _print_error(str(error), EXIT_FAILURE)
-    except OSError as error:
-        return _print_error(_describe_os_error(error, settings), EXIT_FAILURE)
     return 0
 
 
-def run(settings: BrokerSettings) -> None:
-    import asyncio
-    from contextlib import nullcontext
-
-    from moldau.cli.data_lock import data_lock
-    from moldau.observe.logging import configure
-    from moldau.platform.system import system_platform
-
-    platform = system_platform()
-    configure(level=settings.log_level, style=settings.log_format, clock=platform.clock.wall_ms)
-    _raise_file_limit()
-    with (
-        data_lock(settings.data_dir) if settings.store == "files" else nullcontext(),
-        asyncio.Runner(loop_factory=loop_factory(settings.event_loop)) as runner,
-    ):
-        runner.run(_run_until_stopped(platform, settings))
-
-
-async def _run_until_stopped(platform: "Platform", settings: BrokerSettings) -> None:
-    import asyncio
-    import signal
-
-    from moldau.node.node import Node
-
-    stop = asyncio.Event()
-    is_signalled = False
-
-    def on_signal(number: int) -> None:
-        """Stops the node on the first signal. Exits the process at once on the second signal."""
-        nonlocal is_signalled
-        if is_signalled:
-            os._exit(128 + number)
-        is_signalled = True
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-    node = Node(platform, settings, on_fatal=lambda _: stop.set())
-    if not await _start_unless_stopped(node, stop):
-        return
-    # The node's objects exist until the node stops, so the garbage collector does not need to scan them.
-    gc.collect()
-    gc.freeze()
-    sys.stdout.write(ready_line([each.address for each in node.addresses], settings))
-    sys.stdout.flush()
-    await stop.wait()
-    await node.stop()
-    if node.failure is not None:
-        raise node.failure
-
-
-async def _start_unless_stopped(node: "Node", stop: "asyncio.Event") -> bool:
-    """Starts the node, which may have to wait for other nodes. Returns False if a stop is requested meanwhile."""
-    import asyncio
-
-    starting = asyncio.create_task(node.start())
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not starting.done():
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        if node.failure is not None:
-            raise node.failure
-        return False
-    starting.result()
-    return True
-
-
-def ready_line(addresses: list[str], settings: BrokerSettings) -> str:
-    storage = f"data in {settings.data_dir}" if settings.store == "files" else "data in memory only"
-    return (
-        f"Moldau is ready on {', '.join(addresses)}, {storage}. "
-        f"Try it: echo hello | kcat -P -b {addresses[0]} -t greetings\n"
-    )
-
-
-def loop_factory(choice: str) -> "Callable[[], asyncio.AbstractEventLoop]":
-    import asyncio
-
-    if choice != "asyncio":
-        try:
-            import uvloop
-        except ImportError:
-            if choice == "uvloop":
-                raise InvalidConfigError("event.loop is uvloop, but uvloop is not installed") from None
-        else:
-            new_uvloop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-            return new_uvloop
-    return asyncio.new_event_loop
-
-
-def _raise_file_limit() -> None:
-    """Raises the soft limit of open files to the hard limit, because each segment and connection uses a descriptor."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def _describe_os_error(error: OSError, settings: BrokerSettings) -> str:
-    import socket
-
     listen = ", ".join(listener.address for listener in settings.listeners)
     if isinstance(error, socket.gaierror):
         return f"cannot listen on {listen}: unknown host"
@@ -171,3 +84,81 @@ def _describe_os_error(error: OSError, settings: BrokerSettings) -> str:
 def _print_error(message: str, code: int) -> int:
     sys.stderr.write(f"moldau: {message}\n")
     return code
+
+
+class Flags(NamedTuple):
+    config: str | None
+    """Path of the TOML file."""
+    settings: dict[str, str]
+    """The text of each flag that is present, by setting name."""
+    wants_help: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidConfigError(message.removeprefix("argument "))
+
+
+def parse_flags(arguments: Sequence[str]) -> Flags:
+    """Parses flags. Raises InvalidConfigError if a flag is unknown or has no value."""
+    parser = _parser()
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        known = [option for action in parser._actions for option in action.option_strings]
+        raise InvalidConfigError(f"unknown flag {flag}{did_you_mean(flag, known)}")
+    flags = vars(parsed)
+    wants_help, config = flags.pop("help"), flags.pop("config")
+    settings = {name: value if isinstance(value, str) else ",".join(value) for name, value in flags.items()}
+    return Flags(config, settings, wants_help)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--help", "-h", action="store_true", default=False)
+    parser.add_argument("--config", default=None)
+    types = {name: each.type for name, each in broker_definitions().items()}
+    types |= {name: each.type for name, (each, _) in broker_aliases().items()}
+    for name, type_ in types.items():
+        flag = flag_name(name)
+        if type_ is ConfigType.BOOLEAN:
+            parser.add_argument(flag, dest=name, nargs="?", const="true")
+            parser.add_argument(f"--no-{flag.removeprefix('--')}", dest=name, action="store_const", const="false")
+        else:
+            parser.add_argument(flag, dest=name, action="append" if type_ is ConfigType.LIST else "store")
+    return parser
+
+
+def serve_help() -> str:
+    return "\n".join(_help_lines())
+
+
+def _help_lines() -> Iterator[str]:
+    yield INTRODUCTION
+    for section in SECTIONS:
+        yield _bold(section)
+        if section == START_HERE:
+            yield from _flag_lines("--config FILE", "TOML file with settings.", "")
+        for definition in broker_definitions().values():
+            if definition.setting.section == section:
+                yield from _flag_lines(_usage(definition), definition.setting.doc, format_value(definition.default))
+        yield ""
+
+
+def _usage(definition: SettingDefinition) -> str:
+    flag = flag_name(definition.setting.name)
+    if definition.type is ConfigType.BOOLEAN:
+        return f"--[no-]{flag.removeprefix('--')}"
+    if definition.setting.choices and definition.type is ConfigType.STRING:
+        return f"{flag} {'|'.join(definition.setting.choices)}"
+    return f"{flag} {PLACEHOLDERS.get(definition.type, 'TEXT')}"
+
+
+def _flag_lines(usage: str, doc: str, default: str) -> Iterator[str]:
+    width = min(shutil.get_terminal_size().columns, HELP_WIDTH_MAX)
+    yield f"  {_bold(usage)}" + (f"  (default {default})" if default else "")
+    yield textwrap.fill(doc, width, initial_indent="      ", subsequent_indent="      ")
+
+
+def _bold(text: str) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else text

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from moldau.cli.serve import loop_factory, ready_line, serve
+from moldau.cli.serve import serve
+from moldau.cli.serve_node import loop_factory, ready_line
 from moldau.settings.broker import BrokerSettings
 
 COMMAND = [sys.executable, "-m", "moldau", "serve"]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from moldau.cli.serve_flags import parse_flags
-from moldau.cli.serve_help import serve_help
+from moldau.cli.serve import parse_flags, serve_help
 from moldau.errors import InvalidConfigError
 from moldau.settings.broker import broker_aliases, broker_definitions
 from moldau.settings.registry import ConfigType

@@ -1,6 +1,5 @@
 """`moldau log dump`: prints the contents of log files, without a broker."""
 
-import base64
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moldau.cli.console import bytes_to_json
 from moldau.cli.log.files import (
     OFFSET_ENTRY,
     TIME_ENTRY,
@@ -63,19 +63,20 @@ def log_dump(
 
 
 def _lines(file: LogFile, with_records: bool) -> Iterator[Line]:
-    if file.kind in (LogFileKind.BATCHES, LogFileKind.METADATA_SNAPSHOT):
-        yield from _batch_lines(file, with_records)
-    elif file.kind is LogFileKind.OFFSET_INDEX:
-        for offset, position in read_entries(file.path, OFFSET_ENTRY):
-            yield {"is": "index entry", "offset": file.base_offset + offset, "position": position}
-    elif file.kind is LogFileKind.TIME_INDEX:
-        for timestamp, offset in read_entries(file.path, TIME_ENTRY):
-            yield {"is": "time index entry", "timestamp": timestamp, "offset": file.base_offset + offset}
-    elif file.kind is LogFileKind.PRODUCERS:
-        yield from _producer_lines(file)
-    else:
-        for epoch, offset in LeaderEpochCache.from_text(file.path.read_text("utf-8", "replace")):
-            yield {"is": "leader epoch", "epoch": epoch, "start_offset": offset}
+    match file.kind:
+        case LogFileKind.BATCHES | LogFileKind.METADATA_SNAPSHOT:
+            yield from _batch_lines(file, with_records)
+        case LogFileKind.OFFSET_INDEX:
+            for offset, position in read_entries(file.path, OFFSET_ENTRY):
+                yield {"is": "index entry", "offset": file.base_offset + offset, "position": position}
+        case LogFileKind.TIME_INDEX:
+            for timestamp, offset in read_entries(file.path, TIME_ENTRY):
+                yield {"is": "time index entry", "timestamp": timestamp, "offset": file.base_offset + offset}
+        case LogFileKind.PRODUCERS:
+            yield from _producer_lines(file)
+        case LogFileKind.EPOCHS:
+            for epoch, offset in LeaderEpochCache.from_text(file.path.read_text("utf-8", "replace")):
+                yield {"is": "leader epoch", "epoch": epoch, "start_offset": offset}
 
 
 def _batch_lines(file: LogFile, with_records: bool) -> Iterator[Line]:
@@ -117,8 +118,7 @@ def _record_line(file: LogFile, batch: Batch, record: Record) -> Line:
         return line | {"is": "control record", "type": type(message).__name__, "fields": message._asdict()}
     if file.is_metadata and record.value is not None:
         decoded = metadata_records.decode(record.value)
-        fields = {field.name: getattr(decoded, field.name) for field in dataclasses.fields(decoded)}
-        return line | {"is": "metadata record", "type": type(decoded).__name__, "fields": fields}
+        return line | {"is": "metadata record", "type": type(decoded).__name__, "fields": _json_value(decoded)}
     return line | {"key": record.key, "value": record.value, "headers": record.headers}
 
 
@@ -153,12 +153,8 @@ def _namedtuples_to_dicts(value: Any) -> Any:
 
 
 def _json_value(value: Any) -> Any:
-    """Returns UTF-8 bytes as a string and other bytes as {"base64": ...}."""
     if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return {"base64": base64.b64encode(value).decode()}
+        return bytes_to_json(value)
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return str(value)

@@ -52,15 +52,11 @@ class LogFile(NamedTuple):
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether the file is a metadata snapshot.
-
-        Offsets in a snapshot start at 0, and the file name has the end offset of the snapshot.
-        """
+        """Whether the file is a metadata snapshot. Its offsets start at 0, and its name has its end offset."""
         return self.kind is LogFileKind.METADATA_SNAPSHOT
 
     @property
     def snapshot_id(self) -> SnapshotId:
-        """The snapshot id in the file name."""
         match = _SNAPSHOT.fullmatch(self.path.name)
         assert match is not None, "not a snapshot"
         return SnapshotId(int(match[1]), int(match[2]))
@@ -97,7 +93,7 @@ def find_log_files(paths: Iterable[Path]) -> list[LogFile]:
 
     In directories, temporary files of deletion or compaction are ignored.
     """
-    log_files: dict[Path, LogFile] = {}
+    log_files: list[LogFile] = []
     for path in paths:
         if path.is_dir():
             inside = sorted(child for child in path.rglob("*") if child.suffix not in _IGNORED_SUFFIXES)
@@ -107,20 +103,18 @@ def find_log_files(paths: Iterable[Path]) -> list[LogFile]:
                     f"{path} has no log files. Use a data directory, a partition directory (orders-0), or files in one."
                 )
         else:
-            kind = kind_of(path)
             if not path.is_file():
                 raise typer.BadParameter(
                     f"{path} does not exist. The data directory of a node is its setting --data-dir."
                 )
-            if kind is None:
+            if (kind := kind_of(path)) is None:
                 raise typer.BadParameter(
                     f"{path} is not a log file. Log files are 00000000000000000000.log, .index, .timeindex and "
                     f".snapshot, 00000000000000000000-0000000000.checkpoint and {LEADER_EPOCH_CHECKPOINT}."
                 )
             files = [LogFile(path, kind)]
-        for file in files:
-            log_files.setdefault(file.path, file)
-    return list(log_files.values())
+        log_files += files
+    return list(dict.fromkeys(log_files))
 
 
 def read_batches(path: Path) -> Iterator[tuple[int, Batch]]:

@@ -3,6 +3,7 @@
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -66,21 +67,21 @@ class SegmentSummary:
         self.max_timestamps.append(max(previous_max, batch.max_timestamp))
 
 
+@dataclass
 class BatchTail:
     """The highest offset and leader epoch of the batches checked so far."""
 
-    def __init__(self) -> None:
-        self.last_offset = -1
-        self.epoch = NO_EPOCH
+    last_offset: int = -1
+    epoch: int = NO_EPOCH
 
 
 class DirectoryVerifier:
     """Checks the files of one log against each other."""
 
     def __init__(self, files: list[LogFile], with_records: bool, progress: Progress, task: TaskID) -> None:
-        self.files = files
-        self.with_records = with_records
         self.batches = 0
+        self._files = files
+        self._with_records = with_records
         self._progress = progress
         self._task = task
         self._segments: dict[Path, SegmentSummary] = {}
@@ -89,36 +90,24 @@ class DirectoryVerifier:
 
     def problems(self) -> Iterator[tuple[LogFile, str]]:
         """Yields all problems. Leader epochs are checked before segments, and segments before their indexes."""
-        order = (
-            LogFileKind.EPOCHS,
-            LogFileKind.BATCHES,
-            LogFileKind.METADATA_SNAPSHOT,
-            LogFileKind.OFFSET_INDEX,
-            LogFileKind.TIME_INDEX,
-            LogFileKind.PRODUCERS,
-        )
-        for file in sorted(self.files, key=lambda file: (order.index(file.kind), file.path)):
+        checks = {
+            LogFileKind.EPOCHS: self._check_epochs,
+            LogFileKind.BATCHES: self._check_batches,
+            LogFileKind.METADATA_SNAPSHOT: self._check_snapshot,
+            LogFileKind.OFFSET_INDEX: self._check_offset_index,
+            LogFileKind.TIME_INDEX: self._check_time_index,
+            LogFileKind.PRODUCERS: self._check_producers,
+        }
+        order = list(checks)
+        for file in sorted(self._files, key=lambda file: (order.index(file.kind), file.path)):
             try:
-                for problem in self._check(file):
+                for problem in checks[file.kind](file):
                     yield file, problem
             except MoldauError as error:
                 yield file, str(error)
             except OSError as error:
                 yield file, f"cannot be read: {error.strerror}"
             self._progress.update(self._task, advance=file.path.stat().st_size)
-
-    def _check(self, file: LogFile) -> Iterator[str]:
-        if file.kind is LogFileKind.BATCHES:
-            return self._check_batches(file)
-        if file.kind is LogFileKind.METADATA_SNAPSHOT:
-            return self._check_snapshot(file)
-        if file.kind is LogFileKind.OFFSET_INDEX:
-            return self._check_offset_index(file)
-        if file.kind is LogFileKind.TIME_INDEX:
-            return self._check_time_index(file)
-        if file.kind is LogFileKind.PRODUCERS:
-            return self._check_producers(file)
-        return self._check_epochs(file)
 
     def _check_epochs(self, file: LogFile) -> Iterator[str]:
         self._epochs = LeaderEpochCache.from_text(file.path.read_text("utf-8", "replace"))
@@ -162,7 +151,7 @@ class DirectoryVerifier:
                     f"offset {batch.base_offset} has leader epoch {batch.leader_epoch}, "
                     f"but the checkpoint has {self._epochs.epoch_for_offset(batch.base_offset)}"
                 )
-        if self.with_records:
+        if self._with_records:
             yield from _check_records(file, batch)
 
     def _segment_of(self, file: LogFile) -> SegmentSummary | None:
@@ -178,8 +167,7 @@ class DirectoryVerifier:
                 for position, batch in read_batches(file.log):
                     segment.add(position, batch)
             except CorruptRecordError:
-                # The error is reported when the segment itself is checked. The index can still be checked against the
-                # valid batches before the error.
+                # The check of the segment reports this error. The index is checked against the batches before it.
                 pass
         return self._segments[file.log]
 
@@ -254,8 +242,8 @@ def log_verify(
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("verifying", total=size)
-        for group in _by_directory(files):
-            directory = DirectoryVerifier(group, records, progress, task)
+        for _, group in groupby(sorted(files, key=_directory), key=_directory):
+            directory = DirectoryVerifier(list(group), records, progress, task)
             for file, problems in groupby(directory.problems(), key=lambda found: found[0]):
                 damaged.append(file.kind)
                 for number, (_, problem) in enumerate(problems, 1):
@@ -275,11 +263,8 @@ def log_verify(
     raise typer.Exit(1)
 
 
-def _by_directory(files: list[LogFile]) -> list[list[LogFile]]:
-    groups: dict[Path, list[LogFile]] = {}
-    for file in files:
-        groups.setdefault(file.path.parent, []).append(file)
-    return list(groups.values())
+def _directory(file: LogFile) -> Path:
+    return file.path.parent
 
 
 def _check_records(file: LogFile, batch: Batch) -> Iterator[str]:
