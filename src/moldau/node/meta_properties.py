@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from uuid import UUID
 
+from moldau.controller.ids import random_uuid
 from moldau.errors import StorageError
 from moldau.platform.disk import Disk
 
@@ -21,7 +22,11 @@ class MetaProperties:
 
 def new_meta_properties(source: random.Random, cluster_id: str, node_id: int) -> MetaProperties:
     """Returns new ids for a node that starts for the first time. An empty `cluster_id` is replaced by a random one."""
-    return MetaProperties(cluster_id or uuid_to_text(_random_id(source)), node_id, _random_id(source))
+    return MetaProperties(cluster_id or new_cluster_id(source), node_id, random_uuid(source))
+
+
+def new_cluster_id(source: random.Random) -> str:
+    return _uuid_to_text(random_uuid(source))
 
 
 async def load_or_create(
@@ -54,17 +59,9 @@ async def load_or_create(
     return properties
 
 
-def uuid_to_text(id_: UUID) -> str:
+def _uuid_to_text(id_: UUID) -> str:
     """Returns Kafka's text form of an id: 22 characters of URL-safe base64."""
     return base64.urlsafe_b64encode(id_.bytes).rstrip(b"=").decode()
-
-
-def _random_id(source: random.Random) -> UUID:
-    while True:
-        id_ = UUID(int=source.getrandbits(128), version=4)
-        # Avoid a leading dash, because it would start an option on a command line.
-        if not uuid_to_text(id_).startswith("-"):
-            return id_
 
 
 def _to_properties(properties: MetaProperties) -> bytes:
@@ -72,7 +69,7 @@ def _to_properties(properties: MetaProperties) -> bytes:
         "version=1",
         f"cluster.id={properties.cluster_id}",
         f"node.id={properties.node_id}",
-        f"directory.id={uuid_to_text(properties.directory_id)}",
+        f"directory.id={_uuid_to_text(properties.directory_id)}",
     ]
     return ("\n".join(lines) + "\n").encode()
 

@@ -59,7 +59,8 @@ def _write(path: str, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _replace(path: str, data: bytes) -> None:
+def replace_file(path: str, data: bytes) -> None:
+    """Replaces the content of a file atomically and durably."""
     temporary = path + TEMPORARY_SUFFIX
     try:
         _write(temporary, data)
@@ -336,4 +337,4 @@ class OsDisk:
                 else:
                     waiter.set_exception(outcome)
 
-        self._threads.submit(lambda: _replace(path, data), done)
+        self._threads.submit(lambda: replace_file(path, data), done)

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from moldau.controller.requests import NewTopic
-from moldau.node.meta_properties import new_meta_properties
+from moldau.node.meta_properties import new_cluster_id
 from moldau.node.node import Node
 from moldau.platform.system import system_platform
 from moldau.settings.broker import BrokerSettings
@@ -53,7 +53,7 @@ class Cluster:
         self._is_temporary_directory = data_dir is None
         self._directory = Path(tempfile.mkdtemp(prefix="moldau-")) if data_dir is None else Path(data_dir)
         self._ports = _free_ports(nodes)
-        self._cluster_id = new_meta_properties(system_platform().random, "", 0).cluster_id
+        self._cluster_id = new_cluster_id(system_platform().random)
         self._links = NodeLinks({port: node_id for node_id, port in self._ports.items()})
         self._running: dict[int, NodeThread] = {}
         self._paused: set[int] = set()

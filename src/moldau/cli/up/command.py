@@ -1,6 +1,7 @@
 """`moldau up`: runs a cluster on this machine, one process per node."""
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -180,7 +181,7 @@ async def _stop(processes: list[NodeProcess]) -> None:
 
     async def stop(process: NodeProcess) -> None:
         if process.is_running:
-            process.stop()
+            process.send_signal(signal.SIGTERM)
             await process.wait()
             out_console.print(f"node {process.plan.node_id} has stopped")
 

@@ -62,13 +62,7 @@ class NodeProcess:
         self.plan.pid_file.unlink(missing_ok=True)
         return code
 
-    def stop(self) -> None:
-        self._signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         if self._process is not None and self.is_running:
             self._process.send_signal(number)
 
@@ -90,5 +84,5 @@ def describe_exit(code: int) -> str:
 
 async def kill_all(processes: Sequence[NodeProcess]) -> None:
     for process in processes:
-        process.kill()
+        process.send_signal(signal.SIGKILL)
     await asyncio.gather(*(process.wait() for process in processes))
