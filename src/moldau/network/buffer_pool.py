@@ -9,20 +9,25 @@ POOL_BYTES_MAX = 32 * 1024 * 1024
 
 
 class BufferPool:
-    """Free buffers, grouped by size. Sizes are powers of two. A buffer is only reused if no memoryview of it exists."""
+    """Released buffers, grouped by size. Sizes are powers of two.
+
+    A buffer is only reused if no memoryview of it exists. This is checked in `take` and not in `release`, because a
+    request that runs at once releases its buffer while the event loop still has a view of it.
+    """
 
     def __init__(self) -> None:
-        self._free: dict[int, list[bytearray]] = {}
-        self._free_bytes = 0
+        self._released: dict[int, list[bytearray]] = {}
+        self._released_bytes = 0
 
     def take(self, size: int) -> bytearray | None:
         """Returns a free buffer of at least `size` bytes, or None."""
-        free = self._free.get(_size_class(size))
-        if not free:
-            return None
-        buffer = free.pop()
-        self._free_bytes -= len(buffer)
-        return buffer
+        released = self._released.get(_size_class(size), ())
+        while released:
+            buffer = released.pop()
+            self._released_bytes -= len(buffer)
+            if not _has_views(buffer):
+                return buffer
+        return None
 
     def allocate(self, size: int) -> bytearray:
         """Returns a new buffer of at least `size` bytes. If possible, `release` can later put it into the pool."""
@@ -31,9 +36,9 @@ class BufferPool:
     def release(self, buffer: bytearray) -> None:
         size = len(buffer)
         fits = POOLED_BUFFER_BYTES_MIN <= size <= POOLED_BUFFER_BYTES_MAX and size == _size_class(size)
-        if fits and self._free_bytes + size <= POOL_BYTES_MAX and not _has_views(buffer):
-            self._free.setdefault(size, []).append(buffer)
-            self._free_bytes += size
+        if fits and self._released_bytes + size <= POOL_BYTES_MAX:
+            self._released.setdefault(size, []).append(buffer)
+            self._released_bytes += size
 
 
 def _has_views(buffer: bytearray) -> bool:

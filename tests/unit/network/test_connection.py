@@ -622,6 +622,26 @@ def test_a_buffer_is_reused_once_it_has_no_views() -> None:
     assert pool.take(900_000) is None
 
 
+def test_the_frames_of_a_connection_reuse_one_buffer(run: Run) -> None:
+    buffers: list[object] = []
+
+    async def response(frame: memoryview) -> Sequence[Any]:
+        buffers.append(frame.obj)
+        return [framed(b"ok")]
+
+    async def main() -> None:
+        async with Server(response) as server:
+            reader, writer = await server.connect()
+            for number in range(10):
+                writer.write(framed(bytes([number]) * 1_000_000))
+                await read_frame(reader)
+            # The first frames may have needed larger buffers while they grew.
+            assert len({id(buffer) for buffer in buffers[5:]}) == 1
+            writer.close()
+
+    run(main())
+
+
 def test_a_retained_frame_is_not_overwritten(run: Run) -> None:
     kept: list[memoryview] = []
 
