@@ -77,22 +77,25 @@ class _TopicResult(NamedTuple):
 @handles(ApiKey.PRODUCE, versions=(3, 13), advertised_min_version=0)
 async def produce(request: ProduceRequest, session: RequestContext, broker: Broker) -> ProduceResponse | None:
     acks, timeout_ms = request.acks, request.timeout
-    topics = await _append(request, session, broker)
+    topics, appended = await _append(request, session, broker)
     # Release the frame before waiting for followers, because their fetch requests need memory from the same pool.
     del request
     session.release()
     if acks == ACKS_NONE:
         _close_on_error(topics)
         return None
-    appended = [result for topic in topics for result in topic.partitions if result.error is None]
     if acks == ACKS_ALL and appended:
         await _wait_until_committed(appended, timeout_ms)
     _check_leases(appended)
     return _response(topics, session, broker)
 
 
-async def _append(request: ProduceRequest, session: RequestContext, broker: Broker) -> list[_TopicResult]:
+async def _append(
+    request: ProduceRequest, session: RequestContext, broker: Broker
+) -> tuple[list[_TopicResult], list[_PartitionResult]]:
+    """Appends the batches. Returns the results of all partitions, and those of the partitions without an error."""
     topics: list[_TopicResult] = []
+    succeeded: list[_PartitionResult] = []
     # Requests of one connection append one after the other, because a producer relies on the order of its batches.
     async with session.connection.append_lock:
         duplicates = _duplicate_partitions(request.topic_data)
@@ -116,7 +119,8 @@ async def _append(request: ProduceRequest, session: RequestContext, broker: Brok
                 else:
                     result.partition, result.appended = partition, appended
                     result.log_start_offset = partition.log.start_offset
-    return topics
+                    succeeded.append(result)
+    return topics, succeeded
 
 
 def _duplicate_partitions(topics: list[ProduceRequestTopicData]) -> set[tuple[str | UUID | None, int]]:

@@ -121,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
         self._record_activity()
         if self._is_draining:
             return
-        was_large = self._frames.large_frame_size
+        was_large = self._frames.is_frame_large
         try:
             for frame in self._frames.bytes_received(nbytes):
                 self._memory_pool.reserve(len(frame))
@@ -129,7 +129,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._pending_frames.append(frame)
         except FrameTooLargeError as error:
             self._close_after_responses(str(error))
-        if self._frames.large_frame_size:
+        if self._frames.is_frame_large:
             self._partial_frames.bytes_received(self, nbytes)
         elif was_large:
             self._partial_frames.frame_ended(self)
@@ -195,10 +195,12 @@ class Connection(asyncio.BufferedProtocol):
         buffer = frame.obj if len(frame) >= LARGE_FRAME_BYTES_MIN else None
 
         def release() -> None:
-            # The request must not keep the frame, because it may wait for days after this call.
             nonlocal buffer
             reserved_bytes, slot.reserved_bytes = slot.reserved_bytes, 0
+            if not reserved_bytes:
+                return
             self._release_memory(reserved_bytes)
+            # The request must not keep the frame, because it may wait for days after this call.
             released, buffer = buffer, None
             if isinstance(released, bytearray):
                 self._buffers.release(released)
@@ -259,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
     # Pausing
 
     def _update_reading(self) -> None:
-        is_large = self._frames.large_frame_size > 0
+        is_large = self._frames.is_frame_large
         # A connection without reservations may send a small request even if the pool is exhausted. The requests that
         # exhaust the pool may wait for fetches of other nodes, so the broker must read these fetches.
         # Each connection exceeds the limit of the pool by at most one read.

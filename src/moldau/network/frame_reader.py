@@ -30,7 +30,7 @@ class FrameReader:
     The transport writes bytes into `buffer()`. Then `bytes_received()` yields the complete frames.
     """
 
-    __slots__ = ("_buffers", "_filled", "_frame", "_frame_size", "_leftover", "_limit", "_shared")
+    __slots__ = ("_buffers", "_filled", "_frame", "_frame_size", "_leftover", "_limit", "_shared", "is_frame_large")
 
     def __init__(self, shared: memoryview, buffers: BufferPool, frame_bytes_max: int) -> None:
         self._shared = shared
@@ -41,15 +41,12 @@ class FrameReader:
         self._frame: bytearray | None = None
         self._frame_size = 0
         self._filled = 0
+        self.is_frame_large = False
+        """Whether a large frame is being received."""
 
     @property
     def is_between_frames(self) -> bool:
         return self._frame is None and not self._leftover
-
-    @property
-    def large_frame_size(self) -> int:
-        """The size of the frame that is being received, or 0 if no large frame is being received."""
-        return self._frame_size if self._frame is not None and self._frame_size >= LARGE_FRAME_BYTES_MIN else 0
 
     def buffer(self) -> memoryview:
         if self._frame is not None:
@@ -67,6 +64,7 @@ class FrameReader:
             self._filled += count
             if self._filled == self._frame_size:
                 frame, self._frame = self._frame, None
+                self.is_frame_large = False
                 yield memoryview(frame)[: self._frame_size]
             return
         view = self._shared[: len(self._leftover) + count]
@@ -92,6 +90,7 @@ class FrameReader:
             frame = self._buffers.allocate(min(size, max(_INITIAL_BYTES, len(start) * _GROWTH_FACTOR)))
         frame[: len(start)] = start
         self._frame, self._frame_size, self._filled = frame, size, len(start)
+        self.is_frame_large = size >= LARGE_FRAME_BYTES_MIN
 
     def _grow(self, frame: bytearray) -> None:
         grown = self._buffers.allocate(min(self._frame_size, len(frame) * _GROWTH_FACTOR))

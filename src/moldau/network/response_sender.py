@@ -10,7 +10,6 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import cast
 
 from moldau.logs.store import FileSlice
 from moldau.observe.logging import get_logger
@@ -52,13 +51,11 @@ class ResponseSender:
         return not self._parts and self._transport.get_write_buffer_size() == 0
 
     def send(self, parts: Sequence[Part]) -> None:
-        if self._parts or any(isinstance(part, FileSlice) for part in parts):
+        if self._parts or FileSlice in map(type, parts):
             self._parts.extend(parts)
             self._send_pending()
-        else:
-            self._write(cast(Sequence[Buffer], parts))
-
-    def _write(self, buffers: Sequence[Buffer]) -> None:
+            return
+        buffers: Sequence[Buffer] = parts  # type: ignore[assignment]
         # `writelines` is not used, because it does not call resume_writing in some releases of asyncio.
         size = sum(map(len, buffers))
         self._accepted_bytes += size

@@ -376,10 +376,9 @@ class Node:
 
     def _on_connection_opened(self, connection: Connection, listener: str) -> RequestProcessor:
         assert self._dispatcher is not None
-        dispatcher = self._dispatcher
         client = ClientConnection(f"{connection.peer[0]}:{connection.peer[1]}", listener)
         connection.add_close_callback(lambda: self._on_connection_closed(client))
-        return lambda frame, release: dispatcher.handle(client, frame, release)
+        return partial(self._dispatcher.handle, client)
 
     def _on_connection_closed(self, client: ClientConnection) -> None:
         self._broker.fetch_session_cache.remove_all(client)

@@ -62,6 +62,7 @@ class DelayedFetch:
         self._broker = broker
         self._requested = partitions
         self._params = params
+        self._is_replica = params.is_replica
         self._watcher = watcher
         self._last_sent = last_sent
         self._bytes_max = bytes_max
@@ -99,7 +100,7 @@ class DelayedFetch:
         finally:
             self._watcher.remove_callback(changed.add)
             self._requeue_partitions()
-        if self._params.is_replica:
+        if self._is_replica:
             self._record_throttled_bytes()
 
     async def _wait(self, changed: "_ChangeQueue", wait_ms: int, close_callbacks: CallbackList) -> None:
@@ -136,7 +137,7 @@ class DelayedFetch:
 
     def _end(self, partition: Partition) -> int:
         """Returns the offset up to which the consumer or follower may read."""
-        if self._params.is_replica:
+        if self._is_replica:
             return partition.log.end_offset
         return partition.visible_end(committed_only=self._committed_only)
 
@@ -159,7 +160,7 @@ class DelayedFetch:
 
     def _watch(self, key: PartitionKey, partition: Partition) -> None:
         """Watches a partition, so that appends wake followers and a new high watermark wakes consumers."""
-        if not self._params.is_replica:
+        if not self._is_replica:
             self._watcher.watch(key, partition, wake_on=[partition.delayed.high_watermark_listeners])
         elif self._is_follower_fetch_enabled:
             self._watcher.watch(
@@ -180,7 +181,7 @@ class DelayedFetch:
         """Returns whether the response must be sent immediately, even without records."""
         if isinstance(result, MoldauError):
             return True
-        if not self._params.is_replica:
+        if not self._is_replica:
             return result.preferred_read_replica >= 0
         if 0 <= self.read_partitions[key].log_start_offset < result.start_offset:
             return True
@@ -239,7 +240,7 @@ class DelayedFetch:
         # read a batch that is larger than its limit.
         min_one_batch = self._bytes_left == self._bytes_max
         bytes_max = max(0, min(requested.bytes_max, self._bytes_left))
-        if self._params.is_replica:
+        if self._is_replica:
             return await self._read_for_replica(partition, requested, bytes_max, min_one_batch, is_new_request)
         return await self._read_for_consumer(partition, requested, bytes_max, min_one_batch)
 

@@ -1,6 +1,6 @@
 """Lookup of the partitions in requests, and of the current leaders for clients that used a wrong broker."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from uuid import UUID
 
 from moldau.errors import (
@@ -65,9 +65,11 @@ def current_leader(
 
 
 def node_endpoints(
-    broker: Broker, listener: str, leaders: Iterable[FetchResponseLeaderIdAndEpoch | None]
+    broker: Broker, listener: str, leaders: Collection[FetchResponseLeaderIdAndEpoch | None]
 ) -> list[FetchResponseNodeEndpoint]:
     """Returns the endpoints of leaders on a listener."""
+    if not leaders:
+        return []
     brokers = broker.metadata.image.brokers
     ids = sorted({leader["leader_id"] for leader in leaders if leader is not None})
     return [
