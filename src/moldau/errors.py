@@ -5,6 +5,21 @@ class MoldauError(Exception):
     """Base of all expected errors. The message is sent to the client."""
 
 
+# Fetch sessions
+
+
+class FetchSessionIdNotFoundError(MoldauError):
+    """The fetch session has ended or never existed. The client creates a new session."""
+
+
+class InvalidFetchSessionEpochError(MoldauError):
+    """A request of the fetch session was lost or arrived twice. The client creates a new session."""
+
+
+class FetchSessionTopicIdError(MoldauError):
+    """A request uses topic ids in a session that was created with topic names, or names in a session with ids."""
+
+
 # Records
 
 

@@ -34,8 +34,8 @@ from moldau.metadata.image import (
     TopicImage,
 )
 from moldau.metadata.records import Record
+from moldau.server.api import ClientConnection, RequestContext
 from moldau.server.forwarding import execute_forwarded
-from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey

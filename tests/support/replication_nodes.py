@@ -35,8 +35,8 @@ from moldau.partitions.partition import Partition
 from moldau.partitions.replica_manager import ReplicaManager
 from moldau.platform.clock import SystemClock
 from moldau.replication.driver import ReplicaFetcherManager
+from moldau.server.api import ClientConnection, RequestContext
 from moldau.server.fetch_session import FetchSessionCache
-from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey

@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from moldau.server.registry import REGISTRY
+from moldau.server.api import REGISTRY
 
 __all__ = ["REGISTRY"]
 

@@ -32,11 +32,9 @@ from moldau.network.connection import CloseConnectionError
 from moldau.partitions.partition import LogAppendInfo, Partition
 from moldau.records.batch import NO_TIMESTAMP, Batch
 from moldau.records.validator import may_recompress, validate
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code, error_message
 from moldau.server.partition_lookup import current_leader, find_partition, node_endpoints, topic_name
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     ProduceRequest,

@@ -17,9 +17,9 @@ from uuid import UUID
 from moldau.errors import MoldauError
 from moldau.logs.store import EMPTY_SLICES
 from moldau.partitions.partition import DivergingEpochError, LogReadInfo, OutOfLogRangeError, Partition
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.delayed_fetch import DelayedFetch, FetchParams, FetchResult
-from moldau.server.error_codes import ErrorCode, error_code
+from moldau.server.error_codes import error_code
 from moldau.server.fetch_session import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
@@ -27,16 +27,11 @@ from moldau.server.fetch_session import (
     NO_REPLICA,
     FetchPartition,
     FetchSession,
-    FetchSessionNotFoundError,
-    FetchSessionTopicIdError,
-    InvalidFetchSessionEpochError,
     LastSentOffsets,
 )
 from moldau.server.metadata_fetch import fetch_metadata, is_metadata_fetch, replica_state
 from moldau.server.partition_lookup import current_leader, node_endpoints, topic_name
 from moldau.server.partition_watcher import PartitionKey, PartitionWatcher
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     FetchRequest,
@@ -57,12 +52,8 @@ async def fetch(request: FetchRequest, session: RequestContext, broker: Broker) 
     params = _fetch_params(request, session)
     try:
         fetch_session, requested = _resolve_session(request, session, broker, params)
-    except FetchSessionNotFoundError:
-        return _error_response(ErrorCode.fetch_session_id_not_found)
-    except InvalidFetchSessionEpochError:
-        return _error_response(ErrorCode.invalid_fetch_session_epoch)
-    except FetchSessionTopicIdError:
-        return _error_response(ErrorCode.fetch_session_topic_id_error)
+    except MoldauError as error:
+        return {"error_code": error_code(error)}
     watcher = PartitionWatcher() if fetch_session is None else fetch_session.watcher
     is_read_committed = request.isolation_level == READ_COMMITTED
     delayed = DelayedFetch(
@@ -107,10 +98,6 @@ def _response_bytes_max(request: FetchRequest, params: FetchParams, broker: Brok
     """Returns the byte limit of the response. For consumers it is not higher than the broker's fetch.max.bytes."""
     bytes_max = request.max_bytes
     return bytes_max if params.is_replica else min(bytes_max, broker.settings.broker.fetch_max_bytes)
-
-
-def _error_response(code: ErrorCode) -> FetchResponse:
-    return {"error_code": code}
 
 
 # Sessions

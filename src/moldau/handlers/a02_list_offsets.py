@@ -14,11 +14,9 @@ from collections import Counter
 
 from moldau.errors import InvalidRequestError, MoldauError, OffsetNotAvailableError, UnsupportedVersionError
 from moldau.partitions.partition import Partition
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.partition_lookup import find_partition
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     ListOffsetsRequest,

@@ -26,8 +26,8 @@ from moldau.errors import (
 )
 from moldau.groups.offsets_topic import OFFSETS_TOPIC
 from moldau.metadata.image import NO_LEADER, MetadataImage, PartitionRegistration, TopicImage
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_REQUESTED, TOPIC_OPERATIONS
-from moldau.server.broker import Broker
 from moldau.server.cluster_view import (
     advertised_controller_id,
     broker_without_lease,
@@ -37,8 +37,6 @@ from moldau.server.cluster_view import (
     reachable_ids,
 )
 from moldau.server.error_codes import ErrorCode, error_code
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     MetadataRequest,

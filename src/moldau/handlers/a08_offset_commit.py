@@ -17,11 +17,9 @@ from moldau.errors import (
 from moldau.groups.records import NO_EXPIRY
 from moldau.groups.requests import CommitRequest, MemberIdentity, OffsetToCommit, TopicPartition
 from moldau.metadata.image import TopicImage
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import topic_name
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.settings.registry import LONG_MAX
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (

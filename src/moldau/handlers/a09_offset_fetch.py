@@ -16,11 +16,9 @@ from uuid import UUID
 from moldau.errors import MoldauError, UnknownTopicIdError
 from moldau.groups.records import CommittedOffset
 from moldau.groups.requests import TopicPartition
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import topic_name
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     OffsetFetchRequest,

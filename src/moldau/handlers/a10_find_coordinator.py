@@ -14,11 +14,9 @@ from moldau.errors import (
     TransactionalIdAuthorizationError,
 )
 from moldau.metadata.image import Endpoint
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.cluster_view import reachable_brokers
 from moldau.server.error_codes import error_code, error_message
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse, FindCoordinatorResponseCoordinator
 

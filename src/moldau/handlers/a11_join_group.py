@@ -11,10 +11,8 @@ response can tell the group leader to skip the assignment.
 from moldau.controller.ids import random_uuid
 from moldau.errors import MemberIdRequiredError, MoldauError
 from moldau.groups.requests import NO_GENERATION, JoinRequest, JoinResponse, Protocol
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import JoinGroupRequest, JoinGroupResponse
 

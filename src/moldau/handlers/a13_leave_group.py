@@ -5,24 +5,18 @@ error code. Static members can then be identified by their instance id alone. 4 
 reason.
 """
 
-from moldau.errors import MoldauError
 from moldau.groups.requests import LeavingMember
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.error_codes import error_code
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import LeaveGroupRequest, LeaveGroupResponse
 
 BATCHED_MEMBERS_VERSION = 3
 
 
-@handles(ApiKey.LEAVE_GROUP, versions=(0, 5))
+@handles(ApiKey.LEAVE_GROUP, versions=(0, 5), error_response=top_level_error)
 async def leave_group(request: LeaveGroupRequest, session: RequestContext, broker: Broker) -> LeaveGroupResponse:
-    try:
-        reply = await broker.groups.leave(request.group_id, _leaving_members(request, session.api_version))
-    except MoldauError as error:
-        return {"error_code": error_code(error)}
+    reply = await broker.groups.leave(request.group_id, _leaving_members(request, session.api_version))
     if session.api_version < BATCHED_MEMBERS_VERSION:
         return {"error_code": error_code(reply.members[0].error)}
     return {

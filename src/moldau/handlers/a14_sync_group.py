@@ -6,10 +6,8 @@ send both, and the response repeats them.
 
 from moldau.errors import InconsistentGroupProtocolError, MoldauError
 from moldau.groups.requests import SyncRequest
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import SyncGroupRequest, SyncGroupResponse
 

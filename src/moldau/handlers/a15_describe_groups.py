@@ -6,11 +6,9 @@ state Dead. Since 6, it also has the error GROUP_ID_NOT_FOUND.
 
 from moldau.errors import GroupIdNotFoundError, MoldauError
 from moldau.groups.requests import GroupDescription, GroupState
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import GROUP_OPERATIONS, NOT_REQUESTED
-from moldau.server.broker import Broker
 from moldau.server.error_codes import error_code, error_message
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import DescribeGroupsRequest, DescribeGroupsResponse, DescribeGroupsResponseDescribedGroup
 

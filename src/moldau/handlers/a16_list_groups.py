@@ -3,21 +3,14 @@
 Versions: 3 added the flexible encoding, 4 a filter by state, 5 a filter by type.
 """
 
-from moldau.errors import MoldauError
-from moldau.server.broker import Broker
-from moldau.server.error_codes import error_code
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
+from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import ListGroupsRequest, ListGroupsResponse
 
 
-@handles(ApiKey.LIST_GROUPS, versions=(0, 5))
+@handles(ApiKey.LIST_GROUPS, versions=(0, 5), error_response=top_level_error)
 async def list_groups(request: ListGroupsRequest, session: RequestContext, broker: Broker) -> ListGroupsResponse:
-    try:
-        groups = await broker.groups.list_groups(request.states_filter, request.types_filter)
-    except MoldauError as error:
-        return {"error_code": error_code(error)}
+    groups = await broker.groups.list_groups(request.states_filter, request.types_filter)
     return {
         "groups": [
             {

@@ -8,10 +8,8 @@ Since 4, the minimum version of a feature can be 0. Inter-broker APIs are listed
 import re
 
 from moldau.controller.cluster_control import SUPPORTED_FEATURES
-from moldau.server.broker import Broker
+from moldau.server.api import REGISTRY, Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode
-from moldau.server.registry import REGISTRY, handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import ApiVersionsRequest, ApiVersionsResponse
 

@@ -16,11 +16,9 @@ from dataclasses import replace
 
 from moldau.controller.requests import CreateTopicResult, NewTopic
 from moldau.errors import InvalidReplicaAssignmentError, MoldauError, RequestTimedOutError
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code, error_message
-from moldau.server.registry import handles
 from moldau.server.replica_readiness import replicas_ready_deadline_ms, wait_replicas_ready
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     CreateTopicsRequest,
@@ -36,7 +34,7 @@ def error_response(request: CreateTopicsRequest, version: int, error: MoldauErro
     return {"topics": [*(failed | _rejected_topics(request)).values()]}
 
 
-@handles(ApiKey.CREATE_TOPICS, versions=(2, 7), error_response=error_response)
+@handles(ApiKey.CREATE_TOPICS, versions=(2, 7), error_response=error_response, forwarded=True)
 async def create_topics(request: CreateTopicsRequest, session: RequestContext, broker: Broker) -> CreateTopicsResponse:
     if request.timeout <= 0:
         raise RequestTimedOutError

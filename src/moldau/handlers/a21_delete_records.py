@@ -11,11 +11,9 @@ from typing import NamedTuple
 from moldau.controller.topic_names import is_internal
 from moldau.errors import InvalidTopicError, MoldauError, PolicyViolationError, RequestTimedOutError
 from moldau.partitions.partition import Partition
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import find_partition
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DeleteRecordsRequest,

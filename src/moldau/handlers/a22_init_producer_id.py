@@ -5,26 +5,24 @@ error that is not retriable, because there is no transaction coordinator.
 """
 
 from moldau.errors import InvalidRequestError, MoldauError, TransactionalIdAuthorizationError
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import InitProducerIdRequest, InitProducerIdResponse
 
 
-@handles(ApiKey.INIT_PRODUCER_ID, versions=(0, 5))
+def error_response(request: InitProducerIdRequest, version: int, error: MoldauError) -> InitProducerIdResponse:
+    return {"error_code": error_code(error), "producer_id": -1, "producer_epoch": -1}
+
+
+@handles(ApiKey.INIT_PRODUCER_ID, versions=(0, 5), error_response=error_response)
 async def init_producer_id(
     request: InitProducerIdRequest, session: RequestContext, broker: Broker
 ) -> InitProducerIdResponse:
-    try:
-        if request.transactional_id == "":
-            raise InvalidRequestError("a transactional id must not be empty")
-        if request.transactional_id is not None:
-            raise TransactionalIdAuthorizationError("transactional producers are not supported")
-        if (request.producer_id < 0) != (request.producer_epoch < 0):
-            raise InvalidRequestError("producer id and producer epoch must be sent together")
-        producer_id = await broker.producer_ids.generate_producer_id()
-    except MoldauError as error:
-        return {"error_code": error_code(error), "producer_id": -1, "producer_epoch": -1}
-    return {"producer_id": producer_id, "producer_epoch": 0}
+    if request.transactional_id == "":
+        raise InvalidRequestError("a transactional id must not be empty")
+    if request.transactional_id is not None:
+        raise TransactionalIdAuthorizationError("transactional producers are not supported")
+    if (request.producer_id < 0) != (request.producer_epoch < 0):
+        raise InvalidRequestError("producer id and producer epoch must be sent together")
+    return {"producer_id": await broker.producer_ids.generate_producer_id(), "producer_epoch": 0}

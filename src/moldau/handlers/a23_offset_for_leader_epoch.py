@@ -5,11 +5,9 @@ and epoch 2^31-1. To such a request any replica, not only the leader, responds w
 """
 
 from moldau.errors import MoldauError
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import find_partition
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     OffsetForLeaderEpochRequest,

@@ -18,11 +18,9 @@ from moldau.metadata.image import (
     TOPIC_RESOURCE,
     ConfigResource,
 )
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.broker_loggers import describe_loggers
 from moldau.server.error_codes import error_code, error_message
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.settings.config_entries import ConfigEntry
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (

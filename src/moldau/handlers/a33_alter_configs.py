@@ -7,10 +7,8 @@ fields.
 
 from moldau.controller.requests import ConfigOperation
 from moldau.metadata.image import ConfigResource
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.config_alterations import ConfigAlteration, apply_alterations
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AlterConfigsRequest, AlterConfigsResponse
 

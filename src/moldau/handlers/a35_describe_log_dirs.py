@@ -5,10 +5,8 @@ broker. v3 added a top-level error, v4 the size of the volume, v5 cordoned direc
 """
 
 from moldau.errors import StorageError
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DescribeLogDirsRequest,

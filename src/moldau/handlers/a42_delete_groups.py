@@ -1,10 +1,8 @@
 """DeleteGroups: deletes groups without members, including all their offsets. Versions 0-2 have the same fields."""
 
 from moldau.errors import MoldauError
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import DeleteGroupsRequest, DeleteGroupsResponse, DeleteGroupsResponseDeletableGroupResult
 

@@ -5,10 +5,8 @@ same fields.
 """
 
 from moldau.metadata.image import ConfigResource
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.config_alterations import ConfigAlteration, apply_alterations
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 

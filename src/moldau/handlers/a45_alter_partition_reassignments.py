@@ -6,10 +6,8 @@ partition succeeds or fails independently. v1 can forbid a change of the replica
 
 from moldau.controller.requests import Reassignment
 from moldau.errors import MoldauError
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code, error_message
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     AlterPartitionReassignmentsRequest,
@@ -28,7 +26,7 @@ def error_response(
     }
 
 
-@handles(ApiKey.ALTER_PARTITION_REASSIGNMENTS, versions=(0, 1), error_response=error_response)
+@handles(ApiKey.ALTER_PARTITION_REASSIGNMENTS, versions=(0, 1), error_response=error_response, forwarded=True)
 async def alter_partition_reassignments(
     request: AlterPartitionReassignmentsRequest, session: RequestContext, broker: Broker
 ) -> AlterPartitionReassignmentsResponse:

@@ -3,11 +3,7 @@
 The response omits partitions that are not being reassigned or do not exist.
 """
 
-from moldau.errors import MoldauError
-from moldau.server.broker import Broker
-from moldau.server.error_codes import error_code, error_message
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     ListPartitionReassignmentsRequest,
@@ -16,13 +12,7 @@ from moldau.wire.messages import (
 )
 
 
-def error_response(
-    request: ListPartitionReassignmentsRequest, version: int, error: MoldauError
-) -> ListPartitionReassignmentsResponse:
-    return {"error_code": error_code(error), "error_message": error_message(error)}
-
-
-@handles(ApiKey.LIST_PARTITION_REASSIGNMENTS, versions=(0, 0), error_response=error_response)
+@handles(ApiKey.LIST_PARTITION_REASSIGNMENTS, versions=(0, 0), forwarded=True)
 async def list_partition_reassignments(
     request: ListPartitionReassignmentsRequest, session: RequestContext, broker: Broker
 ) -> ListPartitionReassignmentsResponse:

@@ -1,16 +1,14 @@
 """OffsetDelete: deletes committed offsets of topics that no member of the group subscribes to."""
 
-from moldau.errors import MoldauError, UnknownTopicOrPartitionError
+from moldau.errors import UnknownTopicOrPartitionError
 from moldau.groups.requests import TopicPartition
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.error_codes import error_code
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import OffsetDeleteRequest, OffsetDeleteResponse
 
 
-@handles(ApiKey.OFFSET_DELETE, versions=(0, 0))
+@handles(ApiKey.OFFSET_DELETE, versions=(0, 0), error_response=top_level_error)
 async def offset_delete(request: OffsetDeleteRequest, session: RequestContext, broker: Broker) -> OffsetDeleteResponse:
     image = broker.metadata.image
     existing: list[TopicPartition] = [
@@ -19,10 +17,7 @@ async def offset_delete(request: OffsetDeleteRequest, session: RequestContext, b
         for each in topic.partitions
         if image.partition(topic.name, each.partition_index) is not None
     ]
-    try:
-        reply = await broker.groups.delete_offsets(request.group_id, existing)
-    except MoldauError as error:
-        return {"error_code": error_code(error)}
+    reply = await broker.groups.delete_offsets(request.group_id, existing)
     unknown = UnknownTopicOrPartitionError("there is no such partition")
     return {
         "topics": [

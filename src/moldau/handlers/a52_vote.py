@@ -11,7 +11,7 @@ an election before it starts a new epoch. Errors:
 from moldau.errors import InvalidRequestError, MoldauError
 from moldau.raft import messages as raft
 from moldau.raft.driver import METADATA_LOG
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.error_codes import error_code
 from moldau.server.raft_requests import (
     check_cluster_id,
@@ -20,21 +20,16 @@ from moldau.server.raft_requests import (
     leader_endpoints,
     metadata_partition,
 )
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import VoteRequest, VoteRequestPartitionData, VoteResponse
 
 INT_MAX = 2**31 - 1
 
 
-@handles(ApiKey.VOTE, versions=(2, 2), inter_broker=True)
+@handles(ApiKey.VOTE, versions=(2, 2), error_response=top_level_error, inter_broker=True)
 async def vote(request: VoteRequest, session: RequestContext, broker: Broker) -> VoteResponse:
-    try:
-        check_cluster_id(broker, request.cluster_id)
-        partition = metadata_partition(request.topics)
-    except MoldauError as error:
-        return {"error_code": error_code(error)}
+    check_cluster_id(broker, request.cluster_id)
+    partition = metadata_partition(request.topics)
     try:
         vote_request = _vote_request(request, partition)
         check_known_voter(vote_request.candidate.node_id, session, broker)

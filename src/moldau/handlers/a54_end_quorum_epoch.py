@@ -7,48 +7,24 @@ Errors:
 - INCONSISTENT_VOTER_SET if the sender is not a known voter while this node has another live leader.
 """
 
-from moldau.errors import InvalidRequestError, MoldauError
 from moldau.raft import messages as raft
-from moldau.server.broker import Broker
-from moldau.server.error_codes import error_code
-from moldau.server.raft_requests import (
-    check_cluster_id,
-    check_known_voter,
-    epoch_error,
-    metadata_partition,
-    quorum_epoch_response,
-)
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
+from moldau.server.api import Broker, RequestContext, handles, top_level_error
+from moldau.server.raft_requests import check_cluster_id, metadata_partition, quorum_epoch_response
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import EndQuorumEpochRequest, EndQuorumEpochResponse
 
 
-@handles(ApiKey.END_QUORUM_EPOCH, versions=(1, 1), inter_broker=True)
+@handles(ApiKey.END_QUORUM_EPOCH, versions=(1, 1), error_response=top_level_error, inter_broker=True)
 async def end_quorum_epoch(
     request: EndQuorumEpochRequest, session: RequestContext, broker: Broker
 ) -> EndQuorumEpochResponse:
-    try:
-        check_cluster_id(broker, request.cluster_id)
-        partition = metadata_partition(request.topics)
-    except MoldauError as error:
-        return {"error_code": error_code(error)}
-    try:
-        if partition.leader_id < 0 or partition.leader_epoch < 0:
-            raise InvalidRequestError(f"node {partition.leader_id} cannot have led in epoch {partition.leader_epoch}")
-        check_known_voter(partition.leader_id, session, broker)
-        reply = await broker.quorum.end_quorum_epoch(
-            raft.EndQuorumEpochRequest(
-                leader_id=partition.leader_id,
-                epoch=partition.leader_epoch,
-                preferred_candidates=tuple(
-                    raft.ReplicaKey(each.candidate_id, each.candidate_directory_id)
-                    for each in partition.preferred_candidates
-                ),
-            )
-        )
-        code = int(epoch_error(partition.leader_epoch, reply.epoch))
-    except MoldauError as error:
-        code = error_code(error)
-        reply = raft.QuorumEpochResponse(broker.quorum.epoch, broker.quorum.leader_id)
-    return quorum_epoch_response(code, reply, broker)
+    check_cluster_id(broker, request.cluster_id)
+    partition = metadata_partition(request.topics)
+    announcement = raft.EndQuorumEpochRequest(
+        leader_id=partition.leader_id,
+        epoch=partition.leader_epoch,
+        preferred_candidates=tuple(
+            raft.ReplicaKey(each.candidate_id, each.candidate_directory_id) for each in partition.preferred_candidates
+        ),
+    )
+    return await quorum_epoch_response(broker.quorum.end_quorum_epoch, announcement, session, broker)

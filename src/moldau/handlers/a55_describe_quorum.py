@@ -6,13 +6,11 @@ of voters and the error messages.
 
 from collections.abc import Sequence
 
-from moldau.errors import MoldauError, NotControllerError
+from moldau.errors import NotControllerError
 from moldau.raft.driver import METADATA_LOG
 from moldau.raft.messages import QuorumDescription, ReplicaProgress
-from moldau.server.broker import Broker
-from moldau.server.error_codes import ErrorCode, error_code, error_message
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
+from moldau.server.api import Broker, RequestContext, handles
+from moldau.server.error_codes import ErrorCode
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DescribeQuorumRequest,
@@ -22,11 +20,7 @@ from moldau.wire.messages import (
 )
 
 
-def error_response(request: DescribeQuorumRequest, version: int, error: MoldauError) -> DescribeQuorumResponse:
-    return {"error_code": error_code(error), "error_message": error_message(error)}
-
-
-@handles(ApiKey.DESCRIBE_QUORUM, versions=(0, 2), error_response=error_response)
+@handles(ApiKey.DESCRIBE_QUORUM, versions=(0, 2), forwarded=True)
 async def describe_quorum(
     request: DescribeQuorumRequest, session: RequestContext, broker: Broker
 ) -> DescribeQuorumResponse:

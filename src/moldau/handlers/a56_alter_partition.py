@@ -12,11 +12,8 @@ committed. Errors:
 from uuid import UUID
 
 from moldau.controller.requests import IsrChange, IsrChangeResult
-from moldau.errors import MoldauError
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.error_codes import error_code
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     AlterPartitionRequest,
@@ -28,15 +25,12 @@ from moldau.wire.messages import (
 _ZERO_UUID = UUID(int=0)
 
 
-@handles(ApiKey.ALTER_PARTITION, versions=(3, 3), inter_broker=True)
+@handles(ApiKey.ALTER_PARTITION, versions=(3, 3), error_response=top_level_error, inter_broker=True)
 async def alter_partition(
     request: AlterPartitionRequest, session: RequestContext, broker: Broker
 ) -> AlterPartitionResponse:
     changes = [_isr_change(topic.topic_id, each) for topic in request.topics for each in topic.partitions]
-    try:
-        results = await broker.controller.alter_partition(request.broker_id, request.broker_epoch, changes)
-    except MoldauError as error:
-        return {"error_code": error_code(error)}
+    results = await broker.controller.alter_partition(request.broker_id, request.broker_epoch, changes)
     by_topic: dict[UUID, list[AlterPartitionResponsePartitionData]] = {}
     for result in results:
         by_topic.setdefault(result.topic_id, []).append(_partition_response(result))

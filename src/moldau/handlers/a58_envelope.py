@@ -7,22 +7,15 @@ the controller. The forwarding node waits until it has applied this offset, and 
 
 import asyncio
 
-from moldau.errors import MoldauError
-from moldau.server.broker import Broker
-from moldau.server.error_codes import error_code
+from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.forwarding import execute_forwarded
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import EnvelopeRequest, EnvelopeResponse
 
 
-@handles(ApiKey.ENVELOPE, versions=(0, 0), inter_broker=True)
+@handles(ApiKey.ENVELOPE, versions=(0, 0), error_response=top_level_error, inter_broker=True)
 async def envelope(request: EnvelopeRequest, session: RequestContext, broker: Broker) -> EnvelopeResponse:
     # The first suspension turns this coroutine into a task. Handlers that wait for the quorum need a task.
     await asyncio.sleep(0)
-    try:
-        response = await execute_forwarded(request.request_data, bytes(request.client_host_address), broker)
-    except MoldauError as error:
-        return {"error_code": error_code(error)}
+    response = await execute_forwarded(request.request_data, bytes(request.client_host_address), broker)
     return {"response_data": response, "metadata_offset": broker.metadata.image.offset}

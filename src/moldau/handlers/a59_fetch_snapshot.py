@@ -9,11 +9,9 @@ Only nodes send this request. Only v1 is served, because it is the first version
 from moldau.errors import InvalidRequestError, MoldauError
 from moldau.raft import messages as raft
 from moldau.raft.driver import METADATA_LOG
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.error_codes import error_code
 from moldau.server.raft_requests import check_cluster_id, check_directory_id, leader_endpoints, leadership_error
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import FetchSnapshotRequest, FetchSnapshotRequestPartitionSnapshot, FetchSnapshotResponse
 
@@ -21,15 +19,12 @@ CHUNK_BYTES_MAX = 8 * 1024 * 1024
 """The maximum size of a chunk. Chunks are limited because the complete response is in memory."""
 
 
-@handles(ApiKey.FETCH_SNAPSHOT, versions=(1, 1), inter_broker=True)
+@handles(ApiKey.FETCH_SNAPSHOT, versions=(1, 1), error_response=top_level_error, inter_broker=True)
 async def fetch_snapshot(
     request: FetchSnapshotRequest, session: RequestContext, broker: Broker
 ) -> FetchSnapshotResponse:
-    try:
-        check_cluster_id(broker, request.cluster_id)
-        partition = _snapshot_partition(request)
-    except MoldauError as error:
-        return {"error_code": error_code(error)}
+    check_cluster_id(broker, request.cluster_id)
+    partition = _snapshot_partition(request)
     snapshot = raft.SnapshotId(partition.snapshot_id.end_offset, partition.snapshot_id.epoch)
     fetch = raft.FetchSnapshotRequest(
         replica=raft.ReplicaKey(request.replica_id, partition.replica_directory_id),

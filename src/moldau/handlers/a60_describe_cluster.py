@@ -6,12 +6,10 @@
 - v2 can include fenced brokers. The response marks them as fenced.
 """
 
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_REQUESTED
-from moldau.server.broker import Broker
 from moldau.server.cluster_view import advertised_controller_id, reachable_brokers
 from moldau.server.error_codes import ErrorCode
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import DescribeClusterRequest, DescribeClusterResponse
 

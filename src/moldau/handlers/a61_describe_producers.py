@@ -1,11 +1,9 @@
 """DescribeProducers: returns the producer state of partitions. Operators use it to find hanging transactions."""
 
 from moldau.errors import MoldauError
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code, error_message
 from moldau.server.partition_lookup import find_partition
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import DescribeProducersRequest, DescribeProducersResponse, DescribeProducersResponsePartition
 

@@ -10,25 +10,18 @@ that the broker has lost all records.
 """
 
 from moldau.controller import requests as controller
-from moldau.errors import InvalidRegistrationError, MoldauError
+from moldau.errors import InvalidRegistrationError
 from moldau.metadata.image import Endpoint
-from moldau.server.broker import Broker
-from moldau.server.error_codes import error_code
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
+from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import BrokerRegistrationRequest, BrokerRegistrationResponse
 
 
-@handles(ApiKey.BROKER_REGISTRATION, versions=(3, 4), inter_broker=True)
+@handles(ApiKey.BROKER_REGISTRATION, versions=(3, 4), error_response=top_level_error, inter_broker=True)
 async def broker_registration(
     request: BrokerRegistrationRequest, session: RequestContext, broker: Broker
 ) -> BrokerRegistrationResponse:
-    try:
-        epoch = await broker.controller.register_broker(_registration(request), is_remote=True)
-    except MoldauError as error:
-        return {"error_code": error_code(error)}
-    return {"broker_epoch": epoch}
+    return {"broker_epoch": await broker.controller.register_broker(_registration(request), is_remote=True)}
 
 
 def _registration(request: BrokerRegistrationRequest) -> controller.BrokerRegistrationRequest:

@@ -13,10 +13,8 @@ does not have to wait for the session timeout.
 
 from moldau.controller.requests import BrokerHeartbeat, OfflineReplica
 from moldau.errors import MoldauError
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, ClientConnection, RequestContext, handles
 from moldau.server.error_codes import error_code
-from moldau.server.registry import handles
-from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 

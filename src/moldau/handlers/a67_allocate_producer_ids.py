@@ -4,10 +4,8 @@ Only nodes send this request.
 """
 
 from moldau.errors import MoldauError
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 

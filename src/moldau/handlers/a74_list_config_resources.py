@@ -13,10 +13,8 @@ from moldau.metadata.image import (
     TOPIC_RESOURCE,
     MetadataImage,
 )
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
 

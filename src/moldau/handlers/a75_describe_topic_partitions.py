@@ -8,12 +8,10 @@ that case a topic that is deleted between two pages is omitted. An invalid curso
 from moldau.controller.topic_names import is_internal, validate_topic_name
 from moldau.errors import InvalidTopicError
 from moldau.metadata.image import MetadataImage, PartitionRegistration, TopicImage
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import NOT_REQUESTED, TOPIC_OPERATIONS
-from moldau.server.broker import Broker
 from moldau.server.cluster_view import broker_without_lease, describe_partition, reachable_ids
 from moldau.server.error_codes import ErrorCode
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DescribeTopicPartitionsRequest,

@@ -4,15 +4,13 @@ Only one voter is added or removed at a time, and only a replica that has caught
 request a response before the commit. This option is ignored, because an uncommitted change may be lost.
 """
 
-from moldau.server.broker import Broker
-from moldau.server.raft_requests import check_cluster_id, voter_error_response, voter_from_request
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
+from moldau.server.api import Broker, RequestContext, handles
+from moldau.server.raft_requests import check_cluster_id, voter_from_request
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AddRaftVoterRequest, AddRaftVoterResponse
 
 
-@handles(ApiKey.ADD_RAFT_VOTER, versions=(0, 1), error_response=voter_error_response)
+@handles(ApiKey.ADD_RAFT_VOTER, versions=(0, 1), forwarded=True)
 async def add_raft_voter(request: AddRaftVoterRequest, session: RequestContext, broker: Broker) -> AddRaftVoterResponse:
     check_cluster_id(broker, request.cluster_id)
     await broker.quorum.add_voter(voter_from_request(request, broker), request.timeout)

@@ -5,15 +5,13 @@ resigns when the change is committed.
 """
 
 from moldau.raft.messages import ReplicaKey
-from moldau.server.broker import Broker
-from moldau.server.raft_requests import check_cluster_id, voter_error_response
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
+from moldau.server.api import Broker, RequestContext, handles
+from moldau.server.raft_requests import check_cluster_id
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 
 
-@handles(ApiKey.REMOVE_RAFT_VOTER, versions=(0, 0), error_response=voter_error_response)
+@handles(ApiKey.REMOVE_RAFT_VOTER, versions=(0, 0), forwarded=True)
 async def remove_raft_voter(
     request: RemoveRaftVoterRequest, session: RequestContext, broker: Broker
 ) -> RemoveRaftVoterResponse:

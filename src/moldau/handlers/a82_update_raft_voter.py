@@ -5,11 +5,9 @@ the epoch of the request is not the leader's epoch, the response is an error.
 """
 
 from moldau.errors import MoldauError, NotControllerError
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.raft_requests import check_cluster_id, leadership_error, voter_from_request
-from moldau.server.registry import handles
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import UpdateRaftVoterRequest, UpdateRaftVoterResponse
 

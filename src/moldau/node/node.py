@@ -39,11 +39,10 @@ from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state_store import FileQuorumStateStore, MemoryQuorumStateStore
 from moldau.raft.snapshot_store import FileSnapshotStore, MemorySnapshotStore
 from moldau.replication.driver import ReplicaFetcherManager
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, ClientConnection
 from moldau.server.dispatcher import Dispatcher
 from moldau.server.fetch_session import FetchSessionCache
 from moldau.server.forwarding import execute_forwarded
-from moldau.server.request_context import ClientConnection
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.settings.listeners import ListenerEndpoint as Address

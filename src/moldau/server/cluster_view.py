@@ -3,7 +3,7 @@
 from collections.abc import Container
 
 from moldau.metadata.image import NO_LEADER, BrokerRegistration, Endpoint, MetadataImage, PartitionRegistration
-from moldau.server.broker import Broker
+from moldau.server.api import Broker
 from moldau.wire.messages import MetadataResponsePartition
 
 

@@ -12,10 +12,9 @@ from typing import NamedTuple
 from moldau.controller.requests import ConfigChange, ConfigOperation, ConfigResult
 from moldau.errors import InvalidConfigError, InvalidRequestError, MoldauError, NotControllerError
 from moldau.metadata.image import BROKER_LOGGER_RESOURCE, BROKER_RESOURCE, ConfigResource
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext
 from moldau.server.broker_loggers import alter_loggers
 from moldau.server.error_codes import error_code, error_message
-from moldau.server.request_context import RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AlterConfigsResponse
 

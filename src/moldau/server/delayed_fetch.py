@@ -9,7 +9,7 @@ from moldau.logs.store import FileSlice, RecordSlices
 from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.leader_state import FollowerFetch
 from moldau.partitions.partition import LogReadInfo, Partition
-from moldau.server.broker import Broker
+from moldau.server.api import Broker
 from moldau.server.fetch_session import FetchPartition, LastSentOffsets
 from moldau.server.partition_lookup import find_partition
 from moldau.server.partition_watcher import PartitionKey, PartitionWatcher

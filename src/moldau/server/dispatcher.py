@@ -6,12 +6,10 @@ from typing import NamedTuple, cast
 from moldau.network.connection import CloseConnectionError
 from moldau.network.response_sender import Part
 from moldau.observe.logging import get_logger
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, ClientConnection, ErrorResponse, Handler, Registry, RequestContext
 from moldau.server.error_codes import ErrorCode
 from moldau.server.forwarding import ForwardedResponse, forward_to_controller
 from moldau.server.metadata_fetch import is_metadata_fetch
-from moldau.server.registry import ErrorResponse, Handler, Registry
-from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.server.startup_gate import StartupGate, requires_ready_broker
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexible_header
@@ -31,8 +29,8 @@ class _Route(NamedTuple):
     is_response_flexible: bool
     keeps_frame: bool
     requires_ready_broker: bool
-    error_response: ErrorResponse | None
-    """Set if the request is forwarded to the active controller."""
+    error_response: ErrorResponse
+    is_forwarded: bool
     is_inter_broker: bool
 
 
@@ -75,7 +73,7 @@ class Dispatcher:
         try:
             session = RequestContext(connection, header.version, header.client_id, release=release)
             handling: Awaitable[Mapping[str, object] | ForwardedResponse | None]
-            if route.error_response is not None:
+            if route.is_forwarded:
                 handling = forward_to_controller(request, frame, session, self._broker, route.error_response)
             else:
                 handling = route.handler(request, session, self._broker)
@@ -117,6 +115,7 @@ class Dispatcher:
             keeps_frame=api_key == ApiKey.PRODUCE or api.forwarded,
             requires_ready_broker=requires_ready_broker(api_key, inter_broker=api.inter_broker),
             error_response=api.error_response,
+            is_forwarded=api.forwarded,
             is_inter_broker=api.inter_broker,
         )
         return route

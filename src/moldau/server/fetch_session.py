@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
+from moldau.errors import FetchSessionIdNotFoundError, FetchSessionTopicIdError, InvalidFetchSessionEpochError
+from moldau.server.api import ClientConnection
 from moldau.server.partition_watcher import PartitionKey, PartitionWatcher
-from moldau.server.request_context import ClientConnection
 
 INVALID_SESSION_ID = 0
 INITIAL_EPOCH = 0
@@ -23,18 +24,6 @@ FINAL_EPOCH = -1
 NO_REPLICA = -1
 EVICTION_MIN_MS = 120_000
 _EPOCH_LIMIT = 2**31
-
-
-class FetchSessionNotFoundError(Exception):
-    """The session has ended or never existed. The client creates a new session."""
-
-
-class InvalidFetchSessionEpochError(Exception):
-    """A request of the session was lost or arrived twice. The client creates a new session."""
-
-
-class FetchSessionTopicIdError(Exception):
-    """A request uses topic ids in a session that was created with topic names, or names in a session with ids."""
 
 
 class FetchPartition(NamedTuple):
@@ -128,7 +117,7 @@ class FetchSessionCache:
     ) -> FetchSession:
         session = self._sessions.get(session_id)
         if session is None:
-            raise FetchSessionNotFoundError
+            raise FetchSessionIdNotFoundError
         if epoch != session.epoch:
             raise InvalidFetchSessionEpochError
         if uses_topic_ids != session.uses_topic_ids:

@@ -12,9 +12,7 @@ from typing import NamedTuple
 
 from moldau.controller.channel import REQUEST_TIMEOUT_MS_DEFAULT
 from moldau.errors import InvalidRequestError, MoldauError, NotControllerError, UnsupportedVersionError
-from moldau.server.broker import Broker
-from moldau.server.registry import REGISTRY, ErrorResponse
-from moldau.server.request_context import ClientConnection, RequestContext
+from moldau.server.api import REGISTRY, Broker, ClientConnection, ErrorResponse, RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexible_header
 from moldau.wire.frames import read_request_header, skip_tagged_fields
@@ -75,7 +73,7 @@ async def execute_forwarded(frame: memoryview, client_host: bytes, broker: Broke
     except NotControllerError:
         raise
     except MoldauError as error:
-        if api.error_response is None:
+        if not api.forwarded:
             raise
         response = api.error_response(request, header.version, error)
     encoded = bytearray(header.correlation_id.to_bytes(4, "big", signed=True))

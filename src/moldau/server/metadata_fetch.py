@@ -11,10 +11,9 @@ last epoch of its log. The response has one of these forms:
 from moldau.errors import InvalidRequestError, MoldauError, UnknownTopicIdError, UnknownTopicOrPartitionError
 from moldau.raft.driver import METADATA_LOG, METADATA_TOPIC_ID
 from moldau.raft.messages import NO_EPOCH, EpochEndOffset, QuorumFetchRequest, QuorumFetchResponse, ReplicaKey
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, RequestContext
 from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.raft_requests import check_cluster_id, check_directory_id, leader_endpoints, leadership_error
-from moldau.server.request_context import RequestContext
 from moldau.wire.messages import FetchRequest, FetchRequestPartition, FetchResponse, FetchResponsePartitionData
 
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
@@ -26,11 +25,7 @@ _REPLICA_STATE_VERSION = 15
 
 
 def is_metadata_fetch(request: FetchRequest) -> bool:
-    # Every fetch is checked, so this is a loop, which is faster than a generator expression.
-    for topic in request.topics:
-        if topic.topic_id == METADATA_TOPIC_ID or topic.topic == METADATA_LOG.topic:
-            return True
-    return False
+    return any(topic.topic_id == METADATA_TOPIC_ID or topic.topic == METADATA_LOG.topic for topic in request.topics)
 
 
 def replica_state(request: FetchRequest, session: RequestContext) -> tuple[int, int]:

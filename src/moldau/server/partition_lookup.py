@@ -11,7 +11,7 @@ from moldau.errors import (
     UnknownTopicOrPartitionError,
 )
 from moldau.partitions.partition import Partition
-from moldau.server.broker import Broker
+from moldau.server.api import Broker
 from moldau.wire.messages import FetchResponseLeaderIdAndEpoch, FetchResponseNodeEndpoint
 
 

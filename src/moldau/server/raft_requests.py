@@ -1,22 +1,25 @@
 """Checks and responses that the handlers of quorum requests share."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 from uuid import UUID
 
 from moldau.errors import InconsistentClusterIdError, InconsistentVoterSetError, InvalidRequestError, MoldauError
 from moldau.observe.logging import get_logger
 from moldau.raft.driver import METADATA_LOG
-from moldau.raft.messages import QuorumEpochResponse, VoterEndpoint, VoterNode
-from moldau.server.broker import Broker
-from moldau.server.error_codes import ErrorCode, error_code, error_message
-from moldau.server.request_context import RequestContext
+from moldau.raft.messages import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    QuorumEpochResponse,
+    VoterEndpoint,
+    VoterNode,
+)
+from moldau.server.api import Broker, RequestContext
+from moldau.server.error_codes import ErrorCode, error_code
 from moldau.wire.messages import (
     AddRaftVoterRequest,
-    AddRaftVoterResponse,
     BeginQuorumEpochResponse,
     FetchResponseNodeEndpoint,
-    RemoveRaftVoterRequest,
     UpdateRaftVoterRequest,
 )
 
@@ -27,6 +30,7 @@ class _PartitionData(Protocol):
     partition_index: int
 
 
+LeaderRequestT = TypeVar("LeaderRequestT", BeginQuorumEpochRequest, EndQuorumEpochRequest)
 PartitionT_co = TypeVar("PartitionT_co", bound=_PartitionData, covariant=True)
 
 
@@ -80,8 +84,22 @@ def metadata_partition(topics: Sequence[_TopicData[PartitionT_co]]) -> Partition
     raise InvalidRequestError(f"the quorum has only the log {METADATA_LOG}")
 
 
-def quorum_epoch_response(code: int, reply: QuorumEpochResponse, broker: Broker) -> BeginQuorumEpochResponse:
-    """Builds the response to BeginQuorumEpoch and EndQuorumEpoch."""
+async def quorum_epoch_response(
+    handle: Callable[[LeaderRequestT], Awaitable[QuorumEpochResponse]],
+    request: LeaderRequestT,
+    session: RequestContext,
+    broker: Broker,
+) -> BeginQuorumEpochResponse:
+    """Checks a BeginQuorumEpoch or EndQuorumEpoch request, calls `handle` and builds the response."""
+    try:
+        if request.leader_id < 0 or request.epoch < 0:
+            raise InvalidRequestError(f"node {request.leader_id} cannot be the leader of epoch {request.epoch}")
+        check_known_voter(request.leader_id, session, broker)
+        reply = await handle(request)
+        code = int(epoch_error(request.epoch, reply.epoch))
+    except MoldauError as error:
+        code = error_code(error)
+        reply = QuorumEpochResponse(broker.quorum.epoch, broker.quorum.leader_id)
     return {
         "topics": [
             {
@@ -142,9 +160,3 @@ def voter_from_request(request: AddRaftVoterRequest | UpdateRaftVoterRequest, br
     if not endpoints or endpoints[0].listener.upper() != listener:
         raise InvalidRequestError(f"the voter has no endpoint for the inter-broker listener {listener}")
     return voter
-
-
-def voter_error_response(
-    request: AddRaftVoterRequest | RemoveRaftVoterRequest, version: int, error: MoldauError
-) -> AddRaftVoterResponse:
-    return {"error_code": error_code(error), "error_message": error_message(error)}

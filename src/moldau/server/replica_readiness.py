@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from moldau.errors import MoldauError, NotControllerError, RequestTimedOutError
-from moldau.server.broker import Broker
+from moldau.server.api import Broker
 
 RESPONSE_MARGIN_MS_MAX = 1_000
 """The wait ends before the client's timeout, so that the response arrives in time. This is the maximum margin."""

@@ -19,7 +19,7 @@ from moldau.errors import (
 )
 from moldau.handlers import REGISTRY
 from moldau.metadata.image import Endpoint
-from moldau.server.request_context import ClientConnection, RequestContext
+from moldau.server.api import ClientConnection, RequestContext
 from moldau.transactions.producer_id_manager import ProducerIdManager
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder

@@ -8,22 +8,16 @@ from typing import Any
 
 import pytest
 
+from moldau.errors import FetchSessionIdNotFoundError, FetchSessionTopicIdError, InvalidFetchSessionEpochError
 from moldau.handlers.a01_fetch import fetch
 from moldau.metadata.image import PartitionRegistration
 from moldau.partitions.partition import Partition
 from moldau.records.batch import Batch
 from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
-from moldau.server.fetch_session import (
-    EVICTION_MIN_MS,
-    FetchPartition,
-    FetchSessionCache,
-    FetchSessionNotFoundError,
-    FetchSessionTopicIdError,
-    InvalidFetchSessionEpochError,
-)
+from moldau.server.api import ClientConnection, RequestContext
+from moldau.server.fetch_session import EVICTION_MIN_MS, FetchPartition, FetchSessionCache
 from moldau.server.partition_watcher import PartitionKey
-from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from support.admin_broker import decoded_request
@@ -57,7 +51,7 @@ def test_a_session_continues_only_with_the_next_epoch() -> None:
         sessions.continue_session(session.session_id, 1, {}, [], 0, uses_topic_ids=False)
     with pytest.raises(FetchSessionTopicIdError):
         sessions.continue_session(session.session_id, 2, {}, [], 0, uses_topic_ids=True)
-    with pytest.raises(FetchSessionNotFoundError):
+    with pytest.raises(FetchSessionIdNotFoundError):
         sessions.continue_session(session.session_id + 1, 1, {}, [], 0, uses_topic_ids=False)
 
 
@@ -323,5 +317,5 @@ def test_follower_sessions_do_not_count_against_the_limit() -> None:
     assert len(sessions) == 3, "one for each node"
     assert sessions.create(client(), named(wanted()), 0, 2 * late, uses_topic_ids=False) is not None
     sessions.continue_session(again.session_id, 1, {}, (), 2 * late, uses_topic_ids=False)
-    with pytest.raises(FetchSessionNotFoundError):
+    with pytest.raises(FetchSessionIdNotFoundError):
         sessions.continue_session(consumer.session_id, 1, {}, (), 2 * late, uses_topic_ids=False)

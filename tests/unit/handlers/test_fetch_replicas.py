@@ -18,7 +18,7 @@ from moldau.handlers.a21_delete_records import delete_records
 from moldau.handlers.a23_offset_for_leader_epoch import offset_for_leader_epoch
 from moldau.metadata.image import BrokerRegistration, Endpoint, PartitionRegistration
 from moldau.partitions.partition import Partition
-from moldau.server.request_context import ClientConnection, RequestContext
+from moldau.server.api import ClientConnection, RequestContext
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from support.admin_broker import decoded_request

@@ -42,9 +42,8 @@ from moldau.groups.requests import (
 from moldau.handlers import REGISTRY
 from moldau.handlers.a10_find_coordinator import find_coordinator
 from moldau.metadata.image import NO_LEADER, PartitionRegistration
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, ClientConnection, RequestContext
 from moldau.server.dispatcher import Dispatcher
-from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from support.admin_broker import LISTENER, AdminBroker, image_of, topic_id, versions_of
 from support.raw_group_member import join_tree, sync_tree

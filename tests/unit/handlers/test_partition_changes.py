@@ -25,9 +25,8 @@ from moldau.errors import (
     StaleBrokerEpochError,
 )
 from moldau.handlers import REGISTRY
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, ClientConnection, RequestContext
 from moldau.server.error_codes import ErrorCode
-from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 from support.admin_broker import handle

@@ -13,7 +13,7 @@ from moldau.records.batch_builder import build_batch, recompress
 from moldau.records.compression import GZIP, LZ4
 from moldau.records.record import Record, iterate_records
 from moldau.server import cpu_budget as sharing
-from moldau.server.request_context import ClientConnection, RequestContext
+from moldau.server.api import ClientConnection, RequestContext
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message

@@ -45,9 +45,9 @@ from moldau.raft.messages import (
     VoteResponse,
     VoterNode,
 )
+from moldau.server.api import ClientConnection, RequestContext
 from moldau.server.error_codes import ErrorCode
 from moldau.server.metadata_fetch import fetch_metadata, is_metadata_fetch
-from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 from support.admin_broker import handle

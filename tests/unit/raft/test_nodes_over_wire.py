@@ -21,9 +21,9 @@ from moldau.raft.messages import SnapshotId, VoterEndpoint, VoterNode
 from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore
 from moldau.raft.snapshot_store import MemorySnapshotStore
+from moldau.server.api import ClientConnection, RequestContext
 from moldau.server.error_codes import ErrorCode
 from moldau.server.metadata_fetch import fetch_metadata
-from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 from support.admin_broker import handle

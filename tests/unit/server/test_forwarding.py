@@ -17,10 +17,9 @@ from moldau.metadata.image import BROKER_LOGGER_RESOURCE, BROKER_RESOURCE, TOPIC
 from moldau.network.connection import CloseConnectionError
 from moldau.raft.driver import METADATA_TOPIC_ID
 from moldau.server import startup_gate
-from moldau.server.broker import Broker
+from moldau.server.api import Broker, ClientConnection, RequestContext
 from moldau.server.dispatcher import Dispatcher
 from moldau.server.forwarding import execute_forwarded
-from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey

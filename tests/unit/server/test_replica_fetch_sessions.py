@@ -7,8 +7,8 @@ from unittest.mock import patch
 from moldau.handlers.a01_fetch import fetch
 from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.partition import Partition
+from moldau.server.api import ClientConnection, RequestContext
 from moldau.server.partition_watcher import PartitionWatcher
-from moldau.server.request_context import ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
 from support.admin_broker import decoded_request
 from unit.handlers.test_fetch_replicas import EPOCH, LeaderHarness, with_harness

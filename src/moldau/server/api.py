@@ -1,0 +1,176 @@
+"""The interface of request handlers: their registration, and the request context and broker that they receive."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+from moldau.errors import MoldauError
+from moldau.partitions.delayed_operations import CallbackList
+from moldau.server.cpu_budget import CpuBudget
+from moldau.server.error_codes import error_code, error_message
+from moldau.wire.api_keys import ApiKey
+from moldau.wire.codec import Message
+
+if TYPE_CHECKING:
+    from moldau.broker_lifecycle.driver import BrokerLifecycleManager
+    from moldau.controller.channel import NodeToControllerChannel
+    from moldau.controller.driver import QuorumController
+    from moldau.groups.coordinator import GroupCoordinator
+    from moldau.metadata.loader import MetadataLoader
+    from moldau.partitions.replica_manager import ReplicaManager
+    from moldau.peers.client import PeerClient
+    from moldau.platform import Platform
+    from moldau.raft.driver import RaftClient
+    from moldau.replication.driver import ReplicaFetcherManager
+    from moldau.server.fetch_session import FetchSessionCache
+    from moldau.settings.effective import EffectiveSettings
+    from moldau.transactions.producer_id_manager import ProducerIdManager
+
+
+@dataclass(slots=True)
+class Broker:
+    """The components of a node that request handlers use. The node creates them in startup order."""
+
+    broker_id: int
+    platform: "Platform"
+    settings: "EffectiveSettings"
+    """Static and dynamic settings of this broker and of every topic."""
+    metadata: "MetadataLoader"
+    """Its `image` is the MetadataImage of the committed metadata."""
+    controller: "QuorumController"
+    replica_manager: "ReplicaManager"
+    groups: "GroupCoordinator"
+    fetch_session_cache: "FetchSessionCache"
+    producer_ids: "ProducerIdManager"
+    shutdown_callbacks: CallbackList
+    """Callbacks that complete delayed fetches at shutdown."""
+    quorum: "RaftClient"
+    controller_channel: "NodeToControllerChannel"
+    """Sends requests to the active controller, which runs on this node or on another node."""
+    lifecycle: "BrokerLifecycleManager"
+    peers: "PeerClient"
+    replication: "ReplicaFetcherManager"
+    ready: asyncio.Event
+    """Set once the cluster has accepted this node. Until then, client requests are parked."""
+    cpu_budget: CpuBudget = field(default_factory=CpuBudget)
+    """Limits CPU-heavy work that would block the event loop."""
+
+
+@dataclass(slots=True, eq=False)
+class ClientConnection:
+    """The state of one client connection, which all its requests share."""
+
+    peer: str
+    listener: str
+    client_software: str = ""
+    append_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by a Produce request while it appends, so that requests append in the order of arrival."""
+    fetch_session_ids: list[int] = field(default_factory=list)
+    """The fetch sessions that were created on this connection. They end with the connection."""
+    close_callbacks: CallbackList = field(default_factory=CallbackList)
+    """Callbacks that are called when the connection closes."""
+    broker_incarnation: tuple[int, int] | None = None
+    """The id and epoch of the broker that sends heartbeats on this connection; None if there is no such broker."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestContext:
+    connection: ClientConnection
+    api_version: int
+    client_id: str | None
+    is_forwarded: bool = False
+    """Whether another node forwarded the request. That node has checked the request, and it is not forwarded again."""
+    release: Callable[[], None] = lambda: None
+    """Releases the frame of the request. A handler calls it before a long wait, when it no longer uses the frame."""
+
+    @property
+    def client_host(self) -> str:
+        """The client's address with a leading slash, as in Kafka's group descriptions."""
+        return "/" + self.connection.peer.rpartition(":")[0]
+
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT", bound=Mapping[str, object] | None)
+
+HandlerOf = Callable[[RequestT, RequestContext, Broker], Awaitable[ResponseT]]
+"""The handler of one API. Returns None if the request has no response (Produce with acks=0)."""
+
+Handler = HandlerOf[Message, Mapping[str, object] | None]
+
+ErrorResponse = Callable[[Any, int, MoldauError], Mapping[str, object]]
+"""Builds the response to a request if the whole request failed. Takes the request, its API version and the error."""
+
+
+class ApiRegistration(NamedTuple):
+    handler: Handler
+    min_version: int
+    max_version: int
+    advertised_min_version: int
+    """The lowest version in the ApiVersions response. Produce advertises lower versions than it serves."""
+    error_response: ErrorResponse
+    forwarded: bool
+    """Whether requests are forwarded to the active controller. The handler of such an API raises an exception if the
+    whole request failed, for example NotControllerError."""
+    inter_broker: bool
+    """Whether the API is only for nodes. Such an API is served and advertised only on the inter-broker listener."""
+
+
+class Registry(dict[ApiKey, ApiRegistration]):
+    """Registrations by API key. The import of `moldau.handlers` fills the registry. Afterwards it does not change."""
+
+
+REGISTRY = Registry()
+
+
+def top_level_error(request: object, version: int, error: MoldauError) -> Mapping[str, object]:
+    """Builds the error response of an API that has a top-level error code. The message is only sent if it has one."""
+    return {"error_code": error_code(error), "error_message": error_message(error)}
+
+
+def handles(
+    api_key: ApiKey,
+    *,
+    versions: tuple[int, int],
+    advertised_min_version: int | None = None,
+    error_response: ErrorResponse | None = None,
+    forwarded: bool = False,
+    inter_broker: bool = False,
+) -> Callable[[HandlerOf[RequestT, ResponseT]], HandlerOf[RequestT, ResponseT]]:
+    """Registers a handler: `async def f(request, session, broker) -> response`.
+
+    `wire/messages.pyi` defines the types of requests and responses. If a handler with an `error_response` raises a
+    MoldauError, `error_response` builds the response. It needs the request, so the frame stays in memory until then.
+    Forwarded requests always have an error response, by default `top_level_error`.
+    """
+
+    def register(handler: HandlerOf[RequestT, ResponseT]) -> HandlerOf[RequestT, ResponseT]:
+        low, high = versions
+        if error_response is not None and not forwarded:
+            handler = _with_error_response(handler, error_response)
+        REGISTRY[api_key] = ApiRegistration(
+            cast(Handler, handler),
+            low,
+            high,
+            low if advertised_min_version is None else advertised_min_version,
+            error_response or top_level_error,
+            forwarded,
+            inter_broker,
+        )
+        return handler
+
+    return register
+
+
+def _with_error_response(
+    handler: HandlerOf[RequestT, ResponseT], error_response: ErrorResponse
+) -> HandlerOf[RequestT, ResponseT]:
+    @wraps(handler)
+    async def handle(request: RequestT, session: RequestContext, broker: Broker) -> ResponseT:
+        try:
+            return await handler(request, session, broker)
+        except MoldauError as error:
+            return cast(ResponseT, error_response(request, session.api_version, error))
+
+    return handle
