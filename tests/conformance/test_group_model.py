@@ -14,7 +14,6 @@ from moldau.groups.records import GroupMetadataRecord
 from moldau.groups.requests import (
     EMPTY_RESPONSE,
     UNKNOWN_MEMBER_ID,
-    GroupCoordinatorConfig,
     GroupState,
     JoinResponse,
     LeavingMember,
@@ -22,6 +21,7 @@ from moldau.groups.requests import (
     RequestId,
     SyncResponse,
 )
+from moldau.settings.broker import BrokerSettings
 from support.classic_group import GroupHarness, named_protocols
 
 A_DAY_MS = 24 * 3_600_000
@@ -90,7 +90,7 @@ class GroupModel(RuleBasedStateMachine):
         first=st.lists(st.tuples(instances, protocols), min_size=1, max_size=3),
     )
     def begin(self, size_max: int, delay_ms: int, first: list[tuple[str | None, tuple[Protocol, ...]]]) -> None:
-        self.harness = GroupHarness(GroupCoordinatorConfig(size_max=size_max, initial_rebalance_delay_ms=delay_ms))
+        self.harness = GroupHarness(BrokerSettings(group_max_size=size_max, group_initial_rebalance_delay_ms=delay_ms))
         for instance, protocols in first:
             self.join_new_client(instance, protocols=protocols)
 
@@ -347,10 +347,10 @@ class GroupModel(RuleBasedStateMachine):
     @invariant()
     def size_is_limited(self) -> None:
         group = self.harness.group
-        assert len(group._join.parked) <= self.harness.config.size_max
+        assert len(group._join.parked) <= self.harness.config.group_max_size
         if group.metadata.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
             dynamic = [each for each in group.metadata.members.by_id.values() if not each.is_static]
-            assert len(dynamic) <= self.harness.config.size_max
+            assert len(dynamic) <= self.harness.config.group_max_size
 
     @invariant()
     def matches_the_log_when_stable(self) -> None:

@@ -10,7 +10,6 @@ from moldau.groups.members import ClassicGroupMember
 from moldau.groups.records import GroupMetadataRecord, GroupRecord
 from moldau.groups.requests import (
     UNKNOWN_MEMBER_ID,
-    GroupCoordinatorConfig,
     GroupResponse,
     GroupResult,
     GroupState,
@@ -24,6 +23,7 @@ from moldau.groups.requests import (
     SyncRequest,
     SyncResponse,
 )
+from moldau.settings.broker import BrokerSettings
 from moldau.wire.consumer_protocol import Subscription, encode_subscription
 
 GROUP = "readers"
@@ -43,8 +43,8 @@ def subscribed_to(*topics: str) -> tuple[Protocol, ...]:
 
 
 class GroupHarness:
-    def __init__(self, config: GroupCoordinatorConfig | None = None) -> None:
-        self.config = config or GroupCoordinatorConfig()
+    def __init__(self, config: BrokerSettings | None = None) -> None:
+        self.config = config or BrokerSettings()
         self.group = ClassicGroup(GROUP, self.config)
         self.now_ms = 1_000
         self.log: list[GroupRecord] = []

@@ -17,7 +17,6 @@ from moldau.groups.requests import (
     GroupResponse,
     JoinedMember,
     JoinResponse,
-    LeaveResponse,
     LeaveResult,
     LeavingMember,
     Protocol,
@@ -181,15 +180,13 @@ class WireGroupHarness:
         if api == SYNC_GROUP:
             return SyncResponse(protocol_type="", protocol_name="", assignment=response["assignment"])
         if api == LEAVE_GROUP:
-            return LeaveResponse(
-                tuple(
-                    LeaveResult(
-                        self._shown[each["member_id"]],
-                        each["group_instance_id"],
-                        _error(each["error_code"]) if each["error_code"] else None,
-                    )
-                    for each in response["members"]
+            return tuple(
+                LeaveResult(
+                    self._shown[each["member_id"]],
+                    each["group_instance_id"],
+                    _error(each["error_code"]) if each["error_code"] else None,
                 )
+                for each in response["members"]
             )
         return EMPTY_RESPONSE
 

@@ -11,21 +11,16 @@ from moldau.groups.records import NO_EXPIRY, CommittedOffset, GroupRecord
 from moldau.groups.requests import (
     EMPTY_RESPONSE,
     CommitRequest,
-    CommitResponse,
-    DeleteOffsetsResponse,
-    GroupCoordinatorConfig,
     GroupDescription,
     GroupResponse,
     GroupResult,
     JoinRequest,
     JoinResponse,
-    LeaveResponse,
     LeavingMember,
-    ListResponse,
     MemberIdentity,
     Now,
-    OffsetsResponse,
     OffsetToCommit,
+    PartitionErrors,
     Protocol,
     SyncRequest,
     SyncResponse,
@@ -33,12 +28,13 @@ from moldau.groups.requests import (
     TopicPartition,
 )
 from moldau.groups.shard import GroupCoordinatorShard
+from moldau.settings.broker import BrokerSettings
 from moldau.wire.consumer_protocol import Subscription, decode_subscription, encode_subscription
 
 R = TypeVar("R")
 
-RETENTION_MS = 1_000_000
-LIMITS = GroupCoordinatorConfig(initial_rebalance_delay_ms=0, offsets_retention_ms=RETENTION_MS)
+RETENTION_MS = 1_200_000
+LIMITS = BrokerSettings(group_initial_rebalance_delay_ms=0, offsets_retention_minutes=20)
 SESSION_MS = 10_000
 WALL_MS = 1_700_000_000_000
 TOPIC_ID = UUID(int=7)
@@ -177,32 +173,27 @@ class ShardHarness:
     def leave_error(self, identity: MemberIdentity) -> MoldauError | None:
         leaving = [LeavingMember(identity.member_id, identity.instance_id)]
         reply = self.submit_and_wait(
-            LeaveResponse, lambda request_id: self.state.groups.leave(self.now, identity.group_id, leaving, request_id)
+            tuple, lambda request_id: self.state.groups.leave(self.now, identity.group_id, leaving, request_id)
         )
-        (left,) = reply.members
-        return left.error
+        (left,) = reply
+        error: MoldauError | None = left.error
+        return error
 
-    def commit(self, identity: MemberIdentity, *offsets: OffsetToCommit) -> CommitResponse:
+    def commit(self, identity: MemberIdentity, *offsets: OffsetToCommit) -> PartitionErrors:
         request = CommitRequest(identity=identity, offsets=offsets or (offset("orders", 0, 7),))
-        return self.submit_and_wait(CommitResponse, lambda request_id: self.state.commit(self.now, request, request_id))
+        return self.submit_and_wait(dict, lambda request_id: self.state.commit(self.now, request, request_id))
 
     def fetch(
         self, group_id: str, partitions: Sequence[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset | None]:
-        return dict(
-            self.submit_and_wait(
-                OffsetsResponse, lambda request_id: self.state.fetch_offsets(group_id, partitions, request_id)
-            ).offsets
-        )
+        return self.submit_and_wait(dict, lambda request_id: self.state.fetch_offsets(group_id, partitions, request_id))
 
     def committed(self, group_id: str = "g") -> dict[TopicPartition, int]:
         return {place: found.offset for place, found in self.fetch(group_id).items() if found is not None}
 
     def delete_offsets(self, group_id: str, *partitions: TopicPartition) -> dict[TopicPartition, MoldauError | None]:
-        return dict(
-            self.submit_and_wait(
-                DeleteOffsetsResponse, lambda request_id: self.state.delete_offsets(group_id, partitions, request_id)
-            ).errors
+        return self.submit_and_wait(
+            dict, lambda request_id: self.state.delete_offsets(group_id, partitions, request_id)
         )
 
     def delete_group(self, group_id: str) -> None:
@@ -217,13 +208,11 @@ class ShardHarness:
     def topics_of(self, group_id: str) -> list[str]:
         """Returns the subscribed topics of a Stable consumer group."""
         members = self.describe(group_id).members
-        return [topic for member in members for topic in decode_subscription(member.metadata).topics]
+        return [topic for member in members for topic in decode_subscription(member.subscription).topics]
 
     def listed(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[str]:
-        reply = self.submit_and_wait(
-            ListResponse, lambda request_id: self.state.groups.list_groups(states, types, request_id)
-        )
-        return [group.group_id for group in reply.groups]
+        reply = self.submit_and_wait(tuple, lambda request_id: self.state.groups.list_groups(states, types, request_id))
+        return [group.group_id for group in reply]
 
 
 def synced(identity: MemberIdentity) -> SyncRequest:

@@ -13,7 +13,7 @@ from moldau.groups.requests import (
     GroupResponse,
     GroupState,
     JoinResponse,
-    LeaveResponse,
+    LeaveResult,
     LeavingMember,
     Protocol,
     RequestId,
@@ -169,8 +169,9 @@ class GroupTranscriptRunner:
             self._emit(who, _format_join(response))
         elif isinstance(response, SyncResponse):
             self._emit(who, f"gets {response.assignment.decode() or 'no partitions'}")
-        elif isinstance(response, LeaveResponse):
-            [left] = response.members
+        elif isinstance(response, tuple):
+            [left] = response
+            assert isinstance(left, LeaveResult)
             self._emit(who, f"{requests}: {_error_name(left.error) if left.error else 'ok'}")
         elif isinstance(response, MoldauError):
             self._emit(who, f"{requests}: {_error_name(response)}")

@@ -28,12 +28,9 @@ from moldau.groups.records import GroupMetadataRecord, GroupMetadataValue
 from moldau.groups.requests import (
     EMPTY_RESPONSE,
     UNKNOWN_MEMBER_ID,
-    GroupCoordinatorConfig,
     GroupResult,
     GroupState,
     JoinRequest,
-    JoinResponse,
-    LeaveResponse,
     LeaveResult,
     LeavingMember,
     MemberIdentity,
@@ -42,6 +39,7 @@ from moldau.groups.requests import (
     ResultBuilder,
     SyncRequest,
 )
+from moldau.settings.broker import BrokerSettings
 
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1_000
 """Session timeout of a member whose first join has not completed. Such a member cannot send heartbeats yet. Its client
@@ -51,8 +49,8 @@ REJOIN_DELAY_MS_MIN = 1_000
 """Minimum time before the next check for joins, if no member joined in time and only static members remain."""
 
 
-def check_session_timeout(session_timeout_ms: int, config: GroupCoordinatorConfig) -> None:
-    low, high = config.session_timeout_ms_min, config.session_timeout_ms_max
+def check_session_timeout(session_timeout_ms: int, settings: BrokerSettings) -> None:
+    low, high = settings.group_min_session_timeout_ms, settings.group_max_session_timeout_ms
     if not low <= session_timeout_ms <= high:
         raise InvalidSessionTimeoutError(f"session timeout {session_timeout_ms} ms is not between {low} and {high}")
 
@@ -70,10 +68,10 @@ class _Proposal:
 
 
 class ClassicGroup:
-    def __init__(self, group_id: str, config: GroupCoordinatorConfig) -> None:
+    def __init__(self, group_id: str, settings: BrokerSettings) -> None:
         self.group_id = group_id
         self.metadata = ClassicGroupMetadata(group_id)
-        self._config = config
+        self._settings = settings
         self._join = DelayedJoin()
         self._sync = DelayedSync()
         self._session_deadlines = DeadlineQueue()
@@ -87,10 +85,10 @@ class ClassicGroup:
     # Requests
 
     def join(self, now: Now, request: JoinRequest, request_id: RequestId) -> GroupResult:
-        check_session_timeout(request.session_timeout_ms, self._config)
+        check_session_timeout(request.session_timeout_ms, self._settings)
         builder = ResultBuilder(now)
         if not self._accepts_joining_member(request):
-            error = GroupMaxSizeReachedError(f"the group has the maximum of {self._config.size_max} members")
+            error = GroupMaxSizeReachedError(f"the group has the maximum of {self._settings.group_max_size} members")
             builder.complete(request_id, error)
             self._remove_pending_member(request.member_id)
             if request.member_id in self._members:
@@ -142,7 +140,7 @@ class ClassicGroup:
         results = tuple(
             LeaveResult(each.member_id, each.instance_id, self._leave_member(builder, each)) for each in members
         )
-        builder.complete(request_id, LeaveResponse(results))
+        builder.complete(request_id, results)
         if len(self._members) < size_before:
             self._prepare_rebalance_or_complete_join(builder)
         else:
@@ -177,9 +175,9 @@ class ClassicGroup:
             case GroupState.PREPARING_REBALANCE:
                 # Only members that have joined are counted. If the limit was lowered below the size of the group, the
                 # members that join last are rejected.
-                return member_id in self._join.parked or len(self._join.parked) < self._config.size_max
+                return member_id in self._join.parked or len(self._join.parked) < self._settings.group_max_size
             case _:
-                return member_id in self._members or len(self._members) < self._config.size_max
+                return member_id in self._members or len(self._members) < self._settings.group_max_size
 
     def _join_new_member(self, builder: ResultBuilder, request: JoinRequest, request_id: RequestId) -> None:
         member_id = request.new_member_id
@@ -264,7 +262,9 @@ class ClassicGroup:
         self.metadata.prepare_rebalance()
         if was_empty:
             self._join.start_initial(
-                builder.now.monotonic_ms, self._config.initial_rebalance_delay_ms, self._members.rebalance_timeout_ms
+                builder.now.monotonic_ms,
+                self._settings.group_initial_rebalance_delay_ms,
+                self._members.rebalance_timeout_ms,
             )
         elif self._join.has_all_joined(len(self._members)):
             self._complete_join(builder)
@@ -349,16 +349,11 @@ class ClassicGroup:
         # A leader whose client does not know SkipAssignment must not compute assignments again. Its response names the
         # old member id as the leader, so that the client acts as a normal member.
         skips_assignment = request.supports_skipping_assignment and is_leader
-        response = JoinResponse(
-            generation=self.metadata.generation,
-            protocol_type=self.metadata.protocol_type or "",
-            protocol_name=self.metadata.protocol_name or "",
-            leader=(leader if request.supports_skipping_assignment else self.metadata.leader) or "",
+        response = self.metadata.join_response_with(
+            new.member_id,
+            leader if request.supports_skipping_assignment else self.metadata.leader,
+            members if skips_assignment else (),
             skip_assignment=skips_assignment,
-            member_id=new.member_id,
-            members=tuple(
-                each.to_joined_member(self.metadata.protocol_name) for each in (members if skips_assignment else ())
-            ),
         )
         builder.complete(request_id, response)
         self._reschedule_heartbeat(builder.now, new)
@@ -417,7 +412,7 @@ class ClassicGroup:
         while (due_ms := self.next_deadline_ms) is not None and due_ms <= now.monotonic_ms:
             if due_ms == self._join.deadline_ms:
                 self._join.deadline_ms = None
-                if not self._join.try_extend(now.monotonic_ms, self._config.initial_rebalance_delay_ms):
+                if not self._join.try_extend(now.monotonic_ms, self._settings.group_initial_rebalance_delay_ms):
                     self._complete_join(builder)
             elif due_ms == self._sync.deadline_ms:
                 self._sync.deadline_ms = None
@@ -477,6 +472,6 @@ class ClassicGroup:
         builder = ResultBuilder(now)
         for member in self._members:
             self._reschedule_heartbeat(now, member)
-        if len(self._members) > self._config.size_max:
+        if len(self._members) > self._settings.group_max_size:
             self._prepare_rebalance(builder)
         return builder.build()

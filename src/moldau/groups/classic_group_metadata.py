@@ -1,6 +1,6 @@
 """State, generation, protocol and members of a classic group, and their records and responses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from moldau.errors import IllegalGenerationError, InconsistentGroupProtocolError
 from moldau.groups.members import ClassicGroupMember, MemberSet
@@ -133,14 +133,24 @@ class ClassicGroupMetadata:
 
     def join_response(self, member_id: str) -> JoinResponse:
         is_leader = member_id == self.leader and self.state is GroupState.COMPLETING_REBALANCE
+        return self.join_response_with(member_id, self.leader, self.members if is_leader else ())
+
+    def join_response_with(
+        self,
+        member_id: str,
+        leader: str | None,
+        members: Iterable[ClassicGroupMember],
+        *,
+        skip_assignment: bool = False,
+    ) -> JoinResponse:
         return JoinResponse(
             generation=self.generation,
             protocol_type=self.protocol_type or "",
             protocol_name=self.protocol_name or "",
-            leader=self.leader or "",
-            skip_assignment=False,
+            leader=leader or "",
+            skip_assignment=skip_assignment,
             member_id=member_id,
-            members=tuple(each.to_joined_member(self.protocol_name) for each in (self.members if is_leader else ())),
+            members=tuple(each.to_joined_member(self.protocol_name) for each in members),
         )
 
     def sync_response(self, assignment: bytes) -> SyncResponse:
@@ -168,7 +178,7 @@ class ClassicGroupMetadata:
             self.state,
             self.protocol_type or "",
             protocol_name or "",
-            tuple(member.describe(protocol_name) for member in self.members),
+            tuple(member.to_record(protocol_name, member.assignment) for member in self.members),
         )
 
     def as_listed_group(self) -> ListedGroup:

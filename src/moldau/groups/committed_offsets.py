@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from moldau.errors import MoldauError, OffsetMetadataTooLargeError
 from moldau.groups.records import NO_EXPIRY, NO_LEADER_EPOCH, CommittedOffset, OffsetCommitRecord
-from moldau.groups.requests import OffsetToCommit, TopicKey, TopicPartition
+from moldau.groups.requests import OffsetToCommit, PartitionErrors, TopicKey, TopicPartition
 
 _NO_TOPICS: Mapping[str, Mapping[int, CommittedOffset]] = {}
 
@@ -96,10 +96,10 @@ class CommittedOffsets:
 
 def build_commit_records(
     group_id: str, offsets: Iterable[OffsetToCommit], wall_ms: int, metadata_length_max: int
-) -> tuple[list[OffsetCommitRecord], dict[TopicPartition, MoldauError | None]]:
+) -> tuple[list[OffsetCommitRecord], PartitionErrors]:
     """Returns the records of a commit, and for each partition an error, or None if the partition has a record."""
     records: list[OffsetCommitRecord] = []
-    errors: dict[TopicPartition, MoldauError | None] = {}
+    errors: PartitionErrors = {}
     for each in offsets:
         error = _check_metadata_length(each.metadata, metadata_length_max)
         errors[each.topic, each.partition] = error

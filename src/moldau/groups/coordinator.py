@@ -6,26 +6,23 @@ A method returns its response when the records on which the response depends are
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from moldau.errors import CoordinatorLoadInProgressError, InvalidGroupIdError, NotCoordinatorError, RecordTooLargeError
 from moldau.groups.offsets_topic import OFFSETS_TOPIC, OffsetsTopic, TopicCreator, partition_for
 from moldau.groups.requests import (
     CommitRequest,
-    CommitResponse,
-    DeleteOffsetsResponse,
     EmptyResponse,
-    GroupCoordinatorConfig,
     GroupDescription,
-    GroupResponse,
     JoinRequest,
     JoinResponse,
-    LeaveResponse,
+    LeaveResult,
     LeavingMember,
     ListedGroup,
-    ListResponse,
     MemberIdentity,
-    OffsetsResponse,
+    PartitionErrors,
+    PartitionOffsets,
     SyncRequest,
     SyncResponse,
     TopicKey,
@@ -39,7 +36,6 @@ from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Partition
 from moldau.partitions.replica_manager import ReplicaManager
 from moldau.platform.clock import Clock
-from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 
 log = get_logger(__name__)
@@ -48,17 +44,6 @@ LOAD_RETRY_BACKOFF_S = 5.0
 """Backoff after a transient error while loading groups."""
 
 T = TypeVar("T")
-
-
-def group_coordinator_config(settings: BrokerSettings) -> GroupCoordinatorConfig:
-    return GroupCoordinatorConfig(
-        session_timeout_ms_min=settings.group_min_session_timeout_ms,
-        session_timeout_ms_max=settings.group_max_session_timeout_ms,
-        initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
-        size_max=settings.group_max_size,
-        offset_metadata_length_max=settings.offset_metadata_max_bytes,
-        offsets_retention_ms=settings.offsets_retention_minutes * 60_000,
-    )
 
 
 class GroupCoordinator:
@@ -76,7 +61,6 @@ class GroupCoordinator:
         self._settings = settings
         self._clock = clock
         self._topic = OffsetsTopic(metadata, controller, settings)
-        self._config = group_coordinator_config(settings.static)
         self._image = EMPTY_IMAGE
         self._shards: dict[int, ShardDriver] = {}
         self._closing_shards: dict[ShardDriver, asyncio.Task[None]] = {}
@@ -131,7 +115,7 @@ class GroupCoordinator:
         shard.deleted_topics.update(deleted_topics)
         self._shards[index] = shard
         if shard.is_empty and not any(each.partition is partition for each in self._closing_shards):
-            shard.activate(GroupCoordinatorShard(self._config), partition.log.end_offset)
+            shard.activate(GroupCoordinatorShard(self._settings.static), partition.log.end_offset)
             return
         if not self._load_tasks:
             self._load_start_ms = self._clock.monotonic_ms()
@@ -153,7 +137,9 @@ class GroupCoordinator:
                     await asyncio.wait([task])
             while shard.is_loading:
                 await shard.load(
-                    GroupCoordinatorShard(self._config), self._settings.static.offsets_load_buffer_size, self._load_lock
+                    GroupCoordinatorShard(self._settings.static),
+                    self._settings.static.offsets_load_buffer_size,
+                    self._load_lock,
                 )
                 if shard.is_loading:
                     await asyncio.sleep(LOAD_RETRY_BACKOFF_S)
@@ -244,103 +230,81 @@ class GroupCoordinator:
             raise _not_coordinator()
         return shard
 
-    async def _submit(self, group_id: str, kind: type[T], operation: WriteOperation, *, is_commit: bool = False) -> T:
-        response = await self._shard(group_id).submit(operation, is_commit=is_commit)
-        assert isinstance(response, kind), f"expected {kind.__name__}, got {type(response).__name__}"
-        return response
+    def _check_size(self, request: JoinRequest | SyncRequest) -> None:
+        """Raises RecordTooLargeError if the record of the group could never be written.
 
-    async def _submit_for_group(
-        self, group_id: str, kind: type[T], operation: WriteOperation, *, size_bytes: int = 0
-    ) -> T:
-        """Submits an operation that needs a group id. Raises InvalidGroupIdError if the group id is empty.
-
-        Raises RecordTooLargeError if `size_bytes`, a lower bound of the group record's size, is above the maximum.
+        Kafka detects this when the leader syncs, and fails all members with UNKNOWN_SERVER_ERROR. Here only the member
+        that is too large gets MESSAGE_TOO_LARGE.
         """
-        if not group_id:
-            raise InvalidGroupIdError("the group id is empty")
-        bytes_max = self._shard(group_id).record_bytes_max
-        if size_bytes > bytes_max:
-            # The group's record could never be written. Kafka detects this when the leader syncs, and fails all members
-            # with UNKNOWN_SERVER_ERROR. Here only the member that is too large gets MESSAGE_TOO_LARGE.
-            raise RecordTooLargeError(f"member of {size_bytes} bytes; a group's maximum is {bytes_max} bytes")
-        return await self._submit(group_id, kind, operation)
+        bytes_max = self._shard(request.group_id).record_bytes_max
+        if request.size_bytes > bytes_max:
+            raise RecordTooLargeError(f"member of {request.size_bytes} bytes; a group's maximum is {bytes_max} bytes")
 
     # Membership
 
     async def join(self, request: JoinRequest) -> JoinResponse:
         if request.reason:
             log.debug("member joins group", group=request.group_id, member=request.member_id, reason=request.reason)
-        return await self._submit_for_group(
-            request.group_id,
-            JoinResponse,
-            lambda shard, now, request_id: shard.groups.join(now, request, request_id),
-            size_bytes=request.size_bytes,
+        _check_group_id(request.group_id)
+        self._check_size(request)
+        return await _submit(
+            self._shard(request.group_id), JoinResponse, lambda shard, now, id_: shard.groups.join(now, request, id_)
         )
 
     async def sync(self, request: SyncRequest) -> SyncResponse:
-        return await self._submit_for_group(
-            request.group_id,
-            SyncResponse,
-            lambda shard, now, request_id: shard.groups.sync(now, request, request_id),
-            size_bytes=request.size_bytes,
+        _check_group_id(request.group_id)
+        self._check_size(request)
+        return await _submit(
+            self._shard(request.group_id), SyncResponse, lambda shard, now, id_: shard.groups.sync(now, request, id_)
         )
 
     async def heartbeat(self, identity: MemberIdentity) -> None:
-        try:
-            await self._submit_for_group(
-                identity.group_id,
+        _check_group_id(identity.group_id)
+        # As in Kafka, a heartbeat succeeds while groups are loading, so that clients keep their coordinator.
+        with suppress(CoordinatorLoadInProgressError):
+            await _submit(
+                self._shard(identity.group_id),
                 EmptyResponse,
-                lambda shard, now, request_id: shard.groups.heartbeat(now, identity, request_id),
+                lambda shard, now, id_: shard.groups.heartbeat(now, identity, id_),
             )
-        except CoordinatorLoadInProgressError:
-            # As in Kafka, a heartbeat succeeds while groups are loading, so that clients keep their coordinator.
-            return
 
-    async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> LeaveResponse:
+    async def leave(self, group_id: str, members: Sequence[LeavingMember]) -> tuple[LeaveResult, ...]:
         for each in members:
             if each.reason:
                 log.debug("member leaves group", group=group_id, member=each.member_id, reason=each.reason)
-        return await self._submit_for_group(
-            group_id,
-            LeaveResponse,
-            lambda shard, now, request_id: shard.groups.leave(now, group_id, members, request_id),
+        _check_group_id(group_id)
+        return await _submit(
+            self._shard(group_id), tuple, lambda shard, now, id_: shard.groups.leave(now, group_id, members, id_)
         )
 
     # Offsets
 
-    async def commit(self, request: CommitRequest) -> CommitResponse:
-        return await self._submit(
-            request.identity.group_id,
-            CommitResponse,
-            lambda shard, now, request_id: shard.commit(now, request, request_id),
-            is_commit=True,
+    async def commit(self, request: CommitRequest) -> PartitionErrors:
+        group_id = request.identity.group_id
+        return await _submit(
+            self._shard(group_id), dict, lambda shard, now, id_: shard.commit(now, request, id_), is_commit=True
         )
 
-    async def fetch_offsets(self, group_id: str, partitions: Sequence[TopicPartition] | None) -> OffsetsResponse:
-        return await self._submit(
-            group_id,
-            OffsetsResponse,
-            lambda shard, now, request_id: shard.fetch_offsets(group_id, partitions, request_id),
+    async def fetch_offsets(self, group_id: str, partitions: Sequence[TopicPartition] | None) -> PartitionOffsets:
+        return await _submit(
+            self._shard(group_id), dict, lambda shard, now, id_: shard.fetch_offsets(group_id, partitions, id_)
         )
 
-    async def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> DeleteOffsetsResponse:
-        return await self._submit_for_group(
-            group_id,
-            DeleteOffsetsResponse,
-            lambda shard, now, request_id: shard.delete_offsets(group_id, partitions, request_id),
+    async def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> PartitionErrors:
+        _check_group_id(group_id)
+        return await _submit(
+            self._shard(group_id), dict, lambda shard, now, id_: shard.delete_offsets(group_id, partitions, id_)
         )
 
     # Descriptions and deletion
 
     async def describe(self, group_id: str) -> GroupDescription:
-        return await self._submit(
-            group_id, GroupDescription, lambda shard, now, request_id: shard.groups.describe(group_id, request_id)
+        return await _submit(
+            self._shard(group_id), GroupDescription, lambda shard, now, id_: shard.groups.describe(group_id, id_)
         )
 
     async def delete_group(self, group_id: str) -> None:
-        await self._submit(
-            group_id, EmptyResponse, lambda shard, now, request_id: shard.delete_group(group_id, request_id)
-        )
+        await _submit(self._shard(group_id), EmptyResponse, lambda shard, now, id_: shard.delete_group(group_id, id_))
 
     async def list_groups(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[ListedGroup]:
         """Returns the groups that this node coordinates.
@@ -350,7 +314,11 @@ class GroupCoordinator:
         shards = [self._shards[index] for index in sorted(self._shards)]
         if any(shard.is_loading for shard in shards):
             raise CoordinatorLoadInProgressError("groups are loading")
-        requests = [self._list_shard(shard, states, types) for shard in shards if shard.is_active]
+        requests = [
+            _submit(shard, tuple, lambda shard, now, id_: shard.groups.list_groups(states, types, id_))
+            for shard in shards
+            if shard.is_active
+        ]
         listed: list[ListedGroup] = []
         for response in await asyncio.gather(*requests, return_exceptions=True):
             if isinstance(response, NotCoordinatorError):
@@ -358,12 +326,19 @@ class GroupCoordinator:
                 continue
             if isinstance(response, BaseException):
                 raise response
-            assert isinstance(response, ListResponse)
-            listed += response.groups
+            listed += response
         return listed
 
-    async def _list_shard(self, shard: ShardDriver, states: Sequence[str], types: Sequence[str]) -> GroupResponse:
-        return await shard.submit(lambda shard, now, request_id: shard.groups.list_groups(states, types, request_id))
+
+def _check_group_id(group_id: str) -> None:
+    if not group_id:
+        raise InvalidGroupIdError("the group id is empty")
+
+
+async def _submit(shard: ShardDriver, kind: type[T], operation: WriteOperation, *, is_commit: bool = False) -> T:
+    response = await shard.submit(operation, is_commit=is_commit)
+    assert isinstance(response, kind), f"expected {kind.__name__}, got {type(response).__name__}"
+    return response
 
 
 def _not_coordinator() -> NotCoordinatorError:

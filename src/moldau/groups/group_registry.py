@@ -13,18 +13,16 @@ from moldau.groups.records import GroupMetadataRecord, GroupRecord
 from moldau.groups.requests import (
     UNKNOWN_MEMBER_ID,
     CompletedRequest,
-    GroupCoordinatorConfig,
     GroupResult,
     JoinRequest,
-    LeaveResponse,
     LeaveResult,
     LeavingMember,
-    ListResponse,
     MemberIdentity,
     Now,
     RequestId,
     SyncRequest,
 )
+from moldau.settings.broker import BrokerSettings
 
 PENDING_MEMBER_IDS_BYTES_MAX = 4 * 1024 * 1024
 """Maximum memory in all groups for pending member ids, with which no member has joined yet. Above this limit the oldest
@@ -36,10 +34,10 @@ T = TypeVar("T")
 
 
 class GroupRegistry:
-    def __init__(self, config: GroupCoordinatorConfig, has_offsets: Callable[[str], bool]) -> None:
+    def __init__(self, settings: BrokerSettings, has_offsets: Callable[[str], bool]) -> None:
         self.groups: dict[str, ClassicGroup] = {}
         """Groups that have a group record or offsets in the log, and groups that members are joining."""
-        self._config = config
+        self._settings = settings
         self._has_offsets = has_offsets
         self._groups_in_log: set[str] = set()
         """Groups whose latest group record is not a tombstone."""
@@ -59,7 +57,7 @@ class GroupRegistry:
     def get_or_create(self, group_id: str) -> ClassicGroup:
         group = self.groups.get(group_id)
         if group is None:
-            group = self.groups[group_id] = ClassicGroup(group_id, self._config)
+            group = self.groups[group_id] = ClassicGroup(group_id, self._settings)
         return group
 
     def run(self, group: ClassicGroup, operation: Callable[[ClassicGroup], T]) -> T:
@@ -114,7 +112,7 @@ class GroupRegistry:
         group = self.groups.get(request.group_id)
         if group is None:
             if request.member_id != UNKNOWN_MEMBER_ID:
-                check_session_timeout(request.session_timeout_ms, self._config)
+                check_session_timeout(request.session_timeout_ms, self._settings)
                 raise UnknownMemberIdError(f"group {request.group_id!r} does not exist")
             group = self.get_or_create(request.group_id)
         try:
@@ -136,7 +134,7 @@ class GroupRegistry:
         if group is None:
             error = UnknownMemberIdError(f"group {group_id!r} does not exist")
             results = tuple(LeaveResult(each.member_id, each.instance_id, error) for each in members)
-            return CoordinatorResult((), [CompletedRequest(request_id, LeaveResponse(results))])
+            return CoordinatorResult((), [CompletedRequest(request_id, results)])
         return self.run(group, lambda group: group.leave(now, members, request_id))
 
     def _add_pending_member_id(self, now: Now, group_id: str, member_id: str) -> None:
@@ -185,7 +183,7 @@ class GroupRegistry:
             if (not wanted_states or each.state.lower() in wanted_states)
             and (not wanted_types or each.type.lower() in wanted_types)
         )
-        return CoordinatorResult((), [CompletedRequest(request_id, ListResponse(matching))])
+        return CoordinatorResult((), [CompletedRequest(request_id, matching)])
 
 
 def _pending_member_id_bytes(group_id: str, member_id: str) -> int:

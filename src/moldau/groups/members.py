@@ -7,7 +7,7 @@ from typing import Self
 from moldau.errors import FencedInstanceIdError, UnknownMemberIdError
 from moldau.groups.java_hash import java_hash
 from moldau.groups.records import MemberMetadataValue
-from moldau.groups.requests import JoinedMember, JoinRequest, MemberDescription, Protocol
+from moldau.groups.requests import JoinedMember, JoinRequest, Protocol
 
 
 @dataclass(slots=True)
@@ -77,16 +77,6 @@ class ClassicGroupMember:
 
     def to_joined_member(self, protocol_name: str | None) -> JoinedMember:
         return JoinedMember(self.member_id, self.instance_id, self.metadata(protocol_name))
-
-    def describe(self, protocol_name: str | None) -> MemberDescription:
-        return MemberDescription(
-            self.member_id,
-            self.instance_id,
-            self.client_id,
-            self.client_host,
-            self.metadata(protocol_name),
-            self.assignment,
-        )
 
 
 class MemberSet:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from moldau.coordinator import CoordinatorResult
 from moldau.errors import MoldauError
-from moldau.groups.records import CommittedOffset, GroupRecord
+from moldau.groups.records import CommittedOffset, GroupRecord, MemberMetadataValue
 
 NO_GENERATION = -1
 UNKNOWN_MEMBER_ID = ""
@@ -73,19 +73,6 @@ class GroupState(StrEnum):
     STABLE = "Stable"
     DEAD = "Dead"
     """The state that DescribeGroups returns for a group that does not exist."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCoordinatorConfig:
-    """Settings of the group coordinator."""
-
-    session_timeout_ms_min: int = 6_000
-    session_timeout_ms_max: int = 1_800_000
-    initial_rebalance_delay_ms: int = 3_000
-    size_max: int = 2**31 - 1
-    offset_metadata_length_max: int = 4_096
-    """In UTF-16 code units, because Kafka counts these although the setting is named `offset.metadata.max.bytes`."""
-    offsets_retention_ms: int = 7 * 24 * 3_600_000
 
 
 # Membership
@@ -187,11 +174,6 @@ class LeaveResult(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveResponse:
-    members: tuple[LeaveResult, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class EmptyResponse:
     """The response of heartbeats and deletions, which return only an error code."""
 
@@ -218,35 +200,14 @@ class CommitRequest:
     offsets: tuple[OffsetToCommit, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CommitResponse:
-    errors: Mapping[TopicPartition, MoldauError | None]
-    """The error of each partition, or None, in request order."""
+PartitionErrors = dict[TopicPartition, MoldauError | None]
+"""The error of each partition, or None, in request order. The response of commits and deletions of offsets."""
 
-
-@dataclass(frozen=True, slots=True)
-class OffsetsResponse:
-    """Committed offsets in request order; sorted by topic and partition if the request was for all offsets."""
-
-    offsets: Mapping[TopicPartition, CommittedOffset | None]
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteOffsetsResponse:
-    errors: Mapping[TopicPartition, MoldauError | None]
+PartitionOffsets = dict[TopicPartition, CommittedOffset | None]
+"""Committed offsets in request order; sorted by topic and partition if the request was for all offsets."""
 
 
 # Describing groups
-
-
-class MemberDescription(NamedTuple):
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    metadata: bytes
-    """Empty unless the group is Stable, as in Kafka."""
-    assignment: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +216,8 @@ class GroupDescription:
     state: GroupState
     protocol_type: str
     protocol_name: str
-    members: tuple[MemberDescription, ...]
+    members: tuple[MemberMetadataValue, ...]
+    """The subscriptions are empty unless the group is Stable, as in Kafka."""
 
 
 class ListedGroup(NamedTuple):
@@ -266,19 +228,13 @@ class ListedGroup(NamedTuple):
     """Always `classic`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListResponse:
-    groups: tuple[ListedGroup, ...]
-
-
 GroupResponse = (
     JoinResponse
     | SyncResponse
-    | LeaveResponse
+    | tuple[LeaveResult, ...]
     | EmptyResponse
-    | CommitResponse
-    | OffsetsResponse
-    | DeleteOffsetsResponse
+    | PartitionErrors
+    | PartitionOffsets
     | GroupDescription
-    | ListResponse
+    | tuple[ListedGroup, ...]
 )

@@ -9,26 +9,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
 from moldau.coordinator import CoordinatorResult
-from moldau.errors import GroupIdNotFoundError, GroupSubscribedToTopicError, MoldauError, NonEmptyGroupError
+from moldau.errors import GroupIdNotFoundError, GroupSubscribedToTopicError, NonEmptyGroupError
 from moldau.groups.classic_group_metadata import ClassicGroupMetadata
 from moldau.groups.committed_offsets import CommittedOffsets, OffsetExpirationCondition, build_commit_records
 from moldau.groups.group_registry import GroupRegistry
-from moldau.groups.records import CommittedOffset, GroupMetadataRecord, GroupRecord, OffsetCommitRecord
+from moldau.groups.records import GroupMetadataRecord, GroupRecord, OffsetCommitRecord
 from moldau.groups.requests import (
     EMPTY_RESPONSE,
     CommitRequest,
-    CommitResponse,
     CompletedRequest,
-    DeleteOffsetsResponse,
-    GroupCoordinatorConfig,
     GroupResult,
     GroupState,
     Now,
-    OffsetsResponse,
+    PartitionErrors,
+    PartitionOffsets,
     RequestId,
     TopicKey,
     TopicPartition,
 )
+from moldau.settings.broker import BrokerSettings
 from moldau.wire.consumer_protocol import PROTOCOL_TYPE
 
 TOMBSTONES_BYTES_MAX = 256 * 1024
@@ -41,10 +40,10 @@ OFFSETS_PER_EXPIRATION_PASS = 1_000
 
 
 class GroupCoordinatorShard:
-    def __init__(self, config: GroupCoordinatorConfig) -> None:
+    def __init__(self, settings: BrokerSettings) -> None:
         self.offsets = CommittedOffsets()
-        self.groups = GroupRegistry(config, self.offsets.has_any)
-        self._config = config
+        self.groups = GroupRegistry(settings, self.offsets.has_any)
+        self._settings = settings
         self._groups_to_expire: deque[str] | None = None
         """Groups that the current expiration round has not checked yet; None between rounds."""
 
@@ -69,29 +68,29 @@ class GroupCoordinatorShard:
         elif identity.generation >= 0:
             raise GroupIdNotFoundError(f"group {identity.group_id!r} does not exist")
         records, errors = build_commit_records(
-            identity.group_id, request.offsets, now.wall_ms, self._config.offset_metadata_length_max
+            identity.group_id, request.offsets, now.wall_ms, self._settings.offset_metadata_max_bytes
         )
-        return CoordinatorResult(records, [CompletedRequest(request_id, CommitResponse(errors))])
+        return CoordinatorResult(records, [CompletedRequest(request_id, errors)])
 
     def fetch_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition] | None, request_id: RequestId
     ) -> GroupResult:
         """Returns the offsets of `partitions`, or all offsets of the group if `partitions` is None."""
-        offsets: dict[TopicPartition, CommittedOffset | None] = {}
+        offsets: PartitionOffsets = {}
         exists = group_id in self.groups.groups
         if partitions is not None:
             for topic, partition in partitions:
                 offsets[topic, partition] = self.offsets.get(group_id, topic, partition) if exists else None
         elif exists:
             offsets.update(sorted(self.offsets.offsets_of_group(group_id), key=lambda each: each[0]))
-        return CoordinatorResult((), [CompletedRequest(request_id, OffsetsResponse(offsets))])
+        return CoordinatorResult((), [CompletedRequest(request_id, offsets)])
 
     def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition], request_id: RequestId) -> GroupResult:
         group = self.groups.require(group_id).metadata
         if not group.is_empty and group.protocol_type != PROTOCOL_TYPE:
             raise NonEmptyGroupError(f"group {group_id!r} has members with unknown subscriptions")
         is_subscribed = _subscription_predicate(group)
-        errors: dict[TopicPartition, MoldauError | None] = {
+        errors: PartitionErrors = {
             (topic, partition): GroupSubscribedToTopicError(f"group {group_id!r} is subscribed to {topic!r}")
             if is_subscribed(topic)
             else None
@@ -102,7 +101,7 @@ class GroupCoordinatorShard:
             for partition, error in errors.items()
             if error is None and self.offsets.get(group_id, *partition) is not None
         ]
-        completed = [CompletedRequest(request_id, DeleteOffsetsResponse(errors))]
+        completed = [CompletedRequest(request_id, errors)]
         return CoordinatorResult(_tombstones(group_id, deleted), completed)
 
     # Deletion and expiration
@@ -167,7 +166,7 @@ class GroupCoordinatorShard:
         self, group: ClassicGroupMetadata, now: Now, count_max: int
     ) -> tuple[list[TopicPartition], int]:
         """Returns up to `count_max` expired offsets of a group, and the number of the group's other offsets."""
-        condition = _expiration_condition(group, self._config.offsets_retention_ms)
+        condition = _expiration_condition(group, self._settings.offsets_retention_minutes * 60_000)
         is_subscribed = _subscription_predicate(group)
         expired: list[TopicPartition] = []
         kept_count = 0

@@ -15,7 +15,7 @@ from moldau.errors import (
     UnknownTopicOrPartitionError,
 )
 from moldau.groups.records import NO_EXPIRY
-from moldau.groups.requests import CommitRequest, MemberIdentity, OffsetToCommit, TopicPartition
+from moldau.groups.requests import CommitRequest, MemberIdentity, OffsetToCommit, PartitionErrors
 from moldau.metadata.image import TopicImage
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
@@ -46,7 +46,7 @@ async def offset_commit(request: OffsetCommitRequest, session: RequestContext, b
                 for each in topic.partitions
                 if 0 <= each.partition_index < len(found.partitions)
             ]
-    errors: dict[TopicPartition, MoldauError | None] = {}
+    errors: PartitionErrors = {}
     if offsets:
         errors = await _commit(request, tuple(offsets), session.api_version, broker)
     return {
@@ -90,7 +90,7 @@ def _offset_to_commit(topic: TopicImage, partition: OffsetCommitRequestPartition
 
 async def _commit(
     request: OffsetCommitRequest, offsets: tuple[OffsetToCommit, ...], version: int, broker: Broker
-) -> dict[TopicPartition, MoldauError | None]:
+) -> PartitionErrors:
     identity = MemberIdentity(
         group_id=request.group_id,
         generation=request.generation_id_or_member_epoch,
@@ -98,19 +98,15 @@ async def _commit(
         instance_id=request.group_instance_id,
     )
     try:
-        reply = await broker.groups.commit(CommitRequest(identity=identity, offsets=offsets))
+        return await broker.groups.commit(CommitRequest(identity=identity, offsets=offsets))
     except MoldauError as error:
         if isinstance(error, GroupIdNotFoundError) and version < GROUP_ID_NOT_FOUND_VERSION:
             error = IllegalGenerationError(str(error))
         return dict.fromkeys(((each.topic, each.partition) for each in offsets), error)
-    return dict(reply.errors)
 
 
 def _partition_error(
-    topic: OffsetCommitRequestTopic,
-    found: TopicImage | None,
-    index: int,
-    errors: dict[TopicPartition, MoldauError | None],
+    topic: OffsetCommitRequestTopic, found: TopicImage | None, index: int, errors: PartitionErrors
 ) -> MoldauError | None:
     if found is None and topic.name is None:
         return UnknownTopicIdError("no topic has this id")

@@ -97,13 +97,11 @@ async def _fetch_group(
         named = [(topic, topic_name(broker, topic.name, topic.topic_id)) for topic in requested]
         partitions = [(name, index) for topic, name in named if name is not None for index in topic.indexes]
     try:
-        reply = await broker.groups.fetch_offsets(group_id, partitions)
+        fetched = await broker.groups.fetch_offsets(group_id, partitions)
     except MoldauError as error:
         return error_code(error), []
     offsets = {
-        each: committed
-        for each, committed in reply.offsets.items()
-        if not _is_of_deleted_topic(each[0], committed, broker)
+        each: committed for each, committed in fetched.items() if not _is_of_deleted_topic(each[0], committed, broker)
     }
     if named is None:
         return 0, _all_topics(offsets, version, broker)

@@ -16,13 +16,13 @@ BATCHED_MEMBERS_VERSION = 3
 
 @handles(ApiKey.LEAVE_GROUP, versions=(0, 5), error_response=top_level_error)
 async def leave_group(request: LeaveGroupRequest, session: RequestContext, broker: Broker) -> LeaveGroupResponse:
-    reply = await broker.groups.leave(request.group_id, _leaving_members(request, session.api_version))
+    results = await broker.groups.leave(request.group_id, _leaving_members(request, session.api_version))
     if session.api_version < BATCHED_MEMBERS_VERSION:
-        return {"error_code": error_code(reply.members[0].error)}
+        return {"error_code": error_code(results[0].error)}
     return {
         "members": [
             {"member_id": each.member_id, "group_instance_id": each.instance_id, "error_code": error_code(each.error)}
-            for each in reply.members
+            for each in results
         ]
     }
 

@@ -47,7 +47,7 @@ def _group_response(group: GroupDescription) -> DescribeGroupsResponseDescribedG
                 "group_instance_id": each.instance_id,
                 "client_id": each.client_id,
                 "client_host": each.client_host,
-                "member_metadata": each.metadata,
+                "member_metadata": each.subscription,
                 "member_assignment": each.assignment,
             }
             for each in group.members

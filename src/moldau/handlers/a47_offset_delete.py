@@ -17,7 +17,7 @@ async def offset_delete(request: OffsetDeleteRequest, session: RequestContext, b
         for each in topic.partitions
         if image.partition(topic.name, each.partition_index) is not None
     ]
-    reply = await broker.groups.delete_offsets(request.group_id, existing)
+    errors = await broker.groups.delete_offsets(request.group_id, existing)
     unknown = UnknownTopicOrPartitionError("there is no such partition")
     return {
         "topics": [
@@ -26,7 +26,7 @@ async def offset_delete(request: OffsetDeleteRequest, session: RequestContext, b
                 "partitions": [
                     {
                         "partition_index": each.partition_index,
-                        "error_code": error_code(reply.errors.get((topic.name, each.partition_index), unknown)),
+                        "error_code": error_code(errors.get((topic.name, each.partition_index), unknown)),
                     }
                     for each in topic.partitions
                 ],

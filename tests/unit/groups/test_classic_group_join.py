@@ -10,7 +10,8 @@ from moldau.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from moldau.groups.requests import GroupCoordinatorConfig, GroupState
+from moldau.groups.requests import GroupState
+from moldau.settings.broker import BrokerSettings
 from support.classic_group import PENDING, GroupHarness, named_protocols
 
 EMPTY, PREPARING = GroupState.EMPTY, GroupState.PREPARING_REBALANCE
@@ -116,7 +117,7 @@ def test_older_clients_join_without_member_id_required() -> None:
 
 
 def test_a_full_group_rejects_new_members() -> None:
-    harness = GroupHarness(GroupCoordinatorConfig(size_max=2))
+    harness = GroupHarness(BrokerSettings(group_max_size=2))
     a, b = harness.stable({}, {})
     assert harness.error_type(harness.join()) is GroupMaxSizeReachedError
     assert harness.error_type(harness.join(requires_known_member_id=True)) is GroupMaxSizeReachedError
@@ -129,13 +130,13 @@ def test_a_full_group_rejects_new_members() -> None:
 
 
 def test_group_size_is_checked_before_protocols() -> None:
-    harness = GroupHarness(GroupCoordinatorConfig(size_max=1))
+    harness = GroupHarness(BrokerSettings(group_max_size=1))
     harness.stable({})
     assert harness.error_type(harness.join(protocols=())) is GroupMaxSizeReachedError
 
 
 def test_only_joined_members_count_towards_the_limit_during_a_rebalance() -> None:
-    harness = GroupHarness(GroupCoordinatorConfig(size_max=2))
+    harness = GroupHarness(BrokerSettings(group_max_size=2))
     a, b = harness.stable({}, {})
     again = harness.join(a)
     newcomer = harness.join(requires_known_member_id=True, new_member_id="c")
@@ -147,7 +148,7 @@ def test_only_joined_members_count_towards_the_limit_during_a_rebalance() -> Non
 
 
 def test_a_pending_member_is_removed_when_the_group_is_full() -> None:
-    harness = GroupHarness(GroupCoordinatorConfig(size_max=1))
+    harness = GroupHarness(BrokerSettings(group_max_size=1))
     harness.join(requires_known_member_id=True, new_member_id="late")
     harness.stable({})
     assert harness.error_type(harness.join("late")) is GroupMaxSizeReachedError
@@ -195,7 +196,7 @@ def test_the_initial_delay_is_not_extended_beyond_the_rebalance_timeout() -> Non
 
 
 def test_without_an_initial_delay_the_first_tick_starts_a_generation() -> None:
-    harness = GroupHarness(GroupCoordinatorConfig(initial_rebalance_delay_ms=0))
+    harness = GroupHarness(BrokerSettings(group_initial_rebalance_delay_ms=0))
     request_id = harness.join()
     harness.wait(0)
     assert harness.joined(request_id).generation == 1

@@ -10,15 +10,7 @@ from moldau.errors import (
     UnknownMemberIdError,
 )
 from moldau.groups.records import GroupMetadataRecord, GroupMetadataValue
-from moldau.groups.requests import (
-    EMPTY_RESPONSE,
-    UNKNOWN_MEMBER_ID,
-    GroupState,
-    LeaveResponse,
-    LeavingMember,
-    ListedGroup,
-    RequestId,
-)
+from moldau.groups.requests import EMPTY_RESPONSE, UNKNOWN_MEMBER_ID, GroupState, LeavingMember, ListedGroup, RequestId
 from support.classic_group import GROUP, PENDING, WALL_MS, GroupHarness, named_protocols, subscribed_to
 
 EMPTY, PREPARING = GroupState.EMPTY, GroupState.PREPARING_REBALANCE
@@ -42,8 +34,8 @@ def written(harness: GroupHarness) -> GroupMetadataValue:
 
 def errors(harness: GroupHarness, request_id: RequestId) -> list[type[MoldauError] | None]:
     reply = harness.response(request_id)
-    assert isinstance(reply, LeaveResponse)
-    return [each.error and type(each.error) for each in reply.members]
+    assert isinstance(reply, tuple)
+    return [each.error and type(each.error) for each in reply]
 
 
 # Syncing
@@ -327,8 +319,8 @@ def test_a_leave_request_returns_a_result_per_member() -> None:
     unknown = UnknownMemberIdError
     assert errors(harness, request_id) == [None, None, unknown, unknown, unknown, None, unknown]
     reply = harness.response(request_id)
-    assert isinstance(reply, LeaveResponse)
-    assert [(each.member_id, each.instance_id) for each in reply.members[:2]] == [(a, None), ("", "static")]
+    assert isinstance(reply, tuple)
+    assert [(each.member_id, each.instance_id) for each in reply[:2]] == [(a, None), ("", "static")]
     assert list(harness.members) == [c]
     assert b not in harness.members
 
@@ -424,7 +416,7 @@ def test_a_later_record_replaces_everything_of_an_earlier_one() -> None:
 def test_a_group_above_a_lowered_limit_rebalances_and_drops_late_members() -> None:
     harness = GroupHarness()
     a, b, c = harness.stable({}, {}, {})
-    harness.config = type(harness.config)(size_max=2)
+    harness.config = type(harness.config)(group_max_size=2)
     harness.crash()
     assert harness.metadata.state is PREPARING
     assert harness.response(harness.join(c)) is PENDING
@@ -488,13 +480,16 @@ def test_member_metadata_is_described_only_in_stable_groups() -> None:
     a, b = harness.stable({}, {"instance": "static", "client_host": "/10.0.0.2"})
     describe = harness.metadata.describe()
     assert (describe.state, describe.protocol_type, describe.protocol_name) == (STABLE, "consumer", "range")
-    assert describe.members[1] == (
-        b, "static", "client", "/10.0.0.2", b"mine", f"part of {b}".encode()
-    )  # fmt: skip
+    static = describe.members[1]
+    assert (static.member_id, static.instance_id) == (b, "static")
+    assert (static.client_id, static.client_host) == ("client", "/10.0.0.2")
+    assert (static.subscription, static.assignment) == (b"mine", f"part of {b}".encode())
     harness.join()
     describe = harness.metadata.describe()
     assert (describe.state, describe.protocol_type, describe.protocol_name) == (PREPARING, "consumer", "")
-    assert describe.members[0] == (a, None, "client", "/10.0.0.1", b"", f"part of {a}".encode())
+    first = describe.members[0]
+    assert (first.member_id, first.instance_id) == (a, None)
+    assert (first.subscription, first.assignment) == (b"", f"part of {a}".encode())
 
 
 def test_a_listed_group_has_state_and_type() -> None:

@@ -8,15 +8,13 @@ import pytest
 
 from moldau.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
 from moldau.groups.coordinator import GroupCoordinator
-from moldau.groups.records import NO_EXPIRY
+from moldau.groups.records import NO_EXPIRY, CommittedOffset
 from moldau.groups.requests import (
     NO_GENERATION,
     UNKNOWN_MEMBER_ID,
     CommitRequest,
-    GroupCoordinatorConfig,
     GroupResponse,
     MemberIdentity,
-    OffsetsResponse,
     OffsetToCommit,
 )
 from moldau.groups.shard import GroupCoordinatorShard
@@ -27,7 +25,7 @@ from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from support.replicas import Replicas
 
-LIMITS = GroupCoordinatorConfig(session_timeout_ms_min=1, initial_rebalance_delay_ms=0)
+LIMITS = BrokerSettings(group_min_session_timeout_ms=1, group_initial_rebalance_delay_ms=0)
 COMMIT_TIMEOUT_MS = 600_000
 
 
@@ -48,8 +46,8 @@ class Coordinator:
 
     async def offsets(self) -> list[int]:
         reply = await self.shard.submit(lambda state, now, request_id: state.fetch_offsets("g", None, request_id))
-        assert isinstance(reply, OffsetsResponse)
-        return [each.offset for each in reply.offsets.values() if each is not None]
+        assert isinstance(reply, dict)
+        return [each.offset for each in reply.values() if isinstance(each, CommittedOffset)]
 
 
 async def turns() -> None:

@@ -24,10 +24,8 @@ from moldau.groups.group_registry import PENDING_MEMBER_IDS_BYTES_MAX
 from moldau.groups.records import NO_EXPIRY, CommittedOffset, GroupMetadataRecord, OffsetCommitRecord
 from moldau.groups.requests import (
     CommitRequest,
-    CommitResponse,
     GroupState,
     JoinResponse,
-    LeaveResponse,
     LeavingMember,
     MemberIdentity,
     OffsetToCommit,
@@ -54,7 +52,7 @@ def groups() -> ShardHarness:
 
 
 def test_a_commit_without_membership_creates_an_empty_group(groups: ShardHarness) -> None:
-    assert groups.commit(standalone_identity(), offset("orders", 0, 7)).errors == {("orders", 0): None}
+    assert groups.commit(standalone_identity(), offset("orders", 0, 7)) == {("orders", 0): None}
     assert groups.committed() == {("orders", 0): 7}
     described = groups.describe("g")
     assert (described.state, described.protocol_type) == (GroupState.EMPTY, "")
@@ -78,7 +76,7 @@ def test_a_member_commits_offsets(groups: ShardHarness) -> None:
 def test_a_commit_rejected_for_all_partitions_writes_nothing(groups: ShardHarness) -> None:
     written = len(groups.log)
     too_large = OffsetToCommit("orders", 0, 7, -1, "x" * 4_097, NO_EXPIRY)
-    errors = groups.commit(standalone_identity(), too_large).errors
+    errors = groups.commit(standalone_identity(), too_large)
     assert isinstance(errors["orders", 0], OffsetMetadataTooLargeError)
     assert len(groups.log) == written
     assert groups.listed() == []
@@ -86,7 +84,7 @@ def test_a_commit_rejected_for_all_partitions_writes_nothing(groups: ShardHarnes
 
 def test_a_commit_of_no_offsets_writes_nothing(groups: ShardHarness) -> None:
     request = CommitRequest(identity=standalone_identity(), offsets=())
-    assert groups.submit_and_wait(CommitResponse, lambda t: groups.state.commit(groups.now, request, t)).errors == {}
+    assert groups.submit_and_wait(dict, lambda t: groups.state.commit(groups.now, request, t)) == {}
     assert groups.log == []
     assert groups.listed() == []
 
@@ -474,10 +472,8 @@ def test_members_of_a_missing_group_are_unknown(groups: ShardHarness) -> None:
         state.groups.heartbeat(now, identity, 90)
     with pytest.raises(UnknownMemberIdError):
         state.groups.sync(now, synced(identity), 91)
-    reply = groups.submit_and_wait(
-        LeaveResponse, lambda t: state.groups.leave(now, "gone", [LeavingMember("m", "i")], t)
-    )
-    [left] = reply.members
+    reply = groups.submit_and_wait(tuple, lambda t: state.groups.leave(now, "gone", [LeavingMember("m", "i")], t))
+    [left] = reply
     assert (left.member_id, left.instance_id) == ("m", "i")
     assert isinstance(left.error, UnknownMemberIdError)
     assert groups.listed() == []

@@ -18,13 +18,11 @@ from moldau.errors import (
     StorageError,
 )
 from moldau.groups.formats import decode
-from moldau.groups.records import NO_EXPIRY, OffsetCommitRecord
+from moldau.groups.records import NO_EXPIRY, CommittedOffset, OffsetCommitRecord
 from moldau.groups.requests import (
     NO_GENERATION,
     UNKNOWN_MEMBER_ID,
     CommitRequest,
-    CommitResponse,
-    GroupCoordinatorConfig,
     GroupDescription,
     GroupResponse,
     GroupResult,
@@ -33,7 +31,6 @@ from moldau.groups.requests import (
     JoinResponse,
     MemberIdentity,
     Now,
-    OffsetsResponse,
     OffsetToCommit,
     Protocol,
     SyncRequest,
@@ -48,13 +45,14 @@ from moldau.platform.clock import SystemClock
 from moldau.records.batch import Batch, split
 from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record, iterate_records
+from moldau.settings.broker import BrokerSettings
 from moldau.settings.topic import TopicSettings
 
 T = TypeVar("T")
 
 NAME = LogName("__consumer_offsets", 7)
 TOPIC_ID = UUID(int=7)
-LIMITS = GroupCoordinatorConfig(session_timeout_ms_min=1, initial_rebalance_delay_ms=0)
+LIMITS = BrokerSettings(group_min_session_timeout_ms=1, group_initial_rebalance_delay_ms=0)
 LONG_MS = 600_000
 PATIENCE_S = 20
 
@@ -122,8 +120,8 @@ class DriverHarness:
 
     async def offsets(self, group_id: str = "g") -> list[int]:
         reply = await self.shard.submit(lambda state, now, request_id: state.fetch_offsets(group_id, None, request_id))
-        assert isinstance(reply, OffsetsResponse)
-        return [each.offset for each in reply.offsets.values() if each is not None]
+        assert isinstance(reply, dict)
+        return [each.offset for each in reply.values() if isinstance(each, CommittedOffset)]
 
     def join(self, group_id: str = "g", member_id: str = "", **more: Any) -> "asyncio.Future[GroupResponse]":
         self.ids += 1
@@ -214,8 +212,8 @@ def test_a_response_waits_for_the_commit_of_its_records() -> None:
         assert not looking.done(), "nobody is shown what a power cut could take back"
         harness.log.synced.set()
         reply = await answered
-        assert isinstance(reply, CommitResponse)
-        assert list(reply.errors.values()) == [None]
+        assert isinstance(reply, dict)
+        assert list(reply.values()) == [None]
         assert await looking == [5]
 
     run_scene(scene)

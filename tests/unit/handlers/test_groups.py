@@ -18,23 +18,18 @@ from moldau.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
-from moldau.groups.records import NO_EXPIRY, CommittedOffset
+from moldau.groups.records import NO_EXPIRY, CommittedOffset, MemberMetadataValue
 from moldau.groups.requests import (
     CommitRequest,
-    CommitResponse,
-    DeleteOffsetsResponse,
     GroupDescription,
     GroupState,
     JoinedMember,
     JoinRequest,
     JoinResponse,
-    LeaveResponse,
     LeaveResult,
     LeavingMember,
     ListedGroup,
-    MemberDescription,
     MemberIdentity,
-    OffsetsResponse,
     SyncRequest,
     SyncResponse,
     TopicPartition,
@@ -87,16 +82,16 @@ class ScriptedGroups:
 
     async def commit(self, request: CommitRequest) -> Any:
         self._answer(request)
-        return CommitResponse({(each.topic, each.partition): None for each in request.offsets} | (self.reply or {}))
+        return {(each.topic, each.partition): None for each in request.offsets} | (self.reply or {})
 
     async def fetch_offsets(self, group_id: str, partitions: Sequence[TopicPartition] | None) -> Any:
         self._answer(group_id, partitions)
         known: dict[TopicPartition, CommittedOffset] = self.reply or {}
-        return OffsetsResponse(known if partitions is None else {each: known.get(each) for each in partitions})
+        return known if partitions is None else {each: known.get(each) for each in partitions}
 
     async def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> Any:
         self._answer(group_id, partitions)
-        return DeleteOffsetsResponse({each: self.reply.get(each) for each in partitions})
+        return {each: self.reply.get(each) for each in partitions}
 
     async def describe(self, group_id: str) -> Any:
         return self._answer(group_id)
@@ -376,7 +371,7 @@ def test_one_or_several_members_leave(broker: GroupBroker, version: int) -> None
     unknown = UnknownMemberIdError("who?")
     many = version >= 3
     left = [LeaveResult("a", None, unknown)] + ([LeaveResult("", "rack", None)] if many else [])
-    broker.groups.reply = LeaveResponse(tuple(left))
+    broker.groups.reply = tuple(left)
     leaving = [
         {"member_id": "a", "group_instance_id": None, "reason": "tired"},
         {"member_id": "", "group_instance_id": "rack", "reason": None},
@@ -606,7 +601,7 @@ STABLE = GroupDescription(
     GroupState.STABLE,
     "consumer",
     "range",
-    (MemberDescription("me", "rack", "client", "/10.0.0.1", b"topics", b"all"),),
+    (MemberMetadataValue("me", "rack", "client", "/10.0.0.1", 0, 0, b"topics", b"all"),),
 )
 
 
