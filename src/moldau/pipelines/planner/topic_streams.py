@@ -8,7 +8,7 @@ from pyspark.sql import types as T
 from moldau.pipelines.definition import PipelineDefinition, Source
 from moldau.pipelines.planner.connection import connection_options
 from moldau.pipelines.records.decoder import raw_schema
-from moldau.pipelines.spec.values import parse_time_ms
+from moldau.pipelines.spec.values import parse_time
 
 _DECODER_PREFIXES = ("avro.", "json.")
 """The prefixes of options that are for the decoder and not for the data source."""
@@ -24,7 +24,8 @@ def starting_options(at: str) -> dict[str, str]:
     if at in ("earliest", "latest"):
         return {"startingOffsets": at}
     # With this strategy, a partition without a record at or after the time starts at its end.
-    return {"startingTimestamp": str(parse_time_ms(at)), "startingOffsetsByTimestampStrategy": "latest"}
+    time_ms = int(parse_time(at).timestamp() * 1000)
+    return {"startingTimestamp": str(time_ms), "startingOffsetsByTimestampStrategy": "latest"}
 
 
 def stream_options(

@@ -33,8 +33,8 @@ class QueryGroup:
         self,
         spark: "SparkSession",
         planned: Sequence["PlannedQuery"],
-        on_batch: Callable[[Progress], None] = lambda progress: None,
-        ends: "EndOffsetTracker | None" = None,
+        on_batch: Callable[[Progress], None],
+        ends: "EndOffsetTracker",
     ) -> None:
         self._spark = spark
         self._ends = ends
@@ -76,34 +76,29 @@ class QueryGroup:
         for name, query in self._running.items():
             previous = self._states[name]
             if previous.state not in (QueryStatus.DONE, QueryStatus.STOPPED, QueryStatus.FAILED):
-                self._states[name] = self._with_lag(self._observe(query, previous))
+                state, ends = self._observe(query, previous), self._poll_end_offsets()
+                if ends is not None and state.last is not None:
+                    state = replace(state, lag=state.last.lag_to(ends))
+                self._states[name] = state
         return list(self._states.values())
 
-    def _with_lag(self, state: QueryState) -> QueryState:
-        ends = self._poll_end_offsets()
-        if ends is None or state.last is None:
-            return state
-        return replace(state, lag=state.last.lag_to(ends))
-
     def _poll_end_offsets(self) -> "EndOffsets | None":
-        if self._ends is None:
-            return None
         return self._ends.poll(each.last for each in self._states.values() if each.last is not None)
 
     def _observe(self, query: "StreamingQuery", previous: QueryState) -> QueryState:
-        if not query.isActive:
-            error = query.exception()
-            if error is not None:
-                self.failure = self.failure or error
-                return replace(previous, state=QueryStatus.FAILED, error=summarize_error(error))
-            if str(query.runId) in self._unterminated:
-                # Keep the state, because the last batch has not been reported yet.
+        if query.isActive:
+            is_running = query.status["isTriggerActive"]
+            if previous.last is None and not is_running:
                 return previous
-            return replace(previous, state=QueryStatus.STOPPED if self._is_stopping else QueryStatus.DONE)
-        status = query.status
-        if previous.last is None and not status["isTriggerActive"]:
+            return replace(previous, state=QueryStatus.RUNNING if is_running else QueryStatus.WAITING)
+        error = query.exception()
+        if error is not None:
+            self.failure = self.failure or error
+            return replace(previous, state=QueryStatus.FAILED, error=summarize_error(error))
+        if str(query.runId) in self._unterminated:
+            # Keep the state, because the last batch has not been reported yet.
             return previous
-        return replace(previous, state=QueryStatus.RUNNING if status["isTriggerActive"] else QueryStatus.WAITING)
+        return replace(previous, state=QueryStatus.STOPPED if self._is_stopping else QueryStatus.DONE)
 
     @property
     def are_finished(self) -> bool:
@@ -135,16 +130,13 @@ class QueryGroup:
             self._drain_events(POLL_S)
         self._unterminated.clear()
         self._spark.streams.removeListener(self._listener)
-        if self._ends is not None:
-            self._ends.close()
+        self._ends.close()
         return self.poll()
 
     def _drain_events(self, timeout_s: float = 0.0) -> None:
         while True:
             try:
-                run_id, report = (
-                    self._listener.events.get(timeout=timeout_s) if timeout_s else (self._listener.events.get_nowait())
-                )
+                run_id, report = self._listener.events.get(block=timeout_s > 0, timeout=timeout_s)
             except queue.Empty:
                 return
             timeout_s = 0.0

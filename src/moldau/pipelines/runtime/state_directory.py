@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -71,11 +71,11 @@ class Generations:
     all: tuple[CheckpointGeneration, ...]
 
     def get(self, number: int) -> CheckpointGeneration:
-        for each in self.all:
-            if each.number == number:
-                return each
-        known = ", ".join(str(each.number) for each in self.all)
-        raise PipelineError(f"generation {number} of checkpoints does not exist; there are {known}")
+        by_number = {each.number: each for each in self.all}
+        if number not in by_number:
+            known = ", ".join(map(str, by_number))
+            raise PipelineError(f"generation {number} of checkpoints does not exist; there are {known}")
+        return by_number[number]
 
     def with_next(self, start: str, made: str) -> "Generations":
         number = max(each.number for each in self.all) + 1
@@ -107,28 +107,16 @@ def state_directories(root: Path) -> list["StateDirectory"]:
 class StateDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.name = path.name
+        self.checkpoints = path / "checkpoints"
+        self.progress = path / "progress.jsonl"
+        self.error_log = path / "error.log"
 
     @classmethod
     def of(cls, root: Path, name: str) -> "StateDirectory":
         if not is_slug(name):
             raise PipelineError(f"{name!r} cannot name a directory: {SLUG_RULE}")
         return cls(root / name)
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def progress(self) -> Path:
-        return self.path / "progress.jsonl"
-
-    @property
-    def error_log(self) -> Path:
-        return self.path / "error.log"
 
     @contextmanager
     def locked(self, checkpoint: str | None = None) -> Iterator[list[int]]:
@@ -145,18 +133,13 @@ class StateDirectory:
             ) from error
         with ExitStack() as held:
             stop = f"stop it with `moldau pipeline stop {self.name} --state {self.path.parent}`"
-            lock = _locked(self.path / "lock", lambda by: f"{self.name} is already running as {by}; {stop}")
+            lock = _locked(self.path / "lock", f"{self.name} is already running as ", f"; {stop}")
             locks = [held.enter_context(lock)]
             directory = None if checkpoint is None else _local_path(checkpoint)
             if directory is not None:
-                lock = _locked(
-                    directory / f"{self.name}.lock",
-                    lambda by: (
-                        f"{self.name} runs with another state directory as {by} and the same checkpoints in "
-                        f"{directory}; stop that run first"
-                    ),
-                )
-                locks.append(held.enter_context(lock))
+                advice = f" and the same checkpoints in {directory}; stop that run first"
+                running = f"{self.name} runs with another state directory as "
+                locks.append(held.enter_context(_locked(directory / f"{self.name}.lock", running, advice)))
             yield locks
 
     def is_locked(self) -> bool:
@@ -166,12 +149,9 @@ class StateDirectory:
             return False
         try:
             # Use a shared lock, so that two concurrent checks do not mistake each other for a run.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return not _try_lock(descriptor, fcntl.LOCK_SH)
         finally:
             os.close(descriptor)
-        return False
 
     def read_run(self) -> RunRecord | None:
         document = self._read("run.json")
@@ -222,14 +202,25 @@ class StateDirectory:
 
 
 @contextmanager
-def _locked(path: Path, refusal: Callable[[str], str]) -> Iterator[int]:
+def _locked(path: Path, running: str, advice: str) -> Iterator[int]:
+    """Locks a file. If the lock is held, raises PipelineError with `running`, the process that runs, and `advice`.
+
+    If the Java process of a killed run holds the lock, waits until Java exits.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise PipelineError(f"cannot use {path}: {error.strerror}") from error
     try:
-        _lock(descriptor, refusal)
+        deadline = time.monotonic() + ORPHAN_TIMEOUT_S
+        while not _try_lock(descriptor):
+            pid, _, start = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip().partition(" ")
+            is_dead = pid.isdigit() and process_start(int(pid)) != start
+            if not is_dead or time.monotonic() >= deadline:
+                owner = f"process {pid}" if pid.isdigit() else "another process"
+                raise PipelineError(f"{running}{owner}{advice}")
+            time.sleep(POLL_S)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()} {own_process_start()}\n".encode(), 0)
         try:
@@ -241,22 +232,12 @@ def _locked(path: Path, refusal: Callable[[str], str]) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, refusal: Callable[[str], str]) -> None:
-    """Locks the file. If the Java process of a killed run holds the lock, waits until Java exits.
-
-    Raises PipelineError if a living process holds the lock or the wait times out.
-    """
-    deadline = time.monotonic() + ORPHAN_TIMEOUT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            pid, _, start = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip().partition(" ")
-            is_dead = pid.isdigit() and process_start(int(pid)) != start
-            if not is_dead or time.monotonic() >= deadline:
-                raise PipelineError(refusal(f"process {pid}" if pid.isdigit() else "another process")) from None
-        time.sleep(POLL_S)
+def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _local_path(checkpoint: str) -> Path | None:
@@ -274,13 +255,11 @@ def process_start(pid: int) -> str | None:
         fields = stat.read_text(errors="replace").rpartition(")")[2].split()
         return None if fields[0] == "Z" else fields[19]
     except OSError:
-        return None if Path("/proc/self/stat").exists() else _process_start_from_ps(pid)
-
-
-def _process_start_from_ps(pid: int) -> str | None:
-    """Returns the start time from `ps`, for systems without /proc."""
-    done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
+        if Path("/proc/self/stat").exists():
+            return None
+        # The system has no /proc.
+        done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        return done.stdout.strip() or None
 
 
 def own_process_start() -> str:

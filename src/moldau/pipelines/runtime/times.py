@@ -4,6 +4,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from moldau.pipelines.definition import PipelineError
+from moldau.pipelines.spec.values import parse_time
 
 EARLIEST, LATEST = "earliest", "latest"
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
@@ -23,13 +24,11 @@ def parse_start_time(entered: str, now: datetime) -> str:
         except OverflowError:
             raise PipelineError(f"{entered!r} is too long ago; use `earliest`") from None
     try:
-        time = datetime.fromisoformat(text)
+        time = parse_time(text)
     except ValueError:
         raise PipelineError(
             f"{entered!r} is not a time; use 2026-01-31T12:00 (in UTC), '2 hours ago', earliest or latest"
         ) from None
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=UTC)
     if time < datetime(1970, 1, 1, tzinfo=UTC):
         raise PipelineError(f"{entered!r} is before 1970; use `earliest`")
     if time > now:
@@ -44,12 +43,9 @@ def iso(time: datetime) -> str:
 def elapsed_text(time: str, now: datetime) -> str:
     """Returns the time since an ISO time as text, for example `3 min`."""
     seconds = max(0, int((now - datetime.fromisoformat(time)).total_seconds()))
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            rest = seconds % size
-            if unit == "d":
-                return f"{seconds // size} d {rest // 3600} h"
-            if unit == "h":
-                return f"{seconds // size} h {rest // 60} min"
-            return f"{seconds // size} min"
-    return f"{seconds} s"
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86_400
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{seconds} s"

@@ -23,21 +23,20 @@ def parse_starting(text: str) -> str:
     """Returns `earliest`, `latest` or the given ISO 8601 time. Raises ValueError for other texts."""
     if text.lower() in ("earliest", "latest"):
         return text.lower()
-    parse_time_ms(text)
+    parse_time(text)
     return text
 
 
-def parse_time_ms(text: str) -> int:
-    """Converts an ISO 8601 time to milliseconds since 1970. A time without a zone is in UTC. Raises ValueError."""
+def parse_time(text: str) -> datetime:
+    """Parses an ISO 8601 time. A time without a zone is in UTC. Raises ValueError."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(f"{text!r} is neither earliest nor latest nor a time such as 2024-05-01T00:00:00Z") from None
-    return int((time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp() * 1000)
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def is_sql_name(text: str) -> bool:
-    """Returns whether the text is an SQL identifier."""
     return _NAME.fullmatch(text) is not None
 
 
