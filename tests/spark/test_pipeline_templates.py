@@ -1,6 +1,7 @@
 """The pipeline templates on real Spark: the output equals what plain Python computes."""
 
 import json
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from moldau.pipelines.templates import template
-from moldau.pipelines.templates.generator import GeneratedRecord, customers, orders
+from moldau.pipelines.templates.generator import GeneratedRecord, orders
 from moldau.testing import Broker
 from support.pipeline_runs import PipelineRuns, create_topics, read_all, read_json, send_all
 
@@ -75,6 +76,23 @@ def _time(value: str | datetime) -> datetime:
     return time.astimezone(UTC)
 
 
+def customers(count: int, changes: int) -> list[GeneratedRecord]:
+    """Returns changes of `count` customers. A null value deletes a customer."""
+    random_ = random.Random(3)
+    made = []
+    for number in range(changes):
+        customer = f"c-{random_.randrange(count):05}".encode()
+        state = {
+            "name": random_.choice(("Ada", "Bohumil", "Clara", "Dora", "Emil")),
+            "city": random_.choice(("Prague", "Brno", "Plzen", "Olomouc")),
+            "plan": random_.choice(("free", "silver", "gold")),
+            "changed_at": datetime.fromtimestamp(START_MS / 1000 + number, UTC).isoformat(),
+        }
+        is_deleted = random_.random() < 0.1
+        made.append(GeneratedRecord(customer, None if is_deleted else json.dumps(state).encode()))
+    return made
+
+
 def table_rows(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = DeltaTable(str(path)).to_pyarrow_table().to_pylist()
     return rows
@@ -116,7 +134,7 @@ def test_orders_become_revenue_per_minute_and_product(orders_revenue: PipelineRu
 def test_a_topic_becomes_a_table(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
     create_topics(broker.bootstrap, {"customers": 3})
     runs = PipelineRuns(spark, broker.bootstrap, tmp_path, template("compacted-table"))
-    made = list(islice(customers(3, start_ms=START_MS, count=60), 600))
+    made = customers(60, 600)
     expected: dict[str, dict[str, Any]] = {}
     for part in (made[:400], made[400:]):
         send_all(broker.bootstrap, "customers", part)

@@ -18,7 +18,7 @@ from moldau.pipelines.runtime.run import RunOptions, RunOutcome, run
 from moldau.pipelines.runtime.state_directory import StateDirectory
 from moldau.pipelines.runtime.stop_request import StopRequest
 from moldau.pipelines.spec.loader import load
-from moldau.pipelines.templates.generator import GeneratedRecord, send
+from moldau.pipelines.templates.generator import GeneratedRecord
 
 
 class RecordedRun:
@@ -85,9 +85,13 @@ def create_topics(bootstrap: str, topics: dict[str, int]) -> None:
 
 
 def send_all(bootstrap: str, topic: str, records: Iterable[GeneratedRecord]) -> int:
+    """Sends all records and returns their number. Raises an error if a record is not delivered."""
+
     async def sending() -> int:
         async with Producer(bootstrap) as producer:
-            return await send(producer, topic, records)
+            deliveries = [await producer.send(topic, each.value, key=each.key) for each in records]
+            await producer.flush()
+            return len([await each for each in deliveries])
 
     return asyncio.run(sending())
 

@@ -58,18 +58,15 @@ def summarize_error(error: BaseException) -> str:
         find_user_message(error)
         or _spark_message(text)
         or _python_message(text)
-        or _first_line(text)
+        or text.strip().partition("\n")[0]
         or type(error).__name__
     )
-    return _single_line(message)
+    line = _INTERNAL_COLUMNS.sub("", " ".join(message.split())).replace("[, `", "[`")
+    return line if len(line) <= _LENGTH_MAX else line[: _LENGTH_MAX - 3] + "..."
 
 
 def missing_extra(error: BaseException) -> str | None:
-    """Returns the name of a module of moldau[spark] if the error says that this module is missing. Otherwise returns
-    None.
-
-    The module may be missing in this process or in a Python worker.
-    """
+    """Returns the module of moldau[spark] that is missing in this process or in a Python worker, or None."""
     if isinstance(error, ImportError):
         name = (error.name or "").partition(".")[0]
     else:
@@ -79,7 +76,7 @@ def missing_extra(error: BaseException) -> str | None:
 
 
 def _spark_message(text: str) -> str | None:
-    """Returns the last message of Spark in the text, because earlier messages only wrap the last one."""
+    """Returns the last message of Spark in the text. Earlier messages only wrap the last one."""
     found = [match for match in _ERROR_CLASS.finditer(text) if match[1] not in _WRAPPER_CLASSES]
     if not found:
         return None
@@ -94,12 +91,3 @@ def _python_message(text: str) -> str | None:
         return None
     found = [match for match in _PYTHON_ERROR.finditer(text) if not match[0].startswith(("org.", "java."))]
     return f"{found[-1][1]}: {found[-1][2]}" if found else None
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-def _single_line(text: str) -> str:
-    line = _INTERNAL_COLUMNS.sub("", " ".join(text.split())).replace("[, `", "[`")
-    return line if len(line) <= _LENGTH_MAX else line[: _LENGTH_MAX - 3] + "..."

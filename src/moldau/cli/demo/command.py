@@ -58,8 +58,20 @@ def demo(
     """
     with exit_on_error():
         _require_spark()
+        intro = "Moldau demo: a node, generated orders, and a pipeline on Spark that computes their revenue.\n"
         with demo_directory(keep) as directory, stop_on_signals() as stop_request:
-            outcome, has_results = run_demo(directory, stop_request, seconds, port, rate, seed, master, keep)
+            out_console.print(intro)
+            with (
+                run_node(choose_port(port), directory, None if keep else directory) as bootstrap,
+                DemoDisplay(tips(directory, bootstrap)) as display,
+            ):
+                display.done(f"node on {bootstrap}, data in {directory}")
+                with DemoTraffic(bootstrap, rate, seed) as traffic, _stop_after(stop_request, traffic, seconds):
+                    display.done(f"{rate:g} orders per second to the topic {ORDERS}")
+                    display.traffic = traffic
+                    outcome = _run_pipeline(directory, bootstrap, master, stop_request, display)
+                    if traffic.failure is not None:
+                        raise CommandError(f"Producing orders failed: {traffic.failure}")
         if outcome.error is not None:
             print_error(CommandError(outcome.error))
             raise typer.Exit(1)
@@ -68,39 +80,19 @@ def demo(
             raise typer.Exit(0)
         if keep:
             print_notice(f"The data is kept in {directory}.")
-        if stop_request.signal_number is None and not has_results:
+        if stop_request.signal_number is None and not display.has_results:
             print_error(CommandError("The pipeline had no result within five minutes."))
             raise typer.Exit(1)
 
 
-def run_demo(
-    directory: Path,
-    stop_request: StopRequest,
-    seconds: float | None,
-    port: int | None,
-    rate: float,
-    seed: int,
-    master: str | None,
-    keep: bool,
-) -> tuple[RunOutcome, bool]:
-    """Runs the demo. Returns the outcome of the pipeline and whether the pipeline had results."""
-    out_console.print("Moldau demo: a node, generated orders, and a pipeline on Spark that computes their revenue.\n")
-    with (
-        run_node(choose_port(port), directory, None if keep else directory) as bootstrap,
-        DemoDisplay(tips(directory, bootstrap)) as display,
-    ):
-        display.done(f"node on {bootstrap}, data in {directory}")
-        with DemoTraffic(bootstrap, rate, seed) as traffic, _stop_after(stop_request, traffic, seconds):
-            display.done(f"{rate:g} orders per second to the topic {ORDERS}")
-            display.follow(traffic)
-            file = directory / f"{PIPELINE}.yaml"
-            file.write_text(template(PIPELINE))
-            pipeline = load_pipeline(file, bootstrap)
-            state = StateDirectory.of(directory / DIRECTORY, pipeline.name)
-            outcome = run(pipeline, state, RunOptions(master=master), stop_request, display)
-            if traffic.failure is not None:
-                raise CommandError(f"Producing orders failed: {traffic.failure}")
-    return outcome, display.has_results
+def _run_pipeline(
+    directory: Path, bootstrap: str, master: str | None, stop_request: StopRequest, display: DemoDisplay
+) -> RunOutcome:
+    file = directory / f"{PIPELINE}.yaml"
+    file.write_text(template(PIPELINE))
+    pipeline = load_pipeline(file, bootstrap)
+    state = StateDirectory.of(directory / DIRECTORY, pipeline.name)
+    return run(pipeline, state, RunOptions(master=master), stop_request, display)
 
 
 def tips(directory: Path, bootstrap: str) -> list[str]:

@@ -31,8 +31,8 @@ def revenue_table(results: Results) -> Table:
         table.add_column(f"{minute:%H:%M}", justify="right", min_width=10)
     for product in sorted({product for minute in minutes for product in results[minute]}):
         sums = [results[minute].get(product) for minute in minutes]
-        table.add_row(product, *("" if each is None else f"{each.revenue:,.2f}" for each in sums))
-    totals = [sum(each.revenue for each in results[minute].values()) for minute in minutes]
+        table.add_row(product, *("" if each is None else f"{each:,.2f}" for each in sums))
+    totals = [sum(results[minute].values()) for minute in minutes]
     table.add_row(Text("all", style="bold"), *(Text(f"{total:,.2f}", style="bold") for total in totals))
     return table
 
@@ -40,7 +40,7 @@ def revenue_table(results: Results) -> Table:
 def revenue_line(results: Results) -> str:
     """Returns the revenue of the latest minute as a line, for output that is not a terminal."""
     minute = max(results)
-    products = ", ".join(f"{product} {each.revenue:.2f}" for product, each in sorted(results[minute].items()))
+    products = ", ".join(f"{product} {revenue:.2f}" for product, revenue in sorted(results[minute].items()))
     return f"revenue at {minute:%H:%M}: {products}"
 
 
@@ -51,22 +51,15 @@ class DemoDisplay:
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._is_live = self._console.is_terminal
         self._tips = tips
-        self._traffic: DemoTraffic | None = None
+        self.traffic: DemoTraffic | None = None
         self._states: Sequence[QueryState] = ()
         self._step: tuple[str, float] | None = None
-        self._has_results = False
+        self.has_results = False
         self._next_line_s = 0.0
         self._shown_results: Results = {}
         self._spinner = Spinner("dots")
         self._is_over = False
         self._live = LiveRegion(self._console, self._render)
-
-    @property
-    def has_results(self) -> bool:
-        return self._has_results
-
-    def follow(self, traffic: DemoTraffic) -> None:
-        self._traffic = traffic
 
     def done(self, what: str) -> None:
         """Prints a completed step."""
@@ -95,11 +88,11 @@ class DemoDisplay:
 
     def states(self, states: Sequence[QueryState]) -> None:
         self._states = list(states)
-        results = {} if self._traffic is None else self._traffic.results
+        results = {} if self.traffic is None else self.traffic.results
         if not results:
             return
-        if not self._has_results:
-            self._has_results = True
+        if not self.has_results:
+            self.has_results = True
             self._finish_step()
             self._show_tips()
         if not self._is_live and results != self._shown_results and time.monotonic() >= self._next_line_s:
@@ -122,10 +115,10 @@ class DemoDisplay:
 
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = []
-        traffic = self._traffic
+        traffic = self.traffic
         if traffic is not None and traffic.results:
             parts += [revenue_table(traffic.results), Text()]
-        if traffic is not None and self._has_results:
+        if traffic is not None and self.has_results:
             late = max((each.late for each in self._states), default=0)
             facts = f"{traffic.sent:,} orders sent, {late:,} late rows, {traffic.dead:,} dead letters"
             ending = "" if self._is_over else " Press Ctrl-C to stop the demo."

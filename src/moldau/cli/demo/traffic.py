@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.types import NewTopic
@@ -23,13 +23,8 @@ TOPICS = (NewTopic(ORDERS, 2), NewTopic(REVENUE, 1), NewTopic(DEAD, 1))
 POLL_MS = 200
 
 
-class Sum(NamedTuple):
-    orders: int
-    revenue: float
-
-
-Results = Mapping[datetime, Mapping[str, Sum]]
-"""Sums by minute and product."""
+Results = Mapping[datetime, Mapping[str, float]]
+"""The revenue by minute and product."""
 
 
 class DemoTraffic:
@@ -59,10 +54,9 @@ class DemoTraffic:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        work = self._work
-        if work is not None:
+        if self._work is not None:
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(work.cancel)
+                self._loop.call_soon_threadsafe(self._work.cancel)
         self._thread.join()
 
     def _run(self) -> None:
@@ -107,5 +101,5 @@ def merge_records(results: Results, records: Iterable[ConsumerRecord]) -> Result
     for record in records:
         row = json.loads(record.value or b"")
         minute = datetime.fromisoformat(row["minute"]).astimezone(UTC)
-        changed.setdefault(minute, {})[row["product"]] = Sum(row["orders"], row["revenue"])
+        changed.setdefault(minute, {})[row["product"]] = row["revenue"]
     return changed

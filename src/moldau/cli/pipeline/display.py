@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
@@ -31,18 +31,7 @@ LINE_INTERVAL_S = 10.0
 """Interval between the progress lines of a query if standard output is not a terminal."""
 
 
-class Display(Protocol):
-    def step(self, what: str) -> None: ...
-    def batch(self, progress: Progress) -> None: ...
-    def states(self, states: Sequence[QueryState]) -> None: ...
-    def rows(self, batch: "ConsoleBatch") -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-def display(title: str, *, as_json: bool, quiet: bool) -> Display:
+def display(title: str, *, as_json: bool, quiet: bool) -> "SilentDisplay":
     if as_json:
         return JsonDisplay(sys.stdout)
     if quiet:
@@ -87,6 +76,11 @@ def format_state(state: QueryState) -> str:
     )
 
 
+def _write_line(stream: TextIO, line: str) -> None:
+    stream.write(line + "\n")
+    stream.flush()
+
+
 class SilentDisplay:
     """Displays only the rows of console sinks."""
 
@@ -120,16 +114,12 @@ class JsonDisplay(SilentDisplay):
         self._stream = stream
 
     def batch(self, progress: Progress) -> None:
-        self._write(to_json(progress))
+        _write_line(self._stream, to_json(progress))
 
     def rows(self, batch: "ConsoleBatch") -> None:
         rows = [row.asDict(recursive=True) for row in batch.rows]
         event = {"event": "rows", "query": batch.sink.name, "batch": batch.batch_id, "rows": rows}
-        self._write(json.dumps(event, default=str))
-
-    def _write(self, line: str) -> None:
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        _write_line(self._stream, json.dumps(event, default=str))
 
 
 class LineDisplay(SilentDisplay):
@@ -141,7 +131,7 @@ class LineDisplay(SilentDisplay):
         self._next_s = 0.0
 
     def step(self, what: str) -> None:
-        self._write(f"{what} ...")
+        _write_line(self._stream, f"{what} ...")
 
     def states(self, states: Sequence[QueryState]) -> None:
         is_time = time.monotonic() >= self._next_s
@@ -153,13 +143,9 @@ class LineDisplay(SilentDisplay):
                 continue
             if before is None or before[0] != is_over or (is_time and before != now):
                 self._shown[each.query] = now
-                self._write(format_state(each))
+                _write_line(self._stream, format_state(each))
         if is_time:
             self._next_s = time.monotonic() + LINE_INTERVAL_S
-
-    def _write(self, line: str) -> None:
-        self._stream.write(line + "\n")
-        self._stream.flush()
 
 
 class LiveDisplay(SilentDisplay):

@@ -28,13 +28,15 @@ PythonFiles = Annotated[
 ]
 
 
-def parse_spark_conf(pairs: list[str] | None) -> dict[str, str]:
+def parse_spark_conf(pairs: list[str] | None, py_files: str | None = None) -> dict[str, str]:
     settings = {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals or not name.strip().startswith("spark."):
             raise typer.BadParameter(f"{pair!r} is not a Spark setting; use --conf spark.name=value")
         settings[name.strip()] = value
+    if py_files:
+        settings["spark.submit.pyFiles"] = py_files
     return settings
 
 

@@ -27,9 +27,7 @@ def spark_shell(
 
     moldau spark shell --master spark://127.0.0.1:7077 --conf spark.executor.memory=2g
     """
-    conf = parse_spark_conf(settings)
-    if py_files:
-        conf["spark.submit.pyFiles"] = py_files
+    conf = parse_spark_conf(settings, py_files)
     with exit_on_error():
         from moldau.spark.launcher.session import session
 

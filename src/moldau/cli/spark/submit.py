@@ -37,9 +37,7 @@ def spark_submit(
 
     moldau spark submit --master spark://127.0.0.1:7077 revenue.py --day 2026-01-01
     """
-    conf = parse_spark_conf(settings)
-    if py_files:
-        conf["spark.submit.pyFiles"] = py_files
+    conf = parse_spark_conf(settings, py_files)
     with exit_on_error():
         if not file.is_file():
             raise LaunchError(f"File {file} does not exist.")

@@ -154,7 +154,7 @@ class _QueryPlanner:
 
         identity = _dead_letter_identity(self.pipeline, source)
         frame = self._stream_frame(identity.query, build, [source])
-        return self._query(identity, lambda _: topic_writer(frame, self.pipeline, topic, headers=True))
+        return self._query(identity, lambda _: topic_writer(frame, self.pipeline, topic, {"includeHeaders": "true"}))
 
     def _stream_frame(self, query: str, build: Callable[[ReadRecords], DataFrame], sources: list[Source]) -> DataFrame:
         """Returns the frame that `build` returns for the topics of the sources.

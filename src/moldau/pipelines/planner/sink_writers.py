@@ -1,6 +1,6 @@
 """Spark writers for each kind of sink."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +38,8 @@ def prepare_for_sink(frame: DataFrame, sink: Sink) -> DataFrame:
         return encode_records(frame, sink)
     for name in (*sink.key, *sink.order_by, *sink.partition_by):
         check_column(frame, name, f"the sink {sink.name}")
-    kept_columns: tuple[str, ...] = sink.partition_by
-    if sink.mode == "upsert":
-        # Keep all metadata columns for ordering and deleting. `upsert` does not store those that the table does not
-        # need.
-        kept_columns = METADATA
-    return without_metadata(frame, kept_columns)
+    # An upsert may order and delete rows by metadata columns. `upsert_function` drops them before it writes the table.
+    return frame if sink.mode == "upsert" else without_metadata(frame, sink.partition_by)
 
 
 def stored_columns(frame: DataFrame, sink: Sink) -> DataFrame:
@@ -59,7 +55,8 @@ def _unstored_metadata(frame: DataFrame, sink: Sink) -> list[str]:
 def sink_writer(frame: DataFrame, sink: Sink, pipeline: PipelineDefinition, app_id: str, show: ShowBatch) -> Any:
     """Returns Spark's writer without checkpoint and trigger. `frame` comes from `prepare_for_sink`."""
     if sink.kind is SinkKind.TOPIC:
-        return topic_writer(frame, pipeline, sink.target, sink)
+        options = {**data_source_options(sink.options), "includeHeaders": "false"}
+        return topic_writer(frame, pipeline, sink.target, options, sink.mode)
     if sink.kind is SinkKind.PARQUET:
         stream = frame.writeStream.format("parquet").option("path", sink.target).options(**sink.options)
         return stream.partitionBy(*sink.partition_by) if sink.partition_by else stream
@@ -70,11 +67,9 @@ def sink_writer(frame: DataFrame, sink: Sink, pipeline: PipelineDefinition, app_
 
 
 def topic_writer(
-    frame: DataFrame, pipeline: PipelineDefinition, topic: str, sink: Sink | None = None, *, headers: bool = False
+    frame: DataFrame, pipeline: PipelineDefinition, topic: str, options: Mapping[str, str], mode: str = "append"
 ) -> Any:
-    own = {} if sink is None else data_source_options(sink.options)
-    options = {**connection_options(pipeline), **own, "topic": topic, "includeHeaders": str(headers).lower()}
-    mode = "append" if sink is None else sink.mode
+    options = {**connection_options(pipeline), **options, "topic": topic}
     if mode == "append":
         return frame.writeStream.format("moldau").options(**options)
 

@@ -1,5 +1,4 @@
-"""Transformation from records to the rows of a view. It is used for streams, for tests, and for checks with empty
-frames.
+"""Transformation from records to the rows of a view, for real streams, tests and checks.
 
 The steps are decoding, expectations, the source's function, the watermark, and the SQL and functions of the views.
 """
@@ -38,23 +37,21 @@ def view_rows(
 ) -> DataFrame:
     """Returns the rows of a view or source. Raises PipelineError with the name of the view."""
     frames: dict[str, DataFrame] = {}
-    with _temporary_views(spark) as publish:
-        for each in dependencies_of(pipeline, name):
+    parts = dependencies_of(pipeline, name)
+    with _restored_views(spark, [each.name for each in parts]):
+        for each in parts:
             if isinstance(each, Source):
                 records = decode_and_check(raw(each), each, schemas[each.name])
-                frame = _source_view(good_records(records, each, pipeline.on_bad), each)
+                frames[each.name] = _source_view(good_records(records, each, pipeline.on_bad), each)
             else:
-                frame = _view(spark, each, frames)
-            frames[each.name] = frame
-            publish(each.name, frame)
+                frames[each.name] = _view(spark, each, frames)
+            frames[each.name].createOrReplaceTempView(each.name)
     return frames[name]
 
 
 def _source_view(frame: DataFrame, source: Source) -> DataFrame:
-    if source.transform is not None and parameters_of(source.transform):
-        frame = _call_function(
-            f"the source {source.name}", source.transform, {parameters_of(source.transform)[0]: frame}
-        )
+    if source.transform is not None and (parameters := parameters_of(source.transform)):
+        frame = _call_function(f"the source {source.name}", source.transform, {parameters[0]: frame})
     if source.watermark is None:
         return frame
     column = source.watermark.column
@@ -111,21 +108,15 @@ def _spark_error_text(error: Exception) -> str:
 
 
 @contextmanager
-def _temporary_views(spark: SparkSession) -> Iterator[Callable[[str, DataFrame], None]]:
-    """Registers temporary views for SQL. Restores earlier views of the same names afterwards.
+def _restored_views(spark: SparkSession, names: list[str]) -> Iterator[None]:
+    """Restores the temporary views of these names at the end. Drops those that did not exist.
 
-    A plan is not affected by the restored views, because Spark resolved the names when the plan was built.
+    Plans that use the views stay valid, because Spark resolved the names when the plans were built.
     """
-    previous: dict[str, DataFrame | None] = {}
-
-    def publish(name: str, frame: DataFrame) -> None:
-        if name not in previous:
-            is_taken = spark._jsparkSession.sessionState().catalog().getTempView(name).isDefined()
-            previous[name] = spark.table(name) if is_taken else None
-        frame.createOrReplaceTempView(name)
-
+    catalog = spark._jsparkSession.sessionState().catalog()
+    previous = {name: spark.table(name) if catalog.getTempView(name).isDefined() else None for name in names}
     try:
-        yield publish
+        yield
     finally:
         for name, frame in previous.items():
             if frame is None:

@@ -1,23 +1,17 @@
-"""Generated data for the templates: orders and customers of a coffee house.
-
-The same seed gives the same records. The times of records are relative to `start_ms`.
-"""
+"""Generated orders of a coffee house, for the template orders-revenue."""
 
 import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from moldau.client.producer.producer import Producer
+from moldau.pipelines.runtime.times import iso
 
 PRICES = {"espresso": 2.4, "cappuccino": 3.6, "filter": 3.1, "tea": 2.9, "cake": 4.5, "croissant": 2.2}
-CITIES = ("Prague", "Brno", "Plzen", "Olomouc", "Tabor", "Vyssi Brod")
-PLANS = ("free", "silver", "gold")
-NAMES = ("Ada", "Bohumil", "Clara", "Dora", "Emil", "Franz", "Greta", "Hugo", "Ida", "Jan")
-
 JITTER_MS = 2_000
 """The maximum random delay of an order, so that orders arrive slightly out of order."""
 LATE_MS = 180_000
@@ -32,7 +26,10 @@ class GeneratedRecord:
 
 
 def orders(seed: int = 1, *, start_ms: int, rate: float = 50.0) -> Iterator[GeneratedRecord]:
-    """Yields orders, `rate` per second. A few orders are minutes late, and a few are invalid."""
+    """Yields orders, `rate` per second from `start_ms` on. A few orders are minutes late, and a few are invalid.
+
+    The same seed gives the same orders.
+    """
     random_ = random.Random(seed)
     products = list(PRICES)
     number = 0
@@ -48,7 +45,7 @@ def orders(seed: int = 1, *, start_ms: int, rate: float = 50.0) -> Iterator[Gene
             "product": product,
             "quantity": random_.choice((1, 1, 1, 2, 2, 3)),
             "price": PRICES[product],
-            "at": iso(at_ms),
+            "at": iso(datetime.fromtimestamp(at_ms / 1000, UTC)),
         }
         value = json.dumps(order).encode()
         if random_.random() < BAD_SHARE:
@@ -56,48 +53,13 @@ def orders(seed: int = 1, *, start_ms: int, rate: float = 50.0) -> Iterator[Gene
         yield GeneratedRecord(product.encode(), value)
 
 
-def customers(seed: int = 1, *, start_ms: int, count: int = 200, rate: float = 50.0) -> Iterator[GeneratedRecord]:
-    """Yields changes of `count` customers. A null value deletes a customer."""
-    random_ = random.Random(seed)
-    number = 0
-    while True:
-        at = iso(start_ms + int(number * 1000 / rate))
-        number += 1
-        customer = f"c-{random_.randrange(count):05}"
-        if random_.random() < 0.1:
-            yield GeneratedRecord(customer.encode(), None)
-            continue
-        state = {
-            "name": random_.choice(NAMES),
-            "city": random_.choice(CITIES),
-            "plan": random_.choice(PLANS),
-            "changed_at": at,
-        }
-        yield GeneratedRecord(customer.encode(), json.dumps(state).encode())
-
-
-def iso(time_ms: int) -> str:
-    time_ = datetime.fromtimestamp(time_ms / 1000, UTC)
-    return time_.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-async def send(producer: Producer, topic: str, records: Iterable[GeneratedRecord]) -> int:
-    """Sends all records as fast as possible and returns their number. Raises an error if a record is not delivered."""
-    deliveries = [await producer.send(topic, each.value, key=each.key) for each in records]
-    await producer.flush()
-    for delivery in deliveries:
-        await delivery
-    return len(deliveries)
-
-
 async def send_at_rate(
-    producer: Producer,
-    topic: str,
-    records: Iterator[GeneratedRecord],
-    rate: float,
-    on_sent: Callable[[int], None] = lambda count: None,
+    producer: Producer, topic: str, records: Iterator[GeneratedRecord], rate: float, on_sent: Callable[[int], None]
 ) -> None:
-    """Sends `rate` records per second until cancelled, and catches up after delays."""
+    """Sends `rate` records per second until cancelled, and catches up after delays.
+
+    Calls `on_sent` with the number of records sent so far.
+    """
     start_s = time.monotonic()
     sent = 0
     while True:

@@ -7,15 +7,7 @@ from itertools import islice
 
 from moldau.client import Consumer, Producer
 from moldau.client.record import TopicPartition
-from moldau.pipelines.templates.generator import (
-    JITTER_MS,
-    LATE_MS,
-    GeneratedRecord,
-    customers,
-    orders,
-    send,
-    send_at_rate,
-)
+from moldau.pipelines.templates.generator import JITTER_MS, LATE_MS, GeneratedRecord, orders, send_at_rate
 from moldau.testing import Broker
 
 START_MS = 1_769_860_800_000
@@ -47,17 +39,9 @@ def test_some_orders_are_late_and_a_few_are_invalid() -> None:
     assert 5 < bad < 60
 
 
-def test_customers_are_created_changed_and_deleted() -> None:
-    made = list(islice(customers(1, start_ms=START_MS, count=20), 1000))
-    assert made == list(islice(customers(1, start_ms=START_MS, count=20), 1000))
-    assert len({each.key for each in made}) == 20
-    assert 50 < sum(each.value is None for each in made) < 150
-
-
-def test_records_reach_the_topic_at_once_or_at_a_rate() -> None:
+def test_records_reach_the_topic_at_a_rate() -> None:
     async def run() -> None:
         async with Broker(topics={"orders": 1}) as broker, Producer(broker.bootstrap) as producer:
-            assert await send(producer, "orders", islice(orders(1, start_ms=START_MS), 20)) == 20
             counts: list[int] = []
             enough = asyncio.Event()
 
@@ -76,6 +60,6 @@ def test_records_reach_the_topic_at_once_or_at_a_rate() -> None:
             assert counts == sorted(counts)
             async with Consumer(broker.bootstrap) as consumer:
                 end = await consumer.end_offsets([TopicPartition("orders", 0)])
-            assert end[TopicPartition("orders", 0)] >= 20 + counts[-1]
+            assert end[TopicPartition("orders", 0)] >= counts[-1]
 
     asyncio.run(run())
