@@ -30,11 +30,49 @@ _WIDENED = ({"int", "long"}, "long"), ({"float", "double"}, "double"), ({"int", 
 
 def spark_schema(schema: str, what: str) -> T.StructType:
     """Returns the columns of a record schema. Raises PipelineError; `what` names the schema's owner in the message."""
-    parsed = parsed_schema(schema, what)
-    found = _type_of(parsed, {}, what)
-    if not isinstance(found, T.StructType):
+    named: dict[str, T.DataType] = {}
+
+    def convert(part: Any) -> T.DataType:
+        if isinstance(part, list):
+            return convert_union([each for each in part if each != "null"])
+        if isinstance(part, str):
+            found = _PRIMITIVES.get(part) or named.get(part.rpartition(".")[2])
+            if found is None:
+                raise PipelineError(f"the Avro schema of {what} is recursive at {part!r}, which Spark does not support")
+            return found
+        logical = part.get("logicalType")
+        if logical == "decimal":
+            return T.DecimalType(part["precision"], part.get("scale", 0))
+        if logical in _LOGICAL:
+            return _LOGICAL[logical]
+        match part["type"]:
+            case "array":
+                return T.ArrayType(convert(part["items"]))
+            case "map":
+                return T.MapType(T.StringType(), convert(part["values"]))
+            case "record":
+                found = T.StructType([T.StructField(each["name"], convert(each["type"])) for each in part["fields"]])
+            case "enum":
+                found = T.StringType()
+            case "fixed":
+                found = T.BinaryType()
+            case kind:
+                return convert(kind)
+        named[part["name"].rpartition(".")[2]] = found
+        return found
+
+    def convert_union(types: list[Any]) -> T.DataType:
+        if len(types) <= 1:
+            return convert(types[0]) if types else T.NullType()
+        for members, wider in _WIDENED:
+            if all(isinstance(each, str) and each in members for each in types):
+                return _PRIMITIVES[wider]
+        raise PipelineError(f"the Avro schema of {what} has a union of {len(types)} types, but a Spark column has one")
+
+    columns = convert(parsed_schema(schema, what))
+    if not isinstance(columns, T.StructType):
         raise PipelineError(f"the Avro schema of {what} is not a record")
-    return found
+    return columns
 
 
 def parsed_schema(schema: str, what: str) -> Any:
@@ -68,52 +106,3 @@ def without_unsupported_logical_types(schema: Any) -> Any:
     if changed.get("logicalType") not in (*_LOGICAL, "decimal"):
         changed.pop("logicalType", None)
     return changed
-
-
-def _type_of(schema: Any, named: dict[str, Any], what: str) -> T.DataType:
-    if isinstance(schema, list):
-        return _union(schema, named, what)
-    if isinstance(schema, str):
-        if schema in _PRIMITIVES:
-            return _PRIMITIVES[schema]
-        found = named.get(schema) or named.get(schema.rpartition(".")[2])
-        if found is None:
-            raise PipelineError(f"the Avro schema of {what} is recursive at {schema!r}, which Spark does not support")
-        return found  # type: ignore[no-any-return]
-    kind = schema["type"]
-    logical = schema.get("logicalType")
-    if logical == "decimal":
-        return T.DecimalType(schema["precision"], schema.get("scale", 0))
-    if logical in _LOGICAL:
-        return _LOGICAL[logical]
-    if kind == "record":
-        fields = [T.StructField(each["name"], _type_of(each["type"], named, what)) for each in schema["fields"]]
-        return _register_named(schema, T.StructType(fields), named)
-    if kind == "enum":
-        return _register_named(schema, T.StringType(), named)
-    if kind == "fixed":
-        return _register_named(schema, T.BinaryType(), named)
-    if kind == "array":
-        return T.ArrayType(_type_of(schema["items"], named, what))
-    if kind == "map":
-        return T.MapType(T.StringType(), _type_of(schema["values"], named, what))
-    return _type_of(kind, named, what)
-
-
-def _register_named(schema: Mapping[str, Any], found: T.DataType, named: dict[str, Any]) -> T.DataType:
-    named[schema["name"].rpartition(".")[2]] = found
-    return found
-
-
-def _union(schema: list[Any], named: dict[str, Any], what: str) -> T.DataType:
-    members_without_null = [each for each in schema if each != "null"]
-    if not members_without_null:
-        return T.NullType()
-    if len(members_without_null) == 1:
-        return _type_of(members_without_null[0], named, what)
-    for members, wider in _WIDENED:
-        if all(isinstance(each, str) and each in members for each in members_without_null):
-            return _PRIMITIVES[wider]
-    raise PipelineError(
-        f"the Avro schema of {what} has a union of {len(members_without_null)} types, but a Spark column has one"
-    )

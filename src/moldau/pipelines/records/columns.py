@@ -8,10 +8,9 @@ METADATA = ("_key", "_topic", "_partition", "_offset", "_timestamp", "_headers",
 RAW_KEY, RAW_VALUE, RAW_HEADERS = "__key", "__value", "__headers"
 """The columns of the original record, for dead letters."""
 IS_BAD = "__is_bad"
-"""Whether a record is bad. The column is never null. It is cheap, because the reason is computed only for bad
-records."""
+"""Whether a record is bad. The column is never null."""
 BAD = "__bad"
-"""A struct of the reason and the detail of a bad record."""
+"""A struct of the reason and the detail of a bad record. Spark computes it only for bad records."""
 
 MALFORMED, SCHEMA_MISMATCH, EXPECTATION = "malformed", "schema_mismatch", "expectation"
 """The reasons why a record is bad."""

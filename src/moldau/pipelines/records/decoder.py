@@ -1,14 +1,11 @@
-"""Decoder of the data source's records. Returns the columns of the value, the metadata and the reason of bad records.
+"""Decoder of records to columns: the columns of the value, the metadata, and the reason why a record is bad.
 
-JSON is decoded by Spark expressions, and Avro by a library in Spark's Python workers. Each record is parsed only once.
-For JSON, the parser is wrapped in `explode`, because the optimizer does not push filters through a generator and so
-does not duplicate the parser.
+Spark expressions decode JSON, and a library in Spark's Python workers decodes Avro. Each record is parsed only once.
 """
 
 import json
 import secrets
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -111,7 +108,7 @@ def decode_records(frame: DataFrame, source: Source, schema: T.StructType) -> Da
 
 
 def failure_struct(reason: str, detail: str) -> str:
-    """Returns SQL for a failure. `detail` is an SQL expression."""
+    """Returns SQL for the value of the column BAD. `detail` is an SQL expression."""
     return struct(reason=literal(reason), detail=detail)
 
 
@@ -123,12 +120,12 @@ _IS_TEXT = f"coalesce(is_valid_utf8({_TEXT}), true)"
 def _plain(kind: Format) -> tuple[list[str], str, str]:
     if kind is Format.BYTES:
         return [f"{RAW_VALUE} AS value"], "false", "NULL"
-    return ([f"{_TEXT} AS value"], f"NOT {_IS_TEXT}", failure_struct(MALFORMED, literal("the value is not UTF-8")))
+    return [f"{_TEXT} AS value"], f"NOT {_IS_TEXT}", failure_struct(MALFORMED, literal("the value is not UTF-8"))
 
 
-# Spark parses a valid prefix of a text and ignores the rest. To detect such a rest, each value is parsed as the first
-# element of a list whose second element is a marker. The marker is found there only if the text is exactly one complete
-# value. The marker is random per process, so that records cannot contain it.
+# Spark parses a valid prefix of a text and ignores the rest. To detect a rest, each value is parsed as the first element
+# of a list whose second element is a marker. Spark finds the marker there only if the value is one complete JSON value.
+# The marker is random per process, so that no record contains it.
 _MARK = f"m{secrets.token_hex(6)}"
 _WRAPPED = f"""concat('{{"{_MARK}":[', {_TEXT}, ',{{"{_MARK}":""}}]}}')"""
 _VALUE, _END = f"get({_PARSED}.{_MARK}, 0)", f"get({_PARSED}.{_MARK}, 1).{_MARK}"
@@ -139,6 +136,7 @@ def _json(raw: DataFrame, schema: T.StructType) -> tuple[DataFrame, list[str], s
     marked = T.StructType([*schema.fields, T.StructField(_MARK, T.StringType())])
     outer = T.StructType([T.StructField(_MARK, T.ArrayType(marked)), T.StructField(_CORRUPT, T.StringType())])
     parsed = F.from_json(F.expr(_WRAPPED), outer, _JSON_OPTIONS)
+    # Use `explode`, because the optimizer does not push filters through it. Otherwise each filter would parse again.
     raw = raw.select("*", F.explode(F.array(parsed)).alias(_PARSED))
     is_no_json = f"({_PARSED}.{_CORRUPT} IS NOT NULL OR {_VALUE} IS NULL OR {_END} IS NULL)"
     is_bad = f"{RAW_VALUE} IS NOT NULL AND ({is_no_json} OR NOT {_IS_TEXT})"
@@ -152,17 +150,14 @@ def _fields(schema: T.StructType, value: str) -> list[str]:
 
 
 def _json_failure(schema: T.StructType) -> str:
-    """Returns SQL that finds the fields that do not match the schema. This SQL parses the record again, but only bad
-    records."""
-    mismatches = [
-        cases(
-            (
-                f"get(given, 0)[{literal(field.name)}] IS NOT NULL AND {_VALUE}.{quoted(field.name)} IS NULL",
-                f"concat({literal(_expected(field))}, left(get(given, 0)[{literal(field.name)}], {_SHOWN_MAX}))",
-            )
-        )
-        for field in schema.fields
-    ]
+    """Returns SQL for the value of the column BAD. The SQL parses a bad record again, as a map of texts, to find the
+    fields that do not match the schema."""
+    mismatches = []
+    for field in schema.fields:
+        text = f"get(given, 0)[{literal(field.name)}]"
+        expected = literal(f"{field.name} is {field.dataType.simpleString().upper()}, not ")
+        is_mismatch = f"{text} IS NOT NULL AND {_VALUE}.{quoted(field.name)} IS NULL"
+        mismatches.append(cases((is_mismatch, f"concat({expected}, left({text}, {_SHOWN_MAX}))")))
     nested = T.StructType | T.ArrayType | T.MapType
     inside = ", ".join(field.name for field in schema.fields if isinstance(field.dataType, nested))
     elsewhere = f"a field {f'inside {inside} ' if inside else ''}does not fit the schema"
@@ -175,18 +170,14 @@ def _json_failure(schema: T.StructType) -> str:
     options = ", ".join(f"{literal(key)}, {literal(value)}" for key, value in _JSON_OPTIONS.items())
     fields = f"{_MARK} ARRAY<MAP<STRING, STRING>>, {_CORRUPT} STRING"
     given = f"from_json({_WRAPPED}, {literal(fields)}, map({options})).{_MARK}"
-    # Use an array of one element, so that the fields are parsed only once for all conditions.
+    # `transform` binds the parsed record to the name `given`, so that the record is parsed only once for all fields.
     return f"element_at(transform(array({given}), given -> {failure}), 1)"
-
-
-def _expected(field: T.StructField) -> str:
-    return f"{field.name} is {field.dataType.simpleString().upper()}, not "
 
 
 def _avro(raw: DataFrame, source: Source, schema: T.StructType) -> tuple[DataFrame, list[str], str, str]:
     raw = raw.select("*", _avro_decoder(source, schema)(F.col(RAW_VALUE)).alias(_PARSED))
     failure = f"concat('the value does not match its Avro schema: ', {_PARSED}.error)"
-    return (raw, _fields(schema, f"{_PARSED}.v"), f"{_PARSED}.error IS NOT NULL", failure_struct(MALFORMED, failure))
+    return raw, _fields(schema, f"{_PARSED}.v"), f"{_PARSED}.error IS NOT NULL", failure_struct(MALFORMED, failure)
 
 
 def _avro_decoder(source: Source, schema: T.StructType) -> Any:
@@ -198,10 +189,9 @@ def _avro_decoder(source: Source, schema: T.StructType) -> Any:
     wire = avro_wire(source.options, f"the source {source.name}")
     arrow_type = to_arrow_type(schema, timezone="UTC")
     result = T.StructType([T.StructField("v", schema), T.StructField("error", T.StringType())])
-    decode = partial(decode_arrow, schema=plain, wire=wire, arrow_type=arrow_type)
 
     def decoder(values: pa.Array) -> pa.Array:
-        return decode(values)
+        return decode_arrow(values, plain, wire, arrow_type)
 
     # Mark the decoder as nondeterministic. Otherwise the optimizer calls it again for each filter on its result.
     return arrow_udf(decoder, result).asNondeterministic()  # type: ignore[call-overload]

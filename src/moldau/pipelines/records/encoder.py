@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -19,10 +18,9 @@ from moldau.settings.option_parser import did_you_mean, suggest_names
 
 
 def encode_records(frame: DataFrame, sink: Sink) -> DataFrame:
-    """Returns the columns `key` and `value`.
+    """Returns the columns `key` and `value`. Raises PipelineError if the columns do not match the sink.
 
-    The value contains the key columns too. It does not contain metadata columns, unless they are renamed. Raises
-    PipelineError if the columns do not match the sink.
+    The value contains the key columns too. It contains metadata columns only if they are renamed.
     """
     for name in sink.key:
         check_column(frame, name, f"the key of the sink {sink.name}")
@@ -81,9 +79,7 @@ def _value(schema: T.StructType, columns: list[str], sink: Sink) -> Column:
 
 
 def _only_column(columns: list[str], sink: Sink) -> str:
-    candidates = [name for name in columns if name not in sink.key]
-    if "value" in columns:
-        return "value"
+    candidates = ["value"] if "value" in columns else [name for name in columns if name not in sink.key]
     if len(candidates) == 1:
         return candidates[0]
     raise PipelineError(
@@ -111,9 +107,9 @@ def _avro(whole: str, columns: list[str], sink: Sink) -> Column:
         if not number.isdecimal():
             raise PipelineError(f"{what} writes avro.wire: confluent, which needs the schema's number: avro.schema.id")
         prefix = confluent_prefix(int(number))
-    encode = partial(encode_arrow, schema=json.dumps(schema), prefix=prefix)
+    schema_json = json.dumps(schema)
 
     def encoder(rows: pa.Array) -> pa.Array:
-        return encode(rows)
+        return encode_arrow(rows, schema_json, prefix)
 
     return arrow_udf(encoder, T.BinaryType())(F.expr(whole))  # type: ignore[call-overload, no-any-return]
