@@ -123,7 +123,7 @@ def _plain(kind: Format) -> tuple[list[str], str, str]:
     return [f"{_TEXT} AS value"], f"NOT {_IS_TEXT}", failure_struct(MALFORMED, literal("the value is not UTF-8"))
 
 
-# Spark parses a valid prefix of a text and ignores the rest. To detect a rest, each value is parsed as the first element
+# Spark parses a valid prefix of a text and ignores the rest. To detect a rest, a value is parsed as the first element
 # of a list whose second element is a marker. Spark finds the marker there only if the value is one complete JSON value.
 # The marker is random per process, so that no record contains it.
 _MARK = f"m{secrets.token_hex(6)}"
