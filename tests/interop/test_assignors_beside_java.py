@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from apache_kafka import ApacheKafka, available
 
-from moldau.client.group.assignors import Assignments, PreviousAssignment, SubscribedMember, get_assignor
+from moldau.client.group.assignors import PreviousAssignment, get_assignor
+from moldau.client.group.sticky_assignment import Assignments, SubscribedMember
 from moldau.wire.consumer_protocol import Subscription, decode_assignment, encode_subscription
 
 SOURCE = Path(__file__).parent / "java_assignors" / "Assignors.java"

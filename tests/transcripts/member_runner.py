@@ -4,7 +4,7 @@ Responses go to the last request in flight; `after` advances the time.
 """
 
 from moldau.client.errors import ErrorCode
-from moldau.client.group.assignors import get_assignor
+from moldau.client.group.assignors import JoinGroupMember, get_assignor
 from moldau.client.group.events import (
     AssignPartitions,
     Closed,
@@ -35,8 +35,8 @@ from moldau.client.group.events import (
     Unsubscribed,
     UserPoll,
 )
-from moldau.client.group.member_state import GroupRebalanceConfig, JoinGroupMember
-from moldau.client.group.state import MembershipManager
+from moldau.client.group.member_state import GroupRebalanceConfig
+from moldau.client.group.membership_manager import MembershipManager
 from moldau.wire.consumer_protocol import (
     Assignment,
     Partition,

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from moldau.client.consumer.completed_fetch import READ_COMMITTED, READ_UNCOMMITTED, CompletedFetch
 from moldau.client.consumer.consumer_coordinator import (
@@ -39,7 +39,7 @@ from moldau.client.errors import IllegalStateError
 from moldau.client.group.assignors import get_assignor
 from moldau.client.group.driver import MembershipDriver
 from moldau.client.group.events import Closed, RevokeAll, SubscriptionChanged, Unsubscribed
-from moldau.client.group.member_state import ConsumerGroupMetadata, GroupRebalanceConfig
+from moldau.client.group.member_state import GroupRebalanceConfig
 from moldau.client.group.offsets import GroupOffsets
 from moldau.client.net.cluster import Cluster, resolve_cluster
 from moldau.client.record import ConsumerRecord, TopicPartition, is_valid_topic_name
@@ -91,6 +91,15 @@ class _CloseTask:
             _log.warning("the consumer closes without completing a stage", stage=name)
         finally:
             self._timeout = None
+
+
+class ConsumerGroupMetadata(NamedTuple):
+    """The identity of a consumer in its group, for transactions that commit its offsets."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    group_instance_id: str | None
 
 
 class _State(Enum):

@@ -4,11 +4,12 @@ Assignors are pure functions without state. Data from earlier generations comes 
 Racks are ignored.
 """
 
+import json
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from moldau.client.group.sticky_assignment import (
     Assignments,
@@ -20,16 +21,15 @@ from moldau.client.group.sticky_assignment import (
     subscribers_by_topic,
 )
 from moldau.wire.codec import DecodeError
-from moldau.wire.consumer_protocol import Partition, Subscription, decode_sticky_user_data, encode_sticky_user_data
-
-__all__ = [
-    "NO_ASSIGNMENT",
-    "Assignments",
-    "ConsumerPartitionAssignor",
-    "PreviousAssignment",
-    "SubscribedMember",
-    "get_assignor",
-]
+from moldau.wire.consumer_protocol import (
+    Assignment,
+    Partition,
+    Subscription,
+    decode_sticky_user_data,
+    decode_subscription,
+    encode_assignment,
+    encode_sticky_user_data,
+)
 
 _INT32 = struct.Struct(">i")
 
@@ -187,3 +187,85 @@ def get_assignor(name: str) -> ConsumerPartitionAssignor:
         if assignor.name == name:
             return assignor
     raise ValueError(f"unknown assignor {name!r}; use one of {', '.join(each.name for each in _ASSIGNORS)}")
+
+
+# The group leader
+
+
+class JoinGroupMember(NamedTuple):
+    """A member in the JoinGroup response to the leader."""
+
+    member_id: str
+    instance_id: str | None
+    metadata: bytes
+
+
+class AssignmentUserData(NamedTuple):
+    """The state that a static member needs after a restart, sent with its assignment. Other clients ignore it.
+
+    A static member that restarts gets its assignment back without a rebalance, but has lost all other state.
+    """
+
+    hands_over: bool = False
+    """Whether the member must revoke partitions and then rejoin, because other members wait for these partitions."""
+    partition_counts: Mapping[str, int] | None = None
+    """The partition counts on which the assignment is based, with which the leader detects changes. None for other
+    members."""
+
+
+NO_USER_DATA = AssignmentUserData()
+
+
+def encode_user_data(user_data: AssignmentUserData) -> bytes | None:
+    if user_data == NO_USER_DATA:
+        return None
+    return json.dumps(user_data._asdict(), separators=(",", ":")).encode()
+
+
+def decode_user_data(data: bytes | None) -> AssignmentUserData:
+    """Decodes the user data. Returns NO_USER_DATA if another client wrote the data."""
+    try:
+        fields = json.loads(data or b"{}")
+        counts = fields.get("partition_counts")
+        return AssignmentUserData(
+            fields.get("hands_over") is True,
+            None if counts is None else {str(topic): int(count) for topic, count in counts.items()},
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return NO_USER_DATA
+
+
+def decode_members(joined: Sequence[JoinGroupMember]) -> list[SubscribedMember]:
+    """Decodes the subscriptions of the members. Raises a DecodeError that names the member."""
+    members = []
+    for member_id, instance_id, metadata in joined:
+        try:
+            members.append(SubscribedMember(member_id, decode_subscription(metadata), instance_id))
+        except DecodeError as error:
+            raise DecodeError(f"the subscription of {member_id} cannot be decoded: {error}") from None
+    return members
+
+
+def subscribed_topics(members: Sequence[SubscribedMember]) -> tuple[str, ...]:
+    return tuple(sorted({topic for each in members for topic in each.subscription.topics}))
+
+
+def perform_assignment(
+    assignor: ConsumerPartitionAssignor,
+    partition_counts: Mapping[str, int],
+    members: Sequence[SubscribedMember],
+    leader_id: str,
+) -> tuple[tuple[str, bytes], ...]:
+    """Returns each member id with its encoded assignment, for SyncGroup."""
+    assignments = assignor.assign(partition_counts, members)
+    user_data = dict.fromkeys(assignments, NO_USER_DATA)
+    for member in members:
+        if member.instance_id is not None:
+            kept = set(assignments[member.member_id])
+            hands_over = assignor.is_cooperative and not set(member.subscription.owned_partitions) <= kept
+            is_leader = member.member_id == leader_id
+            user_data[member.member_id] = AssignmentUserData(hands_over, dict(partition_counts) if is_leader else None)
+    return tuple(
+        (member_id, encode_assignment(Assignment(tuple(partitions), encode_user_data(user_data[member_id]))))
+        for member_id, partitions in sorted(assignments.items())
+    )

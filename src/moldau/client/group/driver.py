@@ -1,4 +1,4 @@
-"""Driver of the group membership: performs the effects that `state.py` returns, such as group requests.
+"""Driver of the group membership: performs the effects that `membership_manager.py` returns, such as group requests.
 
 Effects for the user, such as assignments and revocations, are queued until the next poll. JoinGroup waits at the
 coordinator for other members. So JoinGroup, SyncGroup and Heartbeat use a separate connection (a lane).
@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from moldau.client.errors import ErrorCode, KafkaError, to_error_code
+from moldau.client.group.assignors import JoinGroupMember
 from moldau.client.group.events import (
     CoordinatorFound,
     CoordinatorNotFound,
@@ -30,8 +31,8 @@ from moldau.client.group.events import (
     SyncResponse,
     UserPoll,
 )
-from moldau.client.group.member_state import GroupRebalanceConfig, JoinGroupMember
-from moldau.client.group.state import MembershipManager
+from moldau.client.group.member_state import GroupRebalanceConfig
+from moldau.client.group.membership_manager import MembershipManager
 from moldau.client.net.cluster import Cluster
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
@@ -53,13 +54,18 @@ class MembershipDriver:
         self._cluster = cluster
         self._config = config
         self._wakeup = wakeup
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._requests: Mapping[type[Effect], Callable[[Any], Coroutine[Any, Any, None]]] = {
+            FindCoordinator: self._find_coordinator,
+            SendJoin: self._send_join,
+            FetchMetadata: self._fetch_metadata,
+            SendSync: self._send_sync,
+            SendHeartbeat: self._send_heartbeat,
+            SendLeave: self._send_leave,
+        }
+        self._tasks: dict[asyncio.Task[None], Effect] = {}
         self._heartbeat_timer: asyncio.TimerHandle | None = None
         self._tracked_topics: tuple[str, ...] = ()
         self._remove_update_listener = cluster.on_update(self._on_metadata_update)
-
-    def now_ms(self) -> int:
-        return round(asyncio.get_running_loop().time() * 1000)
 
     def poll(self) -> None:
         """Handles a poll of the user, unless effects of the previous poll are still pending."""
@@ -67,7 +73,8 @@ class MembershipDriver:
             self.step(UserPoll())
 
     def step(self, event: Event) -> None:
-        for effect in self.membership.step(self.now_ms(), event):
+        now_ms = round(asyncio.get_running_loop().time() * 1000)
+        for effect in self.membership.step(now_ms, event):
             self._perform(effect)
         self._schedule_heartbeat()
 
@@ -78,8 +85,7 @@ class MembershipDriver:
 
     async def wait_until_left(self) -> None:
         """Waits until the LeaveGroup request in flight has a response or has failed."""
-        leaving = [task for task in self._tasks if task.get_name() == _task_name(SendLeave)]
-        await asyncio.gather(*leaving)
+        await asyncio.gather(*(task for task, effect in self._tasks.items() if isinstance(effect, SendLeave)))
 
     async def close(self) -> None:
         """Cancels all requests. The caller must pass the event `Closed` to `step` first."""
@@ -95,28 +101,16 @@ class MembershipDriver:
     # Effects
 
     def _perform(self, effect: Effect) -> None:
-        match effect:
-            case FindCoordinator():
-                self._start_task(effect, self._find_coordinator())
-            case SendJoin():
-                self._start_task(effect, self._send_join(effect))
-            case FetchMetadata():
-                self._start_task(effect, self._fetch_metadata(effect))
-            case SendSync():
-                self._start_task(effect, self._send_sync(effect))
-            case SendHeartbeat():
-                self._start_task(effect, self._send_heartbeat(effect))
-            case SendLeave():
-                self._start_task(effect, self._send_leave(effect))
-            case LogWarning(message):
-                _log.warning(message, group=self._config.group_id)
-            case _:
-                self.pending_effects.append(effect)
-
-    def _start_task(self, effect: Effect, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine, name=_task_name(type(effect)))
-        self._tasks[task] = None
-        task.add_done_callback(self._on_task_done)
+        request = self._requests.get(type(effect))
+        if request is not None:
+            name = f"group member: {type(effect).__name__}"
+            task = asyncio.get_running_loop().create_task(request(effect), name=name)
+            self._tasks[task] = effect
+            task.add_done_callback(self._on_task_done)
+        elif isinstance(effect, LogWarning):
+            _log.warning(effect.message, group=self._config.group_id)
+        else:
+            self.pending_effects.append(effect)
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         del self._tasks[task]
@@ -130,16 +124,15 @@ class MembershipDriver:
     def _schedule_heartbeat(self) -> None:
         if self._heartbeat_timer is not None:
             self._heartbeat_timer.cancel()
+            self._heartbeat_timer = None
         at_ms = self.membership.next_heartbeat_at_ms()
-        self._heartbeat_timer = (
-            None
-            if at_ms is None
-            else asyncio.get_running_loop().call_at(at_ms / 1000, self._handle_event, HeartbeatTick())
-        )
+        if at_ms is not None:
+            loop = asyncio.get_running_loop()
+            self._heartbeat_timer = loop.call_at(at_ms / 1000, self._handle_event, HeartbeatTick())
 
     # Requests
 
-    async def _find_coordinator(self) -> None:
+    async def _find_coordinator(self, _: FindCoordinator) -> None:
         self._cluster.forget_coordinator(self._config.group_id)
         try:
             node_id = await self._cluster.coordinator_of(self._config.group_id)
@@ -258,7 +251,3 @@ class MembershipDriver:
 
     def _partition_counts(self) -> Mapping[str, int]:
         return {name: len(topic.partitions) for name, topic in self._cluster.topics.items()}
-
-
-def _task_name(effect: type[Effect]) -> str:
-    return f"group member: {effect.__name__}"

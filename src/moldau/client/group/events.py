@@ -1,10 +1,11 @@
-"""Events and effects of the membership state machine in `state.py`."""
+"""Events and effects of the membership state machine in `membership_manager.py`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moldau.client.errors import ErrorCode, KafkaError
-from moldau.client.group.member_state import Generation, JoinGroupMember
+from moldau.client.group.assignors import JoinGroupMember
+from moldau.client.group.member_state import Generation
 from moldau.wire.consumer_protocol import Partition
 
 # Events. If a request gets no response, the code of its event is `network_exception` or `request_timed_out`.

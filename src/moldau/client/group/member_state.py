@@ -1,10 +1,11 @@
-"""Types of the group membership: states, configuration, generation and members."""
+"""Parts of a group member's state: its configuration, generation, heartbeats and retries."""
 
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from moldau.client.group.assignors import ConsumerPartitionAssignor
+from moldau.concurrency.backoff import exponential_backoff_ms
 
 
 class MemberState(Enum):
@@ -58,18 +59,66 @@ class Generation(NamedTuple):
 NO_GENERATION = Generation()
 
 
-class JoinGroupMember(NamedTuple):
-    """A member in the JoinGroup response to the leader."""
+class Heartbeat:
+    """The time of the next heartbeat, and the deadlines of the session and of the user's next poll."""
 
-    member_id: str
-    instance_id: str | None
-    metadata: bytes
+    def __init__(self, config: GroupRebalanceConfig) -> None:
+        self._config = config
+        self._next_send_at_ms = 0
+        self.session_deadline_ms = 0
+        self.poll_deadline_ms = 0
+        self.in_flight_id: int | None = None
+        """The id of the heartbeat whose response is awaited."""
+        self._last_id = 0
+
+    def record_poll(self, now_ms: int) -> None:
+        self.poll_deadline_ms = now_ms + self._config.poll_interval_max_ms
+
+    def restart(self, now_ms: int, next_send_at_ms: int) -> None:
+        """Starts a new session. The response to an earlier heartbeat is ignored."""
+        self._next_send_at_ms = next_send_at_ms
+        self.record_success(now_ms)
+
+    def send(self, now_ms: int) -> int:
+        """Records a heartbeat sent now and returns its id."""
+        self._next_send_at_ms = now_ms + self._config.heartbeat_interval_ms
+        self._last_id += 1
+        self.in_flight_id = self._last_id
+        return self._last_id
+
+    def record_success(self, now_ms: int) -> None:
+        self.in_flight_id = None
+        self.session_deadline_ms = now_ms + self._config.session_timeout_ms
+
+    def record_failure(self, now_ms: int) -> None:
+        self.in_flight_id = None
+        self._next_send_at_ms = now_ms + self._config.retry_backoff_ms
+
+    def should_send(self, now_ms: int) -> bool:
+        return self.in_flight_id is None and now_ms >= self._next_send_at_ms
+
+    def next_at_ms(self) -> int:
+        """Returns the earliest time at which a heartbeat or a deadline is due."""
+        deadline_ms = min(self.session_deadline_ms, self.poll_deadline_ms)
+        return min(self._next_send_at_ms, deadline_ms) if self.in_flight_id is None else deadline_ms
 
 
-class ConsumerGroupMetadata(NamedTuple):
-    """The identity of a consumer in its group, for transactions that commit its offsets."""
+class RetrySchedule:
+    """The time of the next attempt, with exponential backoff after failures."""
 
-    group_id: str
-    generation_id: int
-    member_id: str
-    group_instance_id: str | None
+    def __init__(self, config: GroupRebalanceConfig) -> None:
+        self._config = config
+        self._failures = 0
+        self.next_at_ms = 0
+
+    def record_success(self) -> None:
+        self._failures = 0
+
+    def record_failure(self, now_ms: int) -> None:
+        """Schedules the next attempt.
+
+        The first failure causes no delay, because it usually means only that the group has a new generation.
+        """
+        failures, self._failures = self._failures, self._failures + 1
+        backoff_ms, backoff_max_ms = self._config.retry_backoff_ms, self._config.retry_backoff_max_ms
+        self.next_at_ms = now_ms + (exponential_backoff_ms(failures, backoff_ms, backoff_max_ms) if failures else 0)

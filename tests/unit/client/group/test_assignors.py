@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moldau.client.group.assignors import NO_ASSIGNMENT, Assignments, PreviousAssignment, SubscribedMember, get_assignor
+from moldau.client.group.assignors import NO_ASSIGNMENT, PreviousAssignment, get_assignor
+from moldau.client.group.sticky_assignment import Assignments, SubscribedMember
 from moldau.wire.consumer_protocol import Partition, Subscription
 
 NAMES = ["range", "roundrobin", "sticky", "cooperative-sticky"]

@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from moldau.client.errors import ErrorCode
-from moldau.client.group.assignors import SubscribedMember, get_assignor
+from moldau.client.group.assignors import (
+    NO_USER_DATA,
+    AssignmentUserData,
+    JoinGroupMember,
+    decode_user_data,
+    encode_user_data,
+    get_assignor,
+    perform_assignment,
+)
 from moldau.client.group.events import (
     AssignPartitions,
     Closed,
@@ -36,15 +44,9 @@ from moldau.client.group.events import (
     Unsubscribed,
     UserPoll,
 )
-from moldau.client.group.leader_assignment import (
-    NO_USER_DATA,
-    AssignmentUserData,
-    decode_user_data,
-    encode_user_data,
-    perform_assignment,
-)
-from moldau.client.group.member_state import GroupRebalanceConfig, JoinGroupMember, MemberState
-from moldau.client.group.state import JOIN_GROUP_TIMEOUT_LAPSE_MS, MembershipManager
+from moldau.client.group.member_state import GroupRebalanceConfig, MemberState
+from moldau.client.group.membership_manager import JOIN_GROUP_TIMEOUT_LAPSE_MS, MembershipManager
+from moldau.client.group.sticky_assignment import SubscribedMember
 from moldau.wire.consumer_protocol import (
     Assignment,
     Partition,

@@ -5,12 +5,21 @@ response to `UserPoll` or `RevokeAll`, so never while the user processes records
 background.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError
-from moldau.client.group.assignors import NO_ASSIGNMENT, ConsumerPartitionAssignor, PreviousAssignment, SubscribedMember
+from moldau.client.group.assignors import (
+    NO_ASSIGNMENT,
+    NO_USER_DATA,
+    ConsumerPartitionAssignor,
+    PreviousAssignment,
+    decode_members,
+    decode_user_data,
+    perform_assignment,
+    subscribed_topics,
+)
 from moldau.client.group.events import (
     AssignPartitions,
     Closed,
@@ -41,15 +50,15 @@ from moldau.client.group.events import (
     Unsubscribed,
     UserPoll,
 )
-from moldau.client.group.heartbeat import Heartbeat, RetrySchedule
-from moldau.client.group.leader_assignment import (
-    NO_USER_DATA,
-    decode_members,
-    decode_user_data,
-    perform_assignment,
-    subscribed_topics,
+from moldau.client.group.member_state import (
+    NO_GENERATION,
+    Generation,
+    GroupRebalanceConfig,
+    Heartbeat,
+    MemberState,
+    RetrySchedule,
 )
-from moldau.client.group.member_state import NO_GENERATION, Generation, GroupRebalanceConfig, MemberState
+from moldau.client.group.sticky_assignment import SubscribedMember
 from moldau.wire.codec import DecodeError
 from moldau.wire.consumer_protocol import Partition, Subscription, decode_assignment, encode_subscription
 
@@ -70,18 +79,6 @@ class LeaderState:
     metadata_snapshot: dict[str, int] | None = None
     """The current partition counts of the same topics."""
 
-    @property
-    def has_metadata_changed(self) -> bool:
-        return self.metadata_snapshot != self.assignment_snapshot
-
-    def update(self, partition_counts: Mapping[str, int]) -> None:
-        if self.assignment_snapshot is not None:
-            self.metadata_snapshot = {topic: partition_counts.get(topic, 0) for topic in self.assignment_snapshot}
-
-    def reset(self) -> None:
-        """Clears the snapshots, because this member is not the leader or joins again."""
-        self.assignment_snapshot = self.metadata_snapshot = None
-
 
 class MembershipManager:
     """The state of one member; `step` returns the effects of an event."""
@@ -97,12 +94,7 @@ class MembershipManager:
         self.leave_reason = ""
         """Why this consumer left the group without a call of the user; empty if it did not."""
         self._is_cooperative = all(each.is_cooperative for each in config.assignors)
-        self._heartbeat = Heartbeat(
-            interval_ms=config.heartbeat_interval_ms,
-            session_timeout_ms=config.session_timeout_ms,
-            poll_interval_max_ms=config.poll_interval_max_ms,
-            retry_backoff_ms=config.retry_backoff_ms,
-        )
+        self._heartbeat = Heartbeat(config)
         self._topics: tuple[str, ...] | None = None
         """The subscribed topics; None without a subscription. If a pattern matches no topic yet, the tuple is empty and
         the member still joins."""
@@ -111,9 +103,8 @@ class MembershipManager:
         self._is_join_prepared = False
         """Whether the partitions that must be revoked before the next join have been revoked."""
         self._join_attempt = 0
-        backoff = {"backoff_ms": config.retry_backoff_ms, "backoff_max_ms": config.retry_backoff_max_ms}
-        self._join_retry = RetrySchedule(**backoff)
-        self._find_retry = RetrySchedule(**backoff)
+        self._join_retry = RetrySchedule(config)
+        self._find_retry = RetrySchedule(config)
         self._is_finding_coordinator = False
         self._previous_assignment: PreviousAssignment = NO_ASSIGNMENT
         self._leader = LeaderState()
@@ -222,7 +213,8 @@ class MembershipManager:
             return self._rejoin_reason
         if self._joined_topics is not None and self._topics != self._joined_topics:
             return "the subscription has changed"
-        return "the partition counts of the group's topics changed" if self._leader.has_metadata_changed else ""
+        is_outdated = self._leader.metadata_snapshot != self._leader.assignment_snapshot
+        return "the partition counts of the group's topics changed" if is_outdated else ""
 
     def _on_join_prepare(self) -> list[Effect]:
         """Revokes the partitions that the user must give up before the join, once per rebalance."""
@@ -282,7 +274,7 @@ class MembershipManager:
         self.generation = Generation(response.generation_id, response.member_id, response.protocol)
         self.is_leader = response.leader_id == response.member_id
         self.leave_reason = ""
-        self._heartbeat.reset_timeouts(now_ms)
+        self._heartbeat.restart(now_ms, now_ms + self.config.heartbeat_interval_ms)
         if not self.is_leader:
             return self._send_sync(())
         self.state = MemberState.ASSIGNING
@@ -300,8 +292,7 @@ class MembershipManager:
             return []
         if event.partition_counts is None:
             return self._request_rejoin(now_ms, "the leader could not fetch metadata")
-        topics = subscribed_topics(self._leader.members)
-        counts = {topic: event.partition_counts.get(topic, 0) for topic in topics}
+        counts = _counts_of(subscribed_topics(self._leader.members), event.partition_counts)
         self._leader.assignment_snapshot = self._leader.metadata_snapshot = counts
         if self._leader.skip_assignment:
             return self._send_sync(())
@@ -342,8 +333,8 @@ class MembershipManager:
         if self.is_leader and self._pending_user_data.partition_counts is not None:
             # Use the counts from the user data, because a restarted static leader did not compute the assignment.
             self._leader.assignment_snapshot = dict(self._pending_user_data.partition_counts)
-        self._join_retry.succeed()
-        self._find_retry.succeed()
+        self._join_retry.record_success()
+        self._find_retry.record_success()
         return []
 
     def _on_join_complete(self) -> list[Effect]:
@@ -363,7 +354,7 @@ class MembershipManager:
             return self._on_fenced()
         if code in _MEMBERSHIP_ERRORS:
             self._reset_generation(f"the {request} was refused: {code.name}", code == ErrorCode.illegal_generation)
-            self._join_retry.fail(now_ms)
+            self._join_retry.record_failure(now_ms)
             return []
         if code in COORDINATOR_ERRORS:
             self.coordinator = None
@@ -378,7 +369,7 @@ class MembershipManager:
         """Abandons this rebalance and joins again with the same member id and without another revocation."""
         self.state = MemberState.UNJOINED
         self._rejoin_reason = reason
-        self._join_retry.fail(now_ms)
+        self._join_retry.record_failure(now_ms)
         return []
 
     def _reset_generation(self, reason: str, keep_member_id: bool) -> None:
@@ -391,7 +382,7 @@ class MembershipManager:
 
     def _clear_leadership(self) -> None:
         self.is_leader = False
-        self._leader.reset()
+        self._leader = LeaderState()
 
     def _on_fenced(self) -> list[Effect]:
         self._reset_generation("", keep_member_id=False)
@@ -414,12 +405,13 @@ class MembershipManager:
     def _on_coordinator_found(self, now_ms: int, event: CoordinatorFound) -> list[Effect]:
         self._is_finding_coordinator = False
         self.coordinator = event.node_id
-        self._heartbeat.reset_for_coordinator(now_ms)
+        # Send the new coordinator a heartbeat now.
+        self._heartbeat.restart(now_ms, now_ms)
         return []
 
     def _on_coordinator_not_found(self, now_ms: int, event: CoordinatorNotFound) -> list[Effect]:
         self._is_finding_coordinator = False
-        self._find_retry.fail(now_ms)
+        self._find_retry.record_failure(now_ms)
         if not event.code.retriable:
             self._pending_error = KafkaError(event.code, event.message)
         return []
@@ -438,15 +430,14 @@ class MembershipManager:
             return []
         if self.coordinator is None:
             return self._find_coordinator(now_ms)
-        if self._heartbeat.is_session_expired(now_ms):
+        if now_ms >= self._heartbeat.session_deadline_ms:
             self.coordinator = None
             timeout_ms = self.config.session_timeout_ms
             return [LogWarning(f"no heartbeat response for {timeout_ms} ms"), *self._find_coordinator(now_ms)]
-        if self._heartbeat.is_poll_expired(now_ms):
+        if now_ms >= self._heartbeat.poll_deadline_ms:
             return self._leave_on_poll_timeout()
-        if self._heartbeat.should_heartbeat(now_ms):
-            heartbeat_id = self._heartbeat.send_heartbeat(now_ms)
-            return [SendHeartbeat(heartbeat_id, self.coordinator, self.generation)]
+        if self._heartbeat.should_send(now_ms):
+            return [SendHeartbeat(self._heartbeat.send(now_ms), self.coordinator, self.generation)]
         return []
 
     def _leave_on_poll_timeout(self) -> list[Effect]:
@@ -457,13 +448,13 @@ class MembershipManager:
         return [LogWarning(self.leave_reason), *self._leave("no poll within max.poll.interval.ms")]
 
     def _on_heartbeat_response(self, now_ms: int, response: HeartbeatResponse) -> list[Effect]:
-        if not self._heartbeat.is_in_flight(response.heartbeat_id) or not self._sends_heartbeats():
+        if response.heartbeat_id != self._heartbeat.in_flight_id or not self._sends_heartbeats():
             return []
         if response.code not in (ErrorCode.none, ErrorCode.rebalance_in_progress):
-            self._heartbeat.fail(now_ms)
+            self._heartbeat.record_failure(now_ms)
             return self._handle_error(now_ms, response.code, "heartbeat")
-        self._heartbeat.receive(now_ms)
-        self._find_retry.succeed()
+        self._heartbeat.record_success(now_ms)
+        self._find_retry.record_success()
         is_joined = self.state in (MemberState.STABLE, MemberState.JOINED)
         if response.code == ErrorCode.rebalance_in_progress and is_joined:
             self._rejoin_reason = "the group is rebalancing"
@@ -488,7 +479,7 @@ class MembershipManager:
         if code in COORDINATOR_ERRORS:
             self.coordinator = None
             # Repeated lookups back off, because a lookup may return the same coordinator again.
-            self._find_retry.fail(now_ms)
+            self._find_retry.record_failure(now_ms)
             return self._find_coordinator(now_ms)
         if not code.retriable:
             self._pending_error = KafkaError(code, f"in response to a {request}")
@@ -496,8 +487,13 @@ class MembershipManager:
 
     def _on_metadata_changed(self, now_ms: int, event: MetadataChanged) -> list[Effect]:
         """Updates the partition counts. If they have changed, the leader rejoins, which rebalances the whole group."""
-        self._leader.update(event.partition_counts)
+        if self._leader.assignment_snapshot is not None:
+            self._leader.metadata_snapshot = _counts_of(self._leader.assignment_snapshot, event.partition_counts)
         return []
+
+
+def _counts_of(topics: Iterable[str], partition_counts: Mapping[str, int]) -> dict[str, int]:
+    return {topic: partition_counts.get(topic, 0) for topic in topics}
 
 
 def _subtract(partitions: Sequence[Partition], others: Sequence[Partition]) -> tuple[Partition, ...]:
