@@ -92,7 +92,6 @@ PURE = [
     "moldau.client.producer.partitioner",
     "moldau.client.consumer.subscription_state",
     "moldau.client.record",
-    "moldau.client.consumer.fetch_buffer",
     "moldau.client.net.api_versions",
     "moldau.concurrency.backoff",
     "moldau.partitions.leader_state",

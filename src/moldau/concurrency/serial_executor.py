@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from moldau.concurrency.tasks import retrieve_exception
+
 T = TypeVar("T")
 Job = Callable[[], Awaitable[T]]
 
@@ -30,7 +32,8 @@ class SerialExecutor:
             self._jobs.append((job, result))
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._run())
-        result.add_done_callback(_retrieve_exception)
+        # Each job reports its own failure.
+        result.add_done_callback(retrieve_exception)
         return result
 
     async def close(self) -> None:
@@ -58,9 +61,3 @@ class SerialExecutor:
                 self._after_each()
         finally:
             self._task = None
-
-
-def _retrieve_exception(result: "asyncio.Future[Any]") -> None:
-    """Prevents asyncio from logging an exception that no caller awaits. Each job reports its own failure."""
-    if not result.cancelled():
-        result.exception()

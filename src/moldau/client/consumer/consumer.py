@@ -15,7 +15,6 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from enum import Enum
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from moldau.client.consumer.completed_fetch import READ_COMMITTED, READ_UNCOMMITTED, CompletedFetch
@@ -43,6 +42,7 @@ from moldau.client.group.member_state import GroupRebalanceConfig
 from moldau.client.group.offsets import GroupOffsets
 from moldau.client.net.cluster import Cluster, resolve_cluster
 from moldau.client.record import ConsumerRecord, TopicPartition, is_valid_topic_name
+from moldau.concurrency.tasks import wait_until
 from moldau.observe.logging import get_logger
 
 _ISOLATION_LEVELS = {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED}
@@ -269,9 +269,7 @@ class Consumer:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Do not commit after an error, because the records may not have been processed.
         await self.close(commit=kind is None)
 
@@ -460,11 +458,7 @@ class Consumer:
                 self._coordinator.next_auto_commit_at(),
             )
             deadlines += [each for each in times if each is not None]
-        try:
-            async with asyncio.timeout_at(min(deadlines)):
-                await self._wakeup.wait()
-        except TimeoutError:
-            pass
+        await wait_until(self._wakeup, min(deadlines))
 
     # Positions and offsets
 

@@ -22,6 +22,7 @@ from moldau.client.group.member_state import NO_GENERATION, Generation
 from moldau.client.group.offsets import GroupOffsets
 from moldau.client.net.connection_pool import await_shared
 from moldau.client.record import TopicPartition
+from moldau.concurrency.tasks import cancel_and_wait
 from moldau.observe.logging import get_logger
 from moldau.wire.consumer_protocol import Partition
 
@@ -168,10 +169,7 @@ class ConsumerCoordinator:
 
     async def close(self) -> None:
         await self.member.close()
-        tasks = [task for task in (self._auto_commit_task, self._revocation_commit_task) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(self._auto_commit_task, self._revocation_commit_task)
 
     async def _auto_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation) -> None:
         try:

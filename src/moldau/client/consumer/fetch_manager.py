@@ -1,11 +1,10 @@
 """The fetch manager: updates a consumer's fetcher when the subscription changes, and looks up missing positions."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
-from moldau.client.consumer.completed_fetch import CompletedFetch, LogTruncationError
-from moldau.client.consumer.fetch_buffer import FetchBuffer, PartitionFetchError
+from moldau.client.consumer.completed_fetch import CompletedFetch, FetchBuffer, LogTruncationError, PartitionFetchError
 from moldau.client.consumer.fetcher import Fetcher
 from moldau.client.consumer.offset_lookup import OffsetAndTimestamp, list_offsets_once
 from moldau.client.consumer.subscription_state import (
@@ -19,7 +18,11 @@ from moldau.client.group.offsets import GroupOffsets
 from moldau.client.net.cluster import Cluster
 from moldau.client.net.connection_pool import await_shared
 from moldau.client.record import ConsumerRecord, TopicPartition
+from moldau.concurrency.tasks import cancel_and_wait
 from moldau.observe.logging import get_logger
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _log = get_logger("client.consumer")
 
@@ -43,8 +46,8 @@ class FetchManager:
         self._group_offsets = offsets
         self._wakeup = wakeup
         self._isolation_level = isolation_level
-        self._fetcher = Fetcher(cluster, isolation_level=isolation_level, news=wakeup, **fetch_settings)
-        self._buffer = FetchBuffer()
+        self._fetcher = Fetcher(cluster, isolation_level=isolation_level, wakeup=wakeup, **fetch_settings)
+        self._buffer = FetchBuffer(subscriptions.is_paused, subscriptions.update_position)
         self._backoff = cluster.backoff()
         self._lookup_task: asyncio.Task[None] | None = None
         self._positions_found = asyncio.Event()
@@ -54,9 +57,7 @@ class FetchManager:
         """The last logged lookup error, so that a repeated error is logged only once."""
 
     async def close(self) -> None:
-        if self._lookup_task is not None:
-            self._lookup_task.cancel()
-            await asyncio.gather(self._lookup_task, return_exceptions=True)
+        await cancel_and_wait(self._lookup_task)
         await self._fetcher.close()
 
     # Changing the assignment and positions
@@ -114,27 +115,20 @@ class FetchManager:
 
     def take_records(self, records_max: int) -> list[ConsumerRecord]:
         """Returns records. If no records are left, raises the error of a failed partition."""
-        self._refill_buffer()
-        try:
-            return self._buffer.take_records(
-                records_max, self._subscriptions.is_paused, self._subscriptions.update_position
-            )
-        except PartitionFetchError as failure:
-            self._handle_partition_error(failure)
-            return []
+        return self._take(self._buffer.take_records, records_max)
 
     def take_batches(self) -> list[CompletedFetch]:
-        self._refill_buffer()
+        return self._take(self._buffer.take_batches)
+
+    def _take(self, take: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        # Refill the buffer only if it has no records to return, because only the fetcher has a memory limit.
+        if not self._buffer.has_readable():
+            self._buffer.add(self._fetcher.take())
         try:
-            return self._buffer.take_batches(self._subscriptions.is_paused, self._subscriptions.update_position)
+            return take(*args, **kwargs)
         except PartitionFetchError as failure:
             self._handle_partition_error(failure)
             return []
-
-    def _refill_buffer(self) -> None:
-        """Takes fetches only if the buffer has no records to return, because only the fetcher has a memory limit."""
-        if not self._buffer.has_readable(self._subscriptions.is_paused):
-            self._buffer.add(self._fetcher.take())
 
     def _handle_partition_error(self, failure: PartitionFetchError) -> None:
         partition, error = failure.partition, failure.error

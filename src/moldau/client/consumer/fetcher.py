@@ -27,7 +27,6 @@ the caller decides how long to wait.
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from moldau.client.consumer.completed_fetch import (
@@ -42,6 +41,7 @@ from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.net.metadata import NO_LEADER
 from moldau.client.record import TopicPartition
+from moldau.concurrency.tasks import cancel_and_wait, wait_until
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
@@ -78,14 +78,14 @@ class Fetcher:
         partition_max_bytes: int = 1024 * 1024,
         buffered_bytes_max: int = 64 * 1024 * 1024,
         isolation_level: int = READ_UNCOMMITTED,
-        news: asyncio.Event | None = None,
+        wakeup: asyncio.Event | None = None,
         lane: str = LANE,
     ) -> None:
         """`cluster` must be started. The fetcher does not close it.
 
-        `max_bytes` limits one response, but a response has at least one batch of any size. `news` is set when there are
-        batches to take. Fetchers that share a cluster need different lanes (connections), because otherwise they wait
-        for each other.
+        `max_bytes` limits one response, but a response has at least one batch of any size. The fetcher sets `wakeup`
+        when there are batches to take. Fetchers that share a cluster need different lanes (connections), because
+        otherwise they wait for each other.
         """
         self._cluster = cluster
         self._min_bytes = min_bytes
@@ -103,7 +103,7 @@ class Fetcher:
         """The fetch in flight of each leader."""
         self._reserved_bytes = 0
         """The sum of the byte limits of the requests in flight."""
-        self._data_available = asyncio.Event() if news is None else news
+        self._data_available = asyncio.Event() if wakeup is None else wakeup
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._remove_update_listener = cluster.on_update(self._send_fetches)
@@ -207,10 +207,7 @@ class Fetcher:
         self._remove_update_listener()
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [fetch.task for fetch in self._in_flight.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*(fetch.task for fetch in self._in_flight.values()))
         for partition in self._partitions:
             self._cluster.untrack([partition.topic])
         self._partitions.clear()
@@ -218,9 +215,7 @@ class Fetcher:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # Taking batches
@@ -234,10 +229,7 @@ class Fetcher:
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         while not (taken := self.take()):
             self._data_available.clear()
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._data_available.wait()
-            except TimeoutError:
+            if not await wait_until(self._data_available, deadline):
                 return self.take()
         return taken
 

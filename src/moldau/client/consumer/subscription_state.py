@@ -6,7 +6,7 @@ object is discarded.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -206,10 +206,12 @@ class SubscriptionState:
 
     def initializing_partitions(self) -> dict[TopicPartition, TopicPartitionState]:
         """Returns the partitions whose committed offset must be fetched."""
-        return self._missing_positions(lambda state: state.reset is None)
+        return {each: state for each, state in self._partitions.items() if state.offset is None and state.reset is None}
 
     def partitions_needing_reset(self) -> dict[TopicPartition, TopicPartitionState]:
-        return self._missing_positions(lambda state: state.reset is not None)
+        return {
+            each: state for each, state in self._partitions.items() if state.offset is None and state.reset is not None
+        }
 
     def apply_committed(
         self, requested: Mapping[TopicPartition, TopicPartitionState], found: Mapping[TopicPartition, OffsetAndMetadata]
@@ -237,11 +239,6 @@ class SubscriptionState:
             at = found.get(partition)
             if at is not None:
                 state.offset, state.leader_epoch, state.reset = at.offset, at.leader_epoch, None
-
-    def _missing_positions(
-        self, matches: Callable[[TopicPartitionState], bool]
-    ) -> dict[TopicPartition, TopicPartitionState]:
-        return {each: state for each, state in self._partitions.items() if state.offset is None and matches(state)}
 
     def _still_current(
         self, requested: Mapping[TopicPartition, TopicPartitionState]

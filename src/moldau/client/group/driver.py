@@ -34,6 +34,7 @@ from moldau.client.group.events import (
 from moldau.client.group.member_state import GroupRebalanceConfig
 from moldau.client.group.membership_manager import MembershipManager
 from moldau.client.net.cluster import Cluster
+from moldau.concurrency.tasks import cancel_and_wait
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.consumer_protocol import PROTOCOL_TYPE
@@ -93,10 +94,7 @@ class MembershipDriver:
         self._remove_update_listener()
         self._schedule_heartbeat()
         self._track_topics(())
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*self._tasks)
 
     # Effects
 

@@ -4,8 +4,8 @@ Each Admin, Producer, Fetcher and Consumer uses a Cluster, either its own or a s
 """
 
 import asyncio
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random, SystemRandom
 from typing import Any, NamedTuple, Self, TypeVar
 
 from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError, RequestTimedOutError, raise_for_code
@@ -16,6 +16,7 @@ from moldau.client.record import TopicPartition
 from moldau.client.security.channel_security import ChannelSecurity
 from moldau.client.security.config import Security
 from moldau.concurrency.backoff import Backoff
+from moldau.concurrency.tasks import cancel_and_wait, wait_until
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock, SystemClock
 from moldau.wire.api_keys import ApiKey
@@ -90,7 +91,7 @@ class Cluster:
         *,
         client_id: str = "moldau",
         clock: Clock | None = None,
-        random: random.Random | None = None,
+        random: Random | None = None,
         request_timeout_ms: int = 30_000,
         retry_backoff_ms: int = 100,
         retry_backoff_max_ms: int = 1_000,
@@ -103,7 +104,8 @@ class Cluster:
         """
         self.client_id = client_id
         self.clock: Clock = clock or SystemClock()
-        self.random = random or _secure_random()
+        # The default is cryptographically secure, because SASL nonces come from it.
+        self.random = random or SystemRandom()
         self.request_timeout_ms = request_timeout_ms
         self.retry_backoff_ms = retry_backoff_ms
         self.retry_backoff_max_ms = retry_backoff_max_ms
@@ -147,12 +149,8 @@ class Cluster:
         )
 
     async def close(self) -> None:
-        tasks = [] if self._refresh_task is None else [self._refresh_task]
-        if self._refresh_in_flight is not None:
-            tasks.append(self._refresh_in_flight.task)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        in_flight = self._refresh_in_flight
+        await cancel_and_wait(self._refresh_task, None if in_flight is None else in_flight.task)
         await self._connections.close()
 
     async def __aenter__(self) -> Self:
@@ -361,11 +359,8 @@ class Cluster:
     async def _refresh_loop(self) -> None:
         backoff = self.backoff()
         while True:
-            try:
-                async with asyncio.timeout(self.metadata_max_age_ms / 1000):
-                    await self._update_requested.wait()
-            except TimeoutError:
-                pass
+            max_age_s = self.metadata_max_age_ms / 1000
+            await wait_until(self._update_requested, asyncio.get_running_loop().time() + max_age_s)
             self._update_requested.clear()
             try:
                 await self.refresh()
@@ -507,8 +502,3 @@ def _parse_server(text: str) -> Address:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"a bootstrap server is host:port, not {text!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _secure_random() -> random.Random:
-    # The generator must be cryptographically secure, because SASL nonces come from it.
-    return random.SystemRandom()

@@ -13,6 +13,7 @@ from moldau.client.errors import ClientClosedError, ConnectionLostError, KafkaEr
 from moldau.client.net.connection import Connection
 from moldau.client.net.metadata import BrokerInfo
 from moldau.client.security.channel_security import ChannelSecurity
+from moldau.concurrency.tasks import cancel_and_wait, retrieve_exception
 from moldau.observe.logging import get_logger
 
 T = TypeVar("T")
@@ -78,10 +79,7 @@ class ConnectionPool(Generic[K]):
 
     async def close(self) -> None:
         self.is_closed = True
-        attempts = list(self._attempts.values())
-        for attempt in attempts:
-            attempt.cancel()
-        await asyncio.gather(*attempts, return_exceptions=True)
+        await cancel_and_wait(*self._attempts.values())
         connections = list(self._connections.values())
         self._connections.clear()
         for connection in connections:
@@ -89,7 +87,7 @@ class ConnectionPool(Generic[K]):
 
     def _on_attempt_done(self, key: K, address: Address, attempt: "asyncio.Task[Connection]") -> None:
         del self._attempts[key, address]
-        _retrieve_exception(attempt)
+        retrieve_exception(attempt)
 
     def _on_disconnect(self, key: K, connection: Connection) -> None:
         if self._connections.get(key) is connection:
@@ -231,7 +229,7 @@ async def await_shared(task: "asyncio.Task[T]") -> T:
 
     Raises ClientClosedError if the task was cancelled, which happens when the client is closed.
     """
-    task.add_done_callback(_retrieve_exception)
+    task.add_done_callback(retrieve_exception)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -239,9 +237,3 @@ async def await_shared(task: "asyncio.Task[T]") -> T:
         if task.cancelled() and current is not None and not current.cancelling():
             raise ClientClosedError from None
         raise
-
-
-def _retrieve_exception(task: "asyncio.Task[Any]") -> None:
-    """Retrieves the exception of a task, so that asyncio does not log it if no caller awaits the task any more."""
-    if not task.cancelled():
-        task.exception()

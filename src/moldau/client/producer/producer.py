@@ -11,7 +11,6 @@ are in the order of the `send` calls, even if connections or leaders fail.
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from moldau.client.errors import ConnectionLostError, ErrorCode, IllegalStateError, KafkaError, RequestTimedOutError
@@ -150,9 +149,7 @@ class Producer:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             await self.close()
         else:

@@ -4,8 +4,8 @@ A handle is an opaque object that the caller passes with a record or section and
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from moldau.client.errors import KafkaError
 from moldau.client.record import TopicPartition
@@ -23,37 +23,8 @@ class ProducerIdAndEpoch(NamedTuple):
     epoch: int = NO_PRODUCER_EPOCH
 
 
-class RecordResult(NamedTuple):
-    """The offset and timestamp of the record that belongs to a handle, or of the first record of a section."""
-
-    handle: Any
-    offset: int
-    """-1 if the broker did not return the offset."""
-    timestamp: int
-
-
-class BatchPayload(Protocol):
-    @property
-    def count(self) -> int:
-        """The number of records. Each record has one sequence number."""
-
-    @property
-    def size(self) -> int:
-        """The approximate size in bytes."""
-
-    @property
-    def handles(self) -> list[Any]: ...
-
-    def build(self, producer: ProducerIdAndEpoch, base_sequence: int) -> bytes:
-        """Encodes the batch."""
-
-    def split(self) -> tuple["BatchPayload", "BatchPayload"] | None:
-        """Returns the two halves; None if the payload cannot be split."""
-
-    def too_large_error(self, error: KafkaError) -> KafkaError:
-        """Returns the error to report when the broker rejects an unsplittable batch as too large."""
-
-    def record_results(self, base_offset: int, log_append_time_ms: int) -> Iterator[RecordResult]: ...
+RecordResult = tuple[Any, int, int]
+"""The handle, offset and timestamp of a record, or of the first record of a section. An unknown offset is -1."""
 
 
 @dataclass(slots=True)
@@ -79,15 +50,13 @@ class RecordsPayload:
             base_sequence=base_sequence,
         )
 
-    def split(self) -> tuple[Self, Self] | None:
-        if self.count < 2:
-            return None
+    def split(self) -> "tuple[RecordsPayload, RecordsPayload] | None":
+        """Returns the two halves; None if there is only one record."""
         middle = self.count // 2
-        make = type(self)
-        return (
-            make(self.compression, self.records[:middle], self.handles[:middle]),
-            make(self.compression, self.records[middle:], self.handles[middle:]),
-        )
+        if middle == 0:
+            return None
+        first = RecordsPayload(self.compression, self.records[:middle], self.handles[:middle])
+        return first, RecordsPayload(self.compression, self.records[middle:], self.handles[middle:])
 
     def too_large_error(self, error: KafkaError) -> KafkaError:
         return error
@@ -95,7 +64,7 @@ class RecordsPayload:
     def record_results(self, base_offset: int, log_append_time_ms: int) -> Iterator[RecordResult]:
         for number, (handle, record) in enumerate(zip(self.handles, self.records, strict=True)):
             offset = -1 if base_offset < 0 else base_offset + number
-            yield RecordResult(handle, offset, record.timestamp if log_append_time_ms < 0 else log_append_time_ms)
+            yield handle, offset, record.timestamp if log_append_time_ms < 0 else log_append_time_ms
 
 
 @dataclass(slots=True)
@@ -110,10 +79,6 @@ class SectionPayload:
     @property
     def size(self) -> int:
         return len(self.section.data)
-
-    @property
-    def handles(self) -> list[Any]:
-        return [self.handle]
 
     def build(self, producer: ProducerIdAndEpoch, base_sequence: int) -> bytes:
         return encode_batch(
@@ -142,7 +107,10 @@ class SectionPayload:
 
     def record_results(self, base_offset: int, log_append_time_ms: int) -> Iterator[RecordResult]:
         timestamp = self.section.base_timestamp if log_append_time_ms < 0 else log_append_time_ms
-        yield RecordResult(self.handle, base_offset, timestamp)
+        yield self.handle, base_offset, timestamp
+
+
+BatchPayload = RecordsPayload | SectionPayload
 
 
 @dataclass(slots=True, eq=False)
@@ -178,19 +146,8 @@ class ProducerBatch:
             return None
         batches, sequence = [], self.base_sequence
         for number, payload in enumerate(payloads):
-            batch = ProducerBatch(
-                self.partition,
-                (*self.order, number),
-                self.created_ms,
-                payload,
-                size=HEADER_SIZE + payload.size,
-                is_full=True,
-                producer_id_and_epoch=self.producer_id_and_epoch,
-                base_sequence=sequence,
-                attempts=self.attempts,
-                last_error=self.last_error,
-            )
-            batches.append(batch)
+            order, size = (*self.order, number), HEADER_SIZE + payload.size
+            batches.append(replace(self, order=order, payload=payload, size=size, base_sequence=sequence, data=b""))
             if sequence != NO_SEQUENCE:
                 sequence = (sequence + payload.count) % SEQUENCE_LIMIT
         return batches

@@ -13,8 +13,8 @@ fail, because the broker cannot detect duplicates under a new epoch.
 """
 
 from bisect import insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError
@@ -35,6 +35,7 @@ from moldau.records.record import Record
 EPOCH_MAX = 2**15 - 1
 
 _NEVER = 2**63
+_batch_order = attrgetter("order")
 
 _SEQUENCE_ERRORS = (
     ErrorCode.out_of_order_sequence_number,
@@ -168,16 +169,9 @@ class RecordAccumulator:
 
     def is_complete(self, number: int) -> bool:
         """Returns whether every batch up to this number has its result."""
-        return all(batch.order[0] > number for batch in self._incomplete_batches())
-
-    @property
-    def is_empty(self) -> bool:
-        return not any(True for _ in self._incomplete_batches())
-
-    def _incomplete_batches(self) -> Iterator[ProducerBatch]:
-        for queue in self._queues.values():
-            yield from queue.in_flight
-            yield from queue.waiting
+        return all(
+            batch.order[0] > number for queue in self._queues.values() for batch in (*queue.in_flight, *queue.waiting)
+        )
 
     # Producer id
 
@@ -280,14 +274,9 @@ class RecordAccumulator:
         batch.last_error = error
         batch.is_possibly_written = batch.is_possibly_written or error.code not in _NOT_WRITTEN_ERRORS
         results: list[ProduceResult] = []
+        is_sequence_error = self._idempotent and error.code in _SEQUENCE_ERRORS
         if now_ms >= batch.created_ms + self._delivery_timeout_ms:
             results.append(self._abort_batch(queue, batch, error))
-        elif self._idempotent and error.code in _SEQUENCE_ERRORS:
-            # A sequence error is expected if an earlier batch has failed. For the first batch it means that the broker
-            # has lost the producer's state. Then the sequence starts again in a new epoch.
-            queue.needs_epoch_bump = queue.needs_epoch_bump or is_first
-            queue.backoff_until_ms = retry_at_ms
-            insort(queue.waiting, batch, key=_batch_order)
         elif error.code in _TOO_LARGE_ERRORS:
             halves = None if batch.is_possibly_written else batch.split()
             if halves is None:
@@ -295,7 +284,10 @@ class RecordAccumulator:
             else:
                 for half in halves:
                     insort(queue.waiting, half, key=_batch_order)
-        elif error.is_retriable:
+        elif is_sequence_error or error.is_retriable:
+            # A sequence error is expected if an earlier batch has failed. For the first batch it means that the broker
+            # has lost the producer's state. Then the sequence starts again in a new epoch.
+            queue.needs_epoch_bump = queue.needs_epoch_bump or (is_sequence_error and is_first)
             queue.backoff_until_ms = retry_at_ms
             insort(queue.waiting, batch, key=_batch_order)
         else:
@@ -370,7 +362,3 @@ class RecordAccumulator:
     def _release_memory(self, result: ProduceResult) -> ProduceResult:
         self._used_bytes -= result.batch.size - HEADER_SIZE
         return result
-
-
-def _batch_order(batch: ProducerBatch) -> tuple[int, ...]:
-    return batch.order

@@ -12,6 +12,7 @@ from moldau.client.producer.producer_batch import ProducerBatch, ProduceResult
 from moldau.client.producer.record_accumulator import RecordAccumulator
 from moldau.client.record import TopicPartition
 from moldau.concurrency.backoff import Backoff
+from moldau.concurrency.tasks import cancel_and_wait, wait_until
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
@@ -62,12 +63,8 @@ class Sender:
 
     async def stop(self) -> None:
         """Stops sending. Responses that are still outstanding are handled when they arrive."""
-        tasks = [task for task in (self._run_task, self._producer_id_task) if task is not None]
-        tasks += self._send_tasks.values()
-        self._run_task = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        run_task, self._run_task = self._run_task, None
+        await cancel_and_wait(run_task, self._producer_id_task, *self._send_tasks.values())
 
     async def wait_for_responses(self) -> None:
         """Waits until no response is outstanding."""
@@ -95,11 +92,7 @@ class Sender:
                     self._init_producer_id(), name=f"{self._cluster.client_id} gets a producer id"
                 )
             wake_at_ms = self._send_ready(now_ms)
-            try:
-                async with asyncio.timeout_at(None if wake_at_ms is None else wake_at_ms / 1000):
-                    await self._wakeup.wait()
-            except TimeoutError:
-                pass
+            await wait_until(self._wakeup, None if wake_at_ms is None else wake_at_ms / 1000)
 
     def _send_ready(self, now_ms: int) -> int | None:
         """Starts sending to nodes with ready batches.

@@ -6,7 +6,7 @@ No secret appears in a `repr` or an error message.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from moldau.observe.logging import get_logger
 from moldau.settings.option_parser import did_you_mean
@@ -201,11 +201,10 @@ def _parse_sasl(given: Mapping[str, str]) -> Sasl:
     username, password = given.get("sasl.username", ""), given.get("sasl.password", "")
     if "sasl.jaas.config" in given and mechanism in MECHANISMS:
         module = "PlainLoginModule" if mechanism == PLAIN else "ScramLoginModule"
-        login = parse_jaas_config(given["sasl.jaas.config"])
-        if not login.module.endswith(module):
-            raise ValueError(f"sasl.mechanism {mechanism} requires {module} in sasl.jaas.config, not {login.module}")
-        username = login.options.get("username", username)
-        password = login.options.get("password", password)
+        login_module, options = parse_jaas_config(given["sasl.jaas.config"])
+        if not login_module.endswith(module):
+            raise ValueError(f"sasl.mechanism {mechanism} requires {module} in sasl.jaas.config, not {login_module}")
+        username, password = options.get("username", username), options.get("password", password)
     if mechanism in MECHANISMS and not username:
         raise ValueError(
             "SASL needs a user: sasl.username and sasl.password, or username and password in sasl.jaas.config"
@@ -264,13 +263,8 @@ def _parse_tls_versions(text: str) -> tuple[str, ...]:
     return versions
 
 
-class LoginModule(NamedTuple):
-    module: str
-    options: Mapping[str, str]
-
-
-def parse_jaas_config(text: str) -> LoginModule:
-    """Parses the login module in `sasl.jaas.config`: `some.LoginModule required name="value" ...;`.
+def parse_jaas_config(text: str) -> tuple[str, dict[str, str]]:
+    """Returns the class and the options of a login module: `some.LoginModule required name="value" ...;`.
 
     Raises ValueError. The error does not quote the text, because the text contains secrets.
     """
@@ -285,9 +279,7 @@ def parse_jaas_config(text: str) -> LoginModule:
     names, values = options[0::3], options[2::3]
     if "=" in names or "=" in values:
         raise ValueError("an option in sasl.jaas.config has no name or no value")
-    return LoginModule(
-        tokens[0], {name: value.removeprefix(_QUOTED_PREFIX) for name, value in zip(names, values, strict=True)}
-    )
+    return tokens[0], {name: value.removeprefix(_QUOTED_PREFIX) for name, value in zip(names, values, strict=True)}
 
 
 def _tokenize(text: str) -> list[str]:

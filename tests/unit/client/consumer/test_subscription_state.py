@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from moldau.client.consumer.completed_fetch import CompletedFetch
-from moldau.client.consumer.fetch_buffer import FetchBuffer, PartitionFetchError
+from moldau.client.consumer.completed_fetch import CompletedFetch, FetchBuffer, PartitionFetchError
 from moldau.client.consumer.subscription_state import (
     OffsetAndMetadata,
     OffsetResetStrategy,
@@ -125,20 +124,20 @@ def fetched(
 
 class Reader:
     def __init__(self, *news: CompletedFetch) -> None:
-        self.buffer = FetchBuffer()
-        self.buffer.add(news)
         self.at: dict[TopicPartition, int] = {}
         self.paused: list[TopicPartition] = []
+        self.buffer = FetchBuffer(lambda each: each in self.paused, self.update_position)
+        self.buffer.add(news)
 
     def update_position(self, partition: TopicPartition, offset: int, leader_epoch: int) -> None:
         self.at[partition] = offset
 
     def take(self, records_max: int) -> list[tuple[int, int]]:
-        taken = self.buffer.take_records(records_max, self.paused.__contains__, self.update_position)
+        taken = self.buffer.take_records(records_max)
         return [(each.partition, each.offset) for each in taken]
 
     def take_raw(self) -> list[CompletedFetch]:
-        return self.buffer.take_batches(self.paused.__contains__, self.update_position)
+        return self.buffer.take_batches()
 
 
 def test_records_are_handed_out_so_many_at_a_time() -> None:
@@ -212,22 +211,22 @@ def test_raw_batches_are_returned_whole_from_the_position() -> None:
 
 
 def test_records_carry_topic_partition_and_offset() -> None:
-    buffer = FetchBuffer()
-    buffer.add([fetched(A, batch(5, 1, leader_epoch=3))])
     epochs: list[int] = []
-    [record] = buffer.take_records(1, lambda _: False, lambda _, __, epoch: epochs.append(epoch))
+    buffer = FetchBuffer(lambda _: False, lambda _, __, epoch: epochs.append(epoch))
+    buffer.add([fetched(A, batch(5, 1, leader_epoch=3))])
+    [record] = buffer.take_records(1)
     assert record == ConsumerRecord("t", 0, 5, 0, False, None, b"5", (), 3)
     assert epochs == [3]
 
 
 @pytest.mark.parametrize("is_raw", [False, True])
 def test_a_position_has_the_leader_epoch_of_skipped_batches(is_raw: bool) -> None:
-    buffer = FetchBuffer()
-    buffer.add([fetched(A, batch(0, 2, leader_epoch=3), next_offset=4, leader_epoch=5)])
     heard: list[tuple[int, ...]] = []
-    buffer.take_records(1, lambda _: False, lambda _, *at: heard.append(at))
+    buffer = FetchBuffer(lambda _: False, lambda _, *at: heard.append(at))
+    buffer.add([fetched(A, batch(0, 2, leader_epoch=3), next_offset=4, leader_epoch=5)])
+    buffer.take_records(1)
     if is_raw:
-        buffer.take_batches(lambda _: False, lambda _, *at: heard.append(at))
+        buffer.take_batches()
     else:
-        buffer.take_records(10, lambda _: False, lambda _, *at: heard.append(at))
+        buffer.take_records(10)
     assert heard == [(1, 3), (4, 5)]

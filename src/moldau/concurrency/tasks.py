@@ -1,0 +1,27 @@
+"""Helpers for tasks and futures: cancellation, waits with a deadline, and unawaited exceptions."""
+
+import asyncio
+from typing import Any
+
+
+async def cancel_and_wait(*tasks: "asyncio.Task[Any] | None") -> None:
+    """Cancels the tasks and waits until they have ended. Ignores None and the tasks' exceptions."""
+    running = [task for task in tasks if task is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+
+
+async def wait_until(event: asyncio.Event, deadline: float | None) -> bool:
+    """Waits until the event is set and returns True. Returns False at the loop time `deadline` (None: never)."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
+def retrieve_exception(future: "asyncio.Future[Any]") -> None:
+    """Prevents asyncio from logging the exception of a future that no caller awaits."""
+    if not future.cancelled():
+        future.exception()
