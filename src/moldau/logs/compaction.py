@@ -24,7 +24,6 @@ beyond the map and batches whose records cannot be decoded are retained unchange
 """
 
 from hashlib import blake2b
-from typing import NamedTuple
 
 from moldau.logs.producer_state import ProducerStateManager
 from moldau.records.batch import COMPRESSION_MASK, DELETE_HORIZON_MASK, NO_TIMESTAMP, Batch
@@ -46,22 +45,14 @@ HORIZON_MS_MAX = 2**62
 _DIGEST_BYTES = 16
 
 
-class LogToClean(NamedTuple):
-    """How much of a log is dirty, and for how long."""
-
-    clean_bytes: int
-    dirty_bytes: int
-    oldest_dirty_ms: int
-
-
-def should_compact(settings: TopicSettings, log_to_clean: LogToClean, now_ms: int) -> bool:
-    """Whether min.cleanable.dirty.ratio or max.compaction.lag.ms is exceeded."""
-    if not log_to_clean.dirty_bytes:
+def should_compact(
+    settings: TopicSettings, total_bytes: int, dirty_bytes: int, oldest_dirty_ms: int, now_ms: int
+) -> bool:
+    """Returns whether min.cleanable.dirty.ratio or max.compaction.lag.ms is exceeded."""
+    if not dirty_bytes:
         return False
-    if now_ms - log_to_clean.oldest_dirty_ms > settings.max_compaction_lag_ms:
-        return True
-    ratio = log_to_clean.dirty_bytes / (log_to_clean.clean_bytes + log_to_clean.dirty_bytes)
-    return ratio > settings.min_cleanable_dirty_ratio
+    is_overdue = now_ms - oldest_dirty_ms > settings.max_compaction_lag_ms
+    return is_overdue or dirty_bytes / total_bytes > settings.min_cleanable_dirty_ratio
 
 
 def is_past_min_lag(settings: TopicSettings, max_timestamp_ms: int, now_ms: int) -> bool:

@@ -8,7 +8,6 @@ from uuid import UUID
 from moldau.errors import OffsetOutOfRangeError
 from moldau.logs.compaction import (
     OFFSET_MAP_BYTES_MAX,
-    LogToClean,
     OffsetMap,
     clean_batch,
     is_last_of_producer,
@@ -177,12 +176,9 @@ class MemoryLog(Log):
                 break
         if first_dirty >= end:
             return False
-        log_to_clean = LogToClean(
-            clean_bytes=sum(map(len, self._batches[:first_dirty])),
-            dirty_bytes=sum(map(len, self._batches[first_dirty:end])),
-            oldest_dirty_ms=self._max_timestamps[first_dirty],
-        )
-        if not should_compact(self.settings, log_to_clean, now_ms):
+        total_bytes = sum(map(len, self._batches[:end]))
+        dirty_bytes = sum(map(len, self._batches[first_dirty:end]))
+        if not should_compact(self.settings, total_bytes, dirty_bytes, self._max_timestamps[first_dirty], now_ms):
             return False
 
         truncations = self._truncations

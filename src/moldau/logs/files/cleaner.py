@@ -1,29 +1,31 @@
-"""The cleaner: compacts groups of closed segments into new segment files.
+"""The cleaner: compacts groups of closed segments into new segment files, which then replace the old files.
 
-Closed segments never change, and the cleaner writes only new files. So the cleaner runs concurrently with all other
-operations. Afterwards the log replaces the old files with the new files.
+Closed segments never change, and the cleaner writes only new files. So it runs concurrently with all other operations
+until a new file is complete.
 """
 
 import asyncio
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from moldau.logs.compaction import (
     OFFSET_MAP_BYTES_MAX,
-    LogToClean,
     OffsetMap,
     clean_batch,
     is_last_of_producer,
     is_past_min_lag,
     should_compact,
 )
-from moldau.logs.files.file_names import CLEANED_SUFFIX, LOG_SUFFIX
+from moldau.logs.files.file_names import CLEANED_SUFFIX, LOG_SUFFIX, SWAP_SUFFIX
 from moldau.logs.files.indexes import OFFSET_RANGE
+from moldau.logs.files.recovery import delete_segment_files
 from moldau.logs.files.scan import scan_batches
 from moldau.logs.files.segment import LogSegment
-from moldau.logs.producer_state import ProducerStateManager
-from moldau.platform.disk import Buffer, Disk
+from moldau.platform.disk import Buffer
 from moldau.records.batch import Batch
-from moldau.settings.topic import TopicSettings
+
+if TYPE_CHECKING:
+    from moldau.logs.files.log import FileLog
 
 _BYTES_PER_YIELD = 256 * 1024
 """How many bytes the cleaner reads before it writes the result and yields to the event loop."""
@@ -32,33 +34,40 @@ _BYTES_PER_YIELD = 256 * 1024
 class Cleaner:
     """One round of compaction of one log."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        settings: TopicSettings,
-        producers: ProducerStateManager,
-        *,
-        now_ms: int,
-        cleaned_offset: int,
-    ) -> None:
-        self._disk = disk
-        self._directory = directory
-        self._settings = settings
-        self._producers = producers
+    def __init__(self, log_: "FileLog", now_ms: int) -> None:
+        self._log = log_
+        self._settings = log_.settings
         self._now_ms = now_ms
-        self._cleaned_offset = cleaned_offset
+        self._cleaned_offset = max(log_.checkpoints.cleaned_offsets.get(log_.name), log_.start_offset)
+        self._truncations = log_.truncations
         self._segments: list[LogSegment] = []
         self._offsets = OffsetMap(OFFSET_MAP_BYTES_MAX)
 
-    @property
-    def end_offset(self) -> int:
-        """The offset below which the log is clean when cleaned segments have replaced all selected segments."""
-        return self._offsets.end_offset
+    async def run(self, below: int) -> bool:
+        """Compacts records with offsets less than `below`. Returns False if there was too little to clean, or if the
+        log was truncated meanwhile."""
+        log_, cleaned_offsets = self._log, self._log.checkpoints.cleaned_offsets
+        if not await self._plan(min(below, log_.durable_offset)):
+            return False
+        # Checkpoint the recovery point before compaction creates gaps. Recovery expects no gaps in the segments that it
+        # reads.
+        async with log_.maintenance():
+            await log_.checkpoint_recovery_point()
+        for group in self._groups():
+            cleaned = await self.clean(group)
+            if cleaned is not None and not await self._swap(group, cleaned):
+                return False
+        async with log_.maintenance():
+            if log_.truncations != self._truncations:
+                return False
+            cleaned_offsets.set(log_.name, self._offsets.end_offset)
+            await cleaned_offsets.flush()
+        return True
 
-    async def plan(self, closed: list[LogSegment], below: int) -> bool:
+    async def _plan(self, below: int) -> bool:
         """Selects the segments to clean and maps the dirty keys. Returns False if too little of the log is dirty."""
-        for segment in closed:
+        unfinalized = self._log.segments.unfinalized
+        for segment in [each for each in self._log.segments.closed if each not in unfinalized]:
             if segment.next_offset > below:
                 break
             segment.load_timestamps()
@@ -69,13 +78,8 @@ class Cleaner:
         dirty = [segment for segment in self._segments if segment.next_offset > self._cleaned_offset]
         if not dirty:
             return False
-        dirty_bytes = sum(segment.size for segment in dirty)
-        log_to_clean = LogToClean(
-            clean_bytes=sum(segment.size for segment in self._segments) - dirty_bytes,
-            dirty_bytes=dirty_bytes,
-            oldest_dirty_ms=dirty[0].first_timestamp,
-        )
-        if not should_compact(self._settings, log_to_clean, self._now_ms):
+        total_bytes, dirty_bytes = (sum(segment.size for segment in each) for each in (self._segments, dirty))
+        if not should_compact(self._settings, total_bytes, dirty_bytes, dirty[0].first_timestamp, self._now_ms):
             return False
         for segment in dirty:
             bytes_read = 0
@@ -89,7 +93,7 @@ class Cleaner:
                     await asyncio.sleep(0)
         return True
 
-    def groups(self) -> Iterator[list[LogSegment]]:
+    def _groups(self) -> Iterator[list[LogSegment]]:
         """Yields groups of adjacent segments that fit into one segment, so that few small segments remain."""
         group: list[LogSegment] = []
         size = 0
@@ -112,12 +116,9 @@ class Cleaner:
 
         Returns None if the group is a single segment that does not change.
         """
+        disk, suffix = self._log.disk, LOG_SUFFIX + CLEANED_SUFFIX
         cleaned = LogSegment(
-            self._disk,
-            self._directory,
-            group[0].base_offset,
-            self._settings.index_interval_bytes,
-            file_suffix=LOG_SUFFIX + CLEANED_SUFFIX,
+            disk, self._log.directory, group[0].base_offset, self._settings.index_interval_bytes, file_suffix=suffix
         )
         try:
             cleaned.clear()
@@ -128,9 +129,9 @@ class Cleaner:
                 cleaned.next_offset = group[-1].next_offset
                 return cleaned
         except BaseException:
-            self._disk.remove(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX))
+            disk.remove(cleaned.path(suffix))
             raise
-        self._disk.remove(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX))
+        disk.remove(cleaned.path(suffix))
         return None
 
     async def _write(self, group: list[LogSegment], cleaned: LogSegment) -> bool:
@@ -149,7 +150,7 @@ class Cleaner:
                     self._offsets,
                     now_ms=self._now_ms,
                     delete_retention_ms=self._settings.delete_retention_ms,
-                    retain_empty=is_last or is_last_of_producer(batch, self._producers),
+                    retain_empty=is_last or is_last_of_producer(batch, self._log.producers),
                 )
                 changed = changed or remaining is not batch
                 if remaining is not None:
@@ -171,3 +172,41 @@ class Cleaner:
                 position += batch.size
             parts.clear()
             pending.clear()
+
+    async def _swap(self, group: list[LogSegment], cleaned: LogSegment) -> bool:
+        """Replaces the group by the cleaned segment, in steps that recovery can complete after a crash.
+
+        Returns False if the group was deleted, or if a truncation may have reopened one of its segments. Running reads
+        continue with the old files.
+        """
+        log_, disk, directory = self._log, self._log.disk, self._log.directory
+        swap = cleaned.path(LOG_SUFFIX + SWAP_SUFFIX)
+        async with log_.maintenance():
+            if log_.truncations != self._truncations or not log_.segments.has_group(group):
+                disk.remove(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX))
+                return False
+            try:
+                # Renaming the file to .swap commits the swap.
+                disk.rename(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX), swap)
+                await disk.sync_directory(directory)
+            except OSError:
+                try:
+                    disk.remove(swap)
+                except OSError as error:
+                    log_.health.mark_offline(f"cannot remove {swap}: {error}")
+                raise
+            try:
+                for segment in group:
+                    delete_segment_files(disk, directory, segment.base_offset, indexes_only=segment is group[0])
+                await disk.sync_directory(directory)
+                disk.rename(swap, cleaned.path(LOG_SUFFIX))
+                await disk.sync_directory(directory)
+            except OSError as error:
+                # Take the log offline, because some old files are deleted and the new file is not in place. Recovery
+                # completes the swap.
+                log_.health.mark_offline(f"compacting {log_.name} failed: {error}")
+                raise
+            log_.segments.replace_group(group, cleaned)
+            await cleaned.write_indexes()
+            log_.segments.cache_indexes(cleaned)
+        return True

@@ -9,7 +9,7 @@ from uuid import UUID
 from moldau.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
 from moldau.logs.files.checkpoints import Checkpoints
 from moldau.logs.files.cleaner import Cleaner
-from moldau.logs.files.file_names import CLEANED_SUFFIX, LEADER_EPOCH_CHECKPOINT, LOG_SUFFIX, SWAP_SUFFIX
+from moldau.logs.files.file_names import LEADER_EPOCH_CHECKPOINT
 from moldau.logs.files.indexes import OFFSET_RANGE
 from moldau.logs.files.log_reset import LogReset, has_reset_marker, reset_log, write_reset_marker
 from moldau.logs.files.recovery import (
@@ -21,6 +21,7 @@ from moldau.logs.files.recovery import (
     rebuild_producer_state,
     write_snapshot,
 )
+from moldau.logs.files.retention import apply_retention, delete_segments_below
 from moldau.logs.files.scan import read_batch
 from moldau.logs.files.segment import LogSegment
 from moldau.logs.files.segments import LogSegments, RollPolicy
@@ -57,7 +58,7 @@ class LogHealth:
 
     def __init__(self, name: LogName, directory: str) -> None:
         self._name = name
-        self._directory = directory
+        self.directory = directory
         self.failure: str | None = None
         """Why the log is offline or closed; None if it is online."""
 
@@ -78,7 +79,7 @@ class LogHealth:
         return StorageError(message)
 
     def damage_error(self, error: CorruptRecordError) -> StorageError:
-        return StorageError(damage_message(self._directory, str(error)))
+        return StorageError(damage_message(self.directory, str(error)))
 
     def on_read_error(self, error: CorruptRecordError | OSError) -> StorageError:
         """Returns the error to raise after a failed read. Takes the log offline after a permanent disk error."""
@@ -110,64 +111,64 @@ class FileLog(Log):
         self.is_closed = False
         self.is_cleanly_closed = False
         """Whether the log was closed in a way that the next open needs no recovery."""
-        self._disk = disk
-        self._directory = directory
-        self._checkpoints = checkpoints
-        self._producer_expiration_ms = producer_expiration_ms
-        self._segments = LogSegments(loaded.segments)
-        self._health = LogHealth(name, directory)
+        self.disk = disk
+        self.directory = directory
+        self.checkpoints = checkpoints
+        self.producer_expiration_ms = producer_expiration_ms
+        self.segments = LogSegments(loaded.segments)
+        self.health = LogHealth(name, directory)
         self._directory_changes = self._directory_changes_synced = 0
         """How many changes were made to the directory, and how many of these changes are durable."""
         self._truncation_change = 0
         """The value of `_directory_changes` after the last truncation."""
-        self._truncations = 0
+        self.truncations = 0
         """How many truncations have reached the point after which they cannot be undone."""
         self._is_epoch_checkpoint_stale = False
         """Whether a failed truncation may have written the leader epoch checkpoint, without the truncated epochs.
         Recovery restores these epochs from the records, as long as the recovery point is not advanced beyond the
         truncation offset."""
         self._maintenance_lock = asyncio.Lock()
-        """Held while files other than the active segment are added, removed or replaced; see `_maintenance`."""
+        """Held while files other than the active segment are added, removed or replaced; see `maintenance`."""
         self.configure(settings)
         self._saved_state = self._state_key() if is_cleanly_closed else None
         """The `_state_key` when indexes, snapshots and checkpoints were last written for the whole log, or None."""
 
     def configure(self, settings: TopicSettings) -> None:
         self.settings = settings
-        self._segments.active.index_interval_bytes = settings.index_interval_bytes
-        self._roll_policy = RollPolicy(self.name, settings)
+        self.segments.active.index_interval_bytes = settings.index_interval_bytes
+        self.roll_policy = RollPolicy(self.name, settings)
 
     @property
     def size(self) -> int:
-        return self._segments.size
+        return self.segments.size
 
     @property
     def failure(self) -> str | None:
-        return self._health.failure
+        return self.health.failure
 
     @property
     def checkpointed_high_watermark(self) -> int:
-        return self._checkpoints.high_watermarks.get(self.name)
+        return self.checkpoints.high_watermarks.get(self.name)
 
     @checkpointed_high_watermark.setter
     def checkpointed_high_watermark(self, offset: int) -> None:
-        self._checkpoints.high_watermarks.set(self.name, offset)
+        self.checkpoints.high_watermarks.set(self.name, offset)
 
     @asynccontextmanager
-    async def _maintenance(self) -> AsyncIterator[None]:
+    async def maintenance(self) -> AsyncIterator[None]:
         """Allows one maintenance operation at a time.
 
         Raises StorageError if the log is offline or closed. After a close another log may use the same directory.
         """
         async with self._maintenance_lock:
-            self._health.check()
+            self.health.check()
             yield
 
     # Appending
 
     async def append(self, batches: Sequence[Batch]) -> None:
-        if self._health.failure is not None:
-            raise StorageError(self._health.failure)
+        if self.health.failure is not None:
+            raise StorageError(self.health.failure)
         if not batches:
             return
         if self._directory_changes_synced < self._truncation_change:
@@ -182,9 +183,9 @@ class FileLog(Log):
         else:
             parts = [part for batch in batches for part in batch.parts()]
             size = sum(batch.size for batch in batches)
-        segment = self._segments.active
-        if self._roll_policy.should_roll(segment, size, last):
-            segment = self._roll(batches[0].base_offset, last.last_offset)
+        segment = self.segments.active
+        if self.roll_policy.should_roll(segment, size, last):
+            segment = self.roll(batches[0].base_offset, last.last_offset)
         position = segment.size
         try:
             segment.file.append(parts)
@@ -204,10 +205,10 @@ class FileLog(Log):
             segment.file.truncate(segment.size)
         except OSError as second:
             # Take the log offline, because nothing may be appended after a torn batch.
-            self._health.mark_offline(f"cannot truncate the torn end of {self.name}: {second}")
-        return self._health.on_disk_error("appending to", error)
+            self.health.mark_offline(f"cannot truncate the torn end of {self.name}: {second}")
+        return self.health.on_disk_error("appending to", error)
 
-    def _roll(self, next_base: int, last_offset: int) -> LogSegment:
+    def roll(self, next_base: int, last_offset: int) -> LogSegment:
         """Closes the active segment and returns a new one.
 
         The new segment starts at the end of the log, so that there is no gap between the segments.
@@ -215,74 +216,74 @@ class FileLog(Log):
         base_offset = self.end_offset
         if last_offset - base_offset > OFFSET_RANGE:
             base_offset = next_base
-        closed = self._segments.active
+        closed = self.segments.active
         if base_offset == closed.base_offset:
             return closed
         try:
-            segment = LogSegment(self._disk, self._directory, base_offset, self.settings.index_interval_bytes)
+            segment = LogSegment(self.disk, self.directory, base_offset, self.settings.index_interval_bytes)
             segment.clear()
         except OSError as error:
-            raise self._health.on_disk_error("rolling a segment of", error) from error
+            raise self.health.on_disk_error("rolling a segment of", error) from error
         self._directory_changes += 1
         closed.seal()
         closed.next_offset = base_offset
         closed.producer_snapshot = self.producers.snapshot()
-        self._segments.add(segment)
+        self.segments.add(segment)
         return segment
 
     # Flushing
 
     async def flush(self) -> None:
-        self._health.check()
+        self.health.check()
         if self.durable_offset < self.end_offset or self._directory_changes_synced < self._directory_changes:
             await self._sync()
 
     async def _sync(self) -> None:
         """Syncs all segments with unflushed batches, oldest first, then advances durable_offset."""
-        end, truncations, changes = self.end_offset, self._truncations, self._directory_changes
-        active = self._segments.active
+        end, truncations, changes = self.end_offset, self.truncations, self._directory_changes
+        active = self.segments.active
         try:
-            for segment in self._segments.unfinalized[:]:
+            for segment in self.segments.unfinalized[:]:
                 await segment.file.sync()
             await active.file.sync()
         except OSError as error:
             # Take the log offline. The page cache may have dropped the data, and the next fsync would not report the
             # loss.
-            self._health.mark_offline(f"syncing {self.name} failed: {error}")
-        self._health.check()
+            self.health.mark_offline(f"syncing {self.name} failed: {error}")
+        self.health.check()
         if self._directory_changes_synced < changes:
             try:
-                await self._disk.sync_directory(self._directory)
+                await self.disk.sync_directory(self.directory)
             except OSError as error:
-                raise self._health.on_disk_error("syncing the directory of", error) from error
-            self._health.check()
+                raise self.health.on_disk_error("syncing the directory of", error) from error
+            self.health.check()
             self._directory_changes_synced = max(self._directory_changes_synced, changes)
-        if self._truncations != truncations:
+        if self.truncations != truncations:
             await self._sync()
         elif end > self.durable_offset:
             self.durable_offset = end
 
     @property
     def has_unfinalized_segments(self) -> bool:
-        return bool(self._segments.unfinalized)
+        return bool(self.segments.unfinalized)
 
     async def finalize_segments(self) -> None:
-        async with self._maintenance():
-            unfinalized = self._segments.unfinalized
+        async with self.maintenance():
+            unfinalized = self.segments.unfinalized
             flushed = [each for each in unfinalized if each.next_offset <= self.durable_offset]
             try:
                 for segment in flushed:
                     await self._finalize(segment)
-                    self._segments.unfinalized.remove(segment)
-                    self._segments.cache_indexes(segment)
-                await self._checkpoint_recovery_point()
+                    self.segments.unfinalized.remove(segment)
+                    self.segments.cache_indexes(segment)
+                await self.checkpoint_recovery_point()
             except OSError as error:
-                failure = self._health.on_disk_error("writing an index of", error)
-                self._health.check()
+                failure = self.health.on_disk_error("writing an index of", error)
+                self.health.check()
                 # Do not raise the error, because the records are durable and the indexes can be rebuilt.
                 log.warning("index was not written", log=str(self.name), reason=str(failure))
 
-    async def _flush_and_finalize(self) -> None:
+    async def flush_and_finalize(self) -> None:
         await self.flush()
         if self.has_unfinalized_segments:
             await self.finalize_segments()
@@ -290,15 +291,15 @@ class FileLog(Log):
     async def _finalize(self, segment: LogSegment) -> None:
         await segment.write_indexes()
         if segment.producer_snapshot is not None:
-            await write_snapshot(self._disk, self._directory, segment.next_offset, segment.producer_snapshot)
+            await write_snapshot(self.disk, self.directory, segment.next_offset, segment.producer_snapshot)
             segment.producer_snapshot = None
         await self._checkpoint_leader_epochs()
 
     async def _checkpoint_leader_epochs(self, text: str | None = None) -> None:
         text = self.epochs.to_text() if text is None else text
-        await self._disk.replace(f"{self._directory}/{LEADER_EPOCH_CHECKPOINT}", text.encode())
+        await self.disk.replace(f"{self.directory}/{LEADER_EPOCH_CHECKPOINT}", text.encode())
 
-    async def _checkpoint_recovery_point(self, *, if_due: bool = False) -> None:
+    async def checkpoint_recovery_point(self, *, if_due: bool = False) -> None:
         """Checkpoints the offset below which all records are durable and all closed segments are finalized.
 
         With `if_due` the checkpoint file is written only if the last write is long ago.
@@ -307,9 +308,9 @@ class FileLog(Log):
             await self._checkpoint_leader_epochs()
             self._is_epoch_checkpoint_stale = False
         recovery_point = self.durable_offset
-        if self._segments.unfinalized:
-            recovery_point = min(recovery_point, self._segments.unfinalized[0].base_offset)
-        checkpoint = self._checkpoints.recovery_points
+        if self.segments.unfinalized:
+            recovery_point = min(recovery_point, self.segments.unfinalized[0].base_offset)
+        checkpoint = self.checkpoints.recovery_points
         checkpoint.set(self.name, recovery_point)
         if not if_due or checkpoint.is_due:
             await checkpoint.flush()
@@ -320,19 +321,19 @@ class FileLog(Log):
         if offset >= below:
             return EMPTY_SLICES
         try:
-            return self._segments.read(offset, bytes_max, below, min_one_batch)
+            return self.segments.read(offset, bytes_max, below, min_one_batch)
         except (CorruptRecordError, OSError) as error:
-            raise self._health.on_read_error(error) from error
+            raise self.health.on_read_error(error) from error
 
     async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
         try:
-            for segment in self._segments.in_range(self.start_offset, below):
+            for segment in self.segments.in_range(self.start_offset, below):
                 segment.load_timestamps()
                 if segment.max_timestamp < timestamp_ms:
                     continue
                 since = segment.base_offset + segment.time_index.lookup(timestamp_ms)
-                if segment is not self._segments.active:
-                    self._segments.cache_indexes(segment)
+                if segment is not self.segments.active:
+                    self.segments.cache_indexes(segment)
                 for header in segment.headers(max(since, self.start_offset)):
                     if header.last_offset >= below:
                         return None
@@ -343,13 +344,13 @@ class FileLog(Log):
                             return found
                 await asyncio.sleep(0)
         except (CorruptRecordError, OSError) as error:
-            raise self._health.on_read_error(error) from error
+            raise self.health.on_read_error(error) from error
         return None
 
     async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
         latest: TimestampAndOffset | None = None
         try:
-            for segment in self._segments.in_range(self.start_offset, below):
+            for segment in self.segments.in_range(self.start_offset, below):
                 segment.load_timestamps()
                 if latest is not None and segment.max_timestamp <= latest.timestamp_ms:
                     continue
@@ -362,18 +363,18 @@ class FileLog(Log):
                     latest = _max_timestamp_in(segment, self.start_offset, self.start_offset, below, latest)
                 await asyncio.sleep(0)
         except (CorruptRecordError, OSError) as error:
-            raise self._health.on_read_error(error) from error
+            raise self.health.on_read_error(error) from error
         return latest
 
     # Truncation
 
     async def truncate_to(self, offset: int) -> None:
-        self._health.check()
+        self.health.check()
         if offset < self.end_offset:
             await run_uncancelled(self._truncate(offset, is_full=False))
 
     async def truncate_fully_and_start_at(self, offset: int) -> None:
-        self._health.check()
+        self.health.check()
         await run_uncancelled(self._truncate(offset, is_full=True))
 
     async def _truncate(self, offset: int, *, is_full: bool) -> None:
@@ -387,22 +388,22 @@ class FileLog(Log):
 
     @asynccontextmanager
     async def _truncation(self) -> AsyncIterator[None]:
-        async with self._maintenance():
-            truncations = self._truncations
+        async with self.maintenance():
+            truncations = self.truncations
             try:
                 yield
             except (CorruptRecordError, OSError) as error:
-                if self._truncations != truncations:
+                if self.truncations != truncations:
                     # Take the log offline, because the files are only partly truncated. Only recovery can repair
                     # them.
-                    self._health.mark_offline(f"truncating {self.name} failed: {error}")
+                    self.health.mark_offline(f"truncating {self.name} failed: {error}")
                     raise StorageError(str(self.failure)) from error
                 if isinstance(error, OSError):
-                    raise self._health.on_disk_error("truncating", error) from error
-                raise self._health.damage_error(error) from error
+                    raise self.health.on_disk_error("truncating", error) from error
+                raise self.health.damage_error(error) from error
 
     async def _truncate_segments(self, offset: int) -> None:
-        segments = self._segments
+        segments = self.segments
         keep = segments.count_up_to(offset)
         segment = segments[keep - 1]
         position = segment.position_of(offset)
@@ -414,20 +415,20 @@ class FileLog(Log):
             await self._reset(await self._reset_keeping_producers(self.start_offset, end))
             return
         # Lower the checkpoints first. Otherwise recovery after a crash would treat the truncated records as lost.
-        await self._checkpoints.truncate(self.name, end)
+        await self.checkpoints.truncate(self.name, end)
         # Truncate the epochs before the records. If a crash left an epoch without its records, this log would look
         # newer than it is. Records without their epoch are harmless, because recovery rebuilds epochs from records.
         self._is_epoch_checkpoint_stale = True
         await self._checkpoint_leader_epochs(self.epochs.text_below(end))
         self._is_epoch_checkpoint_stale = False
-        self._truncations += 1
+        self.truncations += 1
         self.epochs.truncate_from_end(end)
         removed = segments.truncate(keep)
         segment.truncate_to_position(position)
         await self._finish_truncation(segment, removed, end)
 
     async def _finish_truncation(self, active: LogSegment, removed: list[LogSegment], end: int) -> None:
-        disk, directory = self._disk, self._directory
+        disk, directory = self.disk, self.directory
         active.producer_snapshot = None
         active.next_offset = end
         active.index_interval_bytes = self.settings.index_interval_bytes
@@ -437,13 +438,13 @@ class FileLog(Log):
             delete_segment_files(disk, directory, segment.base_offset)
         delete_segment_files(disk, directory, active.base_offset, indexes_only=True)
         delete_snapshots_after(disk, directory, end)
-        await rebuild_producer_state(disk, directory, self._segments, self.producers, end)
+        await rebuild_producer_state(disk, directory, self.segments, self.producers, end)
         self._directory_changes += 1
         self._truncation_change = self._directory_changes
         try:
             await self._sync()
         except StorageError as error:
-            self._health.check()
+            self.health.check()
             # The truncation itself has succeeded. `append` syncs the directory before it writes.
             log.warning("directory was not synced yet", log=str(self.name), reason=str(error))
 
@@ -453,23 +454,23 @@ class FileLog(Log):
         The reset deletes these batches. The producer state is kept, because producers may resend their last batches.
         """
         producers = ProducerStateManager()
-        await rebuild_producer_state(self._disk, self._directory, self._segments, producers, end)
+        await rebuild_producer_state(self.disk, self.directory, self.segments, producers, end)
         snapshot = producers.snapshot() if len(producers) else None
         return LogReset(offset, snapshot, self.epochs.text_below(offset))
 
     async def _reset(self, reset: LogReset) -> None:
         """Deletes all records and starts the log at another offset. Running reads continue with the old files."""
         try:
-            await write_reset_marker(self._disk, self._directory, reset)
+            await write_reset_marker(self.disk, self.directory, reset)
         finally:
-            if has_reset_marker(self._disk, self._directory):
-                self._truncations += 1
-        await reset_log(self._disk, self._directory, self.name, self._checkpoints, reset)
+            if has_reset_marker(self.disk, self.directory):
+                self.truncations += 1
+        await reset_log(self.disk, self.directory, self.name, self.checkpoints, reset)
         offset = reset.offset
-        segment = LogSegment(self._disk, self._directory, offset, self.settings.index_interval_bytes)
+        segment = LogSegment(self.disk, self.directory, offset, self.settings.index_interval_bytes)
         segment.clear()
-        self._truncations += 1
-        self._segments.reset(segment)
+        self.truncations += 1
+        self.segments.reset(segment)
         self.start_offset = self.end_offset = self.durable_offset = offset
         self._is_epoch_checkpoint_stale = False
         self.epochs.clear()
@@ -480,7 +481,7 @@ class FileLog(Log):
     # The start offset and retention
 
     async def advance_start_offset(self, offset: int) -> None:
-        self._health.check()
+        self.health.check()
         if offset > self.end_offset:
             raise OffsetOutOfRangeError(f"{self.name} ends at {self.end_offset}, before {offset}")
         if offset <= self.start_offset:
@@ -488,153 +489,49 @@ class FileLog(Log):
         if offset > self.durable_offset:
             # Flush first, because after a crash the log must not end before its start offset.
             await self.flush()
-        if offset == self.end_offset and self._segments.active.size:
-            self._roll(offset, offset)
-        start_offsets = self._checkpoints.start_offsets
-        async with self._maintenance():
+        if offset == self.end_offset and self.segments.active.size:
+            self.roll(offset, offset)
+        start_offsets = self.checkpoints.start_offsets
+        async with self.maintenance():
             try:
                 start_offsets.set(self.name, offset)
                 await start_offsets.flush()
             except OSError as error:
                 start_offsets.set(self.name, self.start_offset)
-                raise self._health.on_disk_error("advancing the start offset of", error) from error
-        await self._apply_start_offset(offset)
-
-    async def _apply_start_offset(self, offset: int) -> None:
-        """Sets the start offset and deletes the segments below it."""
-        segments = self._segments
-        self.start_offset = offset
-        self.epochs.truncate_from_start(offset)
-        if segments.unfinalized:
-            await self._flush_and_finalize()
-        async with self._maintenance():
-            try:
-                while len(segments) > 1 and segments[1].base_offset <= offset:
-                    if segments[0] in segments.unfinalized:
-                        # Keep this segment, because its producer snapshot is not written yet. The last batches of its
-                        # producers are stored nowhere else.
-                        break
-                    segment = segments.remove_first()
-                    delete_segment_files(self._disk, self._directory, segment.base_offset)
-                    delete_old_snapshots(self._disk, self._directory, segments.base_offsets)
-                    # Sync after each segment. Otherwise a crash could bring back an older segment while a newer
-                    # segment stays deleted.
-                    await self._disk.sync_directory(self._directory)
-            except OSError as error:
-                raise self._health.on_disk_error("deleting from", error) from error
+                raise self.health.on_disk_error("advancing the start offset of", error) from error
+        await delete_segments_below(self, offset)
 
     async def apply_retention(self, now_ms: int, below: int) -> None:
-        self._health.check()
-        self.producers.expire(now_ms, self._producer_expiration_ms)
-        segments = self._segments
+        self.health.check()
         try:
-            if segments.active.size and self._roll_policy.is_expired(segments.active, now_ms):
-                self._try_to_roll()
-            if "delete" in self.settings.cleanup_policy:
-                start = await segments.retention_start_offset(self.settings, self.start_offset, now_ms, below)
-                if start > self.start_offset:
-                    if start == self.end_offset and segments.active.size and not self._try_to_roll():
-                        start = max(self.start_offset, segments.active.base_offset)
-                    await self._apply_start_offset(start)
-            if len(segments) > 1 and segments[1].base_offset <= self.start_offset:
-                # A crash or a full disk prevented the deletion of these segments.
-                await self._apply_start_offset(self.start_offset)
-            # Flush here, because nothing else flushes the log with write.caching.
-            await self._flush_and_finalize()
-            async with self._maintenance():
-                for segment in segments.closed:
-                    if segment.has_unwritten_indexes and segment not in segments.unfinalized:
-                        await segment.write_indexes()
-                await self._checkpoint_recovery_point(if_due=True)
+            await apply_retention(self, now_ms, below)
         except CorruptRecordError as error:
-            raise self._health.damage_error(error) from error
+            raise self.health.damage_error(error) from error
         except (OSError, StorageError) as error:
             if isinstance(error, OSError):
-                self._health.on_disk_error("writing a checkpoint of", error)
-            self._health.check()
+                self.health.on_disk_error("writing a checkpoint of", error)
+            self.health.check()
             log.warning("retention is postponed", log=str(self.name), reason=str(error))
-
-    def _try_to_roll(self) -> bool:
-        """Rolls the active segment. Returns False if the disk is full; retention may free space."""
-        try:
-            self._roll(self.end_offset, self.end_offset)
-        except StorageError as error:
-            self._health.check()
-            log.warning("segment was not rolled yet", log=str(self.name), reason=str(error))
-            return False
-        return True
 
     # Compaction
 
     async def compact(self, now_ms: int, below: int) -> bool:
-        self._health.check()
+        self.health.check()
         if "compact" not in self.settings.cleanup_policy:
             return False
-        cleaned_offsets, truncations = self._checkpoints.cleaned_offsets, self._truncations
-        closed = [each for each in self._segments.closed if each not in self._segments.unfinalized]
-        cleaner = Cleaner(
-            self._disk,
-            self._directory,
-            self.settings,
-            self.producers,
-            now_ms=now_ms,
-            cleaned_offset=max(cleaned_offsets.get(self.name), self.start_offset),
-        )
+        truncations = self.truncations
         try:
-            if not await cleaner.plan(closed, min(below, self.durable_offset)):
-                return False
-            # Checkpoint the recovery point before compaction creates gaps. Recovery expects no gaps in the segments
-            # that it reads.
-            async with self._maintenance():
-                await self._checkpoint_recovery_point()
-            for group in cleaner.groups():
-                cleaned = await cleaner.clean(group)
-                if cleaned is not None and not await self._swap(group, cleaned, truncations):
-                    return False
-            async with self._maintenance():
-                if self._truncations != truncations:
-                    return False
-                cleaned_offsets.set(self.name, cleaner.end_offset)
-                await cleaned_offsets.flush()
+            return await Cleaner(self, now_ms).run(below)
         except CorruptRecordError as error:
-            if self._truncations != truncations:
+            if self.truncations != truncations:
                 # A truncation during the compaction caused the error, so the log is not damaged.
                 return False
-            raise self._health.damage_error(error) from error
+            raise self.health.damage_error(error) from error
         except OSError as error:
-            failure = self._health.on_disk_error("compacting", error)
-            self._health.check()
+            failure = self.health.on_disk_error("compacting", error)
+            self.health.check()
             log.warning("compaction is postponed", log=str(self.name), reason=str(failure))
             return False
-        return True
-
-    async def _swap(self, group: list[LogSegment], cleaned: LogSegment, truncations: int) -> bool:
-        """Replaces the group by the cleaned segment, in steps that recovery can complete after a crash.
-
-        Returns False if the group was deleted, or if a truncation may have reopened one of its segments. Running reads
-        continue with the old files.
-        """
-        disk, directory = self._disk, self._directory
-        async with self._maintenance():
-            if self._truncations != truncations or not self._segments.has_group(group):
-                disk.remove(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX))
-                return False
-            await _rename_to_swap(disk, directory, cleaned, self._health)
-            try:
-                for segment in group:
-                    delete_segment_files(disk, directory, segment.base_offset, indexes_only=segment is group[0])
-                await disk.sync_directory(directory)
-                disk.rename(cleaned.path(LOG_SUFFIX + SWAP_SUFFIX), cleaned.path(LOG_SUFFIX))
-                await disk.sync_directory(directory)
-            except OSError as error:
-                # Take the log offline, because some old files are deleted and the new file is not in place. Recovery
-                # completes the swap.
-                self._health.mark_offline(f"compacting {self.name} failed: {error}")
-                raise
-            self._segments.replace_group(group, cleaned)
-            await cleaned.write_indexes()
-            self._segments.cache_indexes(cleaned)
-        return True
 
     # Closing
 
@@ -656,15 +553,15 @@ class FileLog(Log):
     def _mark_closed(self, reason: str) -> None:
         """Makes all later calls fail. Each file is closed when its last reader has finished."""
         self.is_closed = True
-        if self._health.failure is None:
-            self._health.failure = f"{self.name} {reason}"
-        for segment in self._segments:
+        if self.health.failure is None:
+            self.health.failure = f"{self.name} {reason}"
+        for segment in self.segments:
             segment.file.close()
 
     def _state_key(self) -> tuple[int, ...]:
         return (
             self.end_offset,
-            self._truncations,
+            self.truncations,
             self._directory_changes,
             len(self.epochs),
             self.epochs.latest,
@@ -674,19 +571,19 @@ class FileLog(Log):
     async def _save(self) -> None:
         """Writes all indexes, snapshots and checkpoints, so that the next open needs no recovery."""
         await self._sync()
-        segments = self._segments
+        segments = self.segments
         try:
             for segment in segments.unfinalized:
                 await self._finalize(segment)
             segments.unfinalized = []
             segments.active.seal()
             await segments.active.write_indexes()
-            await write_snapshot(self._disk, self._directory, self.end_offset, self.producers.snapshot())
-            delete_old_snapshots(self._disk, self._directory, segments.base_offsets)
+            await write_snapshot(self.disk, self.directory, self.end_offset, self.producers.snapshot())
+            delete_old_snapshots(self.disk, self.directory, segments.base_offsets)
             await self._checkpoint_leader_epochs()
-            await self._checkpoint_recovery_point()
+            await self.checkpoint_recovery_point()
         except OSError as error:
-            self._health.mark_offline(f"closing {self.name} failed: {error}")
+            self.health.mark_offline(f"closing {self.name} failed: {error}")
             raise StorageError(str(self.failure)) from error
 
 
@@ -705,20 +602,3 @@ def _max_timestamp_in(
         if latest is not None and latest.timestamp_ms == segment.max_timestamp:
             break
     return latest
-
-
-async def _rename_to_swap(disk: Disk, directory: str, cleaned: LogSegment, health: LogHealth) -> None:
-    """Commits a swap by renaming the cleaned file to .swap. Recovery completes a committed swap.
-
-    After an error the swap is not committed, so the .swap file is removed.
-    """
-    swap = cleaned.path(LOG_SUFFIX + SWAP_SUFFIX)
-    try:
-        disk.rename(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX), swap)
-        await disk.sync_directory(directory)
-    except OSError:
-        try:
-            disk.remove(swap)
-        except OSError as error:
-            health.mark_offline(f"cannot remove {swap}: {error}")
-        raise

@@ -1,6 +1,5 @@
 """The segments of a log in files, and the policy for rolling the active segment."""
 
-import asyncio
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
@@ -163,25 +162,6 @@ class LogSegments:
             if end < segment.size:
                 break
         return EMPTY_SLICES
-
-    async def retention_start_offset(self, settings: TopicSettings, start_offset: int, now_ms: int, below: int) -> int:
-        """Returns the end of the last segment that retention.ms or retention.bytes deletes; `start_offset` if none is
-        deleted."""
-        size = self.size
-        for segment in self._segments[:]:
-            if not segment.size or segment.next_offset > below:
-                break
-            segment.load_timestamps()
-            # A segment without timestamps has no age and never expires.
-            age_ms = now_ms - segment.max_timestamp if segment.max_timestamp >= 0 else -1
-            is_too_old = 0 <= settings.retention_ms < age_ms
-            is_too_much = 0 <= settings.retention_bytes <= size - segment.size
-            if not (is_too_old or is_too_much):
-                break
-            start_offset = segment.next_offset
-            size -= segment.size
-            await asyncio.sleep(0)
-        return start_offset
 
     def in_range(self, start_offset: int, below: int) -> list[LogSegment]:
         """Returns the segments with offsets from `start_offset` on and before `below`."""

@@ -299,7 +299,7 @@ def test_a_segment_reopened_by_a_truncation_is_not_replaced_by_compaction(
         await flush_and_finalize(log)
         expected = await values_of(log)
         assert expected[-1] == b"new"
-        assert log._checkpoints.cleaned_offsets.get(NAME) <= 5
+        assert log.checkpoints.cleaned_offsets.get(NAME) <= 5
         assert not any(name.endswith(".cleaned") for name, _ in disk.volume.files())
         _, log = await open_store(disk.kill(), COMPACTED)
         assert await values_of(log) == expected
@@ -389,7 +389,7 @@ def test_a_power_failure_after_a_compaction_keeps_producer_sequences(seed: int) 
         for sequence in range(4, 8):
             await write(sequence, 7, 10)
         await log.finalize_segments()
-        assert (log.durable_offset, log._segments.base_offsets[-1]) == (durable, durable)
+        assert (log.durable_offset, log.segments.base_offsets[-1]) == (durable, durable)
         assert await log.compact(10_000, log.end_offset)
         assert durable - 2 not in [batch.base_offset for batch in await batches_of(log)], "its last batch was removed"
         _, log = await open_store(disk.crash(), COMPACTED)

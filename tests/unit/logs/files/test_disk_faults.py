@@ -226,7 +226,7 @@ def test_damage_found_by_a_read_is_a_storage_error() -> None:
         for _ in range(20):
             await append(log, b"v" * 50)
         await flush_and_finalize(log)
-        inode = log._segments[0].file._inode  # type: ignore[attr-defined]
+        inode = log.segments[0].file._inode  # type: ignore[attr-defined]
         inode.flip_bits(16, 0xFF)
         with pytest.raises(StorageError, match="moldau log verify"):
             await log.read(1, 1000, 20)
