@@ -27,6 +27,19 @@ from moldau.records.record import section as records_section
 NO_LEADER_EPOCH = -1
 NO_PRODUCER_EPOCH = -1
 _MAGIC = 2
+_HEADER_FIELDS = (
+    "base_offset",
+    "leader_epoch",
+    "attributes",
+    "last_offset_delta",
+    "base_timestamp",
+    "max_timestamp",
+    "producer_id",
+    "producer_epoch",
+    "base_sequence",
+    "count",
+)
+"""The header fields that `encode_batch` does not compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +96,10 @@ def build_batch(
         )
     if not encoded:
         raise ValueError("a batch needs at least one record")
-    attributes = compression
+    attributes = compression | transactional * TRANSACTIONAL_MASK | control * CONTROL_MASK
     if append_time_ms is not None:
         attributes |= TIMESTAMP_TYPE_MASK
         max_timestamp = append_time_ms
-    if transactional:
-        attributes |= TRANSACTIONAL_MASK
-    if control:
-        attributes |= CONTROL_MASK
     return encode_batch(
         compress(compression, b"".join(encoded), level),
         base_offset=base_offset,
@@ -120,7 +129,7 @@ def encode_batch(
     base_sequence: int,
     count: int,
 ) -> bytes:
-    """Returns a batch with `section`, the compressed records. Computes the length and the checksum."""
+    """Returns a batch with the compressed records `section`. Computes the length and the checksum."""
     data = bytearray(HEADER_SIZE + len(section))
     HEADER.pack_into(
         data,
@@ -145,31 +154,10 @@ def encode_batch(
     return bytes(data)
 
 
-def replace_records(
-    batch: Batch,
-    section: Buffer,
-    *,
-    attributes: int | None = None,
-    base_timestamp: int | None = None,
-    max_timestamp: int | None = None,
-    count: int | None = None,
-) -> Batch:
-    """Returns a copy with another section and other header fields. Offsets, producer and sequence do not change."""
-    return Batch(
-        encode_batch(
-            section,
-            base_offset=batch.base_offset,
-            leader_epoch=batch.leader_epoch,
-            attributes=batch.attributes if attributes is None else attributes,
-            last_offset_delta=batch.last_offset_delta,
-            base_timestamp=batch.base_timestamp if base_timestamp is None else base_timestamp,
-            max_timestamp=batch.max_timestamp if max_timestamp is None else max_timestamp,
-            producer_id=batch.producer_id,
-            producer_epoch=batch.producer_epoch,
-            base_sequence=batch.base_sequence,
-            count=batch.count if count is None else count,
-        )
-    )
+def replace_records(batch: Batch, section: Buffer, **changes: int) -> Batch:
+    """Returns a copy with another section and changed header fields."""
+    header: dict[str, int] = {name: getattr(batch, name) for name in _HEADER_FIELDS}
+    return Batch(encode_batch(section, **(header | changes)))
 
 
 def recompress(

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from moldau.errors import CorruptRecordError
-from moldau.records.batch import NO_PRODUCER_ID
-from moldau.records.batch_builder import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, build_batch
 from moldau.records.record import Record
 from moldau.wire.kio import (
     KRaftVersionRecord,
@@ -116,27 +114,6 @@ _TYPES: dict[type[ControlRecord], ControlRecordType] = {
 }
 
 
-def control_batch(
-    control: ControlRecord,
-    *,
-    timestamp: int,
-    base_offset: int = 0,
-    leader_epoch: int = NO_LEADER_EPOCH,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-) -> bytes:
-    """Returns a batch of one control record. Only an EndTransaction has a producer."""
-    return build_batch(
-        [Record(timestamp=timestamp, key=encode_key(control), value=encode_value(control))],
-        base_offset=base_offset,
-        leader_epoch=leader_epoch,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        transactional=isinstance(control, EndTransaction),
-        control=True,
-    )
-
-
 def control_type(key: bytes | None) -> int:
     """Returns the type in the key of a control record: a ControlRecordType, or an unknown number."""
     if key is None or len(key) < _KEY.size:
@@ -150,57 +127,54 @@ def decode(record: Record) -> ControlRecord:
     number = control_type(record.key)
     value = record.value or b""
     try:
-        if number in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
-            _, coordinator_epoch = _END_TRANSACTION.unpack_from(value)
-            return EndTransaction(number == ControlRecordType.COMMIT, coordinator_epoch)
-        if number == ControlRecordType.LEADER_CHANGE:
-            return _decode_leader_change(value)
-        if number == ControlRecordType.SNAPSHOT_HEADER:
-            header, _ = entity_reader(SnapshotHeaderRecord)(value, 0)
-            return SnapshotHeader(header.last_contained_log_timestamp)
-        if number == ControlRecordType.SNAPSHOT_FOOTER:
-            entity_reader(SnapshotFooterRecord)(value, 0)
-            return SnapshotFooter()
-        if number == ControlRecordType.KRAFT_VERSION:
-            message, _ = entity_reader(KRaftVersionRecord)(value, 0)
-            return KRaftVersion(message.k_raft_version)
-        if number == ControlRecordType.KRAFT_VOTERS:
-            return _decode_voters(value)
+        match number:
+            case ControlRecordType.ABORT | ControlRecordType.COMMIT:
+                _, coordinator_epoch = _END_TRANSACTION.unpack_from(value)
+                return EndTransaction(number == ControlRecordType.COMMIT, coordinator_epoch)
+            case ControlRecordType.LEADER_CHANGE:
+                return _decode_leader_change(value)
+            case ControlRecordType.SNAPSHOT_HEADER:
+                return SnapshotHeader(_read(SnapshotHeaderRecord, value).last_contained_log_timestamp)
+            case ControlRecordType.SNAPSHOT_FOOTER:
+                _read(SnapshotFooterRecord, value)
+                return SnapshotFooter()
+            case ControlRecordType.KRAFT_VERSION:
+                return KRaftVersion(_read(KRaftVersionRecord, value).k_raft_version)
+            case ControlRecordType.KRAFT_VOTERS:
+                return _decode_voters(value)
     except (struct.error, SerialError, ValueError) as error:
         raise CorruptRecordError(f"a control record of type {number} cannot be read: {error}") from None
     return OtherControl(number, record.value)
 
 
 def encode_key(control: ControlRecord) -> bytes:
-    return _KEY.pack(_VERSION, _type_of(control))
+    if isinstance(control, EndTransaction):
+        number: int = ControlRecordType.COMMIT if control.commit else ControlRecordType.ABORT
+    else:
+        number = control.type if isinstance(control, OtherControl) else _TYPES[type(control)]
+    return _KEY.pack(_VERSION, number)
 
 
 def encode_value(control: ControlRecord) -> bytes | None:
-    if isinstance(control, EndTransaction):
-        return _END_TRANSACTION.pack(_VERSION, control.coordinator_epoch)
-    if isinstance(control, LeaderChange):
-        return _encode_leader_change(control)
-    if isinstance(control, SnapshotHeader):
-        timestamp = control.last_contained_timestamp
-        return _write(SnapshotHeaderRecord, version=_VERSION, last_contained_log_timestamp=timestamp)
-    if isinstance(control, SnapshotFooter):
-        return _write(SnapshotFooterRecord, version=_VERSION)
-    if isinstance(control, KRaftVersion):
-        return _write(KRaftVersionRecord, version=_VERSION, k_raft_version=control.version)
-    if isinstance(control, Voters):
-        return _encode_voters(control)
-    return control.value
-
-
-def _type_of(control: ControlRecord) -> int:
-    if isinstance(control, EndTransaction):
-        return ControlRecordType.COMMIT if control.commit else ControlRecordType.ABORT
-    return control.type if isinstance(control, OtherControl) else _TYPES[type(control)]
+    match control:
+        case EndTransaction():
+            return _END_TRANSACTION.pack(_VERSION, control.coordinator_epoch)
+        case LeaderChange():
+            return _encode_leader_change(control)
+        case SnapshotHeader(timestamp):
+            return _write(SnapshotHeaderRecord, version=_VERSION, last_contained_log_timestamp=timestamp)
+        case SnapshotFooter():
+            return _write(SnapshotFooterRecord, version=_VERSION)
+        case KRaftVersion(version):
+            return _write(KRaftVersionRecord, version=_VERSION, k_raft_version=version)
+        case Voters():
+            return _encode_voters(control)
+        case OtherControl():
+            return control.value
 
 
 def _encode_leader_change(change: LeaderChange) -> bytes:
-    """Encodes version 1 if directory ids are known, otherwise version 0. Version 1 is for quorums whose voters can
-    change."""
+    """Encodes version 1 if directory ids are known, otherwise version 0."""
     version = 1 if any(voter.directory_id for voter in change.voters) else 0
     schema: Any = leader_change_v1 if version else leader_change_v0
 
@@ -221,7 +195,7 @@ def _encode_leader_change(change: LeaderChange) -> bytes:
 def _decode_leader_change(value: bytes) -> LeaderChange:
     version = int.from_bytes(value[:2], "big", signed=True)
     schema: Any = leader_change_v0 if version == 0 else leader_change_v1
-    message, _ = entity_reader(schema.LeaderChangeMessage)(value, 0)
+    message = _read(schema.LeaderChangeMessage, value)
 
     def voters(of: Any) -> tuple[LeaderChangeVoter, ...]:
         return tuple(LeaderChangeVoter(voter.voter_id, getattr(voter, "voter_directory_id", None)) for voter in of)
@@ -251,7 +225,7 @@ def _encode_voters(voters: Voters) -> bytes:
 
 
 def _decode_voters(value: bytes) -> Voters:
-    message, _ = entity_reader(voters_record.VotersRecord)(value, 0)
+    message = _read(voters_record.VotersRecord, value)
     return Voters(
         tuple(
             RecordedVoter(
@@ -264,6 +238,11 @@ def _decode_voters(value: bytes) -> Voters:
             for voter in message.voters
         )
     )
+
+
+def _read(schema: Any, value: bytes) -> Any:
+    message, _ = entity_reader(schema)(value, 0)
+    return message
 
 
 def _write(schema: Any, **fields: Any) -> bytes:

@@ -8,8 +8,9 @@ from moldau.errors import MoldauError
 from moldau.logs.compaction import ENTRY_BYTES, OffsetMap, clean_batch
 from moldau.records.batch import Batch
 from moldau.records.batch_builder import build_batch, encode_batch
-from moldau.records.control_records import EndTransaction, control_batch
+from moldau.records.control_records import EndTransaction
 from moldau.records.record import Record, iterate_records
+from support.control_batches import control_batch
 
 ROOMY = 1_000_000
 DAY_MS = 86_400_000

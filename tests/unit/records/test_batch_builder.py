@@ -10,6 +10,7 @@ from moldau.records.batch import Batch, split
 from moldau.records.batch_builder import build_batch, recompress, with_append_time
 from moldau.records.compression import GZIP, NONE, ZSTD
 from moldau.records.record import Record, iterate_records
+from support.control_batches import control_batch
 
 RECORDS = [
     Record(timestamp=1000, key=b"a", value=b"first", headers=(("trace", b"1"), ("none", None))),
@@ -128,7 +129,7 @@ NAMED_VOTERS = (control.LeaderChangeVoter(1, UUID(int=11)), control.LeaderChange
     ],
 )
 def test_control_records_round_trip(message: control.ControlRecord) -> None:
-    batch = Batch(control.control_batch(message, timestamp=88, base_offset=6, leader_epoch=3))
+    batch = Batch(control_batch(message, timestamp=88, base_offset=6, leader_epoch=3))
     assert batch.is_control
     assert batch.has_valid_checksum()
     assert (batch.base_offset, batch.leader_epoch, batch.base_timestamp) == (6, 3, 88)
@@ -140,7 +141,7 @@ def test_control_records_round_trip(message: control.ControlRecord) -> None:
 def test_a_commit_marker_has_kafkas_format() -> None:
     (record,) = iterate_records(
         Batch(
-            control.control_batch(
+            control_batch(
                 control.EndTransaction(commit=True, coordinator_epoch=5), timestamp=0, producer_id=4, producer_epoch=1
             )
         )

@@ -20,14 +20,9 @@ from moldau.raft.messages import SnapshotId, VoterEndpoint, VoterNode
 from moldau.raft.snapshot_format import SnapshotContents
 from moldau.records.batch import Batch
 from moldau.records.batch_builder import build_batch, replace_records
-from moldau.records.control_records import (
-    LeaderChange,
-    LeaderChangeVoter,
-    SnapshotFooter,
-    SnapshotHeader,
-    control_batch,
-)
+from moldau.records.control_records import LeaderChange, LeaderChangeVoter, SnapshotFooter, SnapshotHeader
 from moldau.records.record import Record
+from support.control_batches import control_batch
 
 FIRST, SECOND = f"{0:020d}", f"{6:020d}"
 START_MS = 1_700_000_000_000

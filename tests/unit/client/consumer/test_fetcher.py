@@ -22,10 +22,11 @@ from moldau.client.net.cluster import Cluster
 from moldau.client.net.metadata import PartitionInfo, TopicInfo
 from moldau.client.record import TopicPartition, decode_records
 from moldau.records.batch_builder import build_batch
-from moldau.records.control_records import EndTransaction, control_batch
+from moldau.records.control_records import EndTransaction
 from moldau.records.record import Record
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
+from support.control_batches import control_batch
 from support.scripted_broker import NODE, Disconnect, Hang, ReceivedRequest, ScriptedBroker, ScriptedResponse, Tree
 from support.scripted_cluster import HERE, ScriptedCluster, message, run
 

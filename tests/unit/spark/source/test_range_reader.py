@@ -11,7 +11,7 @@ from pyspark.sql.types import StringType, StructType
 
 from moldau.client.consumer import fetch_position
 from moldau.records.batch_builder import build_batch
-from moldau.records.control_records import EndTransaction, control_batch
+from moldau.records.control_records import EndTransaction
 from moldau.records.record import Record
 from moldau.spark.errors import DataLossError, SparkSourceError, user_facing_errors
 from moldau.spark.loop_thread import event_loop_thread
@@ -22,6 +22,7 @@ from moldau.spark.source.options import SourceOptions, parse_source_options
 from moldau.spark.source.range_reader import RangeReader, read_range
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
+from support.control_batches import control_batch
 from support.log_writer import LogWriter, ProducedRecord
 from support.scripted_broker import Disconnect, ReceivedRequest, ScriptedBroker, Tree
 
