@@ -1,26 +1,12 @@
 """Log compaction: when a log is due, which of its records are retained, and what remains of a batch. Pure.
 
-A cleaner works in two passes. The first pass fills an `OffsetMap` from the dirty batches, until the map is full or all
-batches that may be compacted are read:
+A cleaner works in two passes. The first pass adds the keys of the dirty batches to an `OffsetMap`, until the map is
+full or all batches that may be compacted are read. The second pass calls `clean_batch` for all batches from the start
+of the log up to `OffsetMap.end_offset`, and writes what remains. Afterwards the log is clean below this offset, where
+the next round starts. This may be inside a batch if the map became full there.
 
-    offsets = OffsetMap(bytes_max, clean_end)    # where the previous round stopped, at first 0
-    for batch in dirty_batches:                  # ascending, from the one that contains clean_end on
-        if not offsets.add(batch):
-            break                                # full: the rest is for the next round
-
-The second pass reads all batches from the start of the log up to `offsets.end_offset` and writes the remaining records:
-
-    for batch in all_batches:
-        remaining = clean_batch(batch, offsets, now_ms=..., delete_retention_ms=..., retain_empty=...)
-        if remaining is not None:                # the same object when nothing changed
-            write(remaining)
-
-Afterwards the log is clean below `offsets.end_offset`, where the next round starts. This may be inside a batch if
-the map became full there. All records from this offset on are retained. `retain_empty` is set for batches with the last
-sequence of a live producer. Such a batch is kept even without records, so that the producer state can be rebuilt.
-
-Offsets never change. Records keep their offsets, and batches keep their first and last offset. Control batches, batches
-beyond the map and batches whose records cannot be decoded are retained unchanged.
+Records keep their offsets, and batches keep their first and last offset. Control batches, batches beyond the map and
+batches whose records cannot be decoded are retained unchanged.
 """
 
 from hashlib import blake2b
@@ -56,14 +42,13 @@ def should_compact(
 
 
 def is_past_min_lag(settings: TopicSettings, max_timestamp_ms: int, now_ms: int) -> bool:
-    """Whether min.compaction.lag.ms has passed for records up to this timestamp."""
+    """Returns whether min.compaction.lag.ms has passed for records up to this timestamp."""
     lag_ms = settings.min_compaction_lag_ms
     return lag_ms == 0 or max_timestamp_ms <= now_ms - lag_ms
 
 
 def is_last_of_producer(batch: Batch, producers: ProducerStateManager) -> bool:
-    """Returns whether the batch is the last batch of a live producer. It is needed to recover the producer's
-    sequence."""
+    """Returns whether the batch has the last sequence of a live producer, which recovery needs."""
     if batch.producer_id < 0:
         return False
     state = producers.get(batch.producer_id)
@@ -71,16 +56,12 @@ def is_last_of_producer(batch: Batch, producers: ProducerStateManager) -> bool:
 
 
 class OffsetMap:
-    """The last offset of each key, in bounded memory.
-
-    Keys of 16 bytes and more are stored as 16-byte digests. If two keys had the same digest, a record would be lost,
-    but with 128 bits this does not happen by chance.
-    """
+    """The last offset of each key, in bounded memory. Keys of 16 bytes and more are stored as 16-byte digests."""
 
     __slots__ = ("_entries_max", "_offsets", "end_offset")
 
     def __init__(self, bytes_max: int, start_offset: int = 0) -> None:
-        """Creates an empty map for the records from `start_offset` on. Earlier records are already clean."""
+        """Creates an empty map for the records from `start_offset` on; earlier records are clean."""
         self._entries_max = max(1, bytes_max // ENTRY_BYTES)
         self._offsets: dict[bytes, int] = {}
         self.end_offset = start_offset
@@ -96,8 +77,7 @@ class OffsetMap:
                 if not self._add_keys(list(keys(batch))):
                     return False
             except UNDECODABLE_ERRORS:
-                # `clean_batch` retains this batch unchanged. Its keys are not in the map, so older records with these
-                # keys are retained too.
+                # `clean_batch` retains this batch, and all older records with its keys.
                 pass
         self.end_offset = max(self.end_offset, batch.next_offset)
         return True
@@ -128,9 +108,9 @@ def clean_batch(
 ) -> Batch | None:
     """Returns the same batch if nothing changes, a smaller batch, or None if nothing remains.
 
-    The first cleaning that finds a tombstone writes the delete horizon, `now_ms + delete_retention_ms`, into the batch.
-    A cleaning at or after the delete horizon removes the tombstone. So a consumer that reads the whole log within
-    delete.retention.ms sees every tombstone.
+    With `retain_empty` the batch is kept even without records. The first cleaning that finds a tombstone writes the
+    delete horizon, `now_ms + delete_retention_ms`, into the batch. A cleaning after the delete horizon removes the
+    tombstone. So a consumer that reads the whole log within delete.retention.ms sees every tombstone.
     """
     if batch.is_control or batch.base_offset >= offsets.end_offset:
         return batch
@@ -176,8 +156,7 @@ def _max_timestamp(batch: Batch, kept: list[Span]) -> int:
 
 
 def _with_delete_horizon(batch: Batch, data: bytes, kept: list[Span], horizon_ms: int) -> Batch:
-    """Returns a batch of the kept records whose base timestamp is the delete horizon. All timestamp deltas are encoded
-    again."""
+    """Returns a batch of the kept records, with the delete horizon as base timestamp and new timestamp deltas."""
     shift = batch.base_timestamp - horizon_ms
     records: list[bytes] = []
     for start, end, timestamp_delta, *_ in kept:

@@ -1,14 +1,12 @@
 """Leader epochs of a log with their start offsets, which show replicas and consumers where logs diverge. Pure."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from moldau.errors import CorruptRecordError
 
 NO_EPOCH = -1
 NO_OFFSET = -1
-
-_VERSION = "0"
 
 
 class LeaderEpochCache:
@@ -20,7 +18,6 @@ class LeaderEpochCache:
         self._epochs: list[int] = []
         self._starts: list[int] = []
         self.latest = NO_EPOCH
-        """The latest epoch, or NO_EPOCH."""
 
     def __len__(self) -> int:
         return len(self._epochs)
@@ -60,8 +57,7 @@ class LeaderEpochCache:
         if epoch == self.latest:
             return epoch, log_end
         following = bisect_right(self._epochs, epoch)
-        end = self._starts[following]
-        return (epoch if following == 0 else self._epochs[following - 1]), end
+        return (self._epochs[following - 1] if following else epoch), self._starts[following]
 
     def epoch_for_offset(self, offset: int) -> int:
         """Returns the epoch of the record at `offset`, or NO_EPOCH."""
@@ -77,18 +73,16 @@ class LeaderEpochCache:
     def truncate_from_start(self, offset: int) -> None:
         """Removes epochs that end at or before `offset`, the new start of the log."""
         removed = bisect_right(self._starts, offset) - 1
-        if removed < 0:
-            return
-        del self._epochs[:removed], self._starts[:removed]
-        self._starts[0] = offset
+        if removed >= 0:
+            del self._epochs[:removed], self._starts[:removed]
+            self._starts[0] = offset
 
     def clear(self) -> None:
         self.truncate_from_end(0)
 
     def to_text(self) -> str:
         """Returns the content of Kafka's leader-epoch-checkpoint file."""
-        lines = [_VERSION, str(len(self._epochs)), *(f"{epoch} {start}" for epoch, start in self)]
-        return "\n".join(lines) + "\n"
+        return format_checkpoint(f"{epoch} {start}" for epoch, start in self)
 
     def text_below(self, offset: int) -> str:
         """Returns the content of the checkpoint file for a copy of this cache that is truncated to `offset`."""
@@ -100,11 +94,8 @@ class LeaderEpochCache:
     def from_text(cls, text: str) -> "LeaderEpochCache":
         """Parses the leader-epoch-checkpoint file. Raises CorruptRecordError."""
         cache = cls()
-        lines = text.split("\n")
         try:
-            if lines[0] != _VERSION or len(lines) != int(lines[1]) + 3 or lines[-1]:
-                raise ValueError(f"{len(lines)} lines, starting with {lines[:2]}")
-            for line in lines[2:-1]:
+            for line in parse_checkpoint(text):
                 epoch, start = map(int, line.split(" "))
                 if epoch <= cache.latest or (cache._starts and start <= cache._starts[-1]) or start < 0:
                     raise ValueError(f"{line!r} is not in ascending order")
@@ -112,3 +103,17 @@ class LeaderEpochCache:
         except (ValueError, IndexError) as error:
             raise CorruptRecordError(f"a leader epoch checkpoint cannot be read: {error}") from error
         return cache
+
+
+def format_checkpoint(entries: Iterable[str]) -> str:
+    """Returns the content of a checkpoint file of Kafka: the version, the number of entries, and one entry per line."""
+    lines = list(entries)
+    return "\n".join(["0", str(len(lines)), *lines, ""])
+
+
+def parse_checkpoint(text: str) -> list[str]:
+    """Returns the entries of a checkpoint file. Raises ValueError or IndexError."""
+    lines = text.split("\n")
+    if lines[0] != "0" or len(lines) != int(lines[1]) + 3 or lines[-1]:
+        raise ValueError(f"{len(lines)} lines, starting with {lines[:2]}")
+    return lines[2:-1]

@@ -1,7 +1,6 @@
 """The producer state of a log, which detects duplicate batches of idempotent producers. Pure.
 
-Sequences increase by one from record to record, restart at 0 with a new producer epoch, and wrap at 2^31. The last five
-batches of a producer are retained, because a producer has at most five batches in flight.
+Sequences increase by one from record to record, restart at 0 with a new producer epoch, and wrap at 2^31.
 """
 
 import struct
@@ -23,14 +22,14 @@ from moldau.records.batch import CONTROL_MASK, NO_SEQUENCE, NO_TIMESTAMP, SEQUEN
 
 PRODUCER_EXPIRATION_MS_DEFAULT = 86_400_000
 RETAINED_BATCHES_MAX = 5
+"""How many batches of a producer are retained. A producer has at most this many in flight."""
 EVICTED_SEQUENCES_MAX = SEQUENCE_LIMIT // 2
-"""The maximum of `ProducerState.evicted_sequences`. Sequences wrap, so a sequence that is further behind could also be
-ahead."""
+"""The maximum of `ProducerState.evicted_sequences`. Sequences wrap, so one further behind could be ahead."""
 REJECTED_BATCHES_MAX = 10_000
-"""The maximum number of producers whose rejected batch is remembered. Beyond this number the oldest is forgotten."""
+"""The maximum number of producers whose rejected batch is remembered. Beyond it the oldest is forgotten."""
 SUCCESSORS_REJECTED_MAX = 1_000
-"""How many batches after a rejected batch fail with the same error. Later batches fail with
-OUT_OF_ORDER_SEQUENCE_NUMBER, because the producer evidently does not resend the rejected batch."""
+"""How many batches after a rejected batch fail with the same error. Later ones are out of order, because the producer
+evidently does not resend the rejected batch."""
 NO_COORDINATOR_EPOCH = -1
 
 _SNAPSHOT_VERSION = 1
@@ -63,6 +62,9 @@ class BatchMetadata(NamedTuple):
     timestamp_ms: int
 
 
+_NO_BATCH = BatchMetadata(NO_SEQUENCE, NO_SEQUENCE, -1, -1, NO_TIMESTAMP)
+
+
 @dataclass(slots=True)
 class _RejectedBatch:
     """The next batch of a producer, which was rejected with a retriable error."""
@@ -70,7 +72,7 @@ class _RejectedBatch:
     epoch: int
     sequence: int
     error_type: type[MoldauError]
-    """The type of the error. The error itself is not stored, because it would keep its request in memory."""
+    """Stored instead of the error, which would keep its request in memory."""
     message: str
     successors_rejected: int = 0
     """How many later batches were rejected with the same error."""
@@ -96,13 +98,12 @@ class ProducerState:
         self.batches: deque[BatchMetadata] = deque()
         """The latest batches of this epoch, oldest first, at most RETAINED_BATCHES_MAX."""
         self.evicted_sequences = 0
-        """How many sequences right before the oldest retained batch are known to be in the log; at most
-        EVICTED_SEQUENCES_MAX."""
+        """How many sequences right before the oldest retained batch are known to be in the log."""
         self.last_timestamp_ms = NO_TIMESTAMP
         self.coordinator_epoch = NO_COORDINATOR_EPOCH
         self.transaction_first_offset: int | None = None
         self.idle_since_ms: int | None = None
-        """When `expire` first found the producer idle; None if the producer has appended since the last call."""
+        """When `expire` first found the producer idle; None if it has appended since."""
 
     @property
     def last_sequence(self) -> int:
@@ -126,7 +127,7 @@ class ProducerState:
         batches.append(batch)
 
     def is_evicted(self, first_sequence: int, last_sequence: int) -> bool:
-        """Whether these sequences are known to be in the log, in a batch that is no longer retained."""
+        """Returns whether these sequences are known to be in the log, in a batch that is no longer retained."""
         behind = (self.batches[0].first_sequence - first_sequence) % SEQUENCE_LIMIT
         length = (last_sequence - first_sequence) % SEQUENCE_LIMIT + 1
         return length <= behind <= self.evicted_sequences
@@ -140,8 +141,7 @@ class ProducerStateManager:
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
         self._rejected_batches: dict[int, _RejectedBatch] = {}
-        """Rejected batches by producer id. They are not recovered after a restart, because producers then resend the
-        rejected batch first."""
+        """Rejected batches by producer id. They need not survive a restart, because producers resend them first."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -156,15 +156,12 @@ class ProducerStateManager:
         """Returns the appended batch that this batch duplicates; None if this batch may be appended.
 
         Raises InvalidProducerEpochError for an old producer epoch, OutOfOrderSequenceError for an unexpected sequence,
-        and DuplicateSequenceError for a duplicate of a batch that is no longer retained.
+        and DuplicateSequenceError for a duplicate of a batch that is no longer retained. As in Kafka, an unknown
+        producer may start with any sequence, because its state may have expired.
 
-        As in Kafka, an unknown producer may start with any sequence, because its state may have expired, or the topic
-        may have been recreated.
-
-        When a batch is rejected with a retriable error (`note_rejected`), later batches are already in flight. They are
-        rejected with the same error, so that the producer resends all of them in order. After
-        OUT_OF_ORDER_SEQUENCE_NUMBER librdkafka would start a new epoch and resend batches that other partitions may
-        have appended already.
+        After a batch was rejected with a retriable error (`note_rejected`), the next ones are rejected with the same
+        error, so that the producer resends all of them in order. After OUT_OF_ORDER_SEQUENCE_NUMBER librdkafka would
+        start a new epoch and resend batches that other partitions may have appended already.
         """
         state = self._states.get(batch.producer_id)
         first = batch.base_sequence
@@ -270,8 +267,7 @@ class ProducerStateManager:
     def expire(self, now_ms: int, ttl_ms: int) -> None:
         """Forgets producers that have appended nothing for `ttl_ms`. Called periodically.
 
-        Idle time is measured between calls. Record timestamps are not used, because a producer that copies old records
-        must not expire while it is active.
+        Idle time is measured between calls and not by record timestamps, because producers may copy old records.
         """
         expired = []
         for state in self._states.values():
@@ -285,38 +281,31 @@ class ProducerStateManager:
     def snapshot(self) -> bytes:
         """Returns all states in Kafka's producer snapshot format, version 1.
 
-        Kafka stores only the last batch of each producer. Here up to four earlier batches per producer follow after
-        Kafka's entries. Kafka reads the number of entries in the snapshot and ignores all following bytes. The checksum
-        covers all bytes.
+        Kafka stores only the last batch of each producer. Here the earlier retained batches follow after Kafka's
+        entries. Kafka reads the number of entries in the snapshot and ignores all following bytes.
         """
         entries = [_COUNT.pack(len(self._states))]
         extensions = []
         for state in self._states.values():
-            last = state.batches[-1] if state.batches else None
+            *earlier, last = state.batches or (_NO_BATCH,)
             first_offset = state.transaction_first_offset
             entries.append(
                 _ENTRY.pack(
                     state.producer_id,
                     state.epoch,
-                    last.last_sequence if last else NO_SEQUENCE,
-                    last.last_offset if last else -1,
-                    last.last_offset - last.base_offset if last else 0,
+                    last.last_sequence,
+                    last.last_offset,
+                    last.last_offset - last.base_offset,
                     state.last_timestamp_ms,
                     state.coordinator_epoch,
                     -1 if first_offset is None else first_offset,
                 )
             )
-            extensions.append(_EXTENSION.pack(state.evicted_sequences, max(0, len(state.batches) - 1)))
-            for number, batch in enumerate(state.batches, 1):
-                if number < len(state.batches):
-                    extensions.append(
-                        _EARLIER_BATCH.pack(
-                            batch.last_sequence,
-                            batch.last_offset,
-                            batch.last_offset - batch.base_offset,
-                            batch.timestamp_ms,
-                        )
-                    )
+            extensions.append(_EXTENSION.pack(state.evicted_sequences, len(earlier)))
+            for _, last_sequence, base_offset, last_offset, timestamp_ms in earlier:
+                extensions.append(
+                    _EARLIER_BATCH.pack(last_sequence, last_offset, last_offset - base_offset, timestamp_ms)
+                )
         body = b"".join(entries + extensions)
         return _SNAPSHOT_START.pack(_SNAPSHOT_VERSION, crc32c.crc32c(body)) + body
 

@@ -1,8 +1,4 @@
-"""The interface of log stores: `LogStore` for all logs of a broker, `Log` for one partition.
-
-A store knows batches, offsets, timestamps, leader epochs and producers. Callers must expect that every async call
-suspends.
-"""
+"""The interface of log stores: `LogStore` for all logs of a broker, `Log` for one partition."""
 
 import errno
 from abc import ABC, abstractmethod
@@ -29,10 +25,7 @@ def is_transient(error: StorageError) -> bool:
 
 
 def copy_error(error: StorageError) -> StorageError:
-    """Returns a copy of the error without a traceback.
-
-    A stored traceback would keep its frames in memory, with their files and requests.
-    """
+    """Returns a copy without the traceback, which would keep files and requests in memory if the error is stored."""
     copy, cause = StorageError(str(error)), error.__cause__
     copy.__cause__ = copy_os_error(cause) if isinstance(cause, OSError) else None
     return copy
@@ -61,7 +54,7 @@ class FileSlice:
 
 
 class RecordSlices(NamedTuple):
-    """The result of a read: whole batches, except that the byte limit may have truncated the last one."""
+    """The result of a read. The byte limit may have truncated the last batch."""
 
     parts: Sequence[FileSlice | bytes | memoryview]
     size: int
@@ -97,25 +90,22 @@ class Log(ABC):
     """All records below this offset survive a power failure. `flush` advances it up to end_offset."""
 
     checkpointed_high_watermark: int = 0
-    """A lower bound of the high watermark, made durable by `LogStore.checkpoint_high_watermarks`. After a crash the log
-    may end before this offset."""
+    """A lower bound of the high watermark. After a crash the log may end before this offset."""
 
     producers: ProducerStateManager
     epochs: LeaderEpochCache
-    """The leader epochs of the appended batches."""
 
     @property
     def failure(self) -> str | None:
-        """Why the log is offline; None if it is online. A transient error, such as a full disk, does not take the log
-        offline."""
+        """Why the log is offline; None if it is online. A full disk does not take the log offline."""
         return None
 
     @abstractmethod
     async def append(self, batches: Sequence[Batch]) -> None:
         """Appends batches whose base offset and leader epoch are set, in ascending order from end_offset on.
 
-        Raises StorageError if the disk fails. In this case none of the batches is visible. After a transient error
-        later appends may succeed. After any other error the log is offline.
+        Raises StorageError if the disk fails. Then none of the batches is visible, and the log is offline unless the
+        error is transient.
         """
 
     @abstractmethod
@@ -133,8 +123,8 @@ class Log(ABC):
     async def read(self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True) -> RecordSlices:
         """Returns the batches from the one that contains `offset` (or the first after it) up to the offset `below`.
 
-        The result has at most bytes_max bytes. With min_one_batch it has at least the whole first batch, even if that
-        is larger. The caller checks that offset is at or after start_offset.
+        The result has at most bytes_max bytes. With min_one_batch it has at least the whole first batch. `offset` must
+        not be below start_offset.
         """
 
     @abstractmethod
@@ -161,8 +151,7 @@ class Log(ABC):
     async def apply_retention(self, now_ms: int, below: int) -> None:
         """Deletes old records with offsets less than `below` if cleanup.policy contains `delete`.
 
-        The settings retention.ms and retention.bytes say which records are old. Rolls the active
-        segment by segment.ms, so that idle topics shrink too.
+        Also rolls the active segment by segment.ms, so that idle topics shrink too.
         """
 
     @abstractmethod
@@ -173,8 +162,7 @@ class Log(ABC):
         """
 
     @abstractmethod
-    def configure(self, settings: TopicSettings) -> None:
-        """Applies changed topic settings."""
+    def configure(self, settings: TopicSettings) -> None: ...
 
     @property
     @abstractmethod
@@ -200,14 +188,13 @@ class LogStore(ABC):
 
     @abstractmethod
     def list_logs(self) -> Sequence[tuple[LogName, UUID]]:
-        """Returns all logs of the store with their topic ids."""
+        """Returns all logs with their topic ids."""
 
     @abstractmethod
     async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> Log:
-        """Opens a log, or creates it durably. After a crash, recovers the log first.
+        """Opens a log, or creates it durably. Raises StorageError if the log is damaged.
 
-        An existing log with the same name and another topic id is renamed to a stray log first. Raises StorageError if
-        the log is damaged.
+        An existing log with the same name and another topic id is renamed to a stray log first.
         """
 
     @abstractmethod

@@ -4,7 +4,7 @@ On a single broker the ISR is this broker, and the high watermark is the durable
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -66,13 +66,15 @@ class PartitionLeaderState:
     image: PartitionRegistration
     """The latest committed state of the partition that this leader knows."""
     brokers: Mapping[int, BrokerRegistration]
-    min_isr: int = 1
+    min_isr: int
     """Records are committed only while the ISR has at least this many members."""
-    high_watermark: int = 0
+    high_watermark: int
     """All records below it are durable on every member of the maximal ISR. It never falls within a leader epoch."""
-    epoch_start: int = 0
+    epoch_start: int
     """The end offset of the leader's log when this leader epoch started."""
-    end_offset: int = 0
+    now_ms: InitVar[int]
+    """The time of the start. Each ISR member has the full replica.lag.time.max.ms for its first fetch."""
+    end_offset: int = field(init=False)
     durable_offset: int = 0
     """The durable offset of the leader's own log."""
     proposal: IsrProposal | None = None
@@ -82,33 +84,13 @@ class PartitionLeaderState:
     departing_replicas: tuple[int, ...] = ()
     """Replicas that left the ISR according to the controller's response. They may be in the ELR, which the response
     does not contain, so the high watermark waits for them until newer metadata arrives."""
-    followers: dict[int, FollowerProgress] = field(default_factory=dict)
+    followers: dict[int, FollowerProgress] = field(init=False)
     """Followers that have fetched in this epoch, or were in the ISR at the start of the epoch."""
 
-    @classmethod
-    def start_epoch(
-        cls,
-        replica_id: int,
-        image: PartitionRegistration,
-        brokers: Mapping[int, BrokerRegistration],
-        *,
-        min_isr: int,
-        high_watermark: int,
-        end_offset: int,
-        now_ms: int,
-    ) -> "PartitionLeaderState":
-        """Starts a leader epoch. Each ISR member has the full replica.lag.time.max.ms for its first fetch."""
-        followers = {each: FollowerProgress(caught_up_ms=now_ms) for each in image.isr if each != replica_id}
-        return cls(
-            replica_id,
-            image,
-            brokers,
-            min_isr=min_isr,
-            high_watermark=high_watermark,
-            epoch_start=end_offset,
-            end_offset=end_offset,
-            followers=followers,
-        )
+    def __post_init__(self, now_ms: int) -> None:
+        self.end_offset = self.epoch_start
+        members = (each for each in self.image.isr if each != self.replica_id)
+        self.followers = {each: FollowerProgress(caught_up_ms=now_ms) for each in members}
 
     @property
     def leader_epoch(self) -> int:
@@ -220,7 +202,7 @@ class PartitionLeaderState:
     def wanted_isr(self, now_ms: int, lag_ms: int) -> tuple[int, ...] | None:
         """Returns the ISR to propose; None if the ISR should not change, or while a proposal is pending.
 
-        Must be called regularly, because this call also detects followers that no longer fetch.
+        Called regularly, because this call also detects followers that no longer fetch.
         """
         for follower in self.followers.values():
             if now_ms - follower.fetched_ms > lag_ms:
@@ -247,8 +229,7 @@ class PartitionLeaderState:
     def on_alter_partition_response(self, result: IsrChangeResult) -> bool:
         """Applies the response. Returns whether the high watermark advanced.
 
-        After most errors the proposal stays pending, because it may have been committed. Only newer metadata shows the
-        outcome.
+        After most errors the proposal stays pending until newer metadata arrives, because it may be committed.
         """
         if result.error is not None:
             if isinstance(result.error, IneligibleReplicaError) and self.proposal is not None:
@@ -266,7 +247,7 @@ class PartitionLeaderState:
         return self.advance_high_watermark()
 
     def _discard_older_proposals(self, partition_epoch: int) -> None:
-        """Discards proposals based on an older partition epoch, because they can no longer be committed."""
+        """Discards proposals of an older partition epoch, which can no longer be committed."""
         if self.proposal is not None and self.proposal.partition_epoch < partition_epoch:
             self.proposal = None
         if self.rejected_proposal is not None and self.rejected_proposal.partition_epoch < partition_epoch:
@@ -299,8 +280,7 @@ class PartitionLeaderState:
     def _has_committed_records(self, replica: int) -> bool:
         """Returns whether the replica is eligible for the ISR and has all records that may be committed.
 
-        Records below the start of this epoch may be committed too, because the high watermark of a new leader may be
-        too low.
+        All records below the start of this epoch may be committed, because a new leader's high watermark may be stale.
         """
         committed_max = max(self.high_watermark, self.epoch_start)
         return self._is_isr_eligible(replica) and self.followers[replica].durable_offset >= committed_max

@@ -136,14 +136,8 @@ class Partition:
         high_watermark, end_offset = self.high_watermark, self.log.end_offset
         self.log.epochs.assign(image.leader_epoch, end_offset)
         self.follower.state = None
-        self.leader.state = PartitionLeaderState.start_epoch(
-            self._replica_id,
-            image,
-            brokers,
-            min_isr=min_isr,
-            high_watermark=high_watermark,
-            end_offset=end_offset,
-            now_ms=self._clock.monotonic_ms(),
+        self.leader.state = PartitionLeaderState(
+            self._replica_id, image, brokers, min_isr, high_watermark, end_offset, self._clock.monotonic_ms()
         )
         log.debug(
             "became leader",

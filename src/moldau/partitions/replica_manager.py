@@ -55,7 +55,7 @@ class ReplicaManager:
         self.lease = lease
         self.incarnation_id: UUID | None = None
         """The incarnation id with which this broker registers. No log is opened before the metadata contains this
-        registration. With None, logs are opened immediately, for tests whose first image is the latest."""
+        registration. With None, which only tests use, logs are opened immediately."""
         self._is_current = False
         """Whether the metadata has ever contained the registration of this incarnation."""
         self._internal_logs = internal_logs
@@ -66,7 +66,7 @@ class ReplicaManager:
         self._sorted_partitions: list[Partition] | None = None
         """A cache of all partitions in sorted order; None after a partition was added or removed."""
         self._image = EMPTY_IMAGE
-        self._unopened: dict[tuple[str, int], StorageError] = {}
+        self.unopened_logs: dict[tuple[str, int], StorageError] = {}
         """Partitions whose logs cannot be opened."""
         self._offline: dict[tuple[str, int], StorageError] = {}
         """Partitions whose logs have failed since they were opened."""
@@ -79,8 +79,8 @@ class ReplicaManager:
         """Returns the partition; None if this broker has no replica. Raises StorageError if the log cannot be
         opened."""
         partition = self._partitions.get((topic, index))
-        if partition is None and self._unopened and (topic, index) in self._unopened:
-            raise copy_error(self._unopened[topic, index])
+        if partition is None and (topic, index) in self.unopened_logs:
+            raise copy_error(self.unopened_logs[topic, index])
         return partition
 
     def __iter__(self) -> Iterator[Partition]:
@@ -92,16 +92,12 @@ class ReplicaManager:
         return len(self._partitions)
 
     @property
-    def unopened_logs(self) -> dict[tuple[str, int], StorageError]:
-        return self._unopened
-
-    @property
     def has_errors(self) -> bool:
-        return bool(self._unopened or self._unwritable)
+        return bool(self.unopened_logs or self._unwritable)
 
     def offline_replicas(self) -> tuple[OfflineReplica, ...]:
         """Returns the replicas that cannot be opened, read or written, for the broker's heartbeat."""
-        reasons = {**self._unwritable, **self._unopened, **self._offline}
+        reasons = {**self._unwritable, **self.unopened_logs, **self._offline}
         return tuple(
             OfflineReplica(
                 self._image.topics[key[0]].topic_id,
@@ -159,8 +155,7 @@ class ReplicaManager:
     def _shows_current_incarnation(self, image: MetadataImage) -> bool:
         """Returns whether the image contains the registration of this incarnation.
 
-        A starting broker first replays old metadata: previous roles, topics that were recreated later, replicas that
-        were moved later. Old metadata must not change the logs on the disk, because they are newer.
+        A starting broker first replays old metadata, which must not change the newer logs on the disk.
         """
         if self.incarnation_id is None:
             return True
@@ -170,7 +165,7 @@ class ReplicaManager:
     async def move_stray_logs(self) -> None:
         """Renames the logs that belong to no replica in the image.
 
-        The topic was deleted or the replica was moved while this broker was down, or the log comes from another
+        The topic was deleted or the replica was reassigned while this broker was down, or the log is from another
         cluster.
         """
         for name, topic_id in self.store.list_logs():
@@ -218,7 +213,7 @@ class ReplicaManager:
                 callback()
 
     async def _delete_replica(self, key: tuple[str, int]) -> Partition | None:
-        """Deletes a replica that was reassigned to other brokers. The other replicas have all its records."""
+        """Deletes a replica that was reassigned to other brokers, which have all its records."""
         partition = self._discard(key)
         if partition is not None:
             log.info("deleting a replica that was reassigned", partition=str(partition.name))
@@ -227,7 +222,7 @@ class ReplicaManager:
         return partition
 
     def _discard(self, key: tuple[str, int]) -> Partition | None:
-        self._unopened.pop(key, None)
+        self.unopened_logs.pop(key, None)
         self._offline.pop(key, None)
         self._unwritable.pop(key, None)
         self._sorted_partitions = None
@@ -239,11 +234,11 @@ class ReplicaManager:
             opened = await self.store.open(name, topic_id, self._settings.topic(name.topic))
         except StorageError as error:
             # Do not raise the error, because the other partitions must be served even if one log is damaged.
-            if str(self._unopened.get(key)) != str(error):
+            if str(self.unopened_logs.get(key)) != str(error):
                 log.error("partition is offline: its log cannot be opened", partition=str(name), reason=str(error))
-            self._unopened[key] = copy_error(error)
+            self.unopened_logs[key] = copy_error(error)
             return None
-        self._unopened.pop(key, None)
+        self.unopened_logs.pop(key, None)
         return opened
 
     def _partition_deletions(
@@ -257,7 +252,7 @@ class ReplicaManager:
                     yield self._delete_partition(key)
                 elif key not in self._partitions:
                     # If a log of this name exists, it belongs to another topic.
-                    self._unopened.pop(key, None)
+                    self.unopened_logs.pop(key, None)
 
     async def _delete_partition(self, key: tuple[str, int]) -> Partition | None:
         partition = self._discard(key)
@@ -276,16 +271,15 @@ class ReplicaManager:
     async def retry_offline_logs(self, *, transient_only: bool = False) -> None:
         """Tries again to open the logs that could not be opened because of a disk error.
 
-        `transient_only` limits this to logs that failed for lack of disk space or file descriptors. Such a retry is
-        cheap.
+        With `transient_only` only after a lack of disk space or file descriptors, because such a retry is cheap.
         """
         changed_partitions: list[Partition] = []
-        for (topic, index), error in list(self._unopened.items()):
+        for (topic, index), error in list(self.unopened_logs.items()):
             if not isinstance(error.__cause__, OSError) or (transient_only and not is_transient(error)):
                 continue
             async with self._change_lock:
                 found = self._image.topics.get(topic)
-                if found is not None and (topic, index) in self._unopened:
+                if found is not None and (topic, index) in self.unopened_logs:
                     opened = await self._apply_partition(found, found.partitions[index])
                     if opened is not None:
                         changed_partitions.append(opened)
@@ -294,10 +288,8 @@ class ReplicaManager:
             self._notify_offline_replicas()
 
     def probe_disk_space(self) -> bool:
-        """Returns whether the disk has free space. If so, clears the transient errors of all partitions.
-
-        Without this check, a partition without appends would never detect that it is writable again.
-        """
+        """Returns whether the disk has free space. If so, clears the transient errors of all partitions, because a
+        partition without appends would not detect that it is writable again."""
         total, usable = self.store.space()
         if usable < min(FREE_BYTES_MIN, total // FREE_FRACTION_MIN):
             return False

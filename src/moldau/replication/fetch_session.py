@@ -1,7 +1,4 @@
-"""The follower's side of a fetch session (KIP-227). After a full fetch, requests contain only changed partitions.
-
-This module does no I/O.
-"""
+"""The follower's side of a fetch session (KIP-227): after a full fetch, only changed partitions are sent. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,6 @@
-"""Replication quotas (KIP-73) limit the bytes per second of replicas that are not in the ISR.
+"""Replication quotas (KIP-73), which limit the bytes per second of replicas that are not in the ISR. Pure.
 
-Topic configs list the throttled replicas as partition:broker pairs. Broker configs set the rates. Leaders count sent
-bytes and followers count fetched bytes, in separate token buckets. This module does no I/O.
+Topic configs list the throttled replicas as partition:broker pairs. Broker configs set the rates.
 """
 
 from collections.abc import Sequence
@@ -11,12 +10,11 @@ from moldau.settings.effective import EffectiveSettings
 from moldau.settings.registry import LONG_MAX
 
 WINDOW_MS = 1_000
-"""How long unused bytes are kept. A full bucket contains the bytes of this time."""
+"""A full bucket contains the bytes of this time."""
 
 
 class TokenBucket:
-    """A token bucket of bytes. Tokens are consumed after the transfer, so a response may use more tokens than there
-    are."""
+    """A token bucket of bytes. Tokens are consumed after the transfer, so their number may become negative."""
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
@@ -73,8 +71,7 @@ class ReplicationQuotaManager:
 
     # Leader, for replicas that are not in the ISR
 
-    def leader_may_send(self, partition: LogName, replica_id: int, now_ms: int) -> bool:
-        """Returns whether the leader may send records of this partition to the follower now."""
+    def leader_may_send(self, partition: LogName, now_ms: int) -> bool:
         if not self._is_throttled_leader(partition):
             return True
         self._leader_bucket.set_rate(self._settings.broker.leader_replication_throttled_rate, now_ms)
@@ -99,8 +96,8 @@ class ReplicationQuotaManager:
             self._follower_bucket.consume(size, now_ms)
 
     def throttle_time_ms(self, now_ms: int) -> int:
-        """Returns the delay until a throttled partition is checked again. The delay is limited to WINDOW_MS, because
-        rates may change."""
+        """Returns the delay until a throttled partition is checked again; at most WINDOW_MS, because rates may
+        change."""
         return min(self._follower_bucket.wait_ms(now_ms), WINDOW_MS)
 
     def _is_throttled_leader(self, partition: LogName) -> bool:

@@ -1,7 +1,4 @@
-"""Fetch states of followed partitions: which are fetched, delayed or failed, and how to handle a response.
-
-This module does no I/O.
-"""
+"""Fetch states of followed partitions: which are fetched, delayed or failed, and how to handle a response. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -14,14 +11,6 @@ METADATA_BACKOFF_MS_MIN = 10
 """The first delay if the leader or the follower lacks metadata, which usually arrives soon."""
 STORAGE_BACKOFF_MS_MAX = 5_000
 """The maximum delay of a partition that currently cannot be written."""
-
-
-class FetchPhase(Enum):
-    FETCHING = "fetching"
-    DELAYED = "resting"
-    """The partition is not fetched until a deadline, or until its leader epoch changes."""
-    FAILED = "failed"
-    """The partition's log failed. The partition is fetched again only after its leader epoch changes."""
 
 
 class BackoffPolicy(Enum):
@@ -75,8 +64,8 @@ def action_for_error(code: int, *, has_diverged: bool) -> FetchAction:
 def should_reset_log(offset: int, last_epoch: int, leader_start: int) -> bool:
     """Returns whether a follower whose fetch offset is out of range resets its log to the leader's log start offset.
 
-    A log is reset only if it has no record in common with the leader's log: it is empty, or it ends before the leader's
-    log starts. A log that is longer than the leader's log is never reset. It is truncated only at a diverging epoch.
+    The follower does so only if its log is empty or ends before the leader's log starts. A log that is longer than the
+    leader's is truncated at a diverging epoch instead.
     """
     return leader_start >= 0 and (offset < leader_start or last_epoch < 0)
 
@@ -84,14 +73,14 @@ def should_reset_log(offset: int, last_epoch: int, leader_start: int) -> bool:
 @dataclass(slots=True)
 class PartitionFetchState:
     leader_epoch: int
-    phase: FetchPhase = FetchPhase.FETCHING
+    has_failed: bool = False
+    """Whether the partition's log failed. The partition is fetched again only in another leader epoch."""
     delayed_until_ms: int = 0
-    """When a delayed partition is fetched again."""
+    """When a delayed partition is fetched again, unless its leader epoch changes before."""
     failures: int = 0
     """The number of consecutive failures."""
     is_in_sync: bool = False
-    """Whether the follower had reached the high watermark at the last response. Before the first response: whether the
-    metadata has the follower in the ISR."""
+    """Whether the follower has reached the high watermark. Before the first response: whether it is in the ISR."""
 
 
 class PartitionFetchStates:
@@ -107,20 +96,21 @@ class PartitionFetchStates:
 
     def is_fetching(self, key: PartitionKey) -> bool:
         state = self._partitions.get(key)
-        return state is not None and state.phase is FetchPhase.FETCHING
+        return state is not None and not state.has_failed and key not in self._delayed
 
     def is_in_sync(self, key: PartitionKey) -> bool:
         state = self._partitions.get(key)
         return state is not None and state.is_in_sync
 
     def is_retrying(self, key: PartitionKey) -> bool:
-        """Returns whether the last attempt failed."""
         state = self._partitions.get(key)
         return state is not None and state.failures > 0
 
     def add(self, key: PartitionKey, leader_epoch: int, *, is_in_sync: bool) -> bool:
-        """Adds a partition, or a new leader epoch of a known partition. Returns False if the partition is already known
-        in this epoch. `is_in_sync` says whether the metadata has the follower in the ISR."""
+        """Adds a partition, or a new leader epoch of a known partition. Returns False if both are already known.
+
+        `is_in_sync` says whether the metadata has the follower in the ISR.
+        """
         state = self._partitions.get(key)
         if state is not None and state.leader_epoch == leader_epoch:
             return False
@@ -136,7 +126,7 @@ class PartitionFetchStates:
         """Resumes and returns the partitions whose delay is over."""
         due = [key for key, state in self._delayed.items() if state.delayed_until_ms <= now_ms]
         for key in due:
-            self._delayed.pop(key).phase = FetchPhase.FETCHING
+            del self._delayed[key]
         return due
 
     def next_resume_ms(self) -> int | None:
@@ -150,8 +140,7 @@ class PartitionFetchStates:
 
     def delay(self, key: PartitionKey, now_ms: int, delay_ms: int) -> None:
         state = self._partitions.get(key)
-        if state is not None and state.phase is not FetchPhase.FAILED:
-            state.phase = FetchPhase.DELAYED
+        if state is not None and not state.has_failed:
             state.delayed_until_ms = now_ms + delay_ms
             self._delayed[key] = state
 
@@ -177,7 +166,7 @@ class PartitionFetchStates:
     def mark_failed(self, key: PartitionKey) -> None:
         state = self._partitions.get(key)
         if state is not None:
-            state.phase = FetchPhase.FAILED
+            state.has_failed = True
             self._delayed.pop(key, None)
 
 

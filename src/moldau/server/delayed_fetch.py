@@ -309,7 +309,7 @@ class DelayedFetch:
         if replication is None or not self._is_out_of_sync(partition):
             return False
         now_ms = self._broker.platform.clock.monotonic_ms()
-        return not replication.quota.leader_may_send(partition.name, self._params.replica_id, now_ms)
+        return not replication.quota.leader_may_send(partition.name, now_ms)
 
     def _record_throttled_bytes(self) -> None:
         replication = self._broker.replication

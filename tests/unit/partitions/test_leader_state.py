@@ -36,15 +36,7 @@ def leader(
     now_ms: int = 0,
     **more: Any,
 ) -> PartitionLeaderState:
-    state = PartitionLeaderState.start_epoch(
-        1,
-        image(isr, **more),
-        BROKERS,
-        min_isr=min_isr,
-        high_watermark=high_watermark,
-        end_offset=end_offset,
-        now_ms=now_ms,
-    )
+    state = PartitionLeaderState(1, image(isr, **more), BROKERS, min_isr, high_watermark, end_offset, now_ms)
     state.on_durable(end_offset)
     return state
 

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from moldau.errors import CorruptRecordError
 from moldau.logs.files.segment import read_small_file
+from moldau.logs.leader_epochs import format_checkpoint, parse_checkpoint
 from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
 from moldau.platform.disk import Disk
 
-_VERSION = "0"
 _AGE_MS_MAX = 30_000
 
 log = get_logger(__name__)
@@ -29,10 +29,8 @@ class OffsetCheckpoint:
         self._lock = asyncio.Lock()
 
     def load(self) -> None:
-        """Reads the file. A damaged file is treated as empty.
-
-        Without the offsets, recovery reads more, and a start offset falls back to the start of the first segment.
-        """
+        """Reads the file. A damaged file counts as empty: recovery then reads more, and logs start at their first
+        segment."""
         data = read_small_file(self._disk, self._path)
         if data is None:
             return
@@ -58,7 +56,7 @@ class OffsetCheckpoint:
 
     @property
     def is_due(self) -> bool:
-        """Whether the last write is at least _AGE_MS_MAX ago. Changes that are not urgent are written only then."""
+        """Whether the last write is long enough ago to write changes that are not urgent."""
         return self._clock.monotonic_ms() - self._written_ms >= _AGE_MS_MAX
 
     async def flush(self) -> None:
@@ -70,9 +68,8 @@ class OffsetCheckpoint:
             if self._written >= wanted:
                 return
             changes = self._changes
-            lines = [_VERSION, str(len(self._offsets))]
-            lines += (f"{topic} {partition} {offset}" for (topic, partition), offset in self._offsets.items())
-            await self._disk.replace(self._path, ("\n".join(lines) + "\n").encode("utf-8"))
+            entries = (f"{topic} {partition} {offset}" for (topic, partition), offset in self._offsets.items())
+            await self._disk.replace(self._path, format_checkpoint(entries).encode("utf-8"))
             self._written = changes
             self._written_ms = self._clock.monotonic_ms()
 
@@ -86,8 +83,7 @@ class Checkpoints(NamedTuple):
     high_watermarks: OffsetCheckpoint
 
     async def truncate(self, name: LogName, end: int) -> None:
-        """Lowers all offsets of a log to `end`, the new end of the log, because they must not apply to records appended
-        later."""
+        """Lowers all offsets of a log to its new end, because they must not apply to records appended later."""
         for checkpoint in self:
             known = checkpoint.get(name)
             if known > end:
@@ -101,12 +97,9 @@ class Checkpoints(NamedTuple):
 
 
 def _parse(text: str) -> dict[LogName, int]:
-    lines = text.split("\n")
     offsets = {}
     try:
-        if lines[0] != _VERSION or len(lines) != int(lines[1]) + 3 or lines[-1]:
-            raise ValueError(f"{len(lines)} lines, starting with {lines[:2]}")
-        for line in lines[2:-1]:
+        for line in parse_checkpoint(text):
             topic, partition, offset = line.split(" ")
             if int(offset) < 0:
                 raise ValueError(f"{offset} is not an offset")

@@ -22,12 +22,12 @@ LOG_START_OFFSET_CHECKPOINT = "log-start-offset-checkpoint"
 CLEANER_OFFSET_CHECKPOINT = "cleaner-offset-checkpoint"
 HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
+DELETE_DIR_SUFFIX = "-delete"
+STRAY_DIR_SUFFIX = "-stray"
 
 _LOG_DIR = re.compile(r"([a-zA-Z0-9._-]{1,249})-(0|[1-9][0-9]{0,9})")
 _OFFSET_DIGITS = 20
 _NAME_BYTES_MAX = 255
-_DELETE_DIR_SUFFIX = "-delete"
-_STRAY_DIR_SUFFIX = "-stray"
 _PARTITION_METADATA_LINES = re.compile(r"version: ?0\ntopic_id: ?([A-Za-z0-9_-]{22})\n?")
 
 
@@ -49,28 +49,14 @@ def parse_log_name(directory: str) -> LogName | None:
     return LogName(match[1], int(match[2])) if match else None
 
 
-def delete_dir_name(name: LogName, topic_id: UUID) -> str:
-    """Returns the name of the directory of a log that is being deleted."""
-    return _with_suffix(name, topic_id, _DELETE_DIR_SUFFIX)
-
-
-def stray_dir_name(name: LogName, topic_id: UUID) -> str:
-    """Returns the name of the directory of a stray log."""
-    return _with_suffix(name, topic_id, _STRAY_DIR_SUFFIX)
-
-
-def _with_suffix(name: LogName, topic_id: UUID, suffix: str) -> str:
+def renamed_dir(name: LogName, topic_id: UUID, suffix: str) -> str:
+    """Returns the new name of a log's directory. The suffix says that the log is stray or is being deleted."""
     suffix = f".{topic_id.hex}{suffix}"
     return str(name)[: _NAME_BYTES_MAX - len(suffix)] + suffix
 
 
-def is_delete_dir(directory: str) -> bool:
-    return directory.endswith(_DELETE_DIR_SUFFIX)
-
-
 def format_partition_metadata(topic_id: UUID) -> str:
-    """Returns the content of partition.metadata. It contains the topic id of the log, because topic names can be
-    reused."""
+    """Returns the content of partition.metadata: the topic id of the log, because topic names can be reused."""
     return f"version: 0\ntopic_id: {base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip('=')}"
 
 

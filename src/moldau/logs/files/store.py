@@ -12,19 +12,19 @@ from moldau.logs.files.checkpoints import Checkpoints, OffsetCheckpoint
 from moldau.logs.files.file_names import (
     CLEAN_SHUTDOWN_FILE,
     CLEANER_OFFSET_CHECKPOINT,
+    DELETE_DIR_SUFFIX,
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
     LOG_SUFFIX,
     PARTITION_METADATA,
     RECOVERY_POINT_CHECKPOINT,
+    STRAY_DIR_SUFFIX,
     TEMPORARY_SUFFIX,
-    delete_dir_name,
     format_partition_metadata,
-    is_delete_dir,
     parse_log_name,
     parse_offset,
     parse_topic_id,
-    stray_dir_name,
+    renamed_dir,
 )
 from moldau.logs.files.log import FileLog
 from moldau.logs.files.log_reset import finish_pending_reset
@@ -55,15 +55,10 @@ class FileLogStore(LogStore):
         self._directory = directory
         self._producer_expiration_ms = producer_expiration_ms
         self._checkpoints = Checkpoints(
-            *(
-                OffsetCheckpoint(disk, f"{directory}/{name}", clock)
-                for name in (
-                    RECOVERY_POINT_CHECKPOINT,
-                    LOG_START_OFFSET_CHECKPOINT,
-                    CLEANER_OFFSET_CHECKPOINT,
-                    HIGH_WATERMARK_CHECKPOINT,
-                )
-            )
+            recovery_points=OffsetCheckpoint(disk, f"{directory}/{RECOVERY_POINT_CHECKPOINT}", clock),
+            start_offsets=OffsetCheckpoint(disk, f"{directory}/{LOG_START_OFFSET_CHECKPOINT}", clock),
+            cleaned_offsets=OffsetCheckpoint(disk, f"{directory}/{CLEANER_OFFSET_CHECKPOINT}", clock),
+            high_watermarks=OffsetCheckpoint(disk, f"{directory}/{HIGH_WATERMARK_CHECKPOINT}", clock),
         )
         self._topic_ids: dict[LogName, UUID] = {}
         self._logs: dict[LogName, FileLog] = {}
@@ -77,7 +72,7 @@ class FileLogStore(LogStore):
         try:
             await self._create_data_directory()
             for name in disk.list(directory):
-                if is_delete_dir(name) or name.endswith(TEMPORARY_SUFFIX):
+                if name.endswith((DELETE_DIR_SUFFIX, TEMPORARY_SUFFIX)):
                     disk.remove(f"{directory}/{name}")
                 else:
                     self._load_directory(name)
@@ -140,7 +135,7 @@ class FileLogStore(LogStore):
             return None
 
     def list_logs(self) -> Sequence[tuple[LogName, UUID]]:
-        """Returns all logs except those whose topic id cannot be read."""
+        """Returns all logs whose topic id can be read."""
         return list(self._topic_ids.items())
 
     async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> FileLog:
@@ -162,7 +157,9 @@ class FileLogStore(LogStore):
                     # Flush the checkpoints first. Otherwise the new log would get the offsets of the deleted log
                     # after a crash.
                     await self._flush_checkpoints(name)
-                await self._create(path, topic_id)
+                self._disk.make_directory(path)
+                await self._disk.replace(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id).encode())
+                await self._disk.sync_directory(self._directory)
                 self._topic_ids[name] = topic_id
             was_reset = await finish_pending_reset(self._disk, path, name, self._checkpoints)
         except CorruptRecordError as error:
@@ -206,25 +203,19 @@ class FileLogStore(LogStore):
     def _check_is_empty(self, path: str, topic_id: UUID) -> None:
         """Raises CorruptRecordError if a log has records but no topic id.
 
-        The log may belong to an earlier topic of the same name, so it cannot be opened. It cannot be renamed to a stray
-        log either, because this replica may have the only copy of the records.
+        The log may belong to an earlier topic of the same name, or have the only copy of this topic's records. So it is
+        neither opened nor renamed to a stray log.
         """
         if topic_id.int <= _RESERVED_ID_MAX or not self._disk.exists(path):
             return
-        for each in self._disk.list(path):
-            if parse_offset(each, LOG_SUFFIX) is not None and read_small_file(
-                self._disk, f"{path}/{each}", bytes_max=1
-            ):
-                raise CorruptRecordError(f"{PARTITION_METADATA} has no topic id")
-
-    async def _create(self, path: str, topic_id: UUID) -> None:
-        self._disk.make_directory(path)
-        await self._disk.replace(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id).encode())
-        await self._disk.sync_directory(self._directory)
+        segments = [each for each in self._disk.list(path) if parse_offset(each, LOG_SUFFIX) is not None]
+        if any(read_small_file(self._disk, f"{path}/{each}", bytes_max=1) for each in segments):
+            raise CorruptRecordError(f"{PARTITION_METADATA} has no topic id")
 
     async def remove(self, name: LogName) -> None:
         topic_id = await self._discard(name)
-        path, renamed = f"{self._directory}/{name}", f"{self._directory}/{delete_dir_name(name, topic_id)}"
+        path = f"{self._directory}/{name}"
+        renamed = f"{self._directory}/{renamed_dir(name, topic_id, DELETE_DIR_SUFFIX)}"
         try:
             if not self._disk.exists(path):
                 return
@@ -241,19 +232,16 @@ class FileLogStore(LogStore):
         try:
             if not self._disk.exists(f"{self._directory}/{name}"):
                 return
-            stray = stray_dir_name(name, topic_id)
+            stray = renamed_dir(name, topic_id, STRAY_DIR_SUFFIX)
             while self._disk.exists(f"{self._directory}/{stray}"):
                 topic_id = UUID(int=(topic_id.int + 1) % 2**128)
-                stray = stray_dir_name(name, topic_id)
+                stray = renamed_dir(name, topic_id, STRAY_DIR_SUFFIX)
             self._disk.rename(f"{self._directory}/{name}", f"{self._directory}/{stray}")
             await self._disk.sync_directory(self._directory)
         except OSError as error:
             raise StorageError(f"cannot rename the stray log {name}: {error}") from error
-        log.warning(
-            "renamed a stray log, which no topic of the cluster has: delete it if no records are missing",
-            log=str(name),
-            directory=stray,
-        )
+        message = "renamed a stray log, which no topic of the cluster has: delete it if no records are missing"
+        log.warning(message, log=str(name), directory=stray)
         await self._finish_discard(name)
 
     async def _discard(self, name: LogName) -> UUID:
