@@ -72,7 +72,7 @@ class FakeController:
         self.unready: Mapping[str, list[str]] | MoldauError = {}
         self.waited_for: tuple[list[str], int, dict[str, int]] | None = None
         self._broker = broker
-        self._state = ControllerState(broker.metadata.image)
+        self._state = ControllerState(broker.metadata.image, broker.settings.static)
         self._random = random.Random(1)
 
     def _take(self, decision: CoordinatorResult[Record, T]) -> T:
@@ -86,17 +86,15 @@ class FakeController:
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
     ) -> list[CreateTopicResult]:
-        settings = self._broker.settings
-        return self._take(create_topics(self._state, topics, settings, self._random, validate_only=validate_only))
+        return self._take(create_topics(self._state, topics, self._random, validate_only=validate_only))
 
     async def delete_topics(self, topics: Sequence[TopicRef]) -> list[TopicResult]:
-        return self._take(delete_topics(self._state, topics, self._broker.settings))
+        return self._take(delete_topics(self._state, topics))
 
     async def create_partitions(
         self, changes: Sequence[PartitionIncrease], *, validate_only: bool = False
     ) -> list[TopicResult]:
-        settings = self._broker.settings
-        return self._take(create_partitions(self._state, changes, settings, self._random, validate_only=validate_only))
+        return self._take(create_partitions(self._state, changes, self._random, validate_only=validate_only))
 
     async def wait_replicas_ready(
         self, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
@@ -114,10 +112,7 @@ class FakeController:
         incremental: bool,
         validate_only: bool = False,
     ) -> list[ConfigResult]:
-        settings = self._broker.settings
-        return self._take(
-            alter_configs(self._state, changes, settings, incremental=incremental, validate_only=validate_only)
-        )
+        return self._take(alter_configs(self._state, changes, incremental=incremental, validate_only=validate_only))
 
 
 @dataclass

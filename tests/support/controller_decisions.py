@@ -38,7 +38,7 @@ class Cluster:
     """A controller state that applies decisions at once."""
 
     def __init__(self, brokers: Sequence[int] = (1,), settings: EffectiveSettings = SETTINGS) -> None:
-        self.state = ControllerState(EMPTY_IMAGE)
+        self.state = ControllerState(EMPTY_IMAGE, settings.static)
         self.settings = settings
         self.random = random.Random(1)
         self.heartbeat_manager = BrokerHeartbeatManager(3_000)
@@ -56,31 +56,29 @@ class Cluster:
         )
 
     def register_as(self, broker: BrokerRegistrationRequest) -> int:
-        epoch = self._do(register_broker(self.state, self.settings, broker, self.heartbeat_manager, 0))
+        epoch = self._do(register_broker(self.state, broker, self.heartbeat_manager, 0))
         assert epoch is not None
         return epoch
 
     def unfence(self, broker_id: int) -> None:
         epoch = self.state.image.brokers[broker_id].epoch
         heartbeat = BrokerHeartbeat(broker_id, epoch, self.state.image.offset)
-        self._do(process_broker_heartbeat(self.state, self.settings, heartbeat, self.heartbeat_manager))
+        self._do(process_broker_heartbeat(self.state, heartbeat, self.heartbeat_manager))
 
     def create(self, *topics: NewTopic, validate_only: bool = False) -> list[CreateTopicResult]:
-        return self._do(create_topics(self.state, topics, self.settings, self.random, validate_only=validate_only))
+        return self._do(create_topics(self.state, topics, self.random, validate_only=validate_only))
 
     def delete(self, *topics: TopicRef) -> list[TopicResult]:
-        return self._do(delete_topics(self.state, topics, self.settings))
+        return self._do(delete_topics(self.state, topics))
 
     def more(self, *changes: PartitionIncrease, validate_only: bool = False) -> list[TopicResult]:
-        return self._do(create_partitions(self.state, changes, self.settings, self.random, validate_only=validate_only))
+        return self._do(create_partitions(self.state, changes, self.random, validate_only=validate_only))
 
     def alter(
         self, resource: ConfigResource, *changes: ConfigChange, incremental: bool = True, validate_only: bool = False
     ) -> MoldauError | None:
         [result] = self._do(
-            alter_configs(
-                self.state, {resource: changes}, self.settings, incremental=incremental, validate_only=validate_only
-            )
+            alter_configs(self.state, {resource: changes}, incremental=incremental, validate_only=validate_only)
         )
         return result.error
 

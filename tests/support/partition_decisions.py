@@ -41,7 +41,7 @@ class ControlledCluster:
         settings: EffectiveSettings = SETTINGS,
         seed: int = 1,
     ) -> None:
-        self.state = ControllerState(EMPTY_IMAGE)
+        self.state = ControllerState(EMPTY_IMAGE, settings.static)
         self.settings = settings
         self.random = random.Random(seed)
         self.last_records: Sequence[Record] = ()
@@ -53,7 +53,7 @@ class ControlledCluster:
 
     def register(self, broker_id: int, kept: RetainedData = RetainedData.ALL, *, rack: str | None = None) -> None:
         known = self.state.image.brokers.get(broker_id)
-        records = [] if known is None else remove_broker_from_isrs(self.state, self.settings, broker_id, kept)
+        records = [] if known is None else remove_broker_from_isrs(self.state, broker_id, kept)
         registration = RegisterBrokerRecord(
             broker_id=broker_id,
             incarnation_id=random_uuid(self.random),
@@ -64,25 +64,15 @@ class ControlledCluster:
         self.apply([registration, *records])
 
     def fence(self, broker_id: int) -> None:
-        self.apply(
-            [self._broker_change(broker_id, fenced=1), *remove_broker_from_isrs(self.state, self.settings, broker_id)]
-        )
+        self.apply([self._broker_change(broker_id, fenced=1), *remove_broker_from_isrs(self.state, broker_id)])
 
     def unfence(self, broker_id: int) -> None:
-        self.apply(
-            [
-                self._broker_change(broker_id, fenced=-1),
-                *elect_leaderless_partitions(self.state, self.settings, broker_id),
-            ]
-        )
+        self.apply([self._broker_change(broker_id, fenced=-1), *elect_leaderless_partitions(self.state, broker_id)])
 
     def shut_down(self, broker_id: int) -> None:
         """The first step of a controlled shutdown."""
         self.apply(
-            [
-                self._broker_change(broker_id, in_controlled_shutdown=1),
-                *remove_broker_from_isrs(self.state, self.settings, broker_id),
-            ]
+            [self._broker_change(broker_id, in_controlled_shutdown=1), *remove_broker_from_isrs(self.state, broker_id)]
         )
 
     def _broker_change(
@@ -104,7 +94,7 @@ class ControlledCluster:
             assignment=dict(enumerate(replicas)),
             configs={key.replace("_", "."): value for key, value in configs.items()},
         )
-        [created] = self.do(create_topics(self.state, [topic], self.settings, self.random, validate_only=False))
+        [created] = self.do(create_topics(self.state, [topic], self.random, validate_only=False))
         assert created.error is None, created.error
 
     def configure(self, topic: str, key: str, value: str | None) -> None:
@@ -141,7 +131,7 @@ class ControlledCluster:
             tuple((member, epochs.get(member, -1)) for member in isr),
             is_recovering,
         )
-        [result] = self.do(alter_partition(self.state, self.settings, leader, brokers[leader].epoch, [change]))
+        [result] = self.do(alter_partition(self.state, leader, brokers[leader].epoch, [change]))
         return result
 
     def elect(
@@ -151,15 +141,13 @@ class ControlledCluster:
         log_ends: Mapping[PartitionName, Mapping[int, EpochEndOffset]] | None = None,
     ) -> list[PartitionResult]:
         """Elects leaders of these partitions, or of all."""
-        return self.do(elect_leaders(self.state, self.settings, election, partitions or None, log_ends or {}))
+        return self.do(elect_leaders(self.state, election, partitions or None, log_ends or {}))
 
     def reassign(
         self, replicas: Sequence[int] | None, *, topic: str = "orders", index: int = 0, allow_rf_change: bool = True
     ) -> PartitionResult:
         requested = Reassignment(topic, index, replicas)
-        [result] = self.do(
-            alter_partition_reassignments(self.state, self.settings, [requested], allow_rf_change=allow_rf_change)
-        )
+        [result] = self.do(alter_partition_reassignments(self.state, [requested], allow_rf_change=allow_rf_change))
         return result
 
     def do(self, decision: CoordinatorResult[Record, T]) -> T:

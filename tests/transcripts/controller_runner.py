@@ -60,9 +60,7 @@ class ControllerTranscriptRunner:
         key, _, value = config.partition("=")
         changes = {ConfigResource(TOPIC_RESOURCE, topic): [ConfigChange(key, value)]}
         cluster = self._cluster
-        [result] = cluster.do(
-            alter_configs(cluster.state, changes, cluster.settings, incremental=True, validate_only=False)
-        )
+        [result] = cluster.do(alter_configs(cluster.state, changes, incremental=True, validate_only=False))
         return _format_error(result.error)
 
     def _dies(self, broker_id: str) -> None:
@@ -110,7 +108,7 @@ class ControllerTranscriptRunner:
         return _format_error(result.error)
 
     def _balance(self) -> None:
-        self._cluster.do(balance_partition_leaders(self._cluster.state, self._cluster.settings))
+        self._cluster.do(balance_partition_leaders(self._cluster.state))
 
     def _replicas_say(self, *given: str) -> list[str]:
         """Log ends as broker=epoch:offset, for all leaderless partitions that allow an unclean election."""
@@ -120,9 +118,9 @@ class ControllerTranscriptRunner:
             broker_id, _, end = each.partition("=")
             epoch, _, offset = end.partition(":")
             ends[int(broker_id)] = EpochEndOffset(int(epoch), int(offset))
-        asked = unclean_election_candidates(cluster.state, cluster.settings)
+        asked = unclean_election_candidates(cluster.state)
         log_ends = {name: {each: ends[each] for each in live if each in ends} for name, live in asked.items()}
-        cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, log_ends))
+        cluster.do(elect_unclean_leaders(cluster.state, log_ends))
         return [f"{name.topic}-{name.partition}: asked {_list(live)}" for name, live in asked.items()] or [
             "nobody is asked"
         ]

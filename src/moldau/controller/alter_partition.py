@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from moldau.controller.cluster_control import check_broker_epoch
-from moldau.controller.partition_change_builder import PartitionChangeBuilder, active_brokers, speculative_settings
+from moldau.controller.partition_change_builder import PartitionChangeBuilder
 from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.controller.state import ControllerState
 from moldau.coordinator import CoordinatorResult
@@ -22,17 +22,15 @@ from moldau.errors import (
 )
 from moldau.metadata.image import MetadataImage, PartitionRegistration, TopicImage
 from moldau.metadata.records import PartitionChangeRecord, Record
-from moldau.settings.effective import EffectiveSettings
 
 
 def alter_partition(
-    state: ControllerState, settings: EffectiveSettings, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
+    state: ControllerState, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
 ) -> CoordinatorResult[Record, list[IsrChangeResult]]:
     """Changes the ISR of each partition. Completes a reassignment if all its target replicas are in the new ISR. If the
     completion changes the leader, the result is NEW_LEADER_ELECTED."""
     check_broker_epoch(state.image, broker_id, broker_epoch)
-    decided = speculative_settings(state, settings)
-    active = active_brokers(state)
+    active = state.active_brokers()
     records: list[Record] = []
     results: list[IsrChangeResult] = []
     seen: set[tuple[UUID, int]] = set()
@@ -48,7 +46,7 @@ def alter_partition(
             results.append(IsrChangeResult(requested.topic_id, requested.partition, error=error))
             continue
         change = PartitionChangeBuilder(
-            topic.topic_id, partition, min_isr=decided.topic(topic.name).min_insync_replicas, active=active
+            topic.topic_id, partition, min_isr=state.settings.topic(topic.name).min_insync_replicas, active=active
         )
         change.isr = tuple(member for member, _ in requested.isr)
         change.is_recovering = requested.is_recovering

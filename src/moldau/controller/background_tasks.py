@@ -213,7 +213,7 @@ class BackgroundTasks:
             self.on_connection_closed(broker_id, image.brokers[broker_id].epoch)
         for broker_id in sorted(image.brokers):
             await self._reconcile_broker(broker_id)
-        while not await self._submit_with_retry(lambda state: reconcile_elrs(state, self._settings)):
+        while not await self._submit_with_retry(lambda state: reconcile_elrs(state)):
             pass
 
     def _brokers_to_probe(self, image: MetadataImage) -> list[int]:
@@ -288,7 +288,7 @@ class BackgroundTasks:
         def decide(state: ControllerState) -> CoordinatorResult[Record, tuple[bool, bool]]:
             if cancel_if():
                 return CoordinatorResult([], (True, False))
-            decision = fence_broker(state, self._settings, broker_id, broker_epoch)
+            decision = fence_broker(state, broker_id, broker_epoch)
             return CoordinatorResult(decision.records, (decision.response, bool(decision.records)))
 
         is_complete, is_fenced = await self._submit_with_retry(decide)
@@ -298,12 +298,12 @@ class BackgroundTasks:
             await self._reconcile_broker(broker_id)
 
     async def _reconcile_broker(self, broker_id: int) -> None:
-        while not await self._submit_with_retry(lambda state: reconcile_broker(state, self._settings, broker_id)):
+        while not await self._submit_with_retry(lambda state: reconcile_broker(state, broker_id)):
             pass
 
     async def _remove_offline_replicas(self, broker_id: int) -> None:
         while await self._submit_with_retry(
-            lambda state: remove_offline_replicas(state, self._settings, self._offline_reports[broker_id])
+            lambda state: remove_offline_replicas(state, self._offline_reports[broker_id])
         ):
             pass
         # A replica that is online again may be the only candidate. Start the elections here, because no metadata record
@@ -325,7 +325,7 @@ class BackgroundTasks:
     # Leaders
 
     async def _balance_leaders(self) -> None:
-        while await self._submit_with_retry(lambda state: balance_partition_leaders(state, self._settings)):
+        while await self._submit_with_retry(lambda state: balance_partition_leaders(state)):
             pass
 
     def _start_unclean_elections(self) -> None:
@@ -340,13 +340,11 @@ class BackgroundTasks:
             attempts += 1
             if query.is_complete or attempts >= LOG_END_ATTEMPTS_MAX:
                 attempts = 0
-                await self._submit_with_retry(
-                    lambda state: elect_unclean_leaders(state, self._settings, query.log_ends(state))
-                )
+                await self._submit_with_retry(lambda state: elect_unclean_leaders(state, query.log_ends(state)))
             await asyncio.sleep(LOG_END_RETRY_S)
 
     def _query_candidates(self, state: ControllerState) -> CoordinatorResult[Record, LogEndQuery]:
-        return CoordinatorResult([], LogEndQuery(state, unclean_election_candidates(state, self._settings)))
+        return CoordinatorResult([], LogEndQuery(state, unclean_election_candidates(state)))
 
     async def query_log_ends(self, query: LogEndQuery) -> None:
         """Queries log ends up to LOG_END_ATTEMPTS_MAX times, until all replicas have responded."""

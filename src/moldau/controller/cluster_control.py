@@ -36,7 +36,6 @@ from moldau.metadata.records import (
     RegisterBrokerRecord,
     UnregisterBrokerRecord,
 )
-from moldau.settings.effective import EffectiveSettings
 
 METADATA_VERSION = "metadata.version"
 
@@ -101,11 +100,7 @@ def retained_data(known: BrokerRegistration | None, broker: BrokerRegistrationRe
 
 
 def register_broker(
-    state: ControllerState,
-    settings: EffectiveSettings,
-    broker: BrokerRegistrationRequest,
-    heartbeat_manager: BrokerHeartbeatManager,
-    now_ms: int,
+    state: ControllerState, broker: BrokerRegistrationRequest, heartbeat_manager: BrokerHeartbeatManager, now_ms: int
 ) -> CoordinatorResult[Record, int | None]:
     """Registers a broker as fenced. The response is the broker epoch, which is the offset of the registration record.
     If the decision has too many records, the response is None, and the caller submits the decision again.
@@ -119,7 +114,7 @@ def register_broker(
         return CoordinatorResult([_registration_record(broker, known.epoch, known)], known.epoch)
     if known is not None:
         _check_no_live_session(known, broker, heartbeat_manager, now_ms)
-    records = remove_broker_from_isrs(state, settings, broker.broker_id, retained_data(known, broker))
+    records = remove_broker_from_isrs(state, broker.broker_id, retained_data(known, broker))
     if len(records) >= RECORDS_PER_DECISION_MAX:
         # Fence the previous incarnation, so that it is not elected before the new incarnation is registered.
         fence = [] if known is None or known.fenced else [_registration_change(known, fenced=FENCED)]
@@ -203,9 +198,7 @@ def _registration_record(
     )
 
 
-def unregister_broker(
-    state: ControllerState, settings: EffectiveSettings, broker_id: int
-) -> CoordinatorResult[Record, bool]:
+def unregister_broker(state: ControllerState, broker_id: int) -> CoordinatorResult[Record, bool]:
     """Unregisters a broker. If the decision has too many records, the response is False, and the caller submits the
     decision again.
 
@@ -216,7 +209,7 @@ def unregister_broker(
     if broker is None:
         raise BrokerIdNotRegisteredError(f"Broker {broker_id} is not registered.")
     _check_not_last_in_isr(state, broker_id)
-    records = remove_broker_from_isrs(state, settings, broker_id)
+    records = remove_broker_from_isrs(state, broker_id)
     if len(records) >= RECORDS_PER_DECISION_MAX:
         fence = [] if broker.fenced else [_registration_change(broker, fenced=FENCED)]
         return CoordinatorResult(_limit_batch([*fence, *records]), False)
@@ -244,10 +237,7 @@ def _check_not_last_in_isr(state: ControllerState, broker_id: int) -> None:
 
 
 def process_broker_heartbeat(
-    state: ControllerState,
-    settings: EffectiveSettings,
-    beat: BrokerHeartbeat,
-    heartbeat_manager: BrokerHeartbeatManager,
+    state: ControllerState, beat: BrokerHeartbeat, heartbeat_manager: BrokerHeartbeatManager
 ) -> CoordinatorResult[Record, HeartbeatOutcome]:
     """Fences, unfences or shuts down a broker according to its heartbeat.
 
@@ -259,16 +249,16 @@ def process_broker_heartbeat(
     records: list[Record] = []
     fenced, stop, shutdown_offset = broker.fenced, False, None
     if beat.want_shut_down:
-        records, stop, shutdown_offset = _controlled_shutdown(state, settings, broker, heartbeat_manager)
+        records, stop, shutdown_offset = _controlled_shutdown(state, broker, heartbeat_manager)
         fenced = fenced or stop
     elif beat.want_fence:
         if not broker.fenced:
             records = [_registration_change(broker, fenced=FENCED)]
-            records += remove_broker_from_isrs(state, settings, broker.broker_id)
+            records += remove_broker_from_isrs(state, broker.broker_id)
             fenced = True
     elif broker.fenced and is_caught_up:
         records = [_registration_change(broker, fenced=UNFENCED)]
-        records += elect_leaderless_partitions(state, settings, broker.broker_id)
+        records += elect_leaderless_partitions(state, broker.broker_id)
         fenced = False
     outcome = HeartbeatOutcome(
         BrokerHeartbeatReply(is_caught_up, fenced, stop), len(records) < RECORDS_PER_DECISION_MAX, shutdown_offset
@@ -280,10 +270,7 @@ def process_broker_heartbeat(
 
 
 def _controlled_shutdown(
-    state: ControllerState,
-    settings: EffectiveSettings,
-    broker: BrokerRegistration,
-    heartbeat_manager: BrokerHeartbeatManager,
+    state: ControllerState, broker: BrokerRegistration, heartbeat_manager: BrokerHeartbeatManager
 ) -> tuple[list[Record], bool, int | None]:
     """Takes the next step of a controlled shutdown. Returns the records, whether the broker may stop, and the
     controlled shutdown offset.
@@ -296,7 +283,7 @@ def _controlled_shutdown(
     records: list[Record] = []
     if not broker.in_controlled_shutdown:
         records.append(_registration_change(broker, in_controlled_shutdown=1))
-    records += remove_broker_from_isrs(state, settings, broker.broker_id)
+    records += remove_broker_from_isrs(state, broker.broker_id)
     session = heartbeat_manager.session_of(broker.broker_id, broker.epoch)
     if records or session is None:
         return records, False, None
@@ -311,22 +298,18 @@ def _controlled_shutdown(
     return [_registration_change(broker, fenced=FENCED)], True, offset
 
 
-def fence_broker(
-    state: ControllerState, settings: EffectiveSettings, broker_id: int, broker_epoch: int
-) -> CoordinatorResult[Record, bool]:
+def fence_broker(state: ControllerState, broker_id: int, broker_epoch: int) -> CoordinatorResult[Record, bool]:
     """Fences the broker and removes it from all ISRs. Does nothing if the broker is no longer registered with this
     epoch. The response is True if all changes fit into the decision."""
     broker = state.image.brokers.get(broker_id)
     if broker is None or broker.epoch != broker_epoch:
         return CoordinatorResult([], True)
     records: list[Record] = [] if broker.fenced else [_registration_change(broker, fenced=FENCED)]
-    records += remove_broker_from_isrs(state, settings, broker_id)
+    records += remove_broker_from_isrs(state, broker_id)
     return CoordinatorResult(_limit_batch(records), len(records) <= RECORDS_PER_DECISION_MAX)
 
 
-def reconcile_broker(
-    state: ControllerState, settings: EffectiveSettings, broker_id: int
-) -> CoordinatorResult[Record, bool]:
+def reconcile_broker(state: ControllerState, broker_id: int) -> CoordinatorResult[Record, bool]:
     """Makes the partition changes that follow from the broker's state. Such changes are missing if a previous
     controller stopped early or a decision had too many records. The response is True if all changes fit into the
     decision."""
@@ -334,9 +317,9 @@ def reconcile_broker(
     if broker is None:
         return CoordinatorResult([], True)
     if broker.is_active:
-        records = elect_leaderless_partitions(state, settings, broker_id)
+        records = elect_leaderless_partitions(state, broker_id)
     else:
-        records = remove_broker_from_isrs(state, settings, broker_id)
+        records = remove_broker_from_isrs(state, broker_id)
     return CoordinatorResult(_limit_batch(records), len(records) <= RECORDS_PER_DECISION_MAX)
 
 

@@ -21,7 +21,6 @@ MIN_ISR_CONFIG = "min.insync.replicas"
 def alter_configs(
     state: ControllerState,
     changes: Mapping[ConfigResource, Sequence[ConfigChange]],
-    settings: EffectiveSettings,
     *,
     incremental: bool,
     validate_only: bool,
@@ -38,9 +37,9 @@ def alter_configs(
             current = state.image.config(resource)
             config = _incremental_config(resource, current, requested) if incremental else _full_config(requested)
             if resource.type == TOPIC_RESOURCE:
-                settings.validate_topic_configs(config)
+                state.settings.validate_topic_configs(config)
             else:
-                settings.validate_broker_configs(config)
+                state.settings.validate_broker_configs(config)
         except MoldauError as error:
             results.append(ConfigResult(resource, error))
         else:
@@ -48,12 +47,12 @@ def alter_configs(
             results.append(ConfigResult(resource))
             if current.get(MIN_ISR_CONFIG) != config.get(MIN_ISR_CONFIG):
                 with_new_min_isr[resource] = config
-    records += _elr_changes_for_min_isr(state, settings, with_new_min_isr)
+    records += _elr_changes_for_min_isr(state, with_new_min_isr)
     return CoordinatorResult([] if validate_only else check_batch_size(records), results)
 
 
 def _elr_changes_for_min_isr(
-    state: ControllerState, settings: EffectiveSettings, configs: Mapping[ConfigResource, Mapping[str, str]]
+    state: ControllerState, configs: Mapping[ConfigResource, Mapping[str, str]]
 ) -> list[Record]:
     """Returns the ELR changes that are needed because `configs` have a new min.insync.replicas."""
     if not configs:
@@ -61,7 +60,7 @@ def _elr_changes_for_min_isr(
     image = dataclasses.replace(state.image, configs={**state.image.configs, **configs})
     is_cluster_wide = any(resource.type == BROKER_RESOURCE for resource in configs)
     topics = list(image.topics) if is_cluster_wide else [resource.name for resource in configs]
-    return recompute_elrs(state, EffectiveSettings(settings.static, image), topics)
+    return recompute_elrs(state, EffectiveSettings(state.settings.static, image), topics)
 
 
 def _check_resource(image: MetadataImage, resource: ConfigResource) -> None:

@@ -171,18 +171,18 @@ class QuorumController:
     ) -> list[CreateTopicResult]:
         await self._require_active().wait_until_probed()
         return await self._submit_and_publish(
-            lambda state: create_topics(state, topics, self._settings, self._random, validate_only=validate_only)
+            lambda state: create_topics(state, topics, self._random, validate_only=validate_only)
         )
 
     async def delete_topics(self, topics: Sequence[TopicRef]) -> list[TopicResult]:
-        return await self._submit_and_publish(lambda state: delete_topics(state, topics, self._settings))
+        return await self._submit_and_publish(lambda state: delete_topics(state, topics))
 
     async def create_partitions(
         self, changes: Sequence[PartitionIncrease], *, validate_only: bool = False
     ) -> list[TopicResult]:
         await self._require_active().wait_until_probed()
         return await self._submit_and_publish(
-            lambda state: create_partitions(state, changes, self._settings, self._random, validate_only=validate_only)
+            lambda state: create_partitions(state, changes, self._random, validate_only=validate_only)
         )
 
     async def wait_replicas_ready(
@@ -210,9 +210,7 @@ class QuorumController:
         validate_only: bool = False,
     ) -> list[ConfigResult]:
         return await self._submit_and_publish(
-            lambda state: alter_configs(
-                state, changes, self._settings, incremental=incremental, validate_only=validate_only
-            )
+            lambda state: alter_configs(state, changes, incremental=incremental, validate_only=validate_only)
         )
 
     # Brokers
@@ -222,20 +220,22 @@ class QuorumController:
         previous incarnation has stopped."""
         tasks = self._require_active()
         heartbeat_manager = tasks.heartbeat_manager
-        known = tasks.state.image.brokers.get(broker.broker_id)
-        if not is_remote and known is not None and known.incarnation_id != broker.incarnation_id:
-            heartbeat_manager.expire_session(known.broker_id, known.epoch, self._clock.monotonic_ms())
+
+        def expire_previous_session(state: ControllerState) -> None:
+            known = state.image.brokers.get(broker.broker_id)
+            if not is_remote and known is not None and known.incarnation_id != broker.incarnation_id:
+                heartbeat_manager.expire_session(known.broker_id, known.epoch, self._clock.monotonic_ms())
 
         def decide(state: ControllerState) -> CoordinatorResult[Record, tuple[int | None, list[str]]]:
             now_ms = self._clock.monotonic_ms()
-            decision = register_broker(state, self._settings, broker, heartbeat_manager, now_ms)
+            decision = register_broker(state, broker, heartbeat_manager, now_ms)
             without_isr = partitions_without_isr(state.image, decision.records)
             return CoordinatorResult(decision.records, (decision.response, without_isr))
 
         without_isr: list[str] = []
         epoch = None
         while epoch is None:
-            epoch, lost = await self._runtime.submit(decide)
+            epoch, lost = await self._runtime.submit(decide, update=expire_previous_session)
             without_isr += lost
         if without_isr:
             log.error(
@@ -252,7 +252,7 @@ class QuorumController:
 
     async def unregister_broker(self, broker_id: int) -> None:
         tasks = self._require_active()
-        while not await self._runtime.submit(lambda state: unregister_broker(state, self._settings, broker_id)):
+        while not await self._runtime.submit(lambda state: unregister_broker(state, broker_id)):
             pass
         # Remove the session before the next await. A broker that is still alive registers again, and its new session
         # must stay.
@@ -263,10 +263,12 @@ class QuorumController:
         tasks = self._require_active()
         now_ms = self._clock.monotonic_ms()
         confirmed_age_ms = self._quorum_contact_age_ms(now_ms)
-        self._take_heartbeat(tasks, beat, now_ms)
+        if tasks.heartbeat_manager.touch(beat, now_ms):
+            self._readiness_changed.notify_all()
         try:
             outcome: HeartbeatOutcome = await self._runtime.submit(
-                lambda state: process_broker_heartbeat(state, self._settings, beat, tasks.heartbeat_manager)
+                lambda state: process_broker_heartbeat(state, beat, tasks.heartbeat_manager),
+                update=lambda state: self._update_liveness(tasks, state, beat),
             )
         except asyncio.CancelledError:
             # Start the task in any case, because the decision may have been made and may have had too many records.
@@ -285,19 +287,17 @@ class QuorumController:
             reply.is_caught_up, reply.is_fenced, reply.should_shut_down, confirmed_age_ms=confirmed_age_ms
         )
 
-    def _take_heartbeat(self, tasks: BackgroundTasks, beat: BrokerHeartbeat, now_ms: int) -> None:
-        """Updates the state that is not in the log: the broker's session and its offline replicas."""
-        broker = tasks.state.image.brokers.get(beat.broker_id)
+    def _update_liveness(self, tasks: BackgroundTasks, state: ControllerState, beat: BrokerHeartbeat) -> None:
+        """Updates the state that heartbeats report and that is not in the log: offline replicas and a missing
+        session."""
+        if state.update_offline_replicas(beat) or beat.not_ready:
+            tasks.on_offline_replicas(beat)
+        broker = state.image.brokers.get(beat.broker_id)
         is_current = broker is not None and broker.epoch == beat.broker_epoch
         if is_current and tasks.heartbeat_manager.session_of(beat.broker_id, beat.broker_epoch) is None:
-            # Start the missing session. The registration call was cancelled after its decision, and a broker without a
-            # session must not be unfenced.
-            tasks.heartbeat_manager.start_session(beat.broker_id, beat.broker_epoch, now_ms)
+            # The registration call was cancelled after its decision. A broker without a session must not be unfenced.
+            tasks.heartbeat_manager.start_session(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
             tasks.reschedule_timer()
-        if tasks.heartbeat_manager.touch(beat, now_ms):
-            self._readiness_changed.notify_all()
-        if tasks.state.update_offline_replicas(beat) or beat.not_ready:
-            tasks.on_offline_replicas(beat)
 
     def _quorum_contact_age_ms(self, now_ms: int) -> int:
         """Returns how long ago a majority last confirmed this controller. Raises NotControllerError if another
@@ -325,9 +325,7 @@ class QuorumController:
     async def alter_partition(
         self, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
     ) -> list[IsrChangeResult]:
-        return await self._runtime.submit(
-            lambda state: alter_partition(state, self._settings, broker_id, broker_epoch, changes)
-        )
+        return await self._runtime.submit(lambda state: alter_partition(state, broker_id, broker_epoch, changes))
 
     async def elect_leaders(
         self, election: ElectionType, partitions: Sequence[tuple[str, int]] | None
@@ -339,30 +337,24 @@ class QuorumController:
         """
         tasks = self._require_active()
         if election is not ElectionType.UNCLEAN:
-            return await self._submit_and_publish(
-                lambda state: elect_leaders(state, self._settings, election, partitions)
-            )
+            return await self._submit_and_publish(lambda state: elect_leaders(state, election, partitions))
 
         def find_candidates(state: ControllerState) -> CoordinatorResult[Record, LogEndQuery]:
             requested = state.index.leaderless_partitions() if partitions is None else partitions
-            candidates = unclean_election_candidates(state, self._settings, requested)
+            candidates = unclean_election_candidates(state, requested)
             return CoordinatorResult([], LogEndQuery(state, candidates))
 
         query = await self._runtime.submit(find_candidates)
         await tasks.query_log_ends(query)
         return await self._submit_and_publish(
-            lambda state: elect_leaders(
-                state, self._settings, election, partitions, query.log_ends(state, complete_only=True)
-            )
+            lambda state: elect_leaders(state, election, partitions, query.log_ends(state, complete_only=True))
         )
 
     async def alter_partition_reassignments(
         self, reassignments: Sequence[Reassignment], allow_rf_change: bool = True
     ) -> list[PartitionResult]:
         return await self._submit_and_publish(
-            lambda state: alter_partition_reassignments(
-                state, self._settings, reassignments, allow_rf_change=allow_rf_change
-            )
+            lambda state: alter_partition_reassignments(state, reassignments, allow_rf_change=allow_rf_change)
         )
 
     def list_partition_reassignments(
@@ -410,7 +402,7 @@ class QuorumController:
 
     def _activate(self, image: MetadataImage) -> None:
         log.info("controller is active", epoch=image.controller_epoch, offset=image.offset)
-        state = ControllerState(image)
+        state = ControllerState(image, self._settings.static)
         self._runtime.load(state, image.offset + 1)
         self._tasks = BackgroundTasks(
             self._node_id,

@@ -11,12 +11,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from moldau.controller.partition_change_builder import (
-    RetainedData,
-    active_brokers,
-    change_builder,
-    speculative_settings,
-)
+from moldau.controller.partition_change_builder import RetainedData, change_builder
 from moldau.controller.partition_index import PartitionName
 from moldau.controller.requests import ElectionType, PartitionResult
 from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState, check_batch_size
@@ -44,7 +39,7 @@ refresh their metadata at the same time."""
 
 
 def remove_broker_from_isrs(
-    state: ControllerState, settings: EffectiveSettings, broker_id: int, retained: RetainedData = RetainedData.ALL
+    state: ControllerState, broker_id: int, retained: RetainedData = RetainedData.ALL
 ) -> list[Record]:
     """Removes a broker that is fenced, shuts down or registers from all ISRs. Other replicas become the leaders of its
     partitions.
@@ -53,17 +48,16 @@ def remove_broker_from_isrs(
     SYNCED, the broker also leaves the ELRs of topics with write.caching, because only these topics commit records
     before their fsync. On these topics, the broker stays in the ISR if no other replica has all committed records.
     """
-    active = active_brokers(state) - {broker_id}
-    decided = speculative_settings(state, settings)
+    active = state.active_brokers() - {broker_id}
     records: list[Record] = []
     for name in state.index.partitions_on(broker_id):
         partition = state.image.topics[name.topic].partitions[name.partition]
         has_everything = retained is RetainedData.ALL or (
-            retained is RetainedData.SYNCED and not decided.topic(name.topic).write_caching
+            retained is RetainedData.SYNCED and not state.settings.topic(name.topic).write_caching
         )
         if broker_id not in partition.isr and (has_everything or broker_id not in partition.elr):
             continue
-        change = change_builder(state, decided, name, active)
+        change = change_builder(state, name, active)
         change.isr = tuple(replica for replica in partition.isr if replica != broker_id)
         if not has_everything:
             change.unclean_shutdown_replica = broker_id
@@ -74,16 +68,15 @@ def remove_broker_from_isrs(
     return records
 
 
-def elect_leaderless_partitions(state: ControllerState, settings: EffectiveSettings, broker_id: int) -> list[Record]:
+def elect_leaderless_partitions(state: ControllerState, broker_id: int) -> list[Record]:
     """Elects the broker as leader of leaderless partitions, if it has all their committed records."""
-    active = active_brokers(state)
+    active = state.active_brokers()
     if not state.image.brokers[broker_id].in_controlled_shutdown:
         active.add(broker_id)
-    decided = speculative_settings(state, settings)
     records: list[Record] = []
     for name in state.index.leaderless_partitions():
         if broker_id in state.image.topics[name.topic].partitions[name.partition].replicas:
-            record = change_builder(state, decided, name, active).build()
+            record = change_builder(state, name, active).build()
             if record is not None:
                 records.append(record)
     return records
@@ -91,7 +84,6 @@ def elect_leaderless_partitions(state: ControllerState, settings: EffectiveSetti
 
 def elect_leaders(
     state: ControllerState,
-    settings: EffectiveSettings,
     election: ElectionType,
     partitions: Sequence[tuple[str, int]] | None,
     log_ends: LogEnds = _NO_LOG_ENDS,
@@ -104,15 +96,14 @@ def elect_leaders(
     election needs the `log_ends` of the partitions from `unclean_election_candidates`. Stops after `elections_max`
     elections.
     """
-    active = active_brokers(state)
-    decided = speculative_settings(state, settings)
+    active = state.active_brokers()
     records: list[Record] = []
     results: list[PartitionResult] = []
     for name in _requested_partitions(state, partitions):
         if len(records) == elections_max:
             break
         try:
-            records.append(_elect_leader(state, decided, election, name, active, log_ends.get(name)))
+            records.append(_elect_leader(state, election, name, active, log_ends.get(name)))
         except ElectionNotNeededError as error:
             if partitions is not None:
                 results.append(PartitionResult(name.topic, name.partition, error))
@@ -124,20 +115,19 @@ def elect_leaders(
 
 
 def unclean_election_candidates(
-    state: ControllerState, settings: EffectiveSettings, partitions: Sequence[tuple[str, int]] | None = None
+    state: ControllerState, partitions: Sequence[tuple[str, int]] | None = None
 ) -> dict[PartitionName, tuple[int, ...]]:
     """Returns the leaderless partitions that need an unclean election, with their live replicas.
 
     `partitions` are the partitions of an ElectLeaders request. If None, only topics with unclean.leader.election.enable
     are considered.
     """
-    active = active_brokers(state)
-    decided = speculative_settings(state, settings)
+    active = state.active_brokers()
     requested = None if partitions is None else {PartitionName(*each) for each in partitions}
     candidates = {}
     for name in state.index.leaderless_partitions():
         if requested is None:
-            if not decided.topic(name.topic).unclean_leader_election_enable:
+            if not state.settings.topic(name.topic).unclean_leader_election_enable:
                 continue
         elif name not in requested:
             continue
@@ -150,38 +140,34 @@ def unclean_election_candidates(
 
 
 def elect_unclean_leaders(
-    state: ControllerState, settings: EffectiveSettings, log_ends: LogEnds
+    state: ControllerState, log_ends: LogEnds
 ) -> CoordinatorResult[Record, list[PartitionResult]]:
     """Runs automatic unclean elections, as many as fit into one decision. Skips partitions whose topic was deleted or
     no longer has unclean.leader.election.enable."""
-    decided = speculative_settings(state, settings)
     allowed = [
         (topic, index)
         for topic, index in log_ends
-        if topic in state.image.topics and decided.topic(topic).unclean_leader_election_enable
+        if topic in state.image.topics and state.settings.topic(topic).unclean_leader_election_enable
     ]
-    return elect_leaders(
-        state, settings, ElectionType.UNCLEAN, allowed, log_ends, elections_max=RECORDS_PER_DECISION_MAX
-    )
+    return elect_leaders(state, ElectionType.UNCLEAN, allowed, log_ends, elections_max=RECORDS_PER_DECISION_MAX)
 
 
 def balance_partition_leaders(
-    state: ControllerState, settings: EffectiveSettings, *, elections_max: int = BALANCE_ELECTIONS_MAX
+    state: ControllerState, *, elections_max: int = BALANCE_ELECTIONS_MAX
 ) -> CoordinatorResult[Record, bool]:
     """Elects the preferred leaders of brokers whose imbalance exceeds leader.imbalance.per.broker.percentage. The
     response is True if more elections may be needed."""
-    decided = speculative_settings(state, settings)
-    active = active_brokers(state)
+    active = state.active_brokers()
     imbalanced = state.index.imbalanced_partitions()
     preferred = {name: state.image.topics[name.topic].partitions[name.partition].replicas[0] for name in imbalanced}
     imbalance = Counter(preferred.values())
-    allowed = decided.broker.leader_imbalance_per_broker_percentage
+    allowed = state.settings.broker.leader_imbalance_per_broker_percentage
     records: list[Record] = []
     for name in imbalanced:
         broker_id = preferred[name]
         if imbalance[broker_id] * 100 <= allowed * state.index.preferred_leader_count(broker_id):
             continue
-        record = _build_preferred_election(state, decided, name, active)
+        record = _build_preferred_election(state, name, active)
         if record is not None:
             if len(records) == elections_max:
                 return CoordinatorResult(records, True)
@@ -189,27 +175,29 @@ def balance_partition_leaders(
     return CoordinatorResult(records, False)
 
 
-def recompute_elrs(state: ControllerState, decided: EffectiveSettings, topics: Iterable[str]) -> list[Record]:
-    """Recomputes the ELRs of topics whose min.insync.replicas changed. `decided` contains the new value.
+def recompute_elrs(state: ControllerState, settings: EffectiveSettings, topics: Iterable[str]) -> list[Record]:
+    """Recomputes the ELRs of topics whose min.insync.replicas changed. `settings` contain the new value.
 
     If the ISR now has enough members, the partition commits again, and its ELR becomes empty.
     """
-    active = active_brokers(state)
+    active = state.active_brokers()
     records: list[Record] = []
     for topic in topics:
         for partition in state.image.topics[topic].partitions:
             if partition.elr:
-                record = change_builder(state, decided, PartitionName(topic, partition.index), active).build()
+                name = PartitionName(topic, partition.index)
+                min_isr = settings.topic(topic).min_insync_replicas
+                record = change_builder(state, name, active, min_isr=min_isr).build()
                 if record is not None:
                     records.append(record)
     return records
 
 
-def reconcile_elrs(state: ControllerState, settings: EffectiveSettings) -> CoordinatorResult[Record, bool]:
+def reconcile_elrs(state: ControllerState) -> CoordinatorResult[Record, bool]:
     """Recomputes all ELRs on a new controller, because its configured min.insync.replicas may differ from that of the
     previous controller. The response is False if another call is needed, because the number of records
     per decision is limited."""
-    records = recompute_elrs(state, speculative_settings(state, settings), list(state.image.topics))
+    records = recompute_elrs(state, state.settings, list(state.image.topics))
     return CoordinatorResult(records[:RECORDS_PER_DECISION_MAX], len(records) <= RECORDS_PER_DECISION_MAX)
 
 
@@ -225,7 +213,6 @@ def _requested_partitions(state: ControllerState, partitions: Sequence[tuple[str
 
 def _elect_leader(
     state: ControllerState,
-    decided: EffectiveSettings,
     election: ElectionType,
     name: PartitionName,
     active: Container[int],
@@ -235,10 +222,10 @@ def _elect_leader(
     if partition is None:
         raise UnknownTopicOrPartitionError(f"Partition {name.topic}-{name.partition} does not exist.")
     if election is ElectionType.PREFERRED:
-        return _elect_preferred_leader(state, decided, name, partition, active)
+        return _elect_preferred_leader(state, name, partition, active)
     if partition.leader != NO_LEADER:
         raise ElectionNotNeededError(f"{name.topic}-{name.partition} is led by broker {partition.leader}.")
-    record = change_builder(state, decided, name, active).build(log_ends=log_ends)
+    record = change_builder(state, name, active).build(log_ends=log_ends)
     if record is None or record.leader < 0:
         raise EligibleLeadersNotAvailableError(
             f"No replica of {name.topic}-{name.partition} is alive, or a live one did not return its log end. Try "
@@ -248,15 +235,11 @@ def _elect_leader(
 
 
 def _elect_preferred_leader(
-    state: ControllerState,
-    decided: EffectiveSettings,
-    name: PartitionName,
-    partition: PartitionRegistration,
-    active: Container[int],
+    state: ControllerState, name: PartitionName, partition: PartitionRegistration, active: Container[int]
 ) -> PartitionChangeRecord:
     if partition.leader == partition.replicas[0]:
         raise ElectionNotNeededError(f"{name.topic}-{name.partition} is led by its preferred replica.")
-    record = _build_preferred_election(state, decided, name, active)
+    record = _build_preferred_election(state, name, active)
     if record is None:
         raise PreferredLeaderNotAvailableError(
             f"The preferred leader of {name.topic}-{name.partition}, broker {partition.replicas[0]}, "
@@ -266,9 +249,9 @@ def _elect_preferred_leader(
 
 
 def _build_preferred_election(
-    state: ControllerState, decided: EffectiveSettings, name: PartitionName, active: Container[int]
+    state: ControllerState, name: PartitionName, active: Container[int]
 ) -> PartitionChangeRecord | None:
     """Returns the record that elects the preferred replica, or None if that replica already leads or cannot lead."""
     partition = state.image.topics[name.topic].partitions[name.partition]
-    record = change_builder(state, decided, name, active).build(elect_preferred=True)
+    record = change_builder(state, name, active).build(elect_preferred=True)
     return record if record is not None and record.leader == partition.replicas[0] else None

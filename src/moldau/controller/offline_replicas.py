@@ -7,18 +7,15 @@ A transiently offline replica can still be read. It leaves the ISR only if anoth
 """
 
 from moldau.controller.elections import elect_leaderless_partitions
-from moldau.controller.partition_change_builder import active_brokers, change_builder, speculative_settings
+from moldau.controller.partition_change_builder import change_builder
 from moldau.controller.partition_index import PartitionName
 from moldau.controller.requests import BrokerHeartbeat
 from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState
 from moldau.coordinator import CoordinatorResult
 from moldau.metadata.records import Record
-from moldau.settings.effective import EffectiveSettings
 
 
-def remove_offline_replicas(
-    state: ControllerState, settings: EffectiveSettings, beat: BrokerHeartbeat
-) -> CoordinatorResult[Record, bool]:
+def remove_offline_replicas(state: ControllerState, beat: BrokerHeartbeat) -> CoordinatorResult[Record, bool]:
     """Removes the broker's offline replicas from the ISRs. Then elects the broker for leaderless partitions that it can
     lead.
 
@@ -30,14 +27,13 @@ def remove_offline_replicas(
     broker = state.image.brokers.get(beat.broker_id)
     if broker is None or broker.epoch != beat.broker_epoch or not broker.is_active:
         return CoordinatorResult([], False)
-    records = _isr_removals(state, settings, beat) or elect_leaderless_partitions(state, settings, beat.broker_id)
+    records = _isr_removals(state, beat) or elect_leaderless_partitions(state, beat.broker_id)
     return CoordinatorResult(records[:RECORDS_PER_DECISION_MAX], bool(records))
 
 
-def _isr_removals(state: ControllerState, settings: EffectiveSettings, beat: BrokerHeartbeat) -> list[Record]:
+def _isr_removals(state: ControllerState, beat: BrokerHeartbeat) -> list[Record]:
     records: list[Record] = []
-    decided = speculative_settings(state, settings)
-    active = active_brokers(state)
+    active = state.active_brokers()
     for each in beat.not_ready:
         topic = state.image.topic_by_id(each.topic_id)
         if topic is None or not 0 <= each.partition < len(topic.partitions):
@@ -47,7 +43,7 @@ def _isr_removals(state: ControllerState, settings: EffectiveSettings, beat: Bro
             continue
         if beat.broker_id in state.exclude_offline(active, topic.topic_id, each.partition):
             continue
-        change = change_builder(state, decided, PartitionName(topic.name, each.partition), active)
+        change = change_builder(state, PartitionName(topic.name, each.partition), active)
         change.isr = tuple(member for member in partition.isr if member != beat.broker_id)
         if not each.is_transient:
             change.unclean_shutdown_replica = beat.broker_id

@@ -23,7 +23,6 @@ from moldau.metadata.records import (
     PartitionChangeRecord,
 )
 from moldau.raft.messages import EpochEndOffset
-from moldau.settings.effective import EffectiveSettings
 
 Replicas = tuple[int, ...]
 
@@ -39,26 +38,16 @@ class RetainedData(Enum):
     """The broker registered with another disk, or with an older state of its disk."""
 
 
-def speculative_settings(state: ControllerState, settings: EffectiveSettings) -> EffectiveSettings:
-    """Returns the settings including config changes that are decided but not yet committed (speculative). These changes
-    are earlier in the metadata log, so a partition leader applies them before the current decision."""
-    return EffectiveSettings(settings.static, state.image)
-
-
-def active_brokers(state: ControllerState) -> set[int]:
-    return {broker_id for broker_id, broker in state.image.brokers.items() if broker.is_active}
-
-
 def change_builder(
-    state: ControllerState, settings: EffectiveSettings, name: PartitionName, active: Container[int]
+    state: ControllerState, name: PartitionName, active: Container[int], *, min_isr: int | None = None
 ) -> "PartitionChangeBuilder":
-    """Returns a builder that elects no offline replica. `settings` come from `speculative_settings`. `active` are the
-    brokers that may lead."""
+    """Returns a builder that elects no offline replica. `active` are the brokers that may lead. `min_isr` replaces the
+    partition's min.insync.replicas."""
     topic = state.image.topics[name.topic]
     return PartitionChangeBuilder(
         topic.topic_id,
         topic.partitions[name.partition],
-        min_isr=settings.topic(name.topic).min_insync_replicas,
+        min_isr=state.settings.topic(name.topic).min_insync_replicas if min_isr is None else min_isr,
         active=state.exclude_offline(active, topic.topic_id, name.partition),
     )
 

@@ -8,12 +8,7 @@ reassignment is complete when the ISR contains all target replicas (see `partiti
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from moldau.controller.partition_change_builder import (
-    PartitionChangeBuilder,
-    active_brokers,
-    change_builder,
-    speculative_settings,
-)
+from moldau.controller.partition_change_builder import PartitionChangeBuilder, change_builder
 from moldau.controller.partition_index import PartitionName
 from moldau.controller.placement import validate_manual_assignment
 from moldau.controller.requests import OngoingReassignment, PartitionResult, Reassignment
@@ -29,15 +24,13 @@ from moldau.errors import (
 )
 from moldau.metadata.image import MetadataImage, PartitionRegistration
 from moldau.metadata.records import Record
-from moldau.settings.effective import EffectiveSettings
 
 
 def alter_partition_reassignments(
-    state: ControllerState, settings: EffectiveSettings, reassignments: Sequence[Reassignment], *, allow_rf_change: bool
+    state: ControllerState, reassignments: Sequence[Reassignment], *, allow_rf_change: bool
 ) -> CoordinatorResult[Record, list[PartitionResult]]:
     """Starts, changes or cancels reassignments. A reassignment that adds no replica completes at once."""
-    active = active_brokers(state)
-    decided = speculative_settings(state, settings)
+    active = state.active_brokers()
     times_named = Counter((each.topic, each.partition) for each in reassignments)
     records: list[Record] = []
     results: dict[PartitionName, PartitionResult] = {}
@@ -49,7 +42,7 @@ def alter_partition_reassignments(
             partition = state.image.partition(*name)
             if partition is None:
                 raise UnknownTopicOrPartitionError(f"Unable to find partition {name.topic}:{name.partition}.")
-            change = change_builder(state, decided, name, active)
+            change = change_builder(state, name, active)
             if requested.replicas is None:
                 _cancel_reassignment(change, partition)
             else:

@@ -17,6 +17,8 @@ from moldau.metadata.records import (
     RegisterBrokerRecord,
     UnregisterBrokerRecord,
 )
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.effective import EffectiveSettings
 
 _NO_REPLICAS: Mapping[tuple[UUID, int], bool] = MappingProxyType({})
 _BROKER_RECORDS = (RegisterBrokerRecord, BrokerRegistrationChangeRecord, UnregisterBrokerRecord)
@@ -34,9 +36,12 @@ class ControllerState:
     Offline replicas are part of the state, but not of the metadata log, because brokers report them in heartbeats.
     """
 
-    def __init__(self, image: MetadataImage) -> None:
+    def __init__(self, image: MetadataImage, static: BrokerSettings) -> None:
         """`image` must contain all records of the metadata log, and all of them must be committed."""
         self.image = image
+        self.settings = EffectiveSettings(static, image)
+        """Includes config changes that are decided but not yet committed. These changes are earlier in the metadata
+        log, so a partition leader applies them before the current decision."""
         self.index = PartitionIndex(image)
         self.offline_replicas: dict[int, tuple[int, Mapping[tuple[UUID, int], bool]]] = {}
         """Offline replicas by broker id: the broker epoch of the report, and for each replica whether the failure is
@@ -57,9 +62,13 @@ class ControllerState:
         """The offset of the first record of the next decision."""
         return self.image.offset + 1
 
+    def active_brokers(self) -> set[int]:
+        return {broker_id for broker_id, broker in self.image.brokers.items() if broker.is_active}
+
     def apply(self, records: Sequence[Record], end_offset: int) -> None:
         before = self.image
         self.image, delta = apply_changes(before, records, end_offset - 1)
+        self.settings.apply(self.image, delta)
         self.index.update(before, self.image, delta)
         for record in records:
             if isinstance(record, _BROKER_RECORDS):

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from moldau.controller.ids import Randomness, random_uuid
-from moldau.controller.partition_change_builder import speculative_settings
 from moldau.controller.placement import ReplicaLoad, Replicas, initial_isr, place_replicas, validate_manual_assignment
 from moldau.controller.requests import CreateTopicResult, NewTopic, PartitionIncrease, TopicRef, TopicResult
 from moldau.controller.state import ControllerState, check_batch_size
@@ -37,22 +36,16 @@ _NO_ID = UUID(int=0)
 
 
 def create_topics(
-    state: ControllerState,
-    topics: Sequence[NewTopic],
-    settings: EffectiveSettings,
-    random: Randomness,
-    *,
-    validate_only: bool,
+    state: ControllerState, topics: Sequence[NewTopic], random: Randomness, *, validate_only: bool
 ) -> CoordinatorResult[Record, list[CreateTopicResult]]:
     """Creates topics. The response has one result per topic name."""
-    settings = speculative_settings(state, settings)
-    if sum(_requested_partition_count(topic, settings) for topic in topics) > PARTITIONS_PER_REQUEST_MAX:
+    if sum(_requested_partition_count(topic, state.settings) for topic in topics) > PARTITIONS_PER_REQUEST_MAX:
         raise PolicyViolationError("Excessively large number of partitions per request.")
     times_named = Counter(topic.name for topic in topics)
     records: list[Record] = []
     results: dict[str, CreateTopicResult] = {}
     created_keys: dict[str, str] = {}
-    load = _initial_load(state, settings)
+    load = _initial_load(state)
     for topic in topics:
         if topic.name in results:
             continue
@@ -60,7 +53,7 @@ def create_topics(
             if times_named[topic.name] > 1:
                 raise InvalidRequestError("Duplicate topic name.")
             _check_name(state, topic.name, created_keys)
-            created = _create_topic(state.image, topic, settings, random, load)
+            created = _create_topic(state, topic, random, load)
         except MoldauError as error:
             results[topic.name] = CreateTopicResult(topic.name, error=error)
         else:
@@ -92,22 +85,21 @@ def _check_name(state: ControllerState, name: str, created_keys: Mapping[str, st
         raise InvalidTopicError(f"Topic '{name}' collides with existing topic: {colliding}")
 
 
-def _initial_load(state: ControllerState, settings: EffectiveSettings) -> ReplicaLoad | None:
-    if settings.broker.placement_policy == "load":
+def _initial_load(state: ControllerState) -> ReplicaLoad | None:
+    if state.settings.broker.placement_policy == "load":
         return ReplicaLoad.from_cluster(state.index, state.image.brokers)
     return None
 
 
 def _create_topic(
-    image: MetadataImage, topic: NewTopic, settings: EffectiveSettings, random: Randomness, load: ReplicaLoad | None
+    state: ControllerState, topic: NewTopic, random: Randomness, load: ReplicaLoad | None
 ) -> list[Record]:
+    image = state.image
     nulls = [name for name, value in topic.configs.items() if value is None]
     if nulls:
         raise InvalidConfigError(f"Null value not supported for topic configs: {','.join(nulls)}")
-    settings.validate_topic_configs(topic.configs)
-    replicas = (
-        _manual_replicas(image, topic) if topic.assignment else _placed_replicas(image, topic, settings, random, load)
-    )
+    state.settings.validate_topic_configs(topic.configs)
+    replicas = _manual_replicas(image, topic) if topic.assignment else _placed_replicas(state, topic, random, load)
     if len(replicas) > PARTITIONS_PER_TOPIC_MAX:
         raise InvalidPartitionsError(f"A topic cannot have more than {PARTITIONS_PER_TOPIC_MAX} partitions.")
     topic_id = random_uuid(random, taken=image.topic_names)
@@ -136,18 +128,18 @@ def _manual_replicas(image: MetadataImage, topic: NewTopic) -> list[Replicas]:
 
 
 def _placed_replicas(
-    image: MetadataImage, topic: NewTopic, settings: EffectiveSettings, random: Randomness, load: ReplicaLoad | None
+    state: ControllerState, topic: NewTopic, random: Randomness, load: ReplicaLoad | None
 ) -> list[Replicas]:
     if topic.replication_factor == 0 or topic.replication_factor < -1:
         raise InvalidReplicationFactorError("Replication factor must be larger than 0, or -1 to use the default value.")
     if topic.partitions == 0 or topic.partitions < -1:
         raise InvalidPartitionsError("Number of partitions was set to an invalid non-positive value.")
-    defaults = settings.broker
+    defaults = state.settings.broker
     partitions = defaults.num_partitions if topic.partitions == -1 else topic.partitions
     replication_factor = topic.replication_factor
     if replication_factor == -1:
         replication_factor = defaults.default_replication_factor
-    return place_replicas(image.brokers, partitions, replication_factor, random, load)
+    return place_replicas(state.image.brokers, partitions, replication_factor, random, load)
 
 
 def _partition_record(image: MetadataImage, topic_id: UUID, index: int, replicas: Replicas) -> PartitionRecord:
@@ -169,10 +161,8 @@ def _create_result(name: str, created: Sequence[Record]) -> CreateTopicResult:
     return CreateTopicResult(name, partitions[0].topic_id, len(partitions), len(partitions[0].replicas))
 
 
-def delete_topics(
-    state: ControllerState, topics: Sequence[TopicRef], settings: EffectiveSettings
-) -> CoordinatorResult[Record, list[TopicResult]]:
-    if not speculative_settings(state, settings).broker.delete_topic_enable:
+def delete_topics(state: ControllerState, topics: Sequence[TopicRef]) -> CoordinatorResult[Record, list[TopicResult]]:
+    if not state.settings.broker.delete_topic_enable:
         raise TopicDeletionDisabledError("Topic deletion is disabled.")
     found: list[TopicImage | MoldauError] = [_look_up(state.image, ref) for ref in topics]
     times_named = Counter(topic.topic_id for topic in found if isinstance(topic, TopicImage))
@@ -204,16 +194,11 @@ def _look_up(image: MetadataImage, ref: TopicRef) -> TopicImage | MoldauError:
 
 
 def create_partitions(
-    state: ControllerState,
-    changes: Sequence[PartitionIncrease],
-    settings: EffectiveSettings,
-    random: Randomness,
-    *,
-    validate_only: bool,
+    state: ControllerState, changes: Sequence[PartitionIncrease], random: Randomness, *, validate_only: bool
 ) -> CoordinatorResult[Record, list[TopicResult]]:
     if sum(_added_partition_count(state.image, change) for change in changes) > PARTITIONS_PER_REQUEST_MAX:
         raise PolicyViolationError("Excessively large number of partitions per request.")
-    load = _initial_load(state, speculative_settings(state, settings))
+    load = _initial_load(state)
     records: list[Record] = []
     results: list[TopicResult] = []
     times_named = Counter(change.topic for change in changes)

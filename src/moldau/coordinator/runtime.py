@@ -38,6 +38,7 @@ class CoordinatorLog(Protocol[R_contra]):
 class _QueuedOperation(NamedTuple):
     operation: Callable[[Any], CoordinatorResult[Any, Any]]
     future: asyncio.Future[Any]
+    update: Callable[[Any], None] | None = None
 
 
 class _ParkedResponse(NamedTuple):
@@ -114,21 +115,27 @@ class CoordinatorRuntime(Generic[S, R]):
         if self._task is not None:
             await self._task
 
-    async def submit(self, operation: Callable[[S], CoordinatorResult[R, T]]) -> T:
+    async def submit(
+        self, operation: Callable[[S], CoordinatorResult[R, T]], *, update: Callable[[S], None] | None = None
+    ) -> T:
         """Runs the operation, appends its records, and returns the response.
 
         The response is delayed until everything that the operation could see is committed. An exception of the
         operation is delayed in the same way. Cancelling the caller does not cancel the operation.
-        """
-        return await self.schedule(operation)
 
-    def schedule(self, operation: Callable[[S], CoordinatorResult[R, T]]) -> "asyncio.Future[T]":
+        Operations are pure. `update` runs just before the operation and may change state that is not in the log.
+        """
+        return await self.schedule(operation, update=update)
+
+    def schedule(
+        self, operation: Callable[[S], CoordinatorResult[R, T]], *, update: Callable[[S], None] | None = None
+    ) -> "asyncio.Future[T]":
         """Queues an operation and returns the future of its response. Raises an error only if no state is loaded."""
         if self._state is None:
             raise self._not_loaded_error()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._queue.append(_QueuedOperation(operation, future))
+        self._queue.append(_QueuedOperation(operation, future, update))
         if self._task is None:
             # Use a separate task, because a cancelled caller must not leave records that are appended but not applied.
             self._task = loop.create_task(self._run())
@@ -163,6 +170,8 @@ class CoordinatorRuntime(Generic[S, R]):
         if queued.future.done():
             return
         try:
+            if queued.update is not None:
+                queued.update(state)
             result: CoordinatorResult[R, Any] = queued.operation(state)
         except Exception as error:
             self._park(_ParkedResponse(self._last_written_offset, queued.future, None, error, has_records=False))

@@ -10,11 +10,14 @@ import asyncio
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.forwarding import execute_forwarded
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.kio import ErrorCode
 from moldau.wire.messages import EnvelopeRequest, EnvelopeResponse
 
 
 @handles(ApiKey.ENVELOPE, versions=(0, 0), error_response=top_level_error, inter_broker=True)
 async def envelope(request: EnvelopeRequest, session: RequestContext, broker: Broker) -> EnvelopeResponse:
+    if not broker.controller.is_active:
+        return {"error_code": ErrorCode.not_controller}
     # The first suspension turns this coroutine into a task. Handlers that wait for the quorum need a task.
     await asyncio.sleep(0)
     response = await execute_forwarded(request.request_data, bytes(request.client_host_address), broker)

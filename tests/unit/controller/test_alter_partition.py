@@ -104,9 +104,9 @@ def test_a_request_with_a_stale_broker_epoch_fails_as_a_whole(cluster: Controlle
     epoch = cluster.state.image.brokers[1].epoch
     cluster.register(1)
     with pytest.raises(StaleBrokerEpochError):
-        alter_partition(cluster.state, cluster.settings, 1, epoch, [])
+        alter_partition(cluster.state, 1, epoch, [])
     with pytest.raises(BrokerIdNotRegisteredError):
-        alter_partition(cluster.state, cluster.settings, 9, epoch, [])
+        alter_partition(cluster.state, 9, epoch, [])
 
 
 def test_each_partition_succeeds_or_fails_on_its_own(cluster: ControlledCluster) -> None:
@@ -119,7 +119,7 @@ def test_each_partition_succeeds_or_fails_on_its_own(cluster: ControlledCluster)
         IsrChange(topic_id, 0, 0, 0, members),
         IsrChange(topic_id, 0, 0, 0, members[:1]),
     ]
-    results = cluster.do(alter_partition(cluster.state, cluster.settings, 1, brokers[1].epoch, requested))
+    results = cluster.do(alter_partition(cluster.state, 1, brokers[1].epoch, requested))
     assert [error_of(result) for result in results] == [
         UnknownTopicIdError,
         UnknownTopicOrPartitionError,

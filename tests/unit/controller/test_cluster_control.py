@@ -56,9 +56,7 @@ def test_a_broker_leads_nothing_from_its_registration_to_its_first_heartbeats() 
     assert (second.leader, second.leader_epoch, second.isr) == (2, 0, (2,))
     broker = cluster.state.image.brokers[1]
     behind = BrokerHeartbeat(1, broker.epoch, broker.epoch - 1)
-    reply = cluster._do(
-        process_broker_heartbeat(cluster.state, cluster.settings, behind, cluster.heartbeat_manager)
-    ).reply
+    reply = cluster._do(process_broker_heartbeat(cluster.state, behind, cluster.heartbeat_manager)).reply
     assert (reply.is_caught_up, reply.is_fenced) == (False, True)
     cluster.unfence(1)
     assert cluster.state.image.brokers[1].is_active
@@ -70,9 +68,7 @@ def test_a_broker_is_fenced_on_its_own_request() -> None:
     epoch = cluster.state.image.brokers[1].epoch
     for _ in range(2):
         heartbeat = BrokerHeartbeat(1, epoch, 99, want_fence=True)
-        reply = cluster._do(
-            process_broker_heartbeat(cluster.state, cluster.settings, heartbeat, cluster.heartbeat_manager)
-        ).reply
+        reply = cluster._do(process_broker_heartbeat(cluster.state, heartbeat, cluster.heartbeat_manager)).reply
         assert reply.is_fenced
         assert cluster.state.image.topics["a"].partitions[0].leader == 2
     assert cluster.last_records == []
@@ -83,15 +79,13 @@ def test_a_broker_is_unfenced_only_when_it_has_applied_the_decision_that_fenced_
     cluster.create(NewTopic("a", assignment={0: [1, 2]}))
     broker = cluster.state.image.brokers[1]
     before = cluster.state.image.offset
-    cluster._do(fence_broker(cluster.state, cluster.settings, 1, broker.epoch))
+    cluster._do(fence_broker(cluster.state, 1, broker.epoch))
     last = cluster.state.image.offset
     for offset, fenced in ((before, True), (last - 1, True), (last, False)):
         heartbeat = BrokerHeartbeat(1, broker.epoch, offset)
-        reply = cluster._do(
-            process_broker_heartbeat(cluster.state, cluster.settings, heartbeat, cluster.heartbeat_manager)
-        ).reply
+        reply = cluster._do(process_broker_heartbeat(cluster.state, heartbeat, cluster.heartbeat_manager)).reply
         assert (reply.is_fenced, reply.is_caught_up) == (fenced, not fenced)
-    again = cluster._do(fence_broker(cluster.state, cluster.settings, 1, broker.epoch + 1))
+    again = cluster._do(fence_broker(cluster.state, 1, broker.epoch + 1))
     assert again
     assert cluster.state.image.brokers[1].is_active, "the epoch is another incarnation's"
 
@@ -106,7 +100,7 @@ def test_requests_with_a_stale_broker_epoch_are_rejected() -> None:
     ):
         with pytest.raises(error):
             process_broker_heartbeat(
-                cluster.state, cluster.settings, BrokerHeartbeat(broker_id, broker_epoch, 9), cluster.heartbeat_manager
+                cluster.state, BrokerHeartbeat(broker_id, broker_epoch, 9), cluster.heartbeat_manager
             )
         with pytest.raises(error):
             allocate_producer_ids(cluster.state, broker_id, broker_epoch)
@@ -120,8 +114,8 @@ def test_a_broker_with_a_valid_session_is_not_replaced_by_another_process() -> N
     for endpoint in (Endpoint("P", "h", 9092), Endpoint("P", "other", 9092)):
         duplicate = BrokerRegistrationRequest(1, UUID(int=9), [endpoint])
         with pytest.raises(DuplicateBrokerRegistrationError, match="h:9092"):
-            register_broker(cluster.state, cluster.settings, duplicate, cluster.heartbeat_manager, 3_009)
-        assert register_broker(cluster.state, cluster.settings, duplicate, cluster.heartbeat_manager, 3_010).response
+            register_broker(cluster.state, duplicate, cluster.heartbeat_manager, 3_009)
+        assert register_broker(cluster.state, duplicate, cluster.heartbeat_manager, 3_010).response
 
 
 def test_invalid_registrations_are_rejected_with_advice() -> None:
@@ -141,19 +135,19 @@ def test_invalid_registrations_are_rejected_with_advice() -> None:
     ):
         broker = replace(good, **changes)
         with pytest.raises(error, match=advice):
-            register_broker(cluster.state, cluster.settings, broker, cluster.heartbeat_manager, 0)
+            register_broker(cluster.state, broker, cluster.heartbeat_manager, 0)
     assert cluster.register_as(good) > 0
 
 
 def test_an_unregistered_broker_is_removed_from_isrs_and_from_the_image() -> None:
     cluster = Cluster(brokers=(1, 2))
     cluster.create(NewTopic("a", assignment={0: [1, 2]}))
-    assert cluster._do(unregister_broker(cluster.state, cluster.settings, 1))
+    assert cluster._do(unregister_broker(cluster.state, 1))
     [partition] = cluster.state.image.topics["a"].partitions
     assert (partition.leader, partition.isr, partition.replicas) == (2, (2,), (1, 2))
     assert list(cluster.state.image.brokers) == [2]
     with pytest.raises(BrokerIdNotRegisteredError):
-        unregister_broker(cluster.state, cluster.settings, 1)
+        unregister_broker(cluster.state, 1)
 
 
 def test_producer_id_blocks_do_not_overlap() -> None:

@@ -124,9 +124,7 @@ def test_configs_too_large_for_one_batch_are_rejected() -> None:
 
     def alter(topics: int) -> int:
         changes = {ConfigResource(TOPIC_RESOURCE, f"topic-{number}"): [change] for number in range(topics)}
-        return len(
-            alter_configs(cluster.state, changes, cluster.settings, incremental=True, validate_only=False).records
-        )
+        return len(alter_configs(cluster.state, changes, incremental=True, validate_only=False).records)
 
     assert alter(fitting) == fitting
     with pytest.raises(PolicyViolationError):

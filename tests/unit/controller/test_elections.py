@@ -81,7 +81,7 @@ def test_a_controlled_shutdown_moves_leadership() -> None:
     cluster = cluster_of(1, 2, 3)
     cluster.shut_down(1)
     assert shape(cluster) == (2, (2, 3), ())
-    assert remove_broker_from_isrs(cluster.state, cluster.settings, 1) == []
+    assert remove_broker_from_isrs(cluster.state, 1) == []
 
 
 def test_a_broker_in_controlled_shutdown_is_not_elected_when_unfenced() -> None:
@@ -153,7 +153,7 @@ def test_lowering_min_isr_empties_the_elr(resource: ConfigResource) -> None:
     assert shape(cluster) == (1, (1,), (2, 3))
     for minimum, elr in (("2", (2, 3)), ("1", ())):
         changes = {resource: [ConfigChange(MIN_ISR_CONFIG, minimum)]}
-        cluster.do(alter_configs(cluster.state, changes, cluster.settings, incremental=True, validate_only=False))
+        cluster.do(alter_configs(cluster.state, changes, incremental=True, validate_only=False))
         assert shape(cluster) == (1, (1,), elr)
 
 
@@ -247,8 +247,8 @@ def test_the_last_isr_member_without_its_disk_leaves_an_empty_isr() -> None:
         cluster.register(broker_id)
         cluster.unfence(broker_id)
         assert shape(cluster) == (NO_LEADER, (), ())
-    assert unclean_election_candidates(cluster.state, cluster.settings) == {}
-    assert unclean_election_candidates(cluster.state, cluster.settings, [ORDERS]) == {ORDERS: (1, 2, 3)}
+    assert unclean_election_candidates(cluster.state) == {}
+    assert unclean_election_candidates(cluster.state, [ORDERS]) == {ORDERS: (1, 2, 3)}
     ends = {ORDERS: {1: EpochEndOffset(-1, 0), 2: EpochEndOffset(0, 5), 3: EpochEndOffset(0, 7)}}
     assert error_of(cluster.elect(ElectionType.UNCLEAN, ORDERS, log_ends=ends)) is None
     assert shape(cluster) == (3, (3,), ())
@@ -295,7 +295,7 @@ def test_every_unclean_election_sets_the_unclean_epoch() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
     assert cluster.partition().unclean_epoch == -1
     for broker_id in (2, 3):
-        cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, {ORDERS: {broker_id: EpochEndOffset(0, 5)}}))
+        cluster.do(elect_unclean_leaders(cluster.state, {ORDERS: {broker_id: EpochEndOffset(0, 5)}}))
         assert cluster.partition().leader == broker_id
         assert cluster.partition().unclean_epoch == cluster.partition().leader_epoch
         # It is fenced before it reports its recovery.
@@ -309,10 +309,10 @@ def test_every_unclean_election_sets_the_unclean_epoch() -> None:
 def test_a_broker_that_was_unregistered_counts_as_having_lost_all_records() -> None:
     cluster = cluster_of(1, 2, min_insync_replicas="2")
     cluster.fence(2)
-    cluster.do(unregister_broker(cluster.state, cluster.settings, 2))
+    cluster.do(unregister_broker(cluster.state, 2))
     assert shape(cluster) == (1, (1,), (2,))
     anew = BrokerRegistrationRequest(2, random_uuid(cluster.random), [Endpoint("PLAINTEXT", "host", 9092)])
-    cluster.do(register_broker(cluster.state, cluster.settings, anew, BrokerHeartbeatManager(3000), 0))
+    cluster.do(register_broker(cluster.state, anew, BrokerHeartbeatManager(3000), 0))
     assert shape(cluster) == (1, (1,), ())
 
 
@@ -376,9 +376,9 @@ def left_behind(**configs: str) -> ControlledCluster:
 
 def test_only_topics_with_unclean_election_enabled_are_candidates() -> None:
     cluster = left_behind()
-    assert unclean_election_candidates(cluster.state, cluster.settings) == {}
+    assert unclean_election_candidates(cluster.state) == {}
     ends = {ORDERS: {2: EpochEndOffset(0, 5), 3: EpochEndOffset(0, 7)}}
-    cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends))
+    cluster.do(elect_unclean_leaders(cluster.state, ends))
     assert shape(cluster) == (NO_LEADER, (1,), ())
 
 
@@ -393,8 +393,8 @@ def test_only_topics_with_unclean_election_enabled_are_candidates() -> None:
 )
 def test_an_unclean_election_takes_the_longest_log(ends: dict[int, EpochEndOffset], leader: int) -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
-    assert unclean_election_candidates(cluster.state, cluster.settings) == {ORDERS: (2, 3)}
-    cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, {ORDERS: ends}))
+    assert unclean_election_candidates(cluster.state) == {ORDERS: (2, 3)}
+    cluster.do(elect_unclean_leaders(cluster.state, {ORDERS: ends}))
     assert shape(cluster) == (leader, (leader,), ())
     assert cluster.partition().is_recovering
     assert cluster.alter([leader]).is_recovering is False
@@ -405,7 +405,7 @@ def test_an_unclean_election_fails_if_there_is_a_leader_again() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
     ends = {ORDERS: {2: EpochEndOffset(0, 5)}}
     cluster.unfence(1)
-    [result] = cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends))
+    [result] = cluster.do(elect_unclean_leaders(cluster.state, ends))
     assert isinstance(result.error, ElectionNotNeededError)
     assert shape(cluster) == (1, (1,), ())
 
@@ -414,14 +414,14 @@ def test_a_broker_fenced_during_the_query_is_not_elected() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
     cluster.fence(3)
     ends = {ORDERS: {2: EpochEndOffset(0, 5), 3: EpochEndOffset(0, 7)}}
-    cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends))
+    cluster.do(elect_unclean_leaders(cluster.state, ends))
     assert shape(cluster) == (2, (2,), ())
 
 
 def test_a_deleted_topic_is_not_elected() -> None:
     cluster = left_behind(unclean_leader_election_enable="true")
     ends = {PartitionName("gone", 0): {2: EpochEndOffset(0, 5)}}
-    assert cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends)) == []
+    assert cluster.do(elect_unclean_leaders(cluster.state, ends)) == []
 
 
 def test_unclean_elections_are_split_into_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,23 +430,23 @@ def test_unclean_elections_are_split_into_decisions(monkeypatch: pytest.MonkeyPa
     for broker_id in (2, 1):
         cluster.fence(broker_id)
     cluster.unfence(2)
-    names = list(unclean_election_candidates(cluster.state, cluster.settings))
+    names = list(unclean_election_candidates(cluster.state))
     assert len(names) == 10
     # The first four have no log ends; the others do not wait for them.
     ends = {name: {2: EpochEndOffset(0, 5)} if name in names[4:] else {} for name in names}
     for module in (controller_state, elections):
         monkeypatch.setattr(module, "RECORDS_PER_DECISION_MAX", 3)
     for elected in (3, 6):
-        cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends))
+        cluster.do(elect_unclean_leaders(cluster.state, ends))
         assert len(cluster.last_records) == 3
-        assert list(unclean_election_candidates(cluster.state, cluster.settings)) == names[:4] + names[4 + elected :]
-    cluster.do(elect_unclean_leaders(cluster.state, cluster.settings, ends))
+        assert list(unclean_election_candidates(cluster.state)) == names[:4] + names[4 + elected :]
+    cluster.do(elect_unclean_leaders(cluster.state, ends))
     assert cluster.last_records == []
 
 
 def test_an_unclean_election_request_overrides_the_topic_setting() -> None:
     cluster = left_behind()
-    assert unclean_election_candidates(cluster.state, cluster.settings, [ORDERS]) == {ORDERS: (2, 3)}
+    assert unclean_election_candidates(cluster.state, [ORDERS]) == {ORDERS: (2, 3)}
     assert error_of(cluster.elect(ElectionType.UNCLEAN, ORDERS)) is EligibleLeadersNotAvailableError
     ends = {ORDERS: {2: EpochEndOffset(0, 5), 3: EpochEndOffset(0, 7)}}
     assert error_of(cluster.elect(ElectionType.UNCLEAN, ORDERS, log_ends=ends)) is None

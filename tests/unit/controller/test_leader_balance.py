@@ -21,7 +21,7 @@ def cluster_with_leaders_elsewhere(count: int, of: int, percentage: int = 10) ->
 
 
 def balance(cluster: ControlledCluster, elections_max: int = 1000) -> bool:
-    return cluster.do(balance_partition_leaders(cluster.state, cluster.settings, elections_max=elections_max))
+    return cluster.do(balance_partition_leaders(cluster.state, elections_max=elections_max))
 
 
 def test_leaders_above_the_allowed_imbalance_are_moved_back() -> None:

@@ -21,7 +21,7 @@ class Cluster(ControlledCluster):
             not_ready=[OfflineReplica(topic_id, index, broker_id, "EIO", is_transient) for index in failed],
         )
         self.state.update_offline_replicas(heartbeat)
-        while self.do(remove_offline_replicas(self.state, self.settings, heartbeat)):
+        while self.do(remove_offline_replicas(self.state, heartbeat)):
             pass
 
     def state_of(self, index: int = 0) -> tuple[int, Sequence[int], Sequence[int]]:
@@ -74,7 +74,7 @@ def test_offline_replicas_are_not_elected() -> None:
     cluster.hears(2, 0)
     cluster.unfence(3)
     assert cluster.partition().leader == NO_LEADER
-    [found] = unclean_election_candidates(cluster.state, cluster.settings).values()
+    [found] = unclean_election_candidates(cluster.state).values()
     assert found == (3,), "it is no candidate, and others are"
     cluster.elect(ElectionType.PREFERRED, ("orders", 0))
     assert cluster.partition().leader == NO_LEADER
@@ -147,7 +147,7 @@ def test_the_only_isr_member_keeps_leading_though_it_cannot_be_written() -> None
     assert cluster.state_of() == (1, (1,), ())
     cluster.unfence(2)
     assert cluster.state_of() == (1, (1,), ())
-    assert unclean_election_candidates(cluster.state, cluster.settings) == {}
+    assert unclean_election_candidates(cluster.state) == {}
     cluster.fence(1)
     cluster.unfence(1)
     assert cluster.state_of() == (1, (1,), ()), "it leads again after the restart"

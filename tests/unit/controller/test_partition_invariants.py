@@ -176,16 +176,16 @@ class AnyCluster:
         self.cluster.elect(ElectionType.PREFERRED)
 
     def is_balanced(self) -> None:
-        self.cluster.do(balance_partition_leaders(self.cluster.state, self.cluster.settings))
+        self.cluster.do(balance_partition_leaders(self.cluster.state))
 
     def is_led_uncleanly_where_allowed(self) -> None:
-        candidates = unclean_election_candidates(self.cluster.state, self.cluster.settings)
+        candidates = unclean_election_candidates(self.cluster.state)
         assert self.unclean or not candidates
-        self.cluster.do(elect_unclean_leaders(self.cluster.state, self.cluster.settings, self.ends_of(candidates)))
+        self.cluster.do(elect_unclean_leaders(self.cluster.state, self.ends_of(candidates)))
         self.is_led_uncleanly(candidates)
 
     def is_led_uncleanly_because_somebody_wants_it(self) -> None:
-        candidates = unclean_election_candidates(self.cluster.state, self.cluster.settings, [ORDERS])
+        candidates = unclean_election_candidates(self.cluster.state, [ORDERS])
         self.seen["led uncleanly though nobody was in sync"] += bool(candidates) and not self.partition.isr
         self.cluster.elect(ElectionType.UNCLEAN, ORDERS, log_ends=self.ends_of(candidates))
         self.is_led_uncleanly(candidates)

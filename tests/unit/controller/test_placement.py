@@ -101,7 +101,7 @@ def test_topics_are_placed_by_load_with_that_policy() -> None:
     cluster.register(3)
     cluster.unfence(3)
     topics = [NewTopic("new", 2, 1), NewTopic("newer", 2, 1)]
-    cluster.do(create_topics(cluster.state, topics, settings, cluster.random, validate_only=False))
+    cluster.do(create_topics(cluster.state, topics, cluster.random, validate_only=False))
     placed = [
         partition.replicas for topic in ("new", "newer") for partition in cluster.state.image.topics[topic].partitions
     ]
@@ -112,7 +112,7 @@ def test_new_partitions_continue_the_round_robin() -> None:
     cluster = ControlledCluster((1, 2, 3))
     cluster.create("orders", (1, 2), (1, 2), (1, 2), (2, 3))
     requested = [PartitionIncrease("orders", 9)]
-    cluster.do(create_partitions(cluster.state, requested, cluster.settings, cluster.random, validate_only=False))
+    cluster.do(create_partitions(cluster.state, requested, cluster.random, validate_only=False))
     placed = [partition.replicas for partition in cluster.state.image.topics["orders"].partitions]
     assert leaders(placed) == {1: 3, 2: 3, 3: 3}
     assert spread(held(placed)) <= 1
@@ -123,5 +123,5 @@ def test_new_partitions_have_the_target_replication_factor() -> None:
     cluster.create("orders", (1, 2))
     cluster.reassign([3])
     requested = [PartitionIncrease("orders", 2)]
-    cluster.do(create_partitions(cluster.state, requested, cluster.settings, cluster.random, validate_only=False))
+    cluster.do(create_partitions(cluster.state, requested, cluster.random, validate_only=False))
     assert len(cluster.partition(index=1).replicas) == 1

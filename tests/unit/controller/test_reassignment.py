@@ -159,7 +159,7 @@ def test_missing_and_duplicate_partitions_are_rejected() -> None:
     assert isinstance(cluster.reassign([1], topic="nothing").error, UnknownTopicOrPartitionError)
     assert isinstance(cluster.reassign([1], index=1).error, UnknownTopicOrPartitionError)
     twice = [Reassignment("orders", 0, [1]), Reassignment("orders", 0, [2])]
-    decision = alter_partition_reassignments(cluster.state, cluster.settings, twice, allow_rf_change=True)
+    decision = alter_partition_reassignments(cluster.state, twice, allow_rf_change=True)
     assert decision.records == []
     [result] = decision.response
     assert isinstance(result.error, InvalidRequestError)

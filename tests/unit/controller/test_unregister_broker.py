@@ -15,12 +15,12 @@ from support.partition_decisions import ControlledCluster
 
 def assert_rejected(cluster: ControlledCluster, *words: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
-        unregister_broker(cluster.state, cluster.settings, 2)
+        unregister_broker(cluster.state, 2)
     assert [word for word in words if word not in str(raised.value)] == []
 
 
 def give_up(cluster: ControlledCluster, broker_id: int = 2) -> None:
-    assert cluster.do(unregister_broker(cluster.state, cluster.settings, broker_id))
+    assert cluster.do(unregister_broker(cluster.state, broker_id))
     assert broker_id not in cluster.state.image.brokers
 
 
@@ -30,7 +30,7 @@ def test_the_last_isr_member_cannot_be_unregistered_until_its_topics_are_deleted
     assert_rejected(cluster, "orders-0, orders-1, orders-2 and 2 more", "Reassign them", "--unclean", "delete")
     cluster.fence(2)
     assert_rejected(cluster, "orders-0")
-    cluster.do(delete_topics(cluster.state, [TopicRef("orders")], cluster.settings))
+    cluster.do(delete_topics(cluster.state, [TopicRef("orders")]))
     give_up(cluster)
 
 

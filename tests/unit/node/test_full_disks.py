@@ -21,6 +21,7 @@ from moldau.platform.clock import SystemClock
 from moldau.records.batch import Batch
 from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record as Message
+from moldau.settings.broker import BrokerSettings
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
 from support.logs import values_of
 from support.replication_nodes import DirectPeers, FakeController, ReplicaNode, until
@@ -57,7 +58,7 @@ class QuorumController(FakeController):
 
     def __init__(self, node_ids: Sequence[int], **topic: str) -> None:
         super().__init__(node_ids, **topic)
-        self.state = ControllerState(self.image)
+        self.state = ControllerState(self.image, BrokerSettings())
         self._lock = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -67,14 +68,13 @@ class QuorumController(FakeController):
     async def handle_report(self, node: Node) -> None:
         beat = BrokerHeartbeat(node.node_id, node.broker_epoch, 0, not_ready=node.table.offline_replicas())
         self.state.update_offline_replicas(beat)
-        while (decision := remove_offline_replicas(self.state, node.settings, beat)).response:
+        while (decision := remove_offline_replicas(self.state, beat)).response:
             await self._apply(decision.records)
 
     async def alter_partition(
         self, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
     ) -> list[IsrChangeResult]:
-        settings = self.nodes[broker_id].settings
-        decision = alter_partition(self.state, settings, broker_id, broker_epoch, changes)
+        decision = alter_partition(self.state, broker_id, broker_epoch, changes)
         await self._apply(decision.records)
         return list(decision.response)
 
