@@ -140,17 +140,17 @@ def _help_lines() -> Iterator[str]:
         if section == START_HERE:
             yield from _flag_lines("--config FILE", "TOML file with settings.", "")
         for definition in broker_definitions().values():
-            if definition.setting.section == section:
-                yield from _flag_lines(_usage(definition), definition.setting.doc, format_value(definition.default))
+            if definition.section == section:
+                yield from _flag_lines(_usage(definition), definition.doc, format_value(definition.default))
         yield ""
 
 
 def _usage(definition: SettingDefinition) -> str:
-    flag = flag_name(definition.setting.name)
+    flag = flag_name(definition.name)
     if definition.type is ConfigType.BOOLEAN:
         return f"--[no-]{flag.removeprefix('--')}"
-    if definition.setting.choices and definition.type is ConfigType.STRING:
-        return f"{flag} {'|'.join(definition.setting.choices)}"
+    if definition.choices and definition.type is ConfigType.STRING:
+        return f"{flag} {'|'.join(definition.choices)}"
     return f"{flag} {PLACEHOLDERS.get(definition.type, 'TEXT')}"
 
 

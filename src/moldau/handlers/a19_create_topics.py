@@ -128,7 +128,7 @@ def _configs(
             "value": entry.value,
             "read_only": entry.read_only,
             "config_source": entry.source,
-            "is_sensitive": entry.is_sensitive,
+            "is_sensitive": False,
         }
         for entry in sorted(broker.settings.describe_topic(topic, overrides), key=lambda each: each.name)
     ]

@@ -136,7 +136,7 @@ def _entry_responses(entries: Iterable[ConfigEntry]) -> list[Entry]:
             "value": entry.value,
             "read_only": entry.read_only,
             "config_source": entry.source,
-            "is_sensitive": entry.is_sensitive,
+            "is_sensitive": False,
             "synonyms": [
                 {"name": synonym.name, "value": synonym.value, "source": synonym.source} for synonym in entry.synonyms
             ],

@@ -34,21 +34,18 @@ SECTIONS = (*SECTION_STARTS.values(), TOPIC_DEFAULTS)
 class BrokerSettings:
     listen: tuple[str, ...] = setting(
         ("127.0.0.1:9092",),
-        "listen",
-        "Addresses to listen on, as host:port or NAME://host:port. The default accepts connections from "
-        "this machine only; 0.0.0.0 also needs advertised.listeners. Port 0 picks a free port.",
+        "Addresses to listen on, as host:port or NAME://host:port. The default accepts connections from this machine "
+        "only; 0.0.0.0 also needs advertised.listeners. Port 0 picks a free port.",
         values="comma-separated host:port or NAME://host:port",
         aliases=(Alias("listeners"),),
     )
     advertised_listeners: tuple[str, ...] = setting(
         (),
-        "advertised.listeners",
         "Addresses that clients connect to, matched with listen by listener name; if empty, the addresses of listen.",
         values="comma-separated host:port or NAME://host:port",
     )
     data_dir: str = setting(
         "./moldau-data",
-        "data.dir",
         "Directory for all data of the node.",
         aliases=(Alias("log.dirs"), Alias("log.dir")),
         values="a path",
@@ -56,356 +53,264 @@ class BrokerSettings:
     )
     store: str = setting(
         "files",
-        "store",
         "Storage of records: `files` in data.dir, or `memory`, which loses them when the process exits.",
         choices=("files", "memory"),
     )
     node_id: int = setting(
-        1, "node.id", "Id of this node, unique in the cluster.", low=0, high=INT_MAX, aliases=(Alias("broker.id"),)
+        1, "Id of this node, unique in the cluster.", limits=(0, INT_MAX), aliases=(Alias("broker.id"),)
     )
     cluster_id: str = setting(
-        "", "cluster.id", "Id of the cluster; if empty, it is generated on first startup and stored in data.dir."
+        "", "Id of the cluster; if empty, it is generated on first startup and stored in data.dir."
     )
     rack: str = setting(
         "",
-        "broker.rack",
         "Rack of this node. Replicas are spread over racks, and consumers can fetch from a replica in their rack.",
+        name="broker.rack",
     )
     quorum_voters: tuple[str, ...] = setting(
         (),
-        "controller.quorum.voters",
-        "Voters of the metadata quorum when the cluster is created, each as id@host:port; if empty, this "
-        "node is the only voter. Change them later with `moldau cluster`: the metadata log stores the "
-        "current voters.",
+        "Voters of the metadata quorum when the cluster is created, each as id@host:port; if empty, this node is the "
+        "only voter. Change them later with `moldau cluster`: the metadata log stores the current voters.",
+        name="controller.quorum.voters",
         values="comma-separated id@host:port",
     )
     quorum_bootstrap: tuple[str, ...] = setting(
         (),
-        "controller.quorum.bootstrap.servers",
         "Nodes through which a new node that is not listed in controller.quorum.voters finds the cluster.",
+        name="controller.quorum.bootstrap.servers",
         values="comma-separated host:port",
     )
     quorum_fetch_timeout_ms: int = setting(
         1_500,
-        "controller.quorum.fetch.timeout.ms",
-        "How long a voter waits for a successful fetch from the quorum leader before it becomes a "
-        "candidate, and how long a leader stays leader without fetches from a majority. (Kafka's default is"
-        " 2000.)",
-        low=1,
-        high=INT_MAX,
+        "How long a voter waits for a successful fetch from the quorum leader before it becomes a candidate, and how "
+        "long a leader stays leader without fetches from a majority. (Kafka's default is 2000.)",
+        name="controller.quorum.fetch.timeout.ms",
+        limits=(1, INT_MAX),
     )
     quorum_election_timeout_ms: int = setting(
         500,
-        "controller.quorum.election.timeout.ms",
-        "Timeout of an election. A candidate starts the next election after a random delay of up to the "
-        "same time. (Kafka's default is 1000.)",
-        low=1,
-        high=INT_MAX,
+        "Timeout of an election. A candidate starts the next election after a random delay of up to the same time. "
+        "(Kafka's default is 1000.)",
+        name="controller.quorum.election.timeout.ms",
+        limits=(1, INT_MAX),
     )
     quorum_request_timeout_ms: int = setting(
         1_000,
-        "controller.quorum.request.timeout.ms",
         "How long a voter waits for a response from another voter. (Kafka's default is 2000.)",
-        low=1,
-        high=INT_MAX,
+        name="controller.quorum.request.timeout.ms",
+        limits=(1, INT_MAX),
     )
     broker_heartbeat_interval_ms: int = setting(
         500,
-        "broker.heartbeat.interval.ms",
         "Interval between heartbeats from a broker to the controller. (Kafka's default is 2000.)",
-        low=1,
-        high=INT_MAX,
+        limits=(1, INT_MAX),
     )
     broker_session_timeout_ms: int = setting(
         3_000,
-        "broker.session.timeout.ms",
-        "How long the controller waits for a heartbeat before it fences a broker and elects other leaders. "
-        "The broker's own lease expires slightly earlier, and it then rejects writes. (Kafka's default is "
-        "9000.)",
-        low=1,
-        high=INT_MAX,
+        "How long the controller waits for a heartbeat before it fences a broker and elects other leaders. The "
+        "broker's own lease expires slightly earlier, and it then rejects writes. (Kafka's default is 9000.)",
+        limits=(1, INT_MAX),
     )
     inter_broker_listener_name: str = setting(
         "",
-        "inter.broker.listener.name",
-        "Listener for requests between nodes; if empty, the first listener. If it is set, inter-broker "
-        "requests are accepted on this listener only.",
+        "Listener for requests between nodes; if empty, the first listener. If it is set, inter-broker requests are "
+        "accepted on this listener only.",
     )
-    controlled_shutdown_enable: bool = setting(
-        True, "controlled.shutdown.enable", "Move leadership to other nodes before shutting down."
-    )
+    controlled_shutdown_enable: bool = setting(True, "Move leadership to other nodes before shutting down.")
     auto_leader_rebalance_enable: bool = setting(
         True,
-        "auto.leader.rebalance.enable",
-        "Move leadership back to the preferred replicas if too many of a broker's preferred partitions are "
-        "led by others.",
+        "Move leadership back to the preferred replicas if too many of a broker's preferred partitions are led by "
+        "others.",
     )
     leader_imbalance_check_interval_seconds: int = setting(
-        300, "leader.imbalance.check.interval.seconds", "How often the controller checks the leader imbalance.", low=1
+        300, "How often the controller checks the leader imbalance.", limits=(1, LONG_MAX)
     )
     leader_imbalance_per_broker_percentage: int = setting(
         10,
-        "leader.imbalance.per.broker.percentage",
         "Percentage of a broker's preferred partitions that other brokers may lead before leadership is moved back.",
-        low=0,
-        high=100,
+        limits=(0, 100),
     )
     placement_policy: str = setting(
         "round-robin",
-        "placement.policy",
-        "Placement of the replicas of new partitions: `round-robin` over racks and brokers, or `load`, "
-        "which prefers the brokers with the fewest replicas.",
+        "Placement of the replicas of new partitions: `round-robin` over racks and brokers, or `load`, which prefers "
+        "the brokers with the fewest replicas.",
         choices=("round-robin", "load"),
         dynamic=True,
     )
     metadata_snapshot_bytes: int = setting(
         20_971_520,
-        "metadata.log.max.record.bytes.between.snapshots",
         "Bytes of new metadata records after which a snapshot is written and the older part of the log is removed.",
-        low=1,
+        name="metadata.log.max.record.bytes.between.snapshots",
+        limits=(1, LONG_MAX),
     )
     metadata_snapshot_interval_ms: int = setting(
         3_600_000,
-        "metadata.log.max.snapshot.interval.ms",
         "Maximum time between two metadata snapshots while the metadata changes; 0 means no limit.",
-        low=0,
+        name="metadata.log.max.snapshot.interval.ms",
+        limits=(0, LONG_MAX),
     )
     replica_lag_time_max_ms: int = setting(
         10_000,
-        "replica.lag.time.max.ms",
         "How long a follower may lag behind before it is removed from the ISR. (Kafka's default is 30000.)",
-        low=1,
+        limits=(1, LONG_MAX),
     )
     replica_fetch_max_bytes: int = setting(
         1_048_576,
-        "replica.fetch.max.bytes",
         "Maximum bytes per partition in a follower's fetch; the first batch is returned even if it is larger.",
-        low=0,
-        high=INT_MAX,
+        limits=(0, INT_MAX),
     )
     replica_fetch_response_max_bytes: int = setting(
-        10_485_760,
-        "replica.fetch.response.max.bytes",
-        "Maximum bytes in the response to a follower's fetch, over all partitions.",
-        low=0,
-        high=INT_MAX,
+        10_485_760, "Maximum bytes in the response to a follower's fetch, over all partitions.", limits=(0, INT_MAX)
     )
     replica_fetch_wait_max_ms: int = setting(
         500,
-        "replica.fetch.wait.max.ms",
         "Maximum time that the leader delays its response to a follower's fetch while there are no new records.",
-        low=0,
-        high=INT_MAX,
+        limits=(0, INT_MAX),
     )
     replica_fetch_backoff_ms: int = setting(
-        200,
-        "replica.fetch.backoff.ms",
-        "Backoff of a follower after a failed fetch. (Kafka's default is 1000.)",
-        low=0,
-        high=INT_MAX,
+        200, "Backoff of a follower after a failed fetch. (Kafka's default is 1000.)", limits=(0, INT_MAX)
     )
     leader_replication_throttled_rate: int = setting(
         LONG_MAX,
-        "leader.replication.throttled.rate",
         "Maximum bytes per second that this broker sends to throttled replicas that are catching up.",
-        low=0,
+        limits=(0, LONG_MAX),
         dynamic=True,
     )
     follower_replication_throttled_rate: int = setting(
         LONG_MAX,
-        "follower.replication.throttled.rate",
         "Maximum bytes per second that this broker fetches for throttled replicas that are catching up.",
-        low=0,
+        limits=(0, LONG_MAX),
         dynamic=True,
     )
     replica_selector_class: str = setting(
         "",
-        "replica.selector.class",
-        "Set it to RackAwareReplicaSelector (or Kafka's full class name) to direct consumers with a "
-        "client.rack to a replica in that rack; if empty, consumers fetch from leaders.",
+        "Set it to RackAwareReplicaSelector (or Kafka's full class name) to direct consumers with a client.rack to a "
+        "replica in that rack; if empty, consumers fetch from leaders.",
         check=lambda name: (
             None
             if name.rpartition(".")[2] in ("", "RackAwareReplicaSelector", "LeaderSelector")
             else "No such replica selector"
         ),
     )
-    num_partitions: int = setting(
-        1, "num.partitions", "Default number of partitions of a new topic.", low=1, high=INT_MAX
-    )
-    default_replication_factor: int = setting(
-        1, "default.replication.factor", "Default replication factor of a new topic.", low=1, high=INT_MAX
-    )
+    num_partitions: int = setting(1, "Default number of partitions of a new topic.", limits=(1, INT_MAX))
+    default_replication_factor: int = setting(1, "Default replication factor of a new topic.", limits=(1, INT_MAX))
     auto_create_topics_enable: bool = setting(
-        True, "auto.create.topics.enable", "Create a topic when a client that allows it first requests its metadata."
+        True, "Create a topic when a client that allows it first requests its metadata."
     )
-    delete_topic_enable: bool = setting(True, "delete.topic.enable", "Allow clients to delete topics.")
+    delete_topic_enable: bool = setting(True, "Allow clients to delete topics.")
     socket_request_max_bytes: int = setting(
         104_857_600,
-        "socket.request.max.bytes",
         "Maximum size of a request; a connection that announces a larger one is closed.",
-        low=1,
-        high=INT_MAX,
+        limits=(1, INT_MAX),
     )
     queued_max_request_bytes: int = setting(
         268_435_456,
-        "queued.max.request.bytes",
-        "Maximum bytes of requests in progress over all connections. Above it, the broker stops reading "
-        "from connections that have requests in progress or send large ones. A dedicated inter-broker "
-        "listener has a separate limit of the same size. (Kafka has no limit by default.)",
-        low=1,
+        "Maximum bytes of requests in progress over all connections. Above it, the broker stops reading from "
+        "connections that have requests in progress or send large ones. A dedicated inter-broker listener has a "
+        "separate limit of the same size. (Kafka has no limit by default.)",
+        limits=(1, LONG_MAX),
     )
     max_connections: int = setting(
         10_000,
-        "max.connections",
-        "Maximum number of open connections; further ones are closed at once. Connections to a dedicated "
-        "inter-broker listener are counted separately. (Kafka has no limit by default.)",
-        low=1,
-        high=INT_MAX,
+        "Maximum number of open connections; further ones are closed at once. Connections to a dedicated inter-broker "
+        "listener are counted separately. (Kafka has no limit by default.)",
+        limits=(1, INT_MAX),
         dynamic=True,
     )
     max_connections_per_ip: int = setting(
         5_000,
-        "max.connections.per.ip",
         "Maximum number of open connections from one IP address. (Kafka has no limit by default.)",
-        low=1,
-        high=INT_MAX,
+        limits=(1, INT_MAX),
         dynamic=True,
     )
     connections_max_idle_ms: int = setting(
-        600_000, "connections.max.idle.ms", "How long a connection may be idle before it is closed.", low=1
+        600_000, "How long a connection may be idle before it is closed.", limits=(1, LONG_MAX)
     )
     fetch_max_bytes: int = setting(
         57_671_680,
-        "fetch.max.bytes",
         "Maximum bytes of records in one fetch response, regardless of the client's limit.",
-        low=1024,
-        high=INT_MAX,
+        limits=(1024, INT_MAX),
     )
     max_incremental_fetch_session_cache_slots: int = setting(
         1000,
-        "max.incremental.fetch.session.cache.slots",
-        "Maximum number of cached fetch sessions; clients without a session send and receive all partitions"
-        " in every fetch.",
-        low=0,
-        high=INT_MAX,
+        "Maximum number of cached fetch sessions; clients without a session send and receive all partitions in every "
+        "fetch.",
+        limits=(0, INT_MAX),
     )
     group_min_session_timeout_ms: int = setting(
         6_000,
-        "group.min.session.timeout.ms",
-        "Minimum session timeout of a group member. A short timeout detects failed members sooner and needs"
-        " more frequent heartbeats.",
-        low=0,
-        high=INT_MAX,
+        "Minimum session timeout of a group member. A short timeout detects failed members sooner and needs more "
+        "frequent heartbeats.",
+        limits=(0, INT_MAX),
     )
     group_max_session_timeout_ms: int = setting(
         1_800_000,
-        "group.max.session.timeout.ms",
-        "Maximum session timeout of a group member. A long timeout allows fewer heartbeats and leaves the "
-        "partitions of a failed member unread for longer.",
-        low=0,
-        high=INT_MAX,
+        "Maximum session timeout of a group member. A long timeout allows fewer heartbeats and leaves the partitions "
+        "of a failed member unread for longer.",
+        limits=(0, INT_MAX),
     )
     group_initial_rebalance_delay_ms: int = setting(
         3_000,
-        "group.initial.rebalance.delay.ms",
-        "How long the first rebalance of an empty group waits for more members, so that a group whose "
-        "members start together rebalances only once. 0 lets a single consumer start at once.",
-        low=0,
-        high=INT_MAX,
+        "How long the first rebalance of an empty group waits for more members, so that a group whose members start "
+        "together rebalances only once. 0 lets a single consumer start at once.",
+        limits=(0, INT_MAX),
     )
-    group_max_size: int = setting(
-        INT_MAX, "group.max.size", "Maximum number of members of a group.", low=1, high=INT_MAX
-    )
+    group_max_size: int = setting(INT_MAX, "Maximum number of members of a group.", limits=(1, INT_MAX))
     offset_metadata_max_bytes: int = setting(
-        4_096,
-        "offset.metadata.max.bytes",
-        "Maximum length of the metadata string of a committed offset.",
-        low=0,
-        high=INT_MAX,
+        4_096, "Maximum length of the metadata string of a committed offset.", limits=(0, INT_MAX)
     )
     offsets_retention_minutes: int = setting(
         10_080,
-        "offsets.retention.minutes",
-        "How long committed offsets are kept after the last member has left the group. For consumers "
-        "without a group membership, and for topics that the group no longer subscribes to, the time starts"
-        " at the last commit.",
-        low=1,
-        high=INT_MAX,
+        "How long committed offsets are kept after the last member has left the group. For consumers without a group "
+        "membership, and for topics that the group no longer subscribes to, the time starts at the last commit.",
+        limits=(1, INT_MAX),
     )
     offsets_retention_check_interval_ms: int = setting(
-        600_000, "offsets.retention.check.interval.ms", "How often groups are checked for expired offsets.", low=1
+        600_000, "How often groups are checked for expired offsets.", limits=(1, LONG_MAX)
     )
     offsets_commit_timeout_ms: int = setting(
         5_000,
-        "offsets.commit.timeout.ms",
         "How long a group change may take to be committed before the coordinator returns a retriable error.",
-        low=1,
-        high=INT_MAX,
+        limits=(1, INT_MAX),
     )
     offsets_topic_num_partitions: int = setting(
-        50,
-        "offsets.topic.num.partitions",
-        "Number of partitions of __consumer_offsets. Only used when the topic is created.",
-        low=1,
-        high=INT_MAX,
+        50, "Number of partitions of __consumer_offsets. Only used when the topic is created.", limits=(1, INT_MAX)
     )
     offsets_topic_replication_factor: int = setting(
         1,
-        "offsets.topic.replication.factor",
-        "Replication factor of __consumer_offsets when it is created. (Kafka's default is 3, with which "
-        "groups cannot work on a single node.)",
-        low=1,
-        high=INT_MAX,
+        "Replication factor of __consumer_offsets when it is created. (Kafka's default is 3, with which groups cannot "
+        "work on a single node.)",
+        limits=(1, INT_MAX),
     )
     offsets_topic_segment_bytes: int = setting(
         104_857_600,
-        "offsets.topic.segment.bytes",
-        "Segment size of __consumer_offsets when it is created. Only closed segments are compacted, so "
-        "smaller segments make groups load faster.",
-        low=1024,
-        high=INT_MAX,
+        "Segment size of __consumer_offsets when it is created. Only closed segments are compacted, so smaller "
+        "segments make groups load faster.",
+        limits=(1024, INT_MAX),
     )
     offsets_load_buffer_size: int = setting(
-        5_242_880,
-        "offsets.load.buffer.size",
-        "Bytes of __consumer_offsets that are read at a time when groups are loaded.",
-        low=1,
-        high=INT_MAX,
+        5_242_880, "Bytes of __consumer_offsets that are read at a time when groups are loaded.", limits=(1, INT_MAX)
     )
     producer_id_expiration_ms: int = setting(
-        86_400_000,
-        "producer.id.expiration.ms",
-        "How long the state of an inactive idempotent producer is kept.",
-        low=1,
-        high=INT_MAX,
+        86_400_000, "How long the state of an inactive idempotent producer is kept.", limits=(1, INT_MAX)
     )
     log_retention_check_interval_ms: int = setting(
-        300_000, "log.retention.check.interval.ms", "How often logs are checked for segments to delete.", low=1
+        300_000, "How often logs are checked for segments to delete.", limits=(1, LONG_MAX)
     )
     log_cleaner_enable: bool = setting(
-        True,
-        "log.cleaner.enable",
-        "Compact topics whose cleanup.policy includes `compact`. If it is off, they grow without limit.",
+        True, "Compact topics whose cleanup.policy includes `compact`. If it is off, they grow without limit."
     )
     log_cleaner_backoff_ms: int = setting(
-        15_000,
-        "log.cleaner.backoff.ms",
-        "How long the log cleaner pauses if no log needs compaction.",
-        low=1,
-        dynamic=True,
+        15_000, "How long the log cleaner pauses if no log needs compaction.", limits=(1, LONG_MAX), dynamic=True
     )
     log_format: str = setting(
-        "text", "log.format", "Format of log lines: `text` for people, `json` for machines.", choices=("text", "json")
+        "text", "Format of log lines: `text` for people, `json` for machines.", choices=("text", "json")
     )
     log_level: str = setting(
-        "info",
-        "log.level",
-        "Minimum level of the log lines that are written.",
-        choices=("debug", "info", "warning", "error"),
+        "info", "Minimum level of the log lines that are written.", choices=("debug", "info", "warning", "error")
     )
     event_loop: str = setting(
         "auto",
-        "event.loop",
         "Event loop implementation; `auto` uses uvloop if it is installed.",
         choices=("auto", "uvloop", "asyncio"),
     )
@@ -475,20 +380,19 @@ def broker_definitions() -> Mapping[str, SettingDefinition]:
     """Returns all broker settings by name, in the order of the documentation."""
     definitions = []
     section = ""
-    for definition in setting_definitions(BrokerSettings).values():
-        section = SECTION_STARTS.get(definition.setting.name, section)
-        setting = dataclasses.replace(definition.setting, section=section)
-        definitions.append(dataclasses.replace(definition, setting=setting))
+    for name, definition in setting_definitions(BrokerSettings).items():
+        section = SECTION_STARTS.get(name, section)
+        definitions.append(dataclasses.replace(definition, section=section))
     definitions += map(_broker_wide_definition, setting_definitions(TopicSettings).values())
-    definitions.sort(key=lambda each: SECTIONS.index(each.setting.section))
-    return MappingProxyType({each.setting.name: each for each in definitions})
+    definitions.sort(key=lambda each: SECTIONS.index(each.section))
+    return MappingProxyType({each.name: each for each in definitions})
 
 
 @cache
 def broker_aliases() -> Mapping[str, tuple[SettingDefinition, Alias]]:
     """Returns the aliases of broker settings by name, each with the definition of its setting."""
     definitions = broker_definitions().values()
-    return MappingProxyType({alias.name: (each, alias) for each in definitions for alias in each.setting.aliases})
+    return MappingProxyType({alias.name: (each, alias) for each in definitions for alias in each.aliases})
 
 
 def get_value(settings: BrokerSettings, name: str) -> Any:
@@ -507,16 +411,16 @@ def with_values(settings: BrokerSettings, values: Mapping[str, Any], explicitly_
     return dataclasses.replace(settings, **broker_values, topic_defaults=topic_defaults, explicitly_set=explicitly_set)
 
 
-def _broker_wide_definition(topic_definition: SettingDefinition) -> SettingDefinition:
+def _broker_wide_definition(definition: SettingDefinition) -> SettingDefinition:
     """Returns the broker setting that is the default of a topic setting."""
-    setting = topic_definition.setting
-    assert setting.broker_name is not None, setting.name
-    broker_setting = dataclasses.replace(
-        setting,
-        name=setting.broker_name,
+    name, broker_name = definition.name, definition.broker_name
+    assert broker_name is not None, name
+    return dataclasses.replace(
+        definition,
+        name=broker_name,
         broker_name=None,
-        doc=setting.doc if setting.broker_name == setting.name else f"Default of {setting.name}. {setting.doc}",
+        is_topic_default=True,
+        doc=definition.doc if broker_name == name else f"Default of {name}. {definition.doc}",
         dynamic=True,
-        section=setting.section or TOPIC_DEFAULTS,
+        section=definition.section or TOPIC_DEFAULTS,
     )
-    return dataclasses.replace(topic_definition, setting=broker_setting, is_topic_default=True)

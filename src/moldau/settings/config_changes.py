@@ -26,7 +26,7 @@ def validate_broker_configs(configs: Mapping[str, str | None], static: BrokerSet
     """Raises InvalidConfigError if a broker config is invalid, is not dynamic, or contradicts another config."""
     definitions = broker_definitions()
     values = _parse_all(configs, definitions, "broker")
-    static_names = [name for name in values if not definitions[name].setting.dynamic]
+    static_names = [name for name in values if not definitions[name].dynamic]
     if static_names:
         raise InvalidConfigError(
             f"Cannot update these configs dynamically: {', '.join(static_names)}; set them when starting the broker"
@@ -94,9 +94,7 @@ def _find(name: str, definitions: Mapping[str, SettingDefinition], kind: str) ->
         return definition
     if kind == "broker" and name in broker_aliases():
         target, _ = broker_aliases()[name]
-        raise InvalidConfigError(
-            f"Cannot update these configs dynamically: {name}; change {target.setting.name} instead"
-        )
+        raise InvalidConfigError(f"Cannot update these configs dynamically: {name}; change {target.name} instead")
     raise InvalidConfigError(f"Unknown {kind} config name: {name}{did_you_mean(name, definitions)}")
 
 

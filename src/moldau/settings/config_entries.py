@@ -31,9 +31,8 @@ class ConfigSynonym:
 class ConfigEntry:
     name: str
     value: str | None
-    """None if the setting is sensitive."""
+    """None if the setting cannot be expressed in the unit of its alias."""
     source: ConfigSource
-    is_sensitive: bool
     read_only: bool
     type: ConfigType
     documentation: str
@@ -55,8 +54,8 @@ class ConfigLayers:
 def describe_topic(overrides: Mapping[str, str], layers: ConfigLayers) -> list[ConfigEntry]:
     entries = []
     for name, definition in setting_definitions(TopicSettings).items():
-        assert definition.setting.broker_name is not None
-        synonyms = list(_broker_synonyms(broker_definitions()[definition.setting.broker_name], layers))
+        assert definition.broker_name is not None
+        synonyms = list(_broker_synonyms(broker_definitions()[definition.broker_name], layers))
         if name in overrides:
             synonyms.insert(0, ConfigSynonym(name, overrides[name], ConfigSource.TOPIC))
         entries.append(_build_entry(name, definition, synonyms, read_only=False))
@@ -67,12 +66,12 @@ def describe_broker(layers: ConfigLayers) -> list[ConfigEntry]:
     entries = []
     for name, definition in broker_definitions().items():
         synonyms = list(_broker_synonyms(definition, layers))
-        entries.append(_build_entry(name, definition, synonyms, read_only=not definition.setting.dynamic))
+        entries.append(_build_entry(name, definition, synonyms, read_only=not definition.dynamic))
         # Aliases are included, because Kafka tools look up Kafka's names. Aliases are read-only, because only the main
         # name can be changed.
         entries += [
             _build_entry(alias.name, definition, [_alias_synonym(alias, synonyms[0])], read_only=True)
-            for alias in definition.setting.aliases
+            for alias in definition.aliases
         ]
     return entries
 
@@ -89,7 +88,7 @@ def describe_broker_defaults(layers: ConfigLayers) -> list[ConfigEntry]:
 
 
 def _broker_synonyms(definition: SettingDefinition, layers: ConfigLayers) -> Iterator[ConfigSynonym]:
-    name = definition.setting.name
+    name = definition.name
     if name in layers.dynamic:
         yield ConfigSynonym(name, layers.dynamic[name], ConfigSource.DYNAMIC_BROKER)
     if name in layers.dynamic_default:
@@ -112,17 +111,13 @@ def _alias_synonym(alias: Alias, effective: ConfigSynonym) -> ConfigSynonym:
 def _build_entry(
     name: str, definition: SettingDefinition, synonyms: Sequence[ConfigSynonym], *, read_only: bool
 ) -> ConfigEntry:
-    is_sensitive = definition.setting.sensitive
-    if is_sensitive:
-        synonyms = [ConfigSynonym(each.name, None, each.source) for each in synonyms]
     effective = synonyms[0]
     return ConfigEntry(
         name=name,
         value=effective.value,
         source=effective.source,
-        is_sensitive=is_sensitive,
         read_only=read_only,
         type=definition.type,
-        documentation=definition.setting.doc,
+        documentation=definition.doc,
         synonyms=synonyms,
     )

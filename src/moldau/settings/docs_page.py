@@ -38,7 +38,7 @@ def _sections() -> Iterator[str]:
     yield INTRODUCTION
     for section in SECTIONS:
         yield f"## {section}\n\n{TABLE_HEADER}"
-        yield from _rows(each for each in broker_definitions().values() if each.setting.section == section)
+        yield from _rows(each for each in broker_definitions().values() if each.section == section)
         yield ""
     yield f"## Topic settings\n\n{TABLE_HEADER}"
     yield from _rows(setting_definitions(TopicSettings).values())
@@ -47,15 +47,14 @@ def _sections() -> Iterator[str]:
 
 def _rows(settings: Iterable[SettingDefinition]) -> Iterator[str]:
     for definition in settings:
-        setting = definition.setting
-        doc = setting.doc
-        if setting.broker_name is None and setting.aliases:
-            doc += f" Aliases: {', '.join(f'`{alias.name}`' for alias in setting.aliases)}."
-        if setting.dynamic:
+        doc = definition.doc
+        if definition.broker_name is None and definition.aliases:
+            doc += f" Aliases: {', '.join(f'`{alias.name}`' for alias in definition.aliases)}."
+        if definition.dynamic:
             doc += " *dynamic*"
         default = format_value(definition.default)
         shown = f"`{default}`" if default else ""
-        yield f"| `{setting.name}` | {shown} | {_cell(describe_allowed_values(definition))} | {_cell(doc)} |"
+        yield f"| `{definition.name}` | {shown} | {_cell(describe_allowed_values(definition))} | {_cell(doc)} |"
 
 
 def _cell(text: str) -> str:

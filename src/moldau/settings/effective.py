@@ -100,7 +100,7 @@ class EffectiveSettings:
 
     def _apply_dynamic_configs(self) -> BrokerSettings:
         changes = {**self._image.config(ALL_BROKERS), **self._image.config(self._this_broker)}
-        dynamic = {name: each for name, each in broker_definitions().items() if each.setting.dynamic}
+        dynamic = {name: each for name, each in broker_definitions().items() if each.dynamic}
         values = _parse_configs(changes, dynamic)
         if not values:
             return self.static

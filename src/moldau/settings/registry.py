@@ -25,12 +25,9 @@ class ConfigType(IntEnum):
     BOOLEAN = 1
     STRING = 2
     INT = 3
-    SHORT = 4
     LONG = 5
     DOUBLE = 6
     LIST = 7
-    CLASS = 8
-    PASSWORD = 9
 
 
 class Alias(NamedTuple):
@@ -42,48 +39,42 @@ class Alias(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """The static description of one setting."""
-
+class SettingDefinition:
+    attribute: str
+    """The dataclass field that holds the value."""
+    type: ConfigType
+    default: Any
     name: str
     """Kafka's name (`retention.ms`), or Moldau's own if Kafka has no such setting."""
     doc: str
     """One or two sentences: what the setting does and why to change it."""
-    low: float | None = None
-    high: float | None = None
+    limits: tuple[float, float] = (LONG_MIN, LONG_MAX)
+    """The smallest and the largest number that are allowed."""
     choices: tuple[str, ...] = ()
     """Allowed values of a string, or of each element of a list."""
     values: str = ""
     """The allowed values in words, if type, limits and choices do not fully describe the allowed values."""
     broker_name: str | None = None
     """Topic settings only: the broker setting that provides the default (`log.retention.ms`)."""
+    is_topic_default: bool = False
+    """True for a broker setting that is the default of a topic setting. `attribute` is then a TopicSettings field."""
     aliases: tuple[Alias, ...] = ()
     """Alternative names of the broker setting, highest precedence first."""
     section: str = ""
     """Broker settings only: the section in docs/settings.md and `--help`."""
     dynamic: bool = False
     """Broker settings only: whether the setting can be changed at runtime with AlterConfigs."""
-    sensitive: bool = False
     check: Callable[[Any], str | None] | None = None
     """An additional check after type, limits and choices. It returns an error message, or None for a valid value."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingDefinition:
-    """A setting together with the dataclass field that holds its value."""
+def setting(default: T, doc: str, **more: Any) -> T:
+    """Declares a dataclass field as a setting.
 
-    setting: Setting
-    attribute: str
-    type: ConfigType
-    default: Any
-    is_topic_default: bool = False
-    """True for a broker setting that is the default of a topic setting. `attribute` is then a TopicSettings field."""
-
-
-def setting(default: T, name: str, doc: str, **more: Any) -> T:
-    """Declares a dataclass field as a setting. The field's annotation is the type of the setting."""
-    metadata = {"setting": Setting(name=name, doc=doc, **more)}
-    field: T = dataclasses.field(default=default, metadata=metadata)
+    The field's annotation is the type of the setting. The name of the setting is the field's name with dots, unless
+    `name` is among the other attributes of `SettingDefinition` in `more`.
+    """
+    field: T = dataclasses.field(default=default, metadata={"setting": {"doc": doc, **more}})
     return field
 
 
@@ -93,16 +84,14 @@ def setting_definitions(settings: type) -> Mapping[str, SettingDefinition]:
     definitions = {}
     for field in dataclasses.fields(settings):
         if "setting" in field.metadata:
-            setting: Setting = field.metadata["setting"]
-            type_ = _config_type(field.type, setting)
-            definitions[setting.name] = SettingDefinition(setting, field.name, type_, field.default)
+            declared = {"name": field.name.replace("_", "."), **field.metadata["setting"]}
+            type_ = _config_type(field.type, declared.get("limits", (LONG_MIN, LONG_MAX)))
+            definitions[declared["name"]] = SettingDefinition(field.name, type_, field.default, **declared)
     return MappingProxyType(definitions)
 
 
-def _config_type(annotation: Any, setting: Setting) -> ConfigType:
-    if setting.sensitive:
-        return ConfigType.PASSWORD
+def _config_type(annotation: Any, limits: tuple[float, float]) -> ConfigType:
     if annotation is int:
-        return ConfigType.INT if setting.high is not None and setting.high <= INT_MAX else ConfigType.LONG
+        return ConfigType.INT if limits[1] <= INT_MAX else ConfigType.LONG
     types = {bool: ConfigType.BOOLEAN, str: ConfigType.STRING, float: ConfigType.DOUBLE}
     return types.get(annotation, ConfigType.LIST)

@@ -100,7 +100,7 @@ def _resolve(written: Iterable[RawSetting]) -> dict[str, ResolvedSetting]:
     for each in written:
         definition, alias = _find_definition(each)
         value = _parse_raw(definition, alias, each)
-        by_definition.setdefault(definition.setting.name, {})[each.name] = ResolvedSetting(value, each.origin)
+        by_definition.setdefault(definition.name, {})[each.name] = ResolvedSetting(value, each.origin)
     return {name: _highest_precedence(broker_definitions()[name], by_name) for name, by_name in by_definition.items()}
 
 
@@ -116,7 +116,7 @@ def _find_definition(written: RawSetting) -> tuple[SettingDefinition, Alias]:
 
 
 def _highest_precedence(definition: SettingDefinition, by_name: Mapping[str, ResolvedSetting]) -> ResolvedSetting:
-    order = [Alias(definition.setting.name), *definition.setting.aliases]
+    order = [Alias(definition.name), *definition.aliases]
     first, *others = [alias for alias in order if alias.name in by_name]
     for other in others:
         if first.factor == other.factor and by_name[first.name].value != by_name[other.name].value:
@@ -134,9 +134,9 @@ def _parse_raw(definition: SettingDefinition, alias: Alias, written: RawSetting)
             raise InvalidConfigError("wrong type")
         return parse_value(definition, text) if alias.factor == 1 else _parse_scaled(definition, alias, text)
     except InvalidConfigError:
-        shown = "that value" if definition.setting.sensitive else repr(written.value)
+        allowed = describe_allowed_values(definition)
         raise InvalidConfigError(
-            f"{written.origin}: {alias.name} cannot be {shown}; expected {describe_allowed_values(definition)}"
+            f"{written.origin}: {alias.name} cannot be {written.value!r}; expected {allowed}"
         ) from None
 
 
@@ -157,7 +157,7 @@ def _toml_to_text(definition: SettingDefinition, value: Any) -> str | None:
     match definition.type:
         case ConfigType.BOOLEAN:
             matches = isinstance(value, bool)
-        case ConfigType.INT | ConfigType.LONG | ConfigType.SHORT:
+        case ConfigType.INT | ConfigType.LONG:
             matches = isinstance(value, int) and not isinstance(value, bool)
         case ConfigType.DOUBLE:
             matches = isinstance(value, int | float) and not isinstance(value, bool)

@@ -5,7 +5,7 @@ from typing import Any
 
 from moldau.errors import InvalidConfigError
 from moldau.settings.option_parser import OptionValueError, parse_boolean, parse_integer, parse_number
-from moldau.settings.registry import INT_MAX, LONG_MAX, LONG_MIN, ConfigType, SettingDefinition
+from moldau.settings.registry import INT_MAX, ConfigType, SettingDefinition
 
 
 def parse_value(definition: SettingDefinition, text: str) -> Any:
@@ -19,8 +19,7 @@ def parse_value(definition: SettingDefinition, text: str) -> Any:
         else:
             violation = f"Not a number of type {definition.type.name}"
     if violation is not None:
-        shown = "[hidden]" if definition.setting.sensitive else text
-        raise InvalidConfigError(f"Invalid value {shown} for configuration {definition.setting.name}: {violation}")
+        raise InvalidConfigError(f"Invalid value {text} for configuration {definition.name}: {violation}")
     return value
 
 
@@ -28,7 +27,7 @@ def _parse_text(definition: SettingDefinition, text: str) -> Any:
     match definition.type:
         case ConfigType.BOOLEAN:
             return parse_boolean(text)
-        case ConfigType.INT | ConfigType.LONG | ConfigType.SHORT:
+        case ConfigType.INT | ConfigType.LONG:
             return parse_integer(text)
         case ConfigType.DOUBLE:
             return parse_number(text)
@@ -40,21 +39,19 @@ def _parse_text(definition: SettingDefinition, text: str) -> Any:
 
 def find_violation(definition: SettingDefinition, value: Any) -> str | None:
     """Returns an error message if a value of the right type is not allowed, otherwise None."""
-    setting = definition.setting
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        low = setting.low if setting.low is not None else LONG_MIN
-        high = setting.high if setting.high is not None else LONG_MAX
+        low, high = definition.limits
         if math.isnan(value) or value < low:
             return f"Value must be at least {low}"
         if value > high:
             return f"Value must be no more than {high}"
-    elif setting.choices:
+    elif definition.choices:
         elements = (value,) if isinstance(value, str) else value
-        if not set(elements) <= set(setting.choices):
-            return f"String must be one of: {', '.join(setting.choices)}"
-    return None if setting.check is None else setting.check(value)
+        if not set(elements) <= set(definition.choices):
+            return f"String must be one of: {', '.join(definition.choices)}"
+    return None if definition.check is None else definition.check(value)
 
 
 def format_value(value: Any) -> str:
@@ -68,20 +65,15 @@ def format_value(value: Any) -> str:
 
 def describe_allowed_values(definition: SettingDefinition) -> str:
     """Returns a setting's allowed values in words, for documentation and errors, such as `an integer from 1 to 9`."""
-    setting = definition.setting
-    if setting.values:
-        return setting.values
+    choices, (low, high) = ", ".join(definition.choices), definition.limits
+    if definition.values:
+        return definition.values
     match definition.type:
         case ConfigType.BOOLEAN:
             return "true or false"
         case ConfigType.LIST:
-            return f"a list of: {', '.join(setting.choices)}" if setting.choices else "a list"
-        case ConfigType.STRING | ConfigType.PASSWORD | ConfigType.CLASS:
-            return f"one of: {', '.join(setting.choices)}" if setting.choices else "text"
+            return f"a list of: {choices}" if choices else "a list"
+        case ConfigType.STRING:
+            return f"one of: {choices}" if choices else "text"
     kind = "a number" if definition.type is ConfigType.DOUBLE else "an integer"
-    is_bounded = setting.high is not None and setting.high < INT_MAX
-    if setting.low is not None and is_bounded:
-        return f"{kind} from {setting.low} to {setting.high}"
-    if setting.low is not None:
-        return f"{kind}, {setting.low} or more"
-    return f"{kind}, {setting.high} or less" if is_bounded else kind
+    return f"{kind} from {low} to {high}" if high < INT_MAX else f"{kind}, {low} or more"

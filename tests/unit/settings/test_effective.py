@@ -177,7 +177,6 @@ def test_synonyms_are_in_order_of_precedence() -> None:
     described = entry(settings.describe_topic("orders", {"retention.ms": "4"}), "retention.ms")
     assert (described.value, described.source, described.type) == ("4", ConfigSource.TOPIC, ConfigType.LONG)
     assert not described.read_only
-    assert not described.is_sensitive
     assert described.documentation
     assert list(described.synonyms) == [
         ConfigSynonym("retention.ms", "4", ConfigSource.TOPIC),

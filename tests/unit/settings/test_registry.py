@@ -18,28 +18,28 @@ NAMES = [*broker_definitions(), *broker_aliases()]
 
 
 def name_of(found: SettingDefinition) -> str:
-    return found.setting.name
+    return found.name
 
 
 @pytest.mark.parametrize("found", TOPIC + BROKER, ids=name_of)
 def test_every_setting_has_a_description_and_a_valid_default(found: SettingDefinition) -> None:
-    assert found.setting.doc.endswith((".", ".)"))
+    assert found.doc.endswith((".", ".)"))
     assert parse_value(found, format_value(found.default)) == found.default
 
 
 @pytest.mark.parametrize("found", TOPIC, ids=name_of)
 def test_topic_settings_have_attribute_and_broker_default(found: SettingDefinition) -> None:
-    assert found.attribute == found.setting.name.replace(".", "_")
-    assert found.setting.broker_name is not None
-    broker_wide = broker_definitions()[found.setting.broker_name]
+    assert found.attribute == found.name.replace(".", "_")
+    assert found.broker_name is not None
+    broker_wide = broker_definitions()[found.broker_name]
     assert broker_wide.is_topic_default
-    assert broker_wide.setting.dynamic
-    assert get_value(BrokerSettings(), broker_wide.setting.name) == found.default
+    assert broker_wide.dynamic
+    assert get_value(BrokerSettings(), broker_wide.name) == found.default
 
 
 @pytest.mark.parametrize("found", BROKER, ids=name_of)
 def test_every_broker_setting_is_in_a_section(found: SettingDefinition) -> None:
-    assert found.setting.section in SECTIONS
+    assert found.section in SECTIONS
 
 
 def test_flags_and_variables_are_unique() -> None:
@@ -53,13 +53,13 @@ def test_few_names_are_prefixes_of_others() -> None:
 
 
 def test_the_first_section_has_five_settings() -> None:
-    first = [found.setting.name for found in BROKER if found.setting.section == SECTIONS[0]]
+    first = [found.name for found in BROKER if found.section == SECTIONS[0]]
     assert first == ["listen", "advertised.listeners", "data.dir", "store", "write.caching"]
     assert list(broker_definitions())[:5] == first
 
 
 def test_config_types_follow_from_limits() -> None:
-    types = {found.setting.name: found.type for found in TOPIC}
+    types = {found.name: found.type for found in TOPIC}
     assert types["retention.ms"] is ConfigType.LONG
     assert types["segment.bytes"] is ConfigType.INT
     assert types["cleanup.policy"] is ConfigType.LIST
@@ -81,7 +81,7 @@ READ_AS = {
 @pytest.mark.parametrize("found", BROKER, ids=name_of)
 def test_settings_without_effect_say_so(found: SettingDefinition) -> None:
     is_read = re.search(rf"\.{READ_AS.get(found.attribute, found.attribute)}\b", CODE) is not None
-    assert is_read != ("has no effect" in found.setting.doc)
+    assert is_read != ("has no effect" in found.doc)
 
 
 def test_with_values_updates_broker_and_topic_settings() -> None:
