@@ -114,13 +114,11 @@ def _add_configs(
             overrides = overrides_by_topic[response["name"]]
             key = frozenset(overrides.items())
             if key not in configs_by_overrides:
-                configs_by_overrides[key] = _configs(response["name"], overrides, broker)
+                configs_by_overrides[key] = _configs(overrides, broker)
             response["configs"] = configs_by_overrides[key]
 
 
-def _configs(
-    topic: str, configs: Mapping[str, str | None], broker: Broker
-) -> list[CreateTopicsResponseCreatableTopicConfigs]:
+def _configs(configs: Mapping[str, str | None], broker: Broker) -> list[CreateTopicsResponseCreatableTopicConfigs]:
     overrides = {name: value for name, value in configs.items() if value is not None}
     return [
         {
@@ -130,5 +128,5 @@ def _configs(
             "config_source": entry.source,
             "is_sensitive": False,
         }
-        for entry in sorted(broker.settings.describe_topic(topic, overrides), key=lambda each: each.name)
+        for entry in sorted(broker.settings.layers().describe_topic(overrides), key=lambda each: each.name)
     ]

@@ -100,13 +100,13 @@ def _entries(resource: ConfigResource, broker: Broker, entries_by_overrides: Ent
         overrides = broker.metadata.image.config(resource)
         key = frozenset(overrides.items())
         if key not in entries_by_overrides:
-            entries_by_overrides[key] = _entry_responses(settings.describe_topic(name, overrides))
+            entries_by_overrides[key] = _entry_responses(settings.layers().describe_topic(overrides))
         return entries_by_overrides[key]
     if resource.type == BROKER_RESOURCE:
         if name == "":
-            return _entry_responses(settings.describe_broker_defaults())
+            return _entry_responses(settings.layers().describe_broker_defaults())
         _check_broker_id(name, f"{broker.broker_id} or empty string,", broker)
-        return _entry_responses(settings.describe_broker())
+        return _entry_responses(settings.layers().describe_broker())
     if resource.type == BROKER_LOGGER_RESOURCE:
         if name == "":
             raise InvalidRequestError("Broker id must not be empty")

@@ -7,6 +7,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
+from moldau.errors import InvalidConfigError
 from moldau.settings.listeners import ListenerEndpoint, check_listeners, parse_listeners
 from moldau.settings.registry import INT_MAX, LONG_MAX, Alias, SettingDefinition, setting, setting_definitions
 from moldau.settings.topic import TopicSettings
@@ -323,33 +324,33 @@ class BrokerSettings:
         check_listeners(self.listeners, self.advertised)
         parse_voters(self.quorum_voters)
 
-    def find_conflict(self) -> str | None:
-        """Returns an error message if two settings contradict each other, otherwise None."""
+    def check_conflicts(self) -> None:
+        """Raises InvalidConfigError if two settings contradict each other."""
         request_bytes_max = self.socket_request_max_bytes
         if self.queued_max_request_bytes < request_bytes_max:
-            return (
+            raise InvalidConfigError(
                 f"queued.max.request.bytes ({self.queued_max_request_bytes}) is less than "
                 f"socket.request.max.bytes ({request_bytes_max}): the largest request would never be read"
             )
         if self.topic_defaults.max_message_bytes > request_bytes_max:
-            return (
+            raise InvalidConfigError(
                 f"message.max.bytes ({self.topic_defaults.max_message_bytes}) is greater than "
                 f"socket.request.max.bytes ({request_bytes_max}): such a batch would be rejected"
             )
         if self.broker_heartbeat_interval_ms * 2 > self.broker_session_timeout_ms:
-            return (
+            raise InvalidConfigError(
                 f"broker.session.timeout.ms ({self.broker_session_timeout_ms}) is less than twice "
                 f"broker.heartbeat.interval.ms ({self.broker_heartbeat_interval_ms}): one late heartbeat "
                 f"would fence a broker"
             )
         if self.inter_broker_listener not in [listener.name for listener in self.listeners]:
-            return f"inter.broker.listener.name: listen has no listener {self.inter_broker_listener}"
+            raise InvalidConfigError(f"inter.broker.listener.name: listen has no listener {self.inter_broker_listener}")
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
-            return (
+            raise InvalidConfigError(
                 f"group.min.session.timeout.ms ({self.group_min_session_timeout_ms}) is greater than "
                 f"group.max.session.timeout.ms ({self.group_max_session_timeout_ms}): no member could join"
             )
-        return self.topic_defaults.find_conflict()
+        self.topic_defaults.check_conflicts()
 
     @property
     def voters(self) -> tuple[VoterAddress, ...]:

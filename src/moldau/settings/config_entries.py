@@ -50,53 +50,50 @@ class ConfigLayers:
     dynamic: Mapping[str, str]
     """Dynamic configs of this broker."""
 
+    def describe_topic(self, overrides: Mapping[str, str]) -> list[ConfigEntry]:
+        """Returns the settings of a topic that has the configs `overrides`."""
+        entries = []
+        for name, definition in setting_definitions(TopicSettings).items():
+            assert definition.broker_name is not None
+            synonyms = list(self._broker_synonyms(broker_definitions()[definition.broker_name]))
+            if name in overrides:
+                synonyms.insert(0, ConfigSynonym(name, overrides[name], ConfigSource.TOPIC))
+            entries.append(_build_entry(name, definition, synonyms, read_only=False))
+        return entries
 
-def describe_topic(overrides: Mapping[str, str], layers: ConfigLayers) -> list[ConfigEntry]:
-    entries = []
-    for name, definition in setting_definitions(TopicSettings).items():
-        assert definition.broker_name is not None
-        synonyms = list(_broker_synonyms(broker_definitions()[definition.broker_name], layers))
-        if name in overrides:
-            synonyms.insert(0, ConfigSynonym(name, overrides[name], ConfigSource.TOPIC))
-        entries.append(_build_entry(name, definition, synonyms, read_only=False))
-    return entries
+    def describe_broker(self) -> list[ConfigEntry]:
+        entries = []
+        for name, definition in broker_definitions().items():
+            synonyms = list(self._broker_synonyms(definition))
+            entries.append(_build_entry(name, definition, synonyms, read_only=not definition.dynamic))
+            # Aliases are included, because Kafka tools look up Kafka's names. Aliases are read-only, because only the
+            # main name can be changed.
+            entries += [
+                _build_entry(alias.name, definition, [_alias_synonym(alias, synonyms[0])], read_only=True)
+                for alias in definition.aliases
+            ]
+        return entries
 
-
-def describe_broker(layers: ConfigLayers) -> list[ConfigEntry]:
-    entries = []
-    for name, definition in broker_definitions().items():
-        synonyms = list(_broker_synonyms(definition, layers))
-        entries.append(_build_entry(name, definition, synonyms, read_only=not definition.dynamic))
-        # Aliases are included, because Kafka tools look up Kafka's names. Aliases are read-only, because only the main
-        # name can be changed.
-        entries += [
-            _build_entry(alias.name, definition, [_alias_synonym(alias, synonyms[0])], read_only=True)
-            for alias in definition.aliases
+    def describe_broker_defaults(self) -> list[ConfigEntry]:
+        """Returns only the settings that have a dynamic config of all brokers."""
+        definitions = broker_definitions()
+        source = ConfigSource.DYNAMIC_DEFAULT_BROKER
+        return [
+            _build_entry(name, definitions[name], [ConfigSynonym(name, value, source)], read_only=False)
+            for name, value in sorted(self.dynamic_default.items())
+            if name in definitions
         ]
-    return entries
 
-
-def describe_broker_defaults(layers: ConfigLayers) -> list[ConfigEntry]:
-    """Returns only the settings that have a cluster-wide dynamic config."""
-    definitions = broker_definitions()
-    source = ConfigSource.DYNAMIC_DEFAULT_BROKER
-    return [
-        _build_entry(name, definitions[name], [ConfigSynonym(name, value, source)], read_only=False)
-        for name, value in sorted(layers.dynamic_default.items())
-        if name in definitions
-    ]
-
-
-def _broker_synonyms(definition: SettingDefinition, layers: ConfigLayers) -> Iterator[ConfigSynonym]:
-    name = definition.name
-    if name in layers.dynamic:
-        yield ConfigSynonym(name, layers.dynamic[name], ConfigSource.DYNAMIC_BROKER)
-    if name in layers.dynamic_default:
-        yield ConfigSynonym(name, layers.dynamic_default[name], ConfigSource.DYNAMIC_DEFAULT_BROKER)
-    value = get_value(layers.static, name)
-    if name in layers.static.explicitly_set or value != definition.default:
-        yield ConfigSynonym(name, format_value(value), ConfigSource.STATIC_BROKER)
-    yield ConfigSynonym(name, format_value(definition.default), ConfigSource.DEFAULT)
+    def _broker_synonyms(self, definition: SettingDefinition) -> Iterator[ConfigSynonym]:
+        name = definition.name
+        if name in self.dynamic:
+            yield ConfigSynonym(name, self.dynamic[name], ConfigSource.DYNAMIC_BROKER)
+        if name in self.dynamic_default:
+            yield ConfigSynonym(name, self.dynamic_default[name], ConfigSource.DYNAMIC_DEFAULT_BROKER)
+        value = get_value(self.static, name)
+        if name in self.static.explicitly_set or value != definition.default:
+            yield ConfigSynonym(name, format_value(value), ConfigSource.STATIC_BROKER)
+        yield ConfigSynonym(name, format_value(definition.default), ConfigSource.DEFAULT)
 
 
 def _alias_synonym(alias: Alias, effective: ConfigSynonym) -> ConfigSynonym:
@@ -112,12 +109,4 @@ def _build_entry(
     name: str, definition: SettingDefinition, synonyms: Sequence[ConfigSynonym], *, read_only: bool
 ) -> ConfigEntry:
     effective = synonyms[0]
-    return ConfigEntry(
-        name=name,
-        value=effective.value,
-        source=effective.source,
-        read_only=read_only,
-        type=definition.type,
-        documentation=definition.doc,
-        synonyms=synonyms,
-    )
+    return ConfigEntry(name, effective.value, effective.source, read_only, definition.type, definition.doc, synonyms)

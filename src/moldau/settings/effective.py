@@ -18,10 +18,9 @@ from moldau.metadata.image import (
     MetadataImage,
 )
 from moldau.observe.logging import get_logger
-from moldau.settings import config_entries
 from moldau.settings.broker import BrokerSettings, broker_definitions, with_values
-from moldau.settings.config_changes import validate_broker_configs, validate_topic_configs
-from moldau.settings.config_entries import ConfigEntry, ConfigLayers
+from moldau.settings.config_changes import parse_changes
+from moldau.settings.config_entries import ConfigLayers
 from moldau.settings.registry import SettingDefinition, setting_definitions
 from moldau.settings.topic import TopicSettings
 from moldau.settings.values import parse_value
@@ -36,31 +35,26 @@ class EffectiveSettings:
         self.static = static
         self._this_broker = ConfigResource(BROKER_RESOURCE, str(static.node_id))
         self._image = image
-        self._broker = self._apply_dynamic_configs()
+        self.broker = self._apply_dynamic_configs()
+        """The current broker settings. Callers must not keep this object, because every dynamic change replaces it."""
         self._topics: dict[str, TopicSettings] = {}
         """Cached settings of topics that have configs. Other topics use the broker's defaults and are not cached, so
         that unknown topic names use no memory."""
-
-    @property
-    def broker(self) -> BrokerSettings:
-        """The current broker settings. Callers must not keep this object, because every dynamic change replaces it."""
-        return self._broker
 
     def topic(self, name: str) -> TopicSettings:
         settings = self._topics.get(name)
         if settings is None:
             overrides = self._image.config(ConfigResource(TOPIC_RESOURCE, name))
             if not overrides:
-                return self._broker.topic_defaults
-            settings = self._topics[name] = self.topic_settings_with(overrides)
+                return self.broker.topic_defaults
+            values = _parse_configs(overrides, setting_definitions(TopicSettings))
+            settings = self._topics[name] = self._topic_with_values(values)
         return settings
 
-    def topic_settings_with(self, overrides: Mapping[str, str]) -> TopicSettings:
-        """Returns the settings of a topic that has the configs `overrides`."""
+    def _topic_with_values(self, values: Mapping[str, Any]) -> TopicSettings:
         definitions = setting_definitions(TopicSettings)
-        values = _parse_configs(overrides, definitions)
         changes = {definitions[name].attribute: value for name, value in values.items()}
-        return dataclasses.replace(self._broker.topic_defaults, **changes)
+        return dataclasses.replace(self.broker.topic_defaults, **changes)
 
     def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Switches to the next image and drops the cached settings that the delta changes."""
@@ -71,40 +65,31 @@ class EffectiveSettings:
             if resource.type == TOPIC_RESOURCE:
                 self._topics.pop(resource.name, None)
             elif resource in (ALL_BROKERS, self._this_broker):
-                self._broker = self._apply_dynamic_configs()
+                self.broker = self._apply_dynamic_configs()
                 self._topics.clear()
 
     def validate_topic_configs(self, configs: Mapping[str, str | None]) -> None:
-        """Validates topic configs on top of this broker's defaults."""
-        validate_topic_configs(configs, self._broker.topic_defaults)
+        """Raises InvalidConfigError if a topic config is invalid or contradicts another config or a broker default."""
+        self._topic_with_values(parse_changes(TOPIC_RESOURCE, configs)).check_conflicts()
 
     def validate_broker_configs(self, configs: Mapping[str, str | None]) -> None:
-        """Validates dynamic broker configs on top of this broker's static settings."""
-        validate_broker_configs(configs, self.static)
+        """Raises InvalidConfigError if a broker config is invalid, is not dynamic, or contradicts another setting."""
+        values = parse_changes(BROKER_RESOURCE, configs)
+        static_names = [name for name in values if not broker_definitions()[name].dynamic]
+        if static_names:
+            raise InvalidConfigError(
+                f"Cannot update these configs dynamically: {', '.join(static_names)}; set them when starting the broker"
+            )
+        with_values(self.static, values, self.static.explicitly_set).check_conflicts()
 
-    def describe_topic(self, name: str, overrides: Mapping[str, str] | None = None) -> list[ConfigEntry]:
-        """Describes a topic with the configs `overrides`, by default the topic's configs in the metadata image."""
-        if overrides is None:
-            overrides = self._image.config(ConfigResource(TOPIC_RESOURCE, name))
-        return config_entries.describe_topic(overrides, self._layers())
-
-    def describe_broker(self) -> list[ConfigEntry]:
-        return config_entries.describe_broker(self._layers())
-
-    def describe_broker_defaults(self) -> list[ConfigEntry]:
-        """Describes the cluster-wide dynamic broker configs. Their resource has an empty name."""
-        return config_entries.describe_broker_defaults(self._layers())
-
-    def _layers(self) -> ConfigLayers:
+    def layers(self) -> ConfigLayers:
         return ConfigLayers(self.static, self._image.config(ALL_BROKERS), self._image.config(self._this_broker))
 
     def _apply_dynamic_configs(self) -> BrokerSettings:
         changes = {**self._image.config(ALL_BROKERS), **self._image.config(self._this_broker)}
         dynamic = {name: each for name, each in broker_definitions().items() if each.dynamic}
         values = _parse_configs(changes, dynamic)
-        if not values:
-            return self.static
-        return with_values(self.static, values, self.static.explicitly_set)
+        return with_values(self.static, values, self.static.explicitly_set) if values else self.static
 
 
 def _parse_configs(configs: Mapping[str, str], definitions: Mapping[str, SettingDefinition]) -> dict[str, Any]:

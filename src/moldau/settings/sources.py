@@ -54,9 +54,7 @@ def build_settings(
     try:
         values = {name: each.value for name, each in resolved.items()}
         settings = with_values(BrokerSettings(), values, frozenset(resolved))
-        conflict = settings.find_conflict()
-        if conflict is not None:
-            raise InvalidConfigError(conflict)
+        settings.check_conflicts()
     except InvalidConfigError as error:
         origins = [f"{name} is set by {resolved[name].origin}" for name in resolved if _mentions(str(error), name)]
         raise InvalidConfigError(f"{error} ({', '.join(origins)})" if origins else str(error)) from None

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moldau.errors import InvalidConfigError
 from moldau.settings.registry import INT_MAX, LONG_MAX, Alias, setting
 
 _THROTTLED_REPLICA = re.compile("[0-9]+:[0-9]+", re.ASCII)
@@ -209,11 +210,10 @@ class TopicSettings:
         section="Start here",
     )
 
-    def find_conflict(self) -> str | None:
-        """Returns an error message if two settings contradict each other, otherwise None."""
+    def check_conflicts(self) -> None:
+        """Raises InvalidConfigError if two settings contradict each other."""
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
-            return (
+            raise InvalidConfigError(
                 f"min.compaction.lag.ms ({self.min_compaction_lag_ms}) is greater than "
                 f"max.compaction.lag.ms ({self.max_compaction_lag_ms})"
             )
-        return None

@@ -16,12 +16,7 @@ from moldau.metadata.image import (
     TopicImage,
 )
 from moldau.settings.broker import BrokerSettings
-from moldau.settings.config_changes import (
-    append_to_list,
-    subtract_from_list,
-    validate_broker_configs,
-    validate_topic_configs,
-)
+from moldau.settings.config_changes import append_to_list, subtract_from_list
 from moldau.settings.config_entries import ConfigEntry, ConfigSource, ConfigSynonym
 from moldau.settings.effective import EffectiveSettings
 from moldau.settings.registry import ConfigType
@@ -120,13 +115,11 @@ def test_invalid_configs_in_the_metadata_are_ignored() -> None:
 )
 def test_invalid_topic_configs_are_rejected(configs: dict[str, str | None], said: str) -> None:
     with pytest.raises(InvalidConfigError, match=said):
-        validate_topic_configs(configs)
-    with pytest.raises(InvalidConfigError, match=said):
         EffectiveSettings(BrokerSettings()).validate_topic_configs(configs)
 
 
 def test_topic_configs_are_validated_on_top_of_broker_defaults() -> None:
-    validate_topic_configs({"min.compaction.lag.ms": "5"})
+    EffectiveSettings(BrokerSettings()).validate_topic_configs({"min.compaction.lag.ms": "5"})
     settings = EffectiveSettings(build_settings(flags={"log.cleaner.max.compaction.lag.ms": "4"}))
     with pytest.raises(InvalidConfigError, match="is greater than"):
         settings.validate_topic_configs({"min.compaction.lag.ms": "5"})
@@ -146,11 +139,12 @@ def test_topic_configs_are_validated_on_top_of_broker_defaults() -> None:
 )
 def test_invalid_broker_configs_are_rejected(configs: dict[str, str | None], said: str) -> None:
     with pytest.raises(InvalidConfigError, match=said):
-        validate_broker_configs(configs)
+        EffectiveSettings(BrokerSettings()).validate_broker_configs(configs)
 
 
 def test_valid_broker_configs_are_accepted() -> None:
-    validate_broker_configs({"log.retention.ms": "5", "max.connections": "3", "log.cleanup.policy": "compact"})
+    settings = EffectiveSettings(BrokerSettings())
+    settings.validate_broker_configs({"log.retention.ms": "5", "max.connections": "3", "log.cleanup.policy": "compact"})
 
 
 def test_append_and_subtract_start_from_the_default() -> None:
@@ -174,7 +168,7 @@ def test_append_and_subtract_need_a_list() -> None:
 def test_synonyms_are_in_order_of_precedence() -> None:
     settings = EffectiveSettings(build_settings(flags={"log.retention.ms": "1"}))
     change(settings, {ALL_BROKERS: {"log.retention.ms": "2"}, BROKER_1: {"log.retention.ms": "3"}})
-    described = entry(settings.describe_topic("orders", {"retention.ms": "4"}), "retention.ms")
+    described = entry(settings.layers().describe_topic({"retention.ms": "4"}), "retention.ms")
     assert (described.value, described.source, described.type) == ("4", ConfigSource.TOPIC, ConfigType.LONG)
     assert not described.read_only
     assert described.documentation
@@ -187,15 +181,8 @@ def test_synonyms_are_in_order_of_precedence() -> None:
     ]
 
 
-def test_topic_configs_come_from_the_image() -> None:
-    settings = EffectiveSettings(BrokerSettings())
-    change(settings, {ORDERS: {"retention.ms": "4"}})
-    assert entry(settings.describe_topic("orders"), "retention.ms").value == "4"
-    assert entry(settings.describe_topic("payments"), "retention.ms").source is ConfigSource.DEFAULT
-
-
 def test_topic_values_are_formatted_as_in_kafka() -> None:
-    described = {each.name: each.value for each in EffectiveSettings(BrokerSettings()).describe_topic("orders")}
+    described = {each.name: each.value for each in EffectiveSettings(BrokerSettings()).layers().describe_topic({})}
     assert described["cleanup.policy"] == "delete"
     assert described["preallocate"] == "false"
     assert described["min.cleanable.dirty.ratio"] == "0.5"
@@ -206,7 +193,7 @@ def test_broker_entries_have_aliases_and_read_only_flags() -> None:
     settings = EffectiveSettings(
         build_settings(flags={"num.partitions": "1", "log.dirs": "/data", "log.retention.hours": "5"})
     )
-    described = settings.describe_broker()
+    described = settings.layers().describe_broker()
     assert entry(described, "num.partitions").source is ConfigSource.STATIC_BROKER
     assert entry(described, "num.partitions").read_only
     assert not entry(described, "log.retention.ms").read_only
@@ -218,15 +205,15 @@ def test_broker_entries_have_aliases_and_read_only_flags() -> None:
 
 
 def test_an_alias_with_a_coarser_unit_may_have_no_value() -> None:
-    described = EffectiveSettings(build_settings(flags={"log.retention.ms": "60000"})).describe_broker()
+    described = EffectiveSettings(build_settings(flags={"log.retention.ms": "60000"})).layers().describe_broker()
     assert entry(described, "log.retention.minutes").value == "1"
     assert entry(described, "log.retention.hours").value is None
 
 
 def test_broker_defaults_describe_only_changes() -> None:
     settings = EffectiveSettings(BrokerSettings())
-    assert settings.describe_broker_defaults() == []
+    assert settings.layers().describe_broker_defaults() == []
     change(settings, {ALL_BROKERS: {"max.connections": "9"}})
-    (described,) = settings.describe_broker_defaults()
+    (described,) = settings.layers().describe_broker_defaults()
     assert (described.name, described.value) == ("max.connections", "9")
     assert described.source is ConfigSource.DYNAMIC_DEFAULT_BROKER
