@@ -6,8 +6,9 @@ Each call copies only the maps that records change. Both images share the other 
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from moldau.errors import CorruptRecordError
@@ -42,6 +43,9 @@ from moldau.metadata.records import (
 K = TypeVar("K")
 V = TypeVar("V")
 
+MAPS = ("features", "brokers", "topics", "topic_names", "configs")
+"""The maps of an image. The builder has a cached property for the changed copy of each map."""
+
 
 @dataclass(frozen=True, slots=True)
 class ControllerChange:
@@ -69,13 +73,60 @@ def apply_changes(
     return builder.build(last_offset)
 
 
+def delta_between(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
+    """Returns the delta between two images. Used if several calls of `apply_changes`, or a snapshot, led to `new`."""
+    return _compare(
+        old,
+        new,
+        old.topics,
+        new.topics,
+        {**old.configs, **new.configs},
+        {**old.brokers, **new.brokers},
+        {**old.features, **new.features},
+    )
+
+
+def _compare(
+    old: MetadataImage,
+    new: MetadataImage,
+    old_topics: Iterable[str],
+    new_topics: Iterable[str],
+    configs: Iterable[ConfigResource],
+    brokers: Iterable[int],
+    features: Iterable[str],
+) -> MetadataDelta:
+    """Compares the named objects of two images. The delta has the order of the names."""
+    created, deleted, changed = [], [], []
+    for name in old_topics:
+        topic, next_topic = old.topics.get(name), new.topics.get(name)
+        if topic is not None and (next_topic is None or next_topic.topic_id != topic.topic_id):
+            deleted.append(topic)
+    for name in new_topics:
+        previous, topic = old.topics.get(name), new.topics.get(name)
+        if topic is None or topic is previous:
+            continue
+        if previous is None or previous.topic_id != topic.topic_id:
+            created.append(name)
+            previous = None
+        partitions = () if previous is None else previous.partitions
+        changed += [
+            (name, partition.index)
+            for partition in topic.partitions
+            if partition.index >= len(partitions) or partitions[partition.index] != partition
+        ]
+    return MetadataDelta(
+        topics_created=tuple(created),
+        topics_deleted=tuple(deleted),
+        partitions_changed=tuple(changed),
+        configs_changed=tuple(each for each in configs if old.configs.get(each) != new.configs.get(each)),
+        brokers_changed=tuple(each for each in brokers if old.brokers.get(each) != new.brokers.get(each)),
+        features_changed=tuple(each for each in features if old.features.get(each) != new.features.get(each)),
+    )
+
+
 def _thaw(mapping: Mapping[K, V]) -> dict[K, V]:
     # `dict(proxy)` copies item by item. The proxy's own `copy` is faster, because it copies the whole dict at once.
     return mapping.copy() if isinstance(mapping, MappingProxyType) else dict(mapping)
-
-
-def _freeze(copy: dict[K, V] | None, base: Mapping[K, V]) -> Mapping[K, V]:
-    return base if copy is None else MappingProxyType(copy)
 
 
 class _ImageBuilder:
@@ -83,13 +134,8 @@ class _ImageBuilder:
 
     def __init__(self, base: MetadataImage) -> None:
         self._base = base
-        self._topics: dict[str, TopicImage] | None = None
-        self._topic_names: dict[UUID, str] | None = None
         self._partitions: dict[str, list[PartitionRegistration]] = {}
-        self._configs: dict[ConfigResource, Mapping[str, str]] | None = None
-        self._mutable_configs: dict[ConfigResource, dict[str, str]] = {}
-        self._brokers: dict[int, BrokerRegistration] | None = None
-        self._features: dict[str, int] | None = None
+        self._changed_values: dict[ConfigResource, dict[str, str]] = {}
         self._next_producer_id = base.next_producer_id
         self._leader = ControllerChange(base.controller_id, base.controller_epoch)
         # Dicts are used as ordered sets, because the delta must have the same order in every run.
@@ -97,6 +143,26 @@ class _ImageBuilder:
         self._changed_configs: dict[ConfigResource, None] = {}
         self._changed_brokers: dict[int, None] = {}
         self._changed_features: dict[str, None] = {}
+
+    @cached_property
+    def _features(self) -> dict[str, int]:
+        return _thaw(self._base.features)
+
+    @cached_property
+    def _brokers(self) -> dict[int, BrokerRegistration]:
+        return _thaw(self._base.brokers)
+
+    @cached_property
+    def _topics(self) -> dict[str, TopicImage]:
+        return _thaw(self._base.topics)
+
+    @cached_property
+    def _topic_names(self) -> dict[UUID, str]:
+        return _thaw(self._base.topic_names)
+
+    @cached_property
+    def _configs(self) -> dict[ConfigResource, Mapping[str, str]]:
+        return _thaw(self._base.configs)
 
     def replay(self, change: MetadataChange) -> None:
         match change:
@@ -129,18 +195,11 @@ class _ImageBuilder:
 
     # Topics
 
-    def _mutable_topics(self) -> tuple[dict[str, TopicImage], dict[UUID, str]]:
-        if self._topics is None or self._topic_names is None:
-            self._topics = _thaw(self._base.topics)
-            self._topic_names = _thaw(self._base.topic_names)
-        return self._topics, self._topic_names
-
     def _topic(self, topic_id: UUID) -> TopicImage:
-        topics, names = self._mutable_topics()
-        name = names.get(topic_id)
+        name = self._topic_names.get(topic_id)
         if name is None:
             raise CorruptRecordError(f"a record has the unknown topic id {topic_id}")
-        return topics[name]
+        return self._topics[name]
 
     def _mutable_partitions(self, topic: TopicImage) -> list[PartitionRegistration]:
         self._changed_topics[topic.name] = None
@@ -150,23 +209,20 @@ class _ImageBuilder:
         return partitions
 
     def _add_topic(self, record: TopicRecord) -> None:
-        topics, names = self._mutable_topics()
-        if record.name in topics or record.topic_id in names:
+        if record.name in self._topics or record.topic_id in self._topic_names:
             raise CorruptRecordError(f"topic {record.name} ({record.topic_id}) is created twice")
-        topics[record.name] = TopicImage(record.name, record.topic_id, ())
-        names[record.topic_id] = record.name
+        self._topics[record.name] = TopicImage(record.name, record.topic_id, ())
+        self._topic_names[record.topic_id] = record.name
         self._changed_topics[record.name] = None
 
     def _remove_topic(self, record: RemoveTopicRecord) -> None:
         topic = self._topic(record.topic_id)
-        topics, names = self._mutable_topics()
-        del topics[topic.name], names[record.topic_id]
+        del self._topics[topic.name], self._topic_names[record.topic_id]
         self._partitions.pop(topic.name, None)
         self._changed_topics[topic.name] = None
         resource = ConfigResource(TOPIC_RESOURCE, topic.name)
-        if resource in self._mutable_config_map():
-            self._mutable_config_map().pop(resource)
-            self._mutable_configs.pop(resource, None)
+        if self._configs.pop(resource, None) is not None:
+            self._changed_values.pop(resource, None)
             self._changed_configs[resource] = None
 
     def _add_partition(self, record: PartitionRecord) -> None:
@@ -219,37 +275,26 @@ class _ImageBuilder:
 
     # Configurations
 
-    def _mutable_config_map(self) -> dict[ConfigResource, Mapping[str, str]]:
-        if self._configs is None:
-            self._configs = _thaw(self._base.configs)
-        return self._configs
-
     def _set_config(self, record: ConfigRecord) -> None:
         resource = ConfigResource(record.resource_type, record.resource_name)
         self._changed_configs[resource] = None
-        configs = self._mutable_config_map()
-        values = self._mutable_configs.get(resource)
+        values = self._changed_values.get(resource)
         if values is None:
-            values = self._mutable_configs[resource] = _thaw(configs.get(resource, {}))
+            values = self._changed_values[resource] = _thaw(self._configs.get(resource, {}))
         if record.value is None:
             values.pop(record.name, None)
         else:
             values[record.name] = record.value
         if values:
-            configs[resource] = MappingProxyType(values)
+            self._configs[resource] = MappingProxyType(values)
         else:
-            configs.pop(resource, None)
+            self._configs.pop(resource, None)
 
     # Brokers and features
 
-    def _mutable_brokers(self) -> dict[int, BrokerRegistration]:
-        if self._brokers is None:
-            self._brokers = _thaw(self._base.brokers)
-        return self._brokers
-
     def _register_broker(self, record: RegisterBrokerRecord) -> None:
         self._changed_brokers[record.broker_id] = None
-        self._mutable_brokers()[record.broker_id] = BrokerRegistration(
+        self._brokers[record.broker_id] = BrokerRegistration(
             record.broker_id,
             record.broker_epoch,
             record.incarnation_id,
@@ -259,21 +304,20 @@ class _ImageBuilder:
             record.in_controlled_shutdown,
         )
 
-    def _unregister_broker(self, record: UnregisterBrokerRecord) -> None:
-        brokers = self._mutable_brokers()
-        old = brokers.get(record.broker_id)
+    def _registered_broker(self, record: UnregisterBrokerRecord | BrokerRegistrationChangeRecord) -> BrokerRegistration:
+        old = self._brokers.get(record.broker_id)
         if old is None or old.epoch != record.broker_epoch:
             raise CorruptRecordError(f"broker {record.broker_id} is not registered with epoch {record.broker_epoch}")
         self._changed_brokers[record.broker_id] = None
-        del brokers[record.broker_id]
+        return old
+
+    def _unregister_broker(self, record: UnregisterBrokerRecord) -> None:
+        self._registered_broker(record)
+        del self._brokers[record.broker_id]
 
     def _change_broker(self, record: BrokerRegistrationChangeRecord) -> None:
-        brokers = self._mutable_brokers()
-        old = brokers.get(record.broker_id)
-        if old is None or old.epoch != record.broker_epoch:
-            raise CorruptRecordError(f"broker {record.broker_id} is not registered with epoch {record.broker_epoch}")
-        self._changed_brokers[record.broker_id] = None
-        brokers[record.broker_id] = dataclasses.replace(
+        old = self._registered_broker(record)
+        self._brokers[record.broker_id] = dataclasses.replace(
             old,
             fenced=old.fenced if record.fenced == 0 else record.fenced > 0,
             in_controlled_shutdown=old.in_controlled_shutdown or record.in_controlled_shutdown > 0,
@@ -281,8 +325,6 @@ class _ImageBuilder:
 
     def _set_feature(self, record: FeatureLevelRecord) -> None:
         self._changed_features[record.name] = None
-        if self._features is None:
-            self._features = _thaw(self._base.features)
         if record.feature_level == 0:
             self._features.pop(record.name, None)
         else:
@@ -293,56 +335,26 @@ class _ImageBuilder:
     def build(self, last_offset: int) -> tuple[MetadataImage, MetadataDelta]:
         base = self._base
         for name, partitions in self._partitions.items():
-            topics, _ = self._mutable_topics()
-            topics[name] = dataclasses.replace(topics[name], partitions=tuple(partitions))
-        image = MetadataImage(
-            cluster_id=base.cluster_id,
+            self._topics[name] = dataclasses.replace(self._topics[name], partitions=tuple(partitions))
+        # A cached property is in the instance's dict only if a record has needed the map.
+        copies: dict[str, Any] = {
+            name: MappingProxyType(vars(self)[f"_{name}"]) for name in MAPS if f"_{name}" in vars(self)
+        }
+        image = dataclasses.replace(
+            base,
             offset=last_offset,
             controller_epoch=self._leader.epoch,
             controller_id=self._leader.leader_id,
-            features=_freeze(self._features, base.features),
-            brokers=_freeze(self._brokers, base.brokers),
-            topics=_freeze(self._topics, base.topics),
-            topic_names=_freeze(self._topic_names, base.topic_names),
-            configs=_freeze(self._configs, base.configs),
             next_producer_id=self._next_producer_id,
+            **copies,
         )
-        return image, self._delta(image)
-
-    def _delta(self, image: MetadataImage) -> MetadataDelta:
-        """Returns the delta. Compares only objects that a record has changed."""
-        base = self._base
-        created, deleted, changed = [], [], []
-        for name in self._changed_topics:
-            old, new = base.topics.get(name), image.topics.get(name)
-            if old is not None and (new is None or new.topic_id != old.topic_id):
-                deleted.append(old)
-                old = None
-            if new is None:
-                continue
-            if old is None:
-                created.append(name)
-            previous = () if old is None else old.partitions
-            changed += [
-                (name, partition.index)
-                for partition in new.partitions
-                if partition.index >= len(previous) or previous[partition.index] != partition
-            ]
-        return MetadataDelta(
-            topics_created=tuple(created),
-            topics_deleted=tuple(deleted),
-            partitions_changed=tuple(changed),
-            configs_changed=tuple(
-                resource
-                for resource in self._changed_configs
-                if base.configs.get(resource) != image.configs.get(resource)
-            ),
-            brokers_changed=tuple(
-                broker_id
-                for broker_id in self._changed_brokers
-                if base.brokers.get(broker_id) != image.brokers.get(broker_id)
-            ),
-            features_changed=tuple(
-                name for name in self._changed_features if base.features.get(name) != image.features.get(name)
-            ),
+        delta = _compare(
+            base,
+            image,
+            self._changed_topics,
+            self._changed_topics,
+            self._changed_configs,
+            self._changed_brokers,
+            self._changed_features,
         )
+        return image, delta

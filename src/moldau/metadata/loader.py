@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from moldau.metadata.image import MetadataDelta, MetadataImage
-from moldau.metadata.image_builder import ControllerChange, MetadataChange, apply_changes
+from moldau.metadata.image_builder import ControllerChange, MetadataChange, apply_changes, delta_between
 from moldau.metadata.records import decode
-from moldau.metadata.snapshot import delta_between, image_from_records
+from moldau.metadata.snapshot import image_from_records
 from moldau.raft.batches import CommittedBatch
 from moldau.raft.messages import SnapshotId
 
@@ -21,7 +21,11 @@ ImageListener = Callable[[MetadataImage], None]
 
 class MetadataLoader:
     def __init__(self, cluster_id: str) -> None:
-        self._image = self._committed_image = MetadataImage(cluster_id=cluster_id)
+        self.image = MetadataImage(cluster_id=cluster_id)
+        """The latest image that all publishers have handled. So the logs of its partitions are open."""
+        self.committed_image = self.image
+        """The image with all committed records. Publishers may not have handled it yet, because opening logs can take
+        long."""
         self._commit_listeners: list[CommitListener] = []
         self._publishers: list[MetadataPublisher] = []
         self._image_listeners: list[ImageListener] = []
@@ -35,17 +39,6 @@ class MetadataLoader:
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._is_closing = False
-
-    @property
-    def committed_image(self) -> MetadataImage:
-        """The image with all committed records. Publishers may not have handled it yet, because opening logs can take
-        long."""
-        return self._committed_image
-
-    @property
-    def image(self) -> MetadataImage:
-        """The latest image that all publishers have handled. So the logs of its partitions are open."""
-        return self._image
 
     def add_commit_listener(self, listener: CommitListener) -> None:
         """Adds a listener that is called with each change when it is committed, before any publisher is called."""
@@ -61,7 +54,7 @@ class MetadataLoader:
         self._publishers.append(publisher)
 
     def _check_before_first_commit(self) -> None:
-        if self._committed_image.offset >= 0:
+        if self.committed_image.offset >= 0:
             raise RuntimeError("publishers must be added before anything is published")
 
     def add_image_listener(self, listener: ImageListener) -> None:
@@ -78,13 +71,13 @@ class MetadataLoader:
     def commit(self, batches: Sequence[CommittedBatch]) -> None:
         """Applies batches that the quorum has committed."""
         if batches and not self._is_stopped:
-            self._update(lambda: apply_changes(self._committed_image, _changes_in(batches), batches[-1].last_offset))
+            self._update(lambda: apply_changes(self.committed_image, _changes_in(batches), batches[-1].last_offset))
             self._pending_bytes += sum(len(value) for batch in batches for value in batch.values)
 
     def load_snapshot(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int) -> None:
         """Replaces the image with a snapshot, unless the image is newer. The delta is the difference between the
         two."""
-        if snapshot.end_offset - 1 > self._committed_image.offset and not self._is_stopped:
+        if snapshot.end_offset - 1 > self.committed_image.offset and not self._is_stopped:
             self._update(lambda: self._snapshot_update(values, snapshot, leader_id))
 
     @property
@@ -93,10 +86,10 @@ class MetadataLoader:
 
     def _update(self, update: Callable[[], tuple[MetadataImage, MetadataDelta]]) -> None:
         try:
-            self._committed_image, delta = update()
+            self.committed_image, delta = update()
             self._pending_deltas.append(delta)
             for listener in self._commit_listeners:
-                listener(delta, self._committed_image)
+                listener(delta, self.committed_image)
         except Exception as error:
             self.fail(error)
         else:
@@ -108,16 +101,16 @@ class MetadataLoader:
     ) -> tuple[MetadataImage, MetadataDelta]:
         image = image_from_records(
             map(decode, values),
-            cluster_id=self._committed_image.cluster_id,
+            cluster_id=self.committed_image.cluster_id,
             end_offset=snapshot.end_offset,
             epoch=snapshot.epoch,
             leader_id=leader_id,
         )
-        return image, delta_between(self._committed_image, image)
+        return image, delta_between(self.committed_image, image)
 
     async def wait_for_offset(self, offset: int) -> None:
         """Waits until all publishers have handled an image that includes the record at `offset`."""
-        if self._image.offset >= offset:
+        if self.image.offset >= offset:
             return
         if self._failure is not None:
             raise self._failure
@@ -136,25 +129,22 @@ class MetadataLoader:
     async def _run(self) -> None:
         try:
             while self._pending_deltas:
-                image, delta, size = self._committed_image, self._merged_delta(), self._pending_bytes
+                image, size = self.committed_image, self._pending_bytes
+                is_single = len(self._pending_deltas) == 1
+                delta = self._pending_deltas[0] if is_single else delta_between(self.image, image)
                 self._pending_deltas.clear()
                 self._pending_bytes = 0
                 for publisher in self._publishers:
                     publication = publisher(delta, image)
                     if publication is not None:
                         await publication
-                self._image = image
+                self.image = image
                 self.published_bytes += size
                 self._notify(image)
         except Exception as error:
             self.fail(error)
         finally:
             self._task = None
-
-    def _merged_delta(self) -> MetadataDelta:
-        if len(self._pending_deltas) == 1:
-            return self._pending_deltas[0]
-        return delta_between(self._image, self._committed_image)
 
     def _notify(self, image: MetadataImage) -> None:
         for listener in self._image_listeners:

@@ -1,10 +1,9 @@
 """Conversion of images to the records of a snapshot, and back. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TypeVar
 
-from moldau.metadata.image import BrokerRegistration, MetadataDelta, MetadataImage, PartitionRegistration, TopicImage
+from moldau.metadata.image import BrokerRegistration, MetadataImage, PartitionRegistration, TopicImage
 from moldau.metadata.image_builder import ControllerChange, apply_changes
 from moldau.metadata.records import (
     RECOVERED,
@@ -18,8 +17,6 @@ from moldau.metadata.records import (
     RegisterBrokerRecord,
     TopicRecord,
 )
-
-K = TypeVar("K")
 
 NO_BROKER = -1
 
@@ -48,45 +45,6 @@ def image_from_records(
     inconsistent."""
     changes = chain([ControllerChange(leader_id, epoch)], records)
     return apply_changes(MetadataImage(cluster_id=cluster_id), changes, end_offset - 1)[0]
-
-
-def delta_between(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
-    """Returns the delta between two images.
-
-    It is needed if the second image was not built from the first in a single call of `apply_changes`.
-    """
-    created, changed = [], []
-    deleted = [
-        topic
-        for name, topic in old.topics.items()
-        if name not in new.topics or new.topics[name].topic_id != topic.topic_id
-    ]
-    for name, topic in new.topics.items():
-        known = old.topics.get(name)
-        if known is topic:
-            continue
-        previous: tuple[PartitionRegistration, ...] = ()
-        if known is not None and known.topic_id == topic.topic_id:
-            previous = known.partitions
-        else:
-            created.append(name)
-        changed += [
-            (name, partition.index)
-            for partition in topic.partitions
-            if partition.index >= len(previous) or previous[partition.index] != partition
-        ]
-    return MetadataDelta(
-        topics_created=tuple(created),
-        topics_deleted=tuple(deleted),
-        partitions_changed=tuple(changed),
-        configs_changed=_changed(old.configs, new.configs),
-        brokers_changed=_changed(old.brokers, new.brokers),
-        features_changed=_changed(old.features, new.features),
-    )
-
-
-def _changed(old: Mapping[K, object], new: Mapping[K, object]) -> tuple[K, ...]:
-    return tuple(key for key in {**old, **new} if old.get(key) != new.get(key))
 
 
 def _broker_record(broker: BrokerRegistration) -> RegisterBrokerRecord:

@@ -4,9 +4,7 @@ Every node generates its own snapshots. The Raft client stores them and deletes 
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
 
 from moldau.errors import MoldauError
 from moldau.metadata.image import MetadataImage
@@ -23,62 +21,48 @@ _RECORDS_PER_STEP = 100
 """The number of records encoded before other tasks of the event loop run."""
 
 
-class SnapshotWriter(Protocol):
-    """The part of the Raft client that the snapshot generator needs."""
-
-    async def write_snapshot(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int = -1) -> None: ...
-
-
-@dataclass(slots=True)
-class SnapshotPolicy:
-    """Decides when a snapshot is due: after `bytes_max` bytes of new records, or after `interval_ms`. Pure."""
-
-    bytes_max: int
-    interval_ms: int
-    """The maximum time between snapshots if there are new records; 0 means no limit."""
-    since_ms: int
-    """The time when the last snapshot was started; before the first snapshot, the time when the node started."""
-    bytes_since: int = 0
-    """The size of the records since `since_ms`, in bytes."""
-
-    def add_bytes(self, count: int) -> None:
-        self.bytes_since += count
-
-    def is_due(self, now_ms: int) -> bool:
-        if self.bytes_since >= self.bytes_max:
-            return True
-        return self.bytes_since > 0 and 0 < self.interval_ms <= now_ms - self.since_ms
-
-    def restart(self, now_ms: int) -> None:
-        self.since_ms = now_ms
-        self.bytes_since = 0
+SnapshotWriter = Callable[[Sequence[bytes], SnapshotId, int], Awaitable[None]]
 
 
 class SnapshotGenerator:
     def __init__(
-        self, loader: MetadataLoader, writer: SnapshotWriter, clock: Clock, *, bytes_max: int, interval_ms: int
+        self, loader: MetadataLoader, write_snapshot: SnapshotWriter, clock: Clock, *, bytes_max: int, interval_ms: int
     ) -> None:
+        """A snapshot is due after `bytes_max` bytes of new records.
+
+        If there are any new records, it is also due `interval_ms` after the previous snapshot; 0 means no such limit.
+        """
         self._loader = loader
-        self._writer = writer
+        self._write_snapshot = write_snapshot
         self._clock = clock
-        self._policy = SnapshotPolicy(bytes_max, interval_ms, clock.monotonic_ms())
-        self._seen_bytes = 0
+        self._bytes_max = bytes_max
+        self._interval_ms = interval_ms
+        self._last_start_ms = clock.monotonic_ms()
+        self._last_published_bytes = 0
+        """The size of all records that were published when the last snapshot was started."""
+        self._is_closing = False
         self._task: asyncio.Task[None] | None = None
         loader.add_image_listener(self._on_image)
 
     async def close(self) -> None:
         """Cancels the current snapshot and generates no more."""
-        self._policy.bytes_max, self._policy.interval_ms = 2**63, 0
+        self._is_closing = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _on_image(self, image: MetadataImage) -> None:
-        self._policy.add_bytes(self._loader.published_bytes - self._seen_bytes)
-        self._seen_bytes = self._loader.published_bytes
-        if self._task is None and self._policy.is_due(self._clock.monotonic_ms()):
-            self._policy.restart(self._clock.monotonic_ms())
+        now_ms = self._clock.monotonic_ms()
+        if self._task is None and not self._is_closing and self._is_due(now_ms):
+            self._last_start_ms = now_ms
+            self._last_published_bytes = self._loader.published_bytes
             self._task = asyncio.get_running_loop().create_task(self._generate(image))
+
+    def _is_due(self, now_ms: int) -> bool:
+        new_bytes = self._loader.published_bytes - self._last_published_bytes
+        if new_bytes >= self._bytes_max:
+            return True
+        return new_bytes > 0 and 0 < self._interval_ms <= now_ms - self._last_start_ms
 
     async def _generate(self, image: MetadataImage) -> None:
         # Every epoch starts with a leader change record, so the last record in the image has the controller's epoch.
@@ -89,7 +73,7 @@ class SnapshotGenerator:
                 values.append(encode(record))
                 if len(values) % _RECORDS_PER_STEP == 0:
                     await asyncio.sleep(0)
-            await self._writer.write_snapshot(values, snapshot, image.controller_id)
+            await self._write_snapshot(values, snapshot, image.controller_id)
             log.info(
                 "metadata snapshot written", end_offset=snapshot.end_offset, epoch=snapshot.epoch, records=len(values)
             )

@@ -177,7 +177,7 @@ class Node:
         self._exit_stack.push_async_callback(quorum.close)
         snapshot_generator = SnapshotGenerator(
             metadata,
-            quorum,
+            quorum.write_snapshot,
             clock,
             bytes_max=broker_settings.metadata_snapshot_bytes,
             interval_ms=broker_settings.metadata_snapshot_interval_ms,

@@ -52,7 +52,7 @@ class LeaderHarness:
         # The node's own metadata shows the same, as if it had been published.
         known = self.node.metadata.image
         orders = replace(known.topics["orders"], partitions=(image,))
-        self.node.metadata._image = replace(known, topics={**known.topics, "orders": orders}, brokers=self.brokers)
+        self.node.metadata.image = replace(known, topics={**known.topics, "orders": orders}, brokers=self.brokers)
         await self.partition.apply_image(image, brokers=self.brokers)
 
     async def append(self, *values: bytes) -> None:
@@ -114,7 +114,7 @@ def with_harness(scenario: Callable[[LeaderHarness], Awaitable[None]], **setting
                 await scenario(harness)
             finally:
                 # The node stops in the cluster that it is really in.
-                metadata._image = image
+                metadata.image = image
 
     asyncio.run(asyncio.wait_for(main(), 20))
 

@@ -21,11 +21,11 @@ from moldau.metadata.image import (
     PartitionRegistration,
     TopicImage,
 )
-from moldau.metadata.image_builder import apply_changes
+from moldau.metadata.image_builder import apply_changes, delta_between
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.records import TopicRecord, decode, encode
-from moldau.metadata.snapshot import delta_between, image_from_records, image_to_records
-from moldau.metadata.snapshot_generator import SnapshotGenerator, SnapshotPolicy
+from moldau.metadata.snapshot import image_from_records, image_to_records
+from moldau.metadata.snapshot_generator import SnapshotGenerator
 from moldau.raft.batches import CommittedBatch
 from moldau.raft.messages import SnapshotId
 
@@ -268,28 +268,6 @@ def test_an_invalid_snapshot_fails_the_loader() -> None:
 # Generation
 
 
-def test_a_snapshot_is_due_after_the_configured_bytes() -> None:
-    policy = SnapshotPolicy(bytes_max=100, interval_ms=0, since_ms=0)
-    policy.add_bytes(99)
-    assert not policy.is_due(10**9)
-    policy.add_bytes(1)
-    assert policy.is_due(0)
-    policy.restart(5)
-    assert not policy.is_due(10**9)
-
-
-def test_a_snapshot_is_due_after_the_interval_if_there_are_new_records() -> None:
-    policy = SnapshotPolicy(bytes_max=100, interval_ms=1000, since_ms=500)
-    assert not policy.is_due(10**9)
-    policy.add_bytes(1)
-    assert not policy.is_due(1499)
-    assert policy.is_due(1500)
-    policy.restart(1500)
-    policy.add_bytes(1)
-    assert not policy.is_due(2499)
-    assert policy.is_due(2500)
-
-
 class Clock:
     now_ms = 0
 
@@ -321,7 +299,7 @@ def test_snapshots_are_generated_from_the_published_image() -> None:
     async def scenario() -> None:
         loader, writer = MetadataLoader("c"), RecordingSnapshotWriter()
         size = len(topic("a", 0).values[0])
-        snapshotter = SnapshotGenerator(loader, writer, Clock(), bytes_max=2 * size, interval_ms=0)
+        snapshotter = SnapshotGenerator(loader, writer.write_snapshot, Clock(), bytes_max=2 * size, interval_ms=0)
         loader.commit([CommittedBatch(0, 0, 7, leader_id=3), topic("a", 1)])
         await run_pending_tasks()
         assert writer.snapshots == []
@@ -350,7 +328,7 @@ def test_a_failed_snapshot_is_retried_when_the_next_is_due(failure: Exception) -
         unseen: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
         writer.failure = failure
-        snapshotter = SnapshotGenerator(loader, writer, clock, bytes_max=10**6, interval_ms=1000)
+        snapshotter = SnapshotGenerator(loader, writer.write_snapshot, clock, bytes_max=10**6, interval_ms=1000)
         clock.now_ms = 1000
         loader.commit([topic("a", 0)])
         await run_pending_tasks()
@@ -369,10 +347,28 @@ def test_a_failed_snapshot_is_retried_when_the_next_is_due(failure: Exception) -
     asyncio.run(scenario())
 
 
+def test_a_snapshot_is_due_after_the_interval_if_there_are_new_records() -> None:
+    async def scenario() -> None:
+        loader, writer, clock = MetadataLoader("c"), RecordingSnapshotWriter(), Clock()
+        snapshotter = SnapshotGenerator(loader, writer.write_snapshot, clock, bytes_max=10**6, interval_ms=1000)
+        for offset, (now_ms, count) in enumerate([(999, 0), (1000, 1), (1999, 1), (2000, 2)]):
+            clock.now_ms = now_ms
+            loader.commit([topic(f"t{offset}", offset)])
+            await run_pending_tasks()
+            assert len(writer.snapshots) == count
+        clock.now_ms = 10**9
+        loader.commit([CommittedBatch(4, 4, 7, leader_id=3)])
+        await run_pending_tasks()
+        assert len(writer.snapshots) == 2, "there are no new records"
+        await snapshotter.close()
+
+    asyncio.run(scenario())
+
+
 def test_no_snapshot_is_generated_after_closing() -> None:
     async def scenario() -> None:
         loader, writer = MetadataLoader("c"), RecordingSnapshotWriter()
-        snapshotter = SnapshotGenerator(loader, writer, Clock(), bytes_max=1, interval_ms=0)
+        snapshotter = SnapshotGenerator(loader, writer.write_snapshot, Clock(), bytes_max=1, interval_ms=0)
         loader.commit([topic("a", 0)])
         await loader.wait_for_offset(0)
         await snapshotter.close()
