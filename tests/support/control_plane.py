@@ -14,7 +14,6 @@ from moldau.logs.memory import MemoryLog
 from moldau.logs.store import RecordSlices
 from moldau.metadata.image import Endpoint, MetadataDelta, MetadataImage
 from moldau.metadata.loader import MetadataLoader
-from moldau.raft.driver import METADATA_LOG, METADATA_TOPIC_ID, RaftClient
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
@@ -29,6 +28,7 @@ from moldau.raft.messages import (
     VoterNode,
 )
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore, QuorumStateStore
+from moldau.raft.raft_client import METADATA_LOG, METADATA_TOPIC_ID, RaftClient
 from moldau.records.batch import Batch
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings

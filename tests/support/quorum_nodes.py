@@ -8,7 +8,6 @@ from uuid import UUID
 
 from moldau.errors import MoldauError, PeerUnreachableError
 from moldau.raft.batches import CommittedBatch
-from moldau.raft.driver import RaftClient
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
@@ -25,6 +24,7 @@ from moldau.raft.messages import (
 )
 from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore
+from moldau.raft.raft_client import RaftClient
 from moldau.raft.snapshot_store import MemorySnapshotStore
 from moldau.testing.simulation.platform.loop import SimulatedLoop
 from support.control_plane import TestLog

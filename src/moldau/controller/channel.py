@@ -36,7 +36,7 @@ from moldau.errors import MoldauError, NotControllerError, PeerUnreachableError,
 from moldau.metadata.loader import MetadataLoader
 from moldau.peers.client import PeerClient
 from moldau.platform.clock import Clock
-from moldau.raft.driver import RaftClient
+from moldau.raft.raft_client import RaftClient
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexible_header
 from moldau.wire.frames import encode_request_header, skip_tagged_fields

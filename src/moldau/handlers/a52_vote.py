@@ -10,7 +10,7 @@ an election before it starts a new epoch. Errors:
 
 from moldau.errors import InvalidRequestError, MoldauError
 from moldau.raft import messages as raft
-from moldau.raft.driver import METADATA_LOG
+from moldau.raft.raft_client import METADATA_LOG
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.error_codes import error_code
 from moldau.server.raft_requests import (

@@ -7,8 +7,8 @@ of voters and the error messages.
 from collections.abc import Sequence
 
 from moldau.errors import NotControllerError
-from moldau.raft.driver import METADATA_LOG
 from moldau.raft.messages import QuorumDescription, ReplicaProgress
+from moldau.raft.raft_client import METADATA_LOG
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode
 from moldau.wire.api_keys import ApiKey

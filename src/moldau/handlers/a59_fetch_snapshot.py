@@ -8,7 +8,7 @@ Only nodes send this request. Only v1 is served, because it is the first version
 
 from moldau.errors import InvalidRequestError, MoldauError
 from moldau.raft import messages as raft
-from moldau.raft.driver import METADATA_LOG
+from moldau.raft.raft_client import METADATA_LOG
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.error_codes import error_code
 from moldau.server.raft_requests import check_cluster_id, check_directory_id, leader_endpoints, leadership_error

@@ -32,11 +32,11 @@ from moldau.partitions.log_maintenance import LogMaintenance
 from moldau.partitions.replica_manager import ReplicaManager
 from moldau.peers.client import Connect, PeerAddressPublisher, PeerClient
 from moldau.platform import Platform
-from moldau.raft.driver import METADATA_LOG, RaftClient, open_metadata_log
 from moldau.raft.kafka_network_channel import KafkaNetworkChannel
 from moldau.raft.messages import NO_LEADER
 from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state_store import FileQuorumStateStore, MemoryQuorumStateStore
+from moldau.raft.raft_client import METADATA_LOG, RaftClient, open_metadata_log
 from moldau.raft.snapshot_store import FileSnapshotStore, MemorySnapshotStore
 from moldau.replication.driver import ReplicaFetcherManager
 from moldau.server.api import Broker, ClientConnection

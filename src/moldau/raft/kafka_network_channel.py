@@ -17,7 +17,6 @@ from moldau.errors import (
 )
 from moldau.observe.logging import get_logger
 from moldau.peers.client import PeerClient
-from moldau.raft.driver import METADATA_LOG, METADATA_TOPIC_ID
 from moldau.raft.messages import (
     NO_EPOCH,
     NO_LEADER,
@@ -35,6 +34,7 @@ from moldau.raft.messages import (
     VoteRequest,
     VoteResponse,
 )
+from moldau.raft.raft_client import METADATA_LOG, METADATA_TOPIC_ID
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 from moldau.wire.kio import ErrorCode

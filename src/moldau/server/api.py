@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from moldau.partitions.replica_manager import ReplicaManager
     from moldau.peers.client import PeerClient
     from moldau.platform import Platform
-    from moldau.raft.driver import RaftClient
+    from moldau.raft.raft_client import RaftClient
     from moldau.replication.driver import ReplicaFetcherManager
     from moldau.server.fetch_session import FetchSessionCache
     from moldau.settings.effective import EffectiveSettings

@@ -9,8 +9,8 @@ last epoch of its log. The response has one of these forms:
 """
 
 from moldau.errors import InvalidRequestError, MoldauError, UnknownTopicIdError, UnknownTopicOrPartitionError
-from moldau.raft.driver import METADATA_LOG, METADATA_TOPIC_ID
 from moldau.raft.messages import NO_EPOCH, EpochEndOffset, QuorumFetchRequest, QuorumFetchResponse, ReplicaKey
+from moldau.raft.raft_client import METADATA_LOG, METADATA_TOPIC_ID
 from moldau.server.api import Broker, RequestContext
 from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.raft_requests import check_cluster_id, check_directory_id, leader_endpoints, leadership_error

@@ -6,7 +6,6 @@ from uuid import UUID
 
 from moldau.errors import InconsistentClusterIdError, InconsistentVoterSetError, InvalidRequestError, MoldauError
 from moldau.observe.logging import get_logger
-from moldau.raft.driver import METADATA_LOG
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
@@ -14,6 +13,7 @@ from moldau.raft.messages import (
     VoterEndpoint,
     VoterNode,
 )
+from moldau.raft.raft_client import METADATA_LOG
 from moldau.server.api import Broker, RequestContext
 from moldau.server.error_codes import ErrorCode, error_code
 from moldau.wire.messages import (

@@ -18,8 +18,8 @@ from moldau.metadata.image_builder import ControllerChange, MetadataChange, appl
 from moldau.metadata.records import decode
 from moldau.platform.os_disk import OsDisk
 from moldau.raft.batches import read_committed_batch
-from moldau.raft.driver import METADATA_LOG, open_metadata_log
 from moldau.raft.quorum_state_store import FileQuorumStateStore
+from moldau.raft.raft_client import METADATA_LOG, open_metadata_log
 from moldau.records.batch import Batch
 from support.control_plane import NODE, ControlPlane, FixedClock, TestLog
 

@@ -3,7 +3,6 @@
 import pytest
 
 from moldau.errors import DuplicateVoterError, InvalidRequestError, RequestTimedOutError, VoterNotFoundError
-from moldau.raft.driver import RaftClient
 from moldau.raft.messages import (
     EpochEndOffset,
     FetchSnapshotRequest,
@@ -14,6 +13,7 @@ from moldau.raft.messages import (
     VoterEndpoint,
     VoterNode,
 )
+from moldau.raft.raft_client import RaftClient
 from support.quorum_nodes import QuorumNode, directory_of, other_nodes, run, start_quorum, stop_nodes, wait_until
 
 

@@ -11,10 +11,10 @@ from moldau.logs.files.store import FileLogStore
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.raft.batches import leader_change_batch, values_batch
-from moldau.raft.driver import METADATA_LOG, open_metadata_log
 from moldau.raft.events import AppendLeaderChange
 from moldau.raft.log_loader import load_log_state
 from moldau.raft.messages import VoterNode
+from moldau.raft.raft_client import METADATA_LOG, open_metadata_log
 from moldau.raft.raft_log_state import RaftLogState
 
 VOTERS = (VoterNode(1), VoterNode(2))

@@ -15,11 +15,11 @@ from moldau.errors import PeerUnreachableError
 from moldau.logs.memory import MemoryLogStore
 from moldau.platform.clock import SystemClock
 from moldau.raft.batches import CommittedBatch
-from moldau.raft.driver import RaftClient, open_metadata_log
 from moldau.raft.kafka_network_channel import KafkaNetworkChannel
 from moldau.raft.messages import SnapshotId, VoterEndpoint, VoterNode
 from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore
+from moldau.raft.raft_client import RaftClient, open_metadata_log
 from moldau.raft.snapshot_store import MemorySnapshotStore
 from moldau.server.api import ClientConnection, RequestContext
 from moldau.server.error_codes import ErrorCode

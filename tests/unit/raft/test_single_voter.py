@@ -9,10 +9,10 @@ import pytest
 
 from moldau.errors import NotControllerError, StorageError
 from moldau.raft.batches import CommittedBatch
-from moldau.raft.driver import RaftClient
 from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.messages import SnapshotId, VoterNode
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore, QuorumStateStore
+from moldau.raft.raft_client import RaftClient
 from moldau.raft.snapshot_format import SnapshotContents
 from moldau.raft.snapshot_store import MemorySnapshotStore
 from moldau.records.batch import Batch

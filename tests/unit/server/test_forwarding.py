@@ -15,7 +15,7 @@ from moldau.errors import NotControllerError, PeerUnreachableError
 from moldau.handlers import REGISTRY
 from moldau.metadata.image import BROKER_LOGGER_RESOURCE, BROKER_RESOURCE, TOPIC_RESOURCE
 from moldau.network.connection import CloseConnectionError
-from moldau.raft.driver import METADATA_TOPIC_ID
+from moldau.raft.raft_client import METADATA_TOPIC_ID
 from moldau.server import startup_gate
 from moldau.server.api import Broker, ClientConnection, RequestContext
 from moldau.server.dispatcher import Dispatcher
