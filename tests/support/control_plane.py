@@ -14,19 +14,8 @@ from moldau.logs.memory import MemoryLog
 from moldau.logs.store import RecordSlices
 from moldau.metadata.image import Endpoint, MetadataDelta, MetadataImage
 from moldau.metadata.loader import MetadataLoader
-from moldau.raft.messages import (
-    BeginQuorumEpochRequest,
-    EndQuorumEpochRequest,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    QuorumEpochResponse,
-    QuorumFetchRequest,
-    QuorumFetchResponse,
-    VoterEndpoint,
-    VoteRequest,
-    VoteResponse,
-    VoterNode,
-)
+from moldau.raft.events import RaftRequest, RaftResponse
+from moldau.raft.messages import VoterEndpoint, VoterNode
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore, QuorumStateStore
 from moldau.raft.raft_client import METADATA_LOG, METADATA_TOPIC_ID, RaftClient
 from moldau.records.batch import Batch
@@ -45,19 +34,7 @@ class NoPeers:
     def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
         raise AssertionError("there is nobody to know")
 
-    async def vote(self, node_id: int, request: VoteRequest) -> VoteResponse:
-        raise PeerUnreachableError("there is nobody else")
-
-    async def begin_quorum_epoch(self, node_id: int, request: BeginQuorumEpochRequest) -> QuorumEpochResponse:
-        raise PeerUnreachableError("there is nobody else")
-
-    async def end_quorum_epoch(self, node_id: int, request: EndQuorumEpochRequest) -> QuorumEpochResponse:
-        raise PeerUnreachableError("there is nobody else")
-
-    async def fetch(self, node_id: int, request: QuorumFetchRequest) -> QuorumFetchResponse:
-        raise PeerUnreachableError("there is nobody else")
-
-    async def fetch_snapshot(self, node_id: int, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
+    async def send(self, node_id: int, request: RaftRequest) -> RaftResponse:
         raise PeerUnreachableError("there is nobody else")
 
 

@@ -2,24 +2,21 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 from uuid import UUID
 
 from moldau.errors import MoldauError, PeerUnreachableError
 from moldau.raft.batches import CommittedBatch
+from moldau.raft.events import RaftRequest, RaftResponse
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    QuorumEpochResponse,
     QuorumFetchRequest,
-    QuorumFetchResponse,
     SnapshotId,
     VoterEndpoint,
     VoteRequest,
-    VoteResponse,
     VoterNode,
 )
 from moldau.raft.quorum_config import QuorumConfig
@@ -28,8 +25,6 @@ from moldau.raft.raft_client import RaftClient
 from moldau.raft.snapshot_store import MemorySnapshotStore
 from moldau.testing.simulation.platform.loop import SimulatedLoop
 from support.control_plane import TestLog
-
-T = TypeVar("T")
 
 FAST = QuorumConfig(fetch_timeout_ms=150, election_timeout_ms=50, request_timeout_ms=100)
 
@@ -58,7 +53,7 @@ class InProcessNetwork:
         self.calls: list[tuple[int, int, object]] = []
         self.known: dict[tuple[int, int], tuple[VoterEndpoint, ...]] = {}
 
-    async def call(self, sender: int, to: int, request: object, ask: Callable[[RaftClient], Awaitable[T]]) -> T:
+    async def call(self, sender: int, to: int, request: RaftRequest) -> RaftResponse:
         self.calls.append((sender, to, request))
         await asyncio.sleep(0)
         node = self.nodes.get(to)
@@ -67,12 +62,26 @@ class InProcessNetwork:
         if node is None or not node.is_up:
             raise PeerUnreachableError(f"node {to} refuses the connection", is_connection_refused=True)
         try:
-            reply = await ask(node.quorum)
+            reply = await _pass_on(node.quorum, request)
         except MoldauError as error:
             raise PeerUnreachableError(str(error)) from error
         if sender in self.disconnected or to in self.disconnected:
             await asyncio.get_running_loop().create_future()
         return reply
+
+
+async def _pass_on(peer: RaftClient, request: RaftRequest) -> RaftResponse:
+    match request:
+        case VoteRequest():
+            return await peer.vote(request)
+        case BeginQuorumEpochRequest():
+            return await peer.begin_quorum_epoch(request)
+        case EndQuorumEpochRequest():
+            return await peer.end_quorum_epoch(request)
+        case QuorumFetchRequest():
+            return await peer.fetch(request)
+        case FetchSnapshotRequest():
+            return await peer.fetch_snapshot(request)
 
 
 class InProcessChannel:
@@ -83,20 +92,8 @@ class InProcessChannel:
     def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
         self._network.known[self._node_id, node_id] = tuple(endpoints)
 
-    async def vote(self, node_id: int, request: VoteRequest) -> VoteResponse:
-        return await self._network.call(self._node_id, node_id, request, lambda peer: peer.vote(request))
-
-    async def begin_quorum_epoch(self, node_id: int, request: BeginQuorumEpochRequest) -> QuorumEpochResponse:
-        return await self._network.call(self._node_id, node_id, request, lambda peer: peer.begin_quorum_epoch(request))
-
-    async def end_quorum_epoch(self, node_id: int, request: EndQuorumEpochRequest) -> QuorumEpochResponse:
-        return await self._network.call(self._node_id, node_id, request, lambda peer: peer.end_quorum_epoch(request))
-
-    async def fetch(self, node_id: int, request: QuorumFetchRequest) -> QuorumFetchResponse:
-        return await self._network.call(self._node_id, node_id, request, lambda peer: peer.fetch(request))
-
-    async def fetch_snapshot(self, node_id: int, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-        return await self._network.call(self._node_id, node_id, request, lambda peer: peer.fetch_snapshot(request))
+    async def send(self, node_id: int, request: RaftRequest) -> RaftResponse:
+        return await self._network.call(self._node_id, node_id, request)
 
 
 class QuorumNode:

@@ -17,6 +17,7 @@ from moldau.errors import (
 )
 from moldau.observe.logging import get_logger
 from moldau.peers.client import PeerClient
+from moldau.raft.events import RaftRequest, RaftResponse
 from moldau.raft.messages import (
     NO_EPOCH,
     NO_LEADER,
@@ -58,6 +59,15 @@ _LEADERSHIP_CODES = (
     ErrorCode.unknown_leader_epoch,
     ErrorCode.not_leader_or_follower,
 )
+
+
+_API_KEYS: dict[type[RaftRequest], ApiKey] = {
+    VoteRequest: ApiKey.VOTE,
+    BeginQuorumEpochRequest: ApiKey.BEGIN_QUORUM_EPOCH,
+    EndQuorumEpochRequest: ApiKey.END_QUORUM_EPOCH,
+    QuorumFetchRequest: ApiKey.FETCH,
+    FetchSnapshotRequest: ApiKey.FETCH_SNAPSHOT,
+}
 
 
 class KafkaNetworkChannel:
@@ -102,113 +112,90 @@ class KafkaNetworkChannel:
         if endpoints:
             self._peers.update_endpoint(node_id, endpoints[0].host, endpoints[0].port)
 
-    async def vote(self, node_id: int, request: VoteRequest) -> VoteResponse:
-        body = self._request(
-            {
-                "replica_epoch": request.epoch,
-                "replica_id": request.candidate.node_id,
-                "replica_directory_id": request.candidate.directory_id,
-                "voter_directory_id": request.voter.directory_id,
-                "last_offset_epoch": request.log_end.epoch,
-                "last_offset": request.log_end.offset,
-                "pre_vote": request.is_pre_vote,
-            }
-        )
-        body["voter_id"] = request.voter.node_id
-        response = await self._call(node_id, ApiKey.VOTE, body, lane=LANE)
-        result = self._only_partition(node_id, ApiKey.VOTE, response)
-        self._check(node_id, ApiKey.VOTE, result.error_code)
-        self._update_leader_endpoint(result.leader_id, response)
-        await self._check_duplicate_node(response, request.candidate, result)
-        return VoteResponse(result.leader_epoch, result.leader_id, result.vote_granted, max(response.silent_ms, 0))
+    async def send(self, node_id: int, request: RaftRequest) -> RaftResponse:
+        api, lane, version, timeout_ms = _API_KEYS[type(request)], LANE, None, self._request_timeout_ms
+        if isinstance(request, QuorumFetchRequest):
+            lane, version, timeout_ms = FETCH_LANE, FETCH_VERSION, timeout_ms + request.max_wait_ms
+        elif isinstance(request, FetchSnapshotRequest):
+            lane = FETCH_LANE
+        body = self._body(request)
+        response = await self._peers.call(node_id, api, body, lane=lane, timeout_ms=timeout_ms, version=version)
+        result = self._only_partition(node_id, api, response)
+        if isinstance(request, FetchSnapshotRequest):
+            if result.error_code == ErrorCode.snapshot_not_found:
+                raise SnapshotNotFoundError(f"node {node_id} no longer has the snapshot")
+            if result.error_code == ErrorCode.position_out_of_range:
+                raise PositionOutOfRangeError(f"node {node_id}: the snapshot ends before {request.position}")
+        self._check(node_id, api, result.error_code)
+        leader = result.current_leader if lane == FETCH_LANE else result
+        self._update_leader_endpoint(leader.leader_id, response)
+        if isinstance(request, VoteRequest):
+            await self._check_duplicate_node(response, request.candidate, leader)
+        elif isinstance(request, QuorumFetchRequest):
+            await self._check_duplicate_node(response, request.replica, leader)
+        return _parse_response(request, response, result, leader)
 
-    async def begin_quorum_epoch(self, node_id: int, request: BeginQuorumEpochRequest) -> QuorumEpochResponse:
-        body = self._request(
-            {
-                "voter_directory_id": request.voter.directory_id,
-                "leader_id": request.leader_id,
-                "leader_epoch": request.epoch,
-            }
-        )
-        body["voter_id"] = request.voter.node_id
-        body["leader_endpoints"] = endpoints_to_message(request.endpoints)
-        response = await self._call_epoch_api(node_id, ApiKey.BEGIN_QUORUM_EPOCH, body)
-        return QuorumEpochResponse(response.leader_epoch, response.leader_id)
-
-    async def end_quorum_epoch(self, node_id: int, request: EndQuorumEpochRequest) -> QuorumEpochResponse:
-        body = self._request(
-            {
-                "leader_id": request.leader_id,
-                "leader_epoch": request.epoch,
-                "preferred_candidates": [
+    def _body(self, request: RaftRequest) -> dict[str, Any]:
+        match request:
+            case VoteRequest():
+                return {
+                    "voter_id": request.voter.node_id,
+                    **self._election_body(
+                        replica_epoch=request.epoch,
+                        replica_id=request.candidate.node_id,
+                        replica_directory_id=request.candidate.directory_id,
+                        voter_directory_id=request.voter.directory_id,
+                        last_offset_epoch=request.log_end.epoch,
+                        last_offset=request.log_end.offset,
+                        pre_vote=request.is_pre_vote,
+                    ),
+                }
+            case BeginQuorumEpochRequest():
+                return {
+                    "voter_id": request.voter.node_id,
+                    "leader_endpoints": [
+                        {"name": each.listener, "host": each.host, "port": each.port} for each in request.endpoints
+                    ],
+                    **self._election_body(
+                        voter_directory_id=request.voter.directory_id,
+                        leader_id=request.leader_id,
+                        leader_epoch=request.epoch,
+                    ),
+                }
+            case EndQuorumEpochRequest():
+                candidates = [
                     {"candidate_id": each.node_id, "candidate_directory_id": each.directory_id}
                     for each in request.preferred_candidates
-                ],
-            }
-        )
-        body["leader_endpoints"] = []
-        response = await self._call_epoch_api(node_id, ApiKey.END_QUORUM_EPOCH, body)
-        return QuorumEpochResponse(response.leader_epoch, response.leader_id)
+                ]
+                return {
+                    "leader_endpoints": [],
+                    **self._election_body(
+                        leader_id=request.leader_id, leader_epoch=request.epoch, preferred_candidates=candidates
+                    ),
+                }
+            case QuorumFetchRequest():
+                return self._fetch_body(request)
+            case FetchSnapshotRequest():
+                partition = {
+                    "partition": METADATA_LOG.partition,
+                    "current_leader_epoch": request.epoch,
+                    "snapshot_id": {"end_offset": request.snapshot.end_offset, "epoch": request.snapshot.epoch},
+                    "position": request.position,
+                    "replica_directory_id": request.replica.directory_id,
+                }
+                return {
+                    "cluster_id": self._cluster_id,
+                    "replica_id": request.replica.node_id,
+                    "max_bytes": request.bytes_max,
+                    "topics": [{"name": METADATA_LOG.topic, "partitions": [partition]}],
+                    "heard_ms": request.leader_sent_ms,
+                }
 
-    async def fetch(self, node_id: int, request: QuorumFetchRequest) -> QuorumFetchResponse:
-        response = await self._peers.call(
-            node_id,
-            ApiKey.FETCH,
-            self._fetch_body(request),
-            lane=FETCH_LANE,
-            timeout_ms=request.max_wait_ms + self._request_timeout_ms,
-            version=FETCH_VERSION,
-        )
-        result = self._only_partition(node_id, ApiKey.FETCH, response)
-        self._check(node_id, ApiKey.FETCH, result.error_code)
-        leader = result.current_leader
-        self._update_leader_endpoint(leader.leader_id, response)
-        await self._check_duplicate_node(response, request.replica, leader)
-        return QuorumFetchResponse(
-            epoch=leader.leader_epoch,
-            leader_id=leader.leader_id,
-            is_leader=result.error_code == ErrorCode.none,
-            records=bytes(result.records or b""),
-            high_watermark=result.high_watermark,
-            log_start_offset=max(result.log_start_offset, 0),
-            diverging_epoch=_diverging_epoch(result.diverging_epoch),
-            snapshot=_snapshot_id(result.snapshot_id),
-            sent_ms=response.sent_ms,
-        )
-
-    async def fetch_snapshot(self, node_id: int, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-        partition = {
-            "partition": METADATA_LOG.partition,
-            "current_leader_epoch": request.epoch,
-            "snapshot_id": {"end_offset": request.snapshot.end_offset, "epoch": request.snapshot.epoch},
-            "position": request.position,
-            "replica_directory_id": request.replica.directory_id,
-        }
-        body = {
-            "cluster_id": self._cluster_id,
-            "replica_id": request.replica.node_id,
-            "max_bytes": request.bytes_max,
-            "topics": [{"name": METADATA_LOG.topic, "partitions": [partition]}],
-            "heard_ms": request.leader_sent_ms,
-        }
-        response = await self._call(node_id, ApiKey.FETCH_SNAPSHOT, body, lane=FETCH_LANE)
-        result = self._only_partition(node_id, ApiKey.FETCH_SNAPSHOT, response)
-        if result.error_code == ErrorCode.snapshot_not_found:
-            raise SnapshotNotFoundError(f"node {node_id} no longer has the snapshot")
-        if result.error_code == ErrorCode.position_out_of_range:
-            raise PositionOutOfRangeError(f"node {node_id}: the snapshot ends before {request.position}")
-        self._check(node_id, ApiKey.FETCH_SNAPSHOT, result.error_code)
-        leader = result.current_leader
-        self._update_leader_endpoint(leader.leader_id, response)
-        return FetchSnapshotResponse(
-            epoch=leader.leader_epoch,
-            leader_id=leader.leader_id,
-            is_leader=result.error_code == ErrorCode.none,
-            size=result.size,
-            position=result.position,
-            data=bytes(result.unaligned_records or b""),
-            sent_ms=response.sent_ms,
-        )
+    def _election_body(self, **partition: Any) -> dict[str, Any]:
+        """Returns the fields that Vote, BeginQuorumEpoch and EndQuorumEpoch requests share."""
+        partitions = [{"partition_index": METADATA_LOG.partition, **partition}]
+        topic = {"topic_name": METADATA_LOG.topic, "partitions": partitions}
+        return {"cluster_id": self._cluster_id, "topics": [topic]}
 
     def _fetch_body(self, request: QuorumFetchRequest) -> dict[str, Any]:
         partition = {
@@ -235,22 +222,6 @@ class KafkaNetworkChannel:
             "rack_id": "",
             "heard_ms": request.leader_sent_ms,
         }
-
-    def _request(self, partition: Mapping[str, Any]) -> dict[str, Any]:
-        """Builds a Vote, BeginQuorumEpoch or EndQuorumEpoch request for the metadata partition."""
-        partitions = [{"partition_index": METADATA_LOG.partition, **partition}]
-        topic = {"topic_name": METADATA_LOG.topic, "partitions": partitions}
-        return {"cluster_id": self._cluster_id, "topics": [topic]}
-
-    async def _call_epoch_api(self, node_id: int, api: ApiKey, body: Mapping[str, Any]) -> Message:
-        response = await self._call(node_id, api, body, lane=LANE)
-        result = self._only_partition(node_id, api, response)
-        self._check(node_id, api, result.error_code)
-        self._update_leader_endpoint(result.leader_id, response)
-        return result
-
-    async def _call(self, node_id: int, api: ApiKey, body: Mapping[str, Any], *, lane: str) -> Message:
-        return await self._peers.call(node_id, api, body, lane=lane, timeout_ms=self._request_timeout_ms)
 
     def _only_partition(self, node_id: int, api: ApiKey, response: Message) -> Message:
         if response.error_code != ErrorCode.none:
@@ -336,24 +307,34 @@ class KafkaNetworkChannel:
                 self._peers.update_endpoint(leader_id, endpoint.host, endpoint.port)
 
 
-def endpoints_to_message(endpoints: Sequence[VoterEndpoint]) -> list[dict[str, Any]]:
-    return [{"name": each.listener, "host": each.host, "port": each.port} for each in endpoints]
-
-
-def endpoints_from_message(trees: Sequence[Message]) -> tuple[VoterEndpoint, ...]:
-    return tuple(VoterEndpoint(each.name, each.host, each.port) for each in trees)
-
-
-def _diverging_epoch(result: Message | None) -> EpochEndOffset | None:
-    if result is None or result.end_offset < 0:
-        return None
-    return EpochEndOffset(result.epoch, result.end_offset)
-
-
-def _snapshot_id(result: Message | None) -> SnapshotId | None:
-    if result is None or result.end_offset < 0:
-        return None
-    return SnapshotId(result.end_offset, result.epoch)
+def _parse_response(request: RaftRequest, response: Message, result: Message, leader: Message) -> RaftResponse:
+    """Returns the response. `result` is its only partition, and `leader` has the leader's id and epoch."""
+    epoch, leader_id, is_leader = leader.leader_epoch, leader.leader_id, result.error_code == ErrorCode.none
+    match request:
+        case VoteRequest():
+            return VoteResponse(epoch, leader_id, result.vote_granted, max(response.silent_ms, 0))
+        case BeginQuorumEpochRequest() | EndQuorumEpochRequest():
+            return QuorumEpochResponse(epoch, leader_id)
+        case QuorumFetchRequest():
+            diverging, snapshot = result.diverging_epoch, result.snapshot_id
+            has_diverged = diverging is not None and diverging.end_offset >= 0
+            has_snapshot = snapshot is not None and snapshot.end_offset >= 0
+            return QuorumFetchResponse(
+                epoch,
+                leader_id,
+                is_leader,
+                records=bytes(result.records or b""),
+                high_watermark=result.high_watermark,
+                log_start_offset=max(result.log_start_offset, 0),
+                diverging_epoch=EpochEndOffset(diverging.epoch, diverging.end_offset) if has_diverged else None,
+                snapshot=SnapshotId(snapshot.end_offset, snapshot.epoch) if has_snapshot else None,
+                sent_ms=response.sent_ms,
+            )
+        case FetchSnapshotRequest():
+            data = bytes(result.unaligned_records or b"")
+            return FetchSnapshotResponse(
+                epoch, leader_id, is_leader, result.size, result.position, data, response.sent_ms
+            )
 
 
 def _describe_error(code: int) -> str:

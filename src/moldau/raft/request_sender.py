@@ -4,47 +4,26 @@ Each request has its own task, so that a node that does not respond delays no ot
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from moldau.errors import MoldauError, PeerUnreachableError
 from moldau.observe.logging import get_logger
 from moldau.raft.events import RaftRequest, RaftResponse, RequestFailed, ResponseReceived
-from moldau.raft.messages import (
-    BeginQuorumEpochRequest,
-    EndQuorumEpochRequest,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    QuorumEpochResponse,
-    QuorumFetchRequest,
-    QuorumFetchResponse,
-    VoterEndpoint,
-    VoteRequest,
-    VoteResponse,
-)
+from moldau.raft.messages import EndQuorumEpochRequest, QuorumFetchRequest, VoterEndpoint
 from moldau.raft.quorum_config import QuorumConfig
 
 log = get_logger("quorum.requests")
 
 
 class NetworkChannel(Protocol):
-    """The network interface for Raft requests.
-
-    Each call raises PeerUnreachableError if no usable response arrives. Callers may cancel a call.
-    """
+    """The network interface for Raft requests."""
 
     def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
         """Sets the endpoints of a node, which come from the voter set or from a leader's BeginQuorumEpoch."""
 
-    async def vote(self, node_id: int, request: VoteRequest) -> VoteResponse: ...
-
-    async def begin_quorum_epoch(self, node_id: int, request: BeginQuorumEpochRequest) -> QuorumEpochResponse: ...
-
-    async def end_quorum_epoch(self, node_id: int, request: EndQuorumEpochRequest) -> QuorumEpochResponse: ...
-
-    async def fetch(self, node_id: int, request: QuorumFetchRequest) -> QuorumFetchResponse: ...
-
-    async def fetch_snapshot(self, node_id: int, request: FetchSnapshotRequest) -> FetchSnapshotResponse: ...
+    async def send(self, node_id: int, request: RaftRequest) -> RaftResponse:
+        """Returns the response. Raises PeerUnreachableError if no usable response arrives. Can be cancelled."""
 
 
 class RequestSender:
@@ -85,22 +64,9 @@ class RequestSender:
             timeout_ms += request.max_wait_ms
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await self._call_channel(node_id, request)
+                return await self._channel.send(node_id, request)
         except TimeoutError:
             raise PeerUnreachableError(f"node {node_id} did not respond within {timeout_ms} ms") from None
-
-    def _call_channel(self, node_id: int, request: RaftRequest) -> Awaitable[RaftResponse]:
-        match request:
-            case VoteRequest():
-                return self._channel.vote(node_id, request)
-            case BeginQuorumEpochRequest():
-                return self._channel.begin_quorum_epoch(node_id, request)
-            case EndQuorumEpochRequest():
-                return self._channel.end_quorum_epoch(node_id, request)
-            case QuorumFetchRequest():
-                return self._channel.fetch(node_id, request)
-            case FetchSnapshotRequest():
-                return self._channel.fetch_snapshot(node_id, request)
 
     async def _send(self, node_id: int, request: RaftRequest) -> None:
         try:

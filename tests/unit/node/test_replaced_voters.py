@@ -96,7 +96,7 @@ def test_a_rejection_is_logged_once_until_it_changes(monkeypatch: pytest.MonkeyP
     request = EndQuorumEpochRequest(LEADER.node_id, 3, ())
 
     async def call() -> None:
-        await peers.end_quorum_epoch(1, request)
+        await peers.send(1, request)
 
     def check_rejected(code: ErrorCode) -> None:
         peer_client.code = code

@@ -150,55 +150,55 @@ FETCH = QuorumFetchRequest(ReplicaKey(1, DISK_1), 7, EpochEndOffset(6, 40), 39, 
 SNAPSHOT = FetchSnapshotRequest(ReplicaKey(1, DISK_1), 7, SnapshotId(100, 6), 4096, 1000)
 
 EXCHANGES = [
-    ("vote", VOTE, VoteResponse(8, -1, True)),
-    ("vote", VOTE, VoteResponse(8, -1, False)),
-    ("vote", PRE_VOTE, VoteResponse(7, 2, False)),
-    ("begin_quorum_epoch", BEGIN, QuorumEpochResponse(8, 1)),
-    ("end_quorum_epoch", END, QuorumEpochResponse(8, -1)),
-    ("fetch", FETCH, QuorumFetchResponse(7, 2, True, b"some batches", 41, 3)),
-    ("fetch", FETCH, QuorumFetchResponse(7, 2, True, b"", 41, 0, diverging_epoch=EpochEndOffset(5, 38))),
-    ("fetch", FETCH, QuorumFetchResponse(7, 2, True, b"", 41, 50, snapshot=SnapshotId(60, 6))),
-    ("fetch", FETCH, QuorumFetchResponse(7, 3, False)),
-    ("fetch", FETCH, QuorumFetchResponse(9, 3, False)),
-    ("fetch", FETCH, QuorumFetchResponse(5, -1, False)),
-    ("fetch_snapshot", SNAPSHOT, FetchSnapshotResponse(7, 2, True, 9000, 4096, b"a piece of it")),
-    ("fetch_snapshot", SNAPSHOT, FetchSnapshotResponse(9, 3, False)),
+    (VOTE, VoteResponse(8, -1, True)),
+    (VOTE, VoteResponse(8, -1, False)),
+    (PRE_VOTE, VoteResponse(7, 2, False)),
+    (BEGIN, QuorumEpochResponse(8, 1)),
+    (END, QuorumEpochResponse(8, -1)),
+    (FETCH, QuorumFetchResponse(7, 2, True, b"some batches", 41, 3)),
+    (FETCH, QuorumFetchResponse(7, 2, True, b"", 41, 0, diverging_epoch=EpochEndOffset(5, 38))),
+    (FETCH, QuorumFetchResponse(7, 2, True, b"", 41, 50, snapshot=SnapshotId(60, 6))),
+    (FETCH, QuorumFetchResponse(7, 3, False)),
+    (FETCH, QuorumFetchResponse(9, 3, False)),
+    (FETCH, QuorumFetchResponse(5, -1, False)),
+    (SNAPSHOT, FetchSnapshotResponse(7, 2, True, 9000, 4096, b"a piece of it")),
+    (SNAPSHOT, FetchSnapshotResponse(9, 3, False)),
 ]
 
 
-@pytest.mark.parametrize(("call", "request_", "response"), EXCHANGES)
-def test_requests_and_responses_round_trip(call: str, request_: Any, response: Any) -> None:
+@pytest.mark.parametrize(("request_", "response"), EXCHANGES)
+def test_requests_and_responses_round_trip(request_: Any, response: Any) -> None:
     quorum = RecordingQuorum(response)
     other = OtherNode(quorum)
-    assert run(getattr(peers_of(other), call)(2, request_)) == response
+    assert run(peers_of(other).send(2, request_)) == response
     assert quorum.asked == [request_]
 
 
 def test_a_vote_does_not_wait_behind_a_fetch() -> None:
     other = OtherNode(RecordingQuorum(QuorumFetchResponse(7, 2, True)))
-    run(peers_of(other).fetch(2, FETCH))
+    run(peers_of(other).send(2, FETCH))
     other.broker.quorum.response = VoteResponse(8, -1, True)
-    run(peers_of(other).vote(2, VOTE))
+    run(peers_of(other).send(2, VOTE))
     assert other.lanes == [FETCH_LANE, LANE]
     assert FETCH_LANE != LANE
 
 
 @pytest.mark.parametrize(
-    ("call", "request_", "response", "code"),
+    ("request_", "response", "code"),
     [
-        ("vote", VOTE, VoteResponse(9, 3, False), ErrorCode.fenced_leader_epoch),
-        ("vote", VOTE, VoteResponse(8, 3, False), ErrorCode.none),
-        ("begin_quorum_epoch", BEGIN, QuorumEpochResponse(9, 3), ErrorCode.fenced_leader_epoch),
-        ("end_quorum_epoch", END, QuorumEpochResponse(9, 3), ErrorCode.fenced_leader_epoch),
-        ("fetch", FETCH, QuorumFetchResponse(8, 3, False), ErrorCode.fenced_leader_epoch),
-        ("fetch", FETCH, QuorumFetchResponse(8, 2, True), ErrorCode.fenced_leader_epoch),
-        ("fetch", FETCH, QuorumFetchResponse(6, 3, False), ErrorCode.unknown_leader_epoch),
-        ("fetch", FETCH, QuorumFetchResponse(7, 3, False), ErrorCode.not_leader_or_follower),
-        ("fetch_snapshot", SNAPSHOT, FetchSnapshotResponse(8, 3, False), ErrorCode.fenced_leader_epoch),
-        ("fetch_snapshot", SNAPSHOT, FetchSnapshotResponse(7, 3, False), ErrorCode.not_leader_or_follower),
+        (VOTE, VoteResponse(9, 3, False), ErrorCode.fenced_leader_epoch),
+        (VOTE, VoteResponse(8, 3, False), ErrorCode.none),
+        (BEGIN, QuorumEpochResponse(9, 3), ErrorCode.fenced_leader_epoch),
+        (END, QuorumEpochResponse(9, 3), ErrorCode.fenced_leader_epoch),
+        (FETCH, QuorumFetchResponse(8, 3, False), ErrorCode.fenced_leader_epoch),
+        (FETCH, QuorumFetchResponse(8, 2, True), ErrorCode.fenced_leader_epoch),
+        (FETCH, QuorumFetchResponse(6, 3, False), ErrorCode.unknown_leader_epoch),
+        (FETCH, QuorumFetchResponse(7, 3, False), ErrorCode.not_leader_or_follower),
+        (SNAPSHOT, FetchSnapshotResponse(8, 3, False), ErrorCode.fenced_leader_epoch),
+        (SNAPSHOT, FetchSnapshotResponse(7, 3, False), ErrorCode.not_leader_or_follower),
     ],
 )
-def test_epochs_map_to_kafkas_error_codes(call: str, request_: Any, response: Any, code: ErrorCode) -> None:
+def test_epochs_map_to_kafkas_error_codes(request_: Any, response: Any, code: ErrorCode) -> None:
     messages: list[Message] = []
 
     class TracingNode(OtherNode):
@@ -206,7 +206,7 @@ def test_epochs_map_to_kafkas_error_codes(call: str, request_: Any, response: An
             messages.append(await super().serve(api, version, tree))
             return messages[-1]
 
-    found = run(getattr(peers_of(TracingNode(RecordingQuorum(response))), call)(2, request_))
+    found = run(peers_of(TracingNode(RecordingQuorum(response))).send(2, request_))
     (message,) = messages
     assert message.error_code == ErrorCode.none
     topics = message.get("topics") or message.get("responses")
@@ -215,42 +215,42 @@ def test_epochs_map_to_kafkas_error_codes(call: str, request_: Any, response: An
     assert (found.epoch, found.leader_id) == (response.epoch, response.leader_id)
 
 
-@pytest.mark.parametrize(("call", "request_"), [(call, request) for call, request, _ in EXCHANGES])
-def test_a_request_of_another_cluster_is_rejected_at_the_top_level(call: str, request_: Any) -> None:
+@pytest.mark.parametrize("request_", [request for request, _ in EXCHANGES])
+def test_a_request_of_another_cluster_is_rejected_at_the_top_level(request_: Any) -> None:
     quorum = RecordingQuorum()
     with pytest.raises(PeerUnreachableError, match="another cluster"):
-        run(getattr(peers_of(OtherNode(quorum), "stranger"), call)(2, request_))
+        run(peers_of(OtherNode(quorum), "stranger").send(2, request_))
     assert quorum.asked == []
 
 
-@pytest.mark.parametrize(("call", "request_"), [(call, request) for call, request, _ in EXCHANGES])
+@pytest.mark.parametrize("request_", [request for request, _ in EXCHANGES])
 @pytest.mark.parametrize("error", [StorageError("the disk is gone"), InvalidVoterKeyError("another disk")])
-def test_an_error_without_a_leader_counts_as_no_response(call: str, request_: Any, error: MoldauError) -> None:
+def test_an_error_without_a_leader_counts_as_no_response(request_: Any, error: MoldauError) -> None:
     with pytest.raises(PeerUnreachableError):
-        run(getattr(peers_of(OtherNode(RecordingQuorum(error))), call)(2, request_))
+        run(peers_of(OtherNode(RecordingQuorum(error))).send(2, request_))
 
 
 def test_a_missing_snapshot_and_a_position_out_of_range_have_different_errors() -> None:
     with pytest.raises(SnapshotNotFoundError):
-        run(peers_of(OtherNode(RecordingQuorum(SnapshotNotFoundError("gone")))).fetch_snapshot(2, SNAPSHOT))
+        run(peers_of(OtherNode(RecordingQuorum(SnapshotNotFoundError("gone")))).send(2, SNAPSHOT))
     with pytest.raises(PositionOutOfRangeError):
-        run(peers_of(OtherNode(RecordingQuorum(PositionOutOfRangeError("short")))).fetch_snapshot(2, SNAPSHOT))
+        run(peers_of(OtherNode(RecordingQuorum(PositionOutOfRangeError("short")))).send(2, SNAPSHOT))
 
 
 @pytest.mark.parametrize(
-    ("call", "request_", "response"),
+    ("request_", "response"),
     [
-        ("fetch", FETCH, QuorumFetchResponse(7, 3, False)),
-        ("vote", VOTE, VoteResponse(7, 3, False)),
-        ("begin_quorum_epoch", BEGIN, QuorumEpochResponse(7, 3)),
-        ("end_quorum_epoch", END, QuorumEpochResponse(7, 3)),
+        (FETCH, QuorumFetchResponse(7, 3, False)),
+        (VOTE, VoteResponse(7, 3, False)),
+        (BEGIN, QuorumEpochResponse(7, 3)),
+        (END, QuorumEpochResponse(7, 3)),
     ],
 )
-def test_the_leaders_endpoint_is_learned_from_any_response(call: str, request_: Any, response: Any) -> None:
+def test_the_leaders_endpoint_is_learned_from_any_response(request_: Any, response: Any) -> None:
     quorum = RecordingQuorum(response)
     quorum.leader_id = 3
     other = OtherNode(quorum)
-    run(getattr(peers_of(other), call)(-2, request_))
+    run(peers_of(other).send(-2, request_))
     assert other.known == {3: ("leader.example", 9094)}
 
 
@@ -258,7 +258,7 @@ def test_a_node_ignores_its_own_address_in_responses() -> None:
     quorum = RecordingQuorum(QuorumFetchResponse(7, 1, False))
     quorum.leader_id = 1
     other = OtherNode(quorum)
-    run(peers_of(other).fetch(2, FETCH))
+    run(peers_of(other).send(2, FETCH))
     assert other.known == {}
 
 
@@ -283,7 +283,7 @@ def test_a_node_stops_if_another_process_is_leader_with_its_id(
         request_timeout_ms=1000,
         on_rejected=rejections.append,
     )
-    run(peers.vote(2, VOTE) if is_vote else peers.fetch(2, FETCH))
+    run(peers.send(2, VOTE) if is_vote else peers.send(2, FETCH))
     assert [type(each) for each in rejections] == [DuplicateBrokerRegistrationError] * is_double
     assert all("node.id" in str(each) for each in rejections)
 
@@ -302,7 +302,7 @@ def test_a_node_stops_if_most_voters_belong_to_another_cluster() -> None:
     for node_id in (2, 2, 3):
         assert not rejections
         with pytest.raises(PeerUnreachableError):
-            run(peers.fetch(node_id, FETCH))
+            run(peers.send(node_id, FETCH))
     assert [type(each) for each in rejections] == [InconsistentClusterIdError]
     assert "cluster.id" in str(rejections[0])
 
