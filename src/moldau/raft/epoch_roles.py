@@ -2,40 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import ClassVar
 from uuid import UUID
 
 from moldau.raft.messages import NO_LEADER, NO_VOTE, ReplicaKey, VoterNode
 from moldau.raft.voter_set import is_same_replica, majority_size
 
 
-class Role(Enum):
-    """The role of a node in an epoch. An observer (a node that is not a voter) is always unattached or a follower."""
-
-    UNATTACHED = "unattached"
-    """The node knows no leader of its epoch and looks for one."""
-    FOLLOWER = "follower"
-    PROSPECTIVE = "prospective"
-    """The node requests pre-votes before it becomes candidate, because a new epoch could depose a leader."""
-    CANDIDATE = "candidate"
-    LEADER = "leader"
-    RESIGNED = "resigned"
-    """The node was the leader of this epoch. It must not become leader of the same epoch again."""
-
-
 @dataclass(frozen=True, slots=True)
 class ElectionState:
-    """The epoch, vote and leader that a node persists. Without them, a restarted voter could vote twice in one
-    epoch."""
+    """The epoch, vote and leader that a node persists, so that a restarted voter cannot vote twice in one epoch."""
 
     epoch: int = 0
     leader_id: int = NO_LEADER
     voted_for: int = NO_VOTE
     voted_directory_id: UUID | None = None
-
-    def with_leader(self, leader_id: int) -> "ElectionState":
-        return ElectionState(self.epoch, leader_id, self.voted_for, self.voted_directory_id)
 
     def has_voted_for(self, candidate: ReplicaKey) -> bool:
         return is_same_replica(ReplicaKey(self.voted_for, self.voted_directory_id), candidate)
@@ -68,37 +48,31 @@ class EpochElection:
         return sum(voter.node_id not in self.rejecting for voter in voters) < majority_size(len(voters))
 
 
-@dataclass(slots=True)
 class UnattachedState:
-    role: ClassVar[Role] = Role.UNATTACHED
+    """The node knows no leader of its epoch and looks for one. An observer is always unattached or a follower."""
 
 
 @dataclass(slots=True)
 class FollowerState:
-    role: ClassVar[Role] = Role.FOLLOWER
     leader_contact_ms: int | None = None
     """The time of the last message from the leader; None if only other nodes have named this leader so far."""
     is_leader_unreachable: bool = False
-    """Whether the last fetch from the leader failed, while only other nodes have named this leader so far.
-
-    The address of the leader may have changed.
-    """
+    """Whether the last fetch failed before any contact with this leader. The leader's address may have changed."""
 
 
 @dataclass(slots=True)
 class ProspectiveState:
-    role: ClassVar[Role] = Role.PROSPECTIVE
+    """The node requests pre-votes before it becomes candidate, because a new epoch could depose a leader."""
+
     election: EpochElection
 
 
 @dataclass(slots=True)
 class CandidateState:
-    role: ClassVar[Role] = Role.CANDIDATE
     election: EpochElection
     leader_silence_ms: int
     """The shortest time without a leader, in milliseconds, among this node and the voters that granted their votes."""
 
 
-@dataclass(slots=True)
 class ResignedState:
-    role: ClassVar[Role] = Role.RESIGNED
+    """The node was the leader of this epoch. It must not become leader of the same epoch again."""

@@ -1,11 +1,9 @@
 """The state of the leader: replica progress, high watermark, check-quorum, and changes of the voters. Pure."""
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 from uuid import UUID
 
 from moldau.errors import DuplicateVoterError, InvalidRequestError, RequestTimedOutError, VoterNotFoundError
-from moldau.raft.epoch_roles import Role
 from moldau.raft.events import ReplicaOffsetRegressed
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,
@@ -65,8 +63,6 @@ class ReplicaState:
 @dataclass(slots=True)
 class LeaderState:
     """The state of a leader, for one epoch."""
-
-    role: ClassVar[Role] = Role.LEADER
 
     key: ReplicaKey
     epoch: int

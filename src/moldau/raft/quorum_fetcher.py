@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from moldau.raft.epoch_roles import FollowerState, Role
+from moldau.raft.epoch_roles import FollowerState, UnattachedState
 from moldau.raft.events import AppendFetchedRecords, FatalError, FetchSnapshot, TruncateLog
 from moldau.raft.messages import EpochEndOffset, QuorumFetchRequest, QuorumFetchResponse, SnapshotId
 from moldau.raft.quorum_state import QuorumState
@@ -100,7 +100,7 @@ class QuorumFetcher:
         self.fetch(step)
 
     def _fetches_by_itself(self) -> bool:
-        return self.quorum.role in (Role.UNATTACHED, Role.FOLLOWER)
+        return isinstance(self.quorum.epoch_state, UnattachedState | FollowerState)
 
     def _lookup_ids(self) -> list[int]:
         return [*(voter.node_id for voter in self.quorum.other_voters()), *self.bootstrap_ids]

@@ -4,7 +4,7 @@ The state owns one epoch state object, which has the fields of the current role.
 return False and change nothing.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moldau.errors import NotControllerError
 from moldau.raft.epoch_roles import (
@@ -14,7 +14,6 @@ from moldau.raft.epoch_roles import (
     FollowerState,
     ProspectiveState,
     ResignedState,
-    Role,
     UnattachedState,
 )
 from moldau.raft.events import HighWatermarkAdvanced
@@ -54,25 +53,16 @@ class QuorumState:
     log: RaftLogState = field(default_factory=lambda: RaftLogState(VoterSetHistory(())))
     epoch_state: EpochState = field(default_factory=UnattachedState)
     election_deadline_ms: int | None = None
-    """The time when this node starts its next election, even if the current one is undecided; None if none is
-    scheduled."""
+    """The time when this node starts its next election, even if the current one is undecided."""
     is_shutting_down: bool = False
     last_leader_activity_ms: int | None = None
-    """The last time when this node was the leader, had contact with a leader, or granted a vote.
-
-    None if none of these has happened since startup.
-    """
+    """The last time since startup when this node was the leader, had contact with a leader, or granted a vote."""
     leader_sent_ms: int = NEVER
-    """The send time, on the leader's clock, of the latest response from the leader of this epoch; NEVER if there is
-    none."""
+    """The send time, on the leader's clock, of the latest response from the leader of this epoch."""
     has_leader_resigned: bool = False
-    """Whether the leader of this epoch has resigned or its process has ended. Other nodes may still name that
-    leader."""
+    """Whether the leader of this epoch has resigned or its process has ended. Other nodes may still name it."""
     catch_up_offset: int | None = None
-    """The first high watermark that this node learned since it started; None before that.
-
-    All records that were committed before the start are below this offset.
-    """
+    """The first high watermark that this node learned. All records committed before its start are below."""
 
     @property
     def node_id(self) -> int:
@@ -81,10 +71,6 @@ class QuorumState:
     @property
     def epoch(self) -> int:
         return self.election.epoch
-
-    @property
-    def role(self) -> Role:
-        return self.epoch_state.role
 
     @property
     def voters(self) -> tuple[VoterNode, ...]:
@@ -97,7 +83,7 @@ class QuorumState:
     @property
     def leader_id(self) -> int:
         """The known leader of this epoch, or NO_LEADER."""
-        return self.election.leader_id if self.role in (Role.LEADER, Role.FOLLOWER) else NO_LEADER
+        return self.election.leader_id if isinstance(self.epoch_state, LeaderState | FollowerState) else NO_LEADER
 
     @property
     def leader_state(self) -> LeaderState | None:
@@ -105,15 +91,14 @@ class QuorumState:
         return self.epoch_state if isinstance(self.epoch_state, LeaderState) else None
 
     def require_leader(self) -> LeaderState:
-        """Returns the state of this node as leader. Raises NotControllerError if it is not the leader."""
+        """Returns `leader_state`. Raises NotControllerError if this node is not the leader."""
         if self.leader_state is None:
             raise NotControllerError("this node is not the leader of the metadata quorum")
         return self.leader_state
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether this node has all records that were committed before it started. The local log alone does not show
-        this."""
+        """Whether this node has all records that were committed before it started."""
         return self.catch_up_offset is not None and self.log.high_watermark >= self.catch_up_offset
 
     def other_voters(self) -> list[VoterNode]:
@@ -123,7 +108,7 @@ class QuorumState:
         """Returns whether this node is the leader, or had contact with the leader within the fetch timeout."""
         if isinstance(self.epoch_state, FollowerState) and self.epoch_state.leader_contact_ms is not None:
             return now_ms - self.epoch_state.leader_contact_ms < self.config.fetch_timeout_ms
-        return self.role is Role.LEADER
+        return isinstance(self.epoch_state, LeaderState)
 
     def leader_silence_ms(self, now_ms: int) -> int:
         """Returns for how long this node has certainly had no leader; 0 if that is unknown."""
@@ -134,10 +119,9 @@ class QuorumState:
             step.emit(HighWatermarkAdvanced(offset))
 
     def is_epoch_out_of_range(self, epoch: int) -> bool:
-        """Returns whether the epoch is too far ahead of this node's epoch to be accepted.
+        """Returns whether the epoch is too far ahead, so that one wrong request cannot use up all epoch numbers.
 
-        Epochs grow one by one. The limit prevents a single wrong request from using up all epoch numbers. A node that
-        was down for very long learns the epoch from the responses to its own fetches.
+        A node that was down for very long learns the epoch from the responses to its own fetches.
         """
         return epoch > min(self.epoch + EPOCHS_AHEAD_MAX, EPOCH_MAX)
 
@@ -145,8 +129,10 @@ class QuorumState:
         log = self.log
         assert log.start_offset <= log.high_watermark <= log.end_offset
         assert log.durable_offset <= log.end_offset
-        assert self.role is not Role.LEADER or self.election.leader_id == self.node_id
-        assert self.role is not Role.FOLLOWER or self.election.leader_id not in (NO_LEADER, self.node_id)
+        if isinstance(self.epoch_state, LeaderState):
+            assert self.election.leader_id == self.node_id
+        if isinstance(self.epoch_state, FollowerState):
+            assert self.election.leader_id not in (NO_LEADER, self.node_id)
 
     # Elections
 
@@ -174,11 +160,7 @@ class QuorumState:
         return self.is_voter
 
     def needs_pre_vote(self) -> bool:
-        """Returns whether an election starts with pre-votes, which is the case if there are other voters.
-
-        Because of pre-votes, a node that was only disconnected does not depose a leader that still has contact with a
-        majority.
-        """
+        # Pre-votes prevent a node that was disconnected from deposing a leader that has contact with a majority.
         return bool(self.other_voters())
 
     def can_grant_vote(self, request: VoteRequest, now_ms: int) -> bool:
@@ -207,36 +189,29 @@ class QuorumState:
         step.persist(election)
 
     def advance_epoch(self, step: StepContext, epoch: int, leader_id: int) -> None:
-        """Becomes unattached in a newer epoch that another node started.
-
-        `leader_id` is the leader of that epoch; NO_LEADER if unknown.
-        """
+        """Becomes unattached in a newer epoch that another node started. Its leader may be unknown (NO_LEADER)."""
         assert epoch > self.epoch
         self.persist_election(step, ElectionState(epoch, leader_id))
         self._record_end_of_leadership(step)
         self.has_leader_resigned = False
-        if leader_id != NO_LEADER or self.role in (Role.LEADER, Role.FOLLOWER, Role.RESIGNED):
+        if leader_id != NO_LEADER or isinstance(self.epoch_state, LeaderState | FollowerState | ResignedState):
             # Restart the election timer only in these cases. Otherwise a candidate that cannot win could postpone the
             # elections of all other nodes again and again.
             self.election_deadline_ms = None
-        self.transition_to_unattached()
+        self.epoch_state = UnattachedState()
         self.schedule_election(self.election_timeout_deadline(step))
 
-    def transition_to_unattached(self) -> None:
-        self.epoch_state = UnattachedState()
-
     def transition_to_follower(self, step: StepContext, leader_id: int) -> bool:
-        """Becomes a follower of `leader_id`, which the leader itself or another node named as the leader of this
-        epoch."""
-        if self.role in (Role.LEADER, Role.RESIGNED, Role.FOLLOWER):
+        """Becomes a follower of the node that any node has named as the leader of this epoch."""
+        if isinstance(self.epoch_state, LeaderState | ResignedState | FollowerState):
             return False
         if leader_id == self.node_id or self.has_leader_resigned:
             return False
         if self.election.leader_id not in (NO_LEADER, leader_id):
             # An epoch has only one leader, so the node that named this leader is wrong.
             return False
-        self.persist_election(step, self.election.with_leader(leader_id))
-        if self.role is not Role.UNATTACHED:
+        self.persist_election(step, replace(self.election, leader_id=leader_id))
+        if not isinstance(self.epoch_state, UnattachedState):
             self.election_deadline_ms = None
         self.epoch_state = FollowerState()
         # Use the election timeout, because the fetch timeout applies only after contact with the leader itself.
@@ -244,8 +219,7 @@ class QuorumState:
         return True
 
     def record_leader_contact(self, step: StepContext, leader_id: int) -> bool:
-        """Restarts the fetch timeout after a message from the leader. Returns False if this node does not follow that
-        leader."""
+        """Restarts the fetch timeout. Returns False if this node does not follow `leader_id`."""
         if not isinstance(self.epoch_state, FollowerState) or self.leader_id != leader_id:
             return False
         self.epoch_state.leader_contact_ms = self.last_leader_activity_ms = step.now_ms
@@ -267,7 +241,7 @@ class QuorumState:
 
     def transition_to_leader(self, step: StepContext, candidate: CandidateState) -> LeaderState:
         self.election_deadline_ms = None
-        self.persist_election(step, self.election.with_leader(self.node_id))
+        self.persist_election(step, replace(self.election, leader_id=self.node_id))
         self.epoch_state = leader = LeaderState(
             self.key,
             self.epoch,

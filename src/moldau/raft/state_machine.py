@@ -8,7 +8,15 @@ leader, and commits records when they are durable on its own disk.
 from typing import assert_never
 
 from moldau.errors import InvalidRequestError, InvalidVoterKeyError
-from moldau.raft.epoch_roles import CandidateState, ElectionState, EpochElection, ProspectiveState, Role
+from moldau.raft.epoch_roles import (
+    CandidateState,
+    ElectionState,
+    EpochElection,
+    FollowerState,
+    ProspectiveState,
+    ResignedState,
+    UnattachedState,
+)
 from moldau.raft.events import (
     AppendFailed,
     AppendLeaderChange,
@@ -75,7 +83,7 @@ class RaftStateMachine:
 
     @property
     def is_leader(self) -> bool:
-        return self.quorum.role is Role.LEADER
+        return isinstance(self.quorum.epoch_state, LeaderState)
 
     @property
     def leader_id(self) -> int:
@@ -94,14 +102,12 @@ class RaftStateMachine:
         return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
 
     def step(self, now_ms: int, event: Event, random_fraction: float = 0.5) -> list[Effect]:
-        """Handles one event and returns the effects. `random_fraction` is a random number from 0 to 1, new for every
-        step."""
+        """Handles one event and returns the effects. `random_fraction` is a new random number from 0 to 1."""
         leader, was_leader, voters = (self.leader_id, self.epoch), self.is_leader, self.quorum.voters
         self._step = step = StepContext(now_ms, random_fraction)
         self._handle_event(event)
         if (self.leader_id, self.epoch) != leader:
-            # Put LeaderChanged first, so that a deposed controller stops at once, even if a later effect waits for disk
-            # space.
+            # A deposed controller must stop at once, even if a later effect waits for disk space.
             is_deposed = was_leader and not self.is_leader and self.epoch != leader[1]
             index = 0 if is_deposed else len(step.effects)
             step.effects.insert(index, LeaderChanged(self.leader_id, self.epoch))
@@ -156,14 +162,12 @@ class RaftStateMachine:
         if quorum.is_voter and len(self.quorum.voters) == 1:
             self._become_candidate()
         elif quorum.election.leader_id == quorum.node_id:
-            # This node led the epoch before it restarted. It resigns, because uncommitted records of the epoch may be
-            # lost on this or on other nodes.
+            # This node led the epoch before it restarted. Uncommitted records of that epoch may be lost.
             quorum.transition_to_resigned(step, tuple(voter.key for voter in quorum.other_voters()))
         elif quorum.election.leader_id != NO_LEADER:
             self._follow(quorum.election.leader_id)
         else:
-            # Start an election soon, because a pre-vote does not disturb a leader, and voters that know the leader
-            # return its id.
+            # Start an election soon. A pre-vote does not disturb a leader, and voters that know the leader name it.
             timeout_ms = quorum.config.election_timeout_ms
             quorum.schedule_election(step.deadline_in(timeout_ms * step.random_fraction))
             self.fetcher.fetch(step)
@@ -193,8 +197,7 @@ class RaftStateMachine:
         if leader is None:
             self.fetcher.schedule_after_failure(self._step)
         elif self.quorum.other_voters() or self.log.end_offset == leader.epoch_start_offset:
-            # Resign if there are other voters, because one of them may be able to append. Also resign if the first
-            # record of the epoch could not be appended, because such a leader can commit nothing.
+            # Another voter may be able to append. A leader without the first record of its epoch can commit nothing.
             self._resign()
 
     # Elections
@@ -205,12 +208,11 @@ class RaftStateMachine:
             self._become_unattached()
             self.fetcher.fetch(step)
         elif quorum.needs_pre_vote():
-            has_failed = self.quorum.role in (Role.PROSPECTIVE, Role.CANDIDATE)
+            has_failed = isinstance(self.quorum.epoch_state, ProspectiveState | CandidateState)
             quorum.transition_to_prospective(step)
             self._request_votes(is_pre_vote=True)
-            if has_failed and self.quorum.role is Role.PROSPECTIVE:
-                # Look up the leader, because the voters in this log may be outdated, and the current voters may have a
-                # leader.
+            if has_failed and isinstance(self.quorum.epoch_state, ProspectiveState):
+                # The voters in this log may be outdated, and the current voters may have a leader.
                 self.fetcher.look_up_leader(step)
         else:
             self._become_candidate()
@@ -240,7 +242,7 @@ class RaftStateMachine:
             quorum.schedule_election(step.deadline_in(timeout_ms / 10 + timeout_ms * step.random_fraction))
 
     def _election_of(self, request: VoteRequest) -> EpochElection | None:
-        """Returns the current election if the vote request belongs to that election; otherwise None."""
+        """Returns the current election if the vote request belongs to it."""
         state = self.quorum.epoch_state
         kind = ProspectiveState if request.is_pre_vote else CandidateState
         return state.election if isinstance(state, kind) and request.epoch == self.epoch else None
@@ -318,8 +320,8 @@ class RaftStateMachine:
     def _advance_leader_high_watermark(self, leader: LeaderState) -> None:
         quorum, step = self.quorum, self._step
         end_offset = leader.majority_end_offset()
-        # A record of an earlier epoch can be on a majority and still be overwritten by another leader (Raft, 5.4.2). So
-        # such a record is committed only together with a record of this epoch.
+        # A record of an earlier epoch on a majority can still be overwritten (Raft, 5.4.2). Such a record is committed
+        # only together with a record of this epoch.
         if end_offset > leader.epoch_start_offset:
             quorum.advance_high_watermark(step, end_offset)
             if quorum.catch_up_offset is None:
@@ -369,10 +371,9 @@ class RaftStateMachine:
         if request.epoch > self.epoch:
             self._advance_epoch(request.epoch, request.leader_id)
         is_from_leader = quorum.election.leader_id in (NO_LEADER, request.leader_id)
-        may_elect = self.quorum.role not in (Role.LEADER, Role.RESIGNED)
+        may_elect = not isinstance(self.quorum.epoch_state, LeaderState | ResignedState)
         if request.epoch == self.epoch and is_from_leader and may_elect:
-            # The first candidate waits a little, so that all others receive the request too. Each later candidate waits
-            # longer, so that earlier candidates can win.
+            # The first candidate waits until all others have the request. Later ones wait longer, so that it can win.
             timeout_ms = quorum.config.election_timeout_ms
             deadline_ms = quorum.election_timeout_deadline(step)
             for index, candidate in enumerate(request.preferred_candidates):
@@ -419,7 +420,7 @@ class RaftStateMachine:
                 self._on_vote_rejected(node_id, request)
             case QuorumFetchRequest() as request if self.fetcher.pending == (node_id, request):
                 self.fetcher.on_failed(step, node_id)
-                is_leader = self.quorum.role is Role.FOLLOWER and self.leader_id == node_id
+                is_leader = isinstance(self.quorum.epoch_state, FollowerState) and self.leader_id == node_id
                 if event.is_connection_refused and is_leader:
                     # The leader's process has ended, so start an election soon.
                     delay_ms = quorum.config.election_timeout_ms / 5 * step.random_fraction
@@ -435,7 +436,7 @@ class RaftStateMachine:
                 fetcher.apply_response(step, response)
                 return
         elif response.epoch == self.epoch:
-            if self.quorum.role is Role.FOLLOWER and node_id == self.leader_id:
+            if isinstance(self.quorum.epoch_state, FollowerState) and node_id == self.leader_id:
                 self._on_leader_resigned(self.quorum.election_timeout_deadline(step))
             elif response.leader_id != NO_LEADER:
                 self._follow(response.leader_id)
@@ -455,7 +456,7 @@ class RaftStateMachine:
             self.fetcher.schedule(self._step)
 
     def _become_unattached(self) -> None:
-        self.quorum.transition_to_unattached()
+        self.quorum.epoch_state = UnattachedState()
         self.fetcher.cancel()
 
     def _follow(self, leader_id: int, *, fetches: bool = True) -> None:
@@ -479,8 +480,7 @@ class RaftStateMachine:
         return True
 
     def _on_leader_resigned(self, election_deadline_ms: int) -> None:
-        """Becomes unattached and schedules an election, because the leader of this epoch resigned or its process
-        ended."""
+        """Becomes unattached and schedules an election after the leader resigned or its process ended."""
         self.quorum.has_leader_resigned = True
         self._become_unattached()
         self.quorum.schedule_election(election_deadline_ms)

@@ -27,11 +27,7 @@ class StepContext:
         self.effects.append(SendResponse(response))
 
     def persist(self, election: ElectionState) -> None:
-        """Emits a PersistElection effect.
-
-        If the step already has such an effect, the new election replaces the one in that effect. The single write then
-        comes before all effects that depend on either election.
-        """
+        """Emits a PersistElection effect, or changes an earlier one, which comes before all effects that need it."""
         for index, effect in enumerate(self.effects):
             if isinstance(effect, PersistElection):
                 self.effects[index] = PersistElection(election)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moldau.raft.epoch_roles import ElectionState, Role
+from moldau.raft.epoch_roles import CandidateState, ElectionState, FollowerState, ProspectiveState
 from moldau.raft.events import (
     AppendLeaderChange,
     BatchesAppended,
@@ -109,7 +109,7 @@ def test_one_vote_of_three_is_no_majority_and_the_election_is_repeated() -> None
     respond_to_vote(state, 2, is_pre_vote=True, is_granted=False)
     effects = respond_to_vote(state, 3, is_pre_vote=True, is_granted=False)
     assert effects == []
-    assert state.quorum.role is Role.PROSPECTIVE
+    assert isinstance(state.quorum.epoch_state, ProspectiveState)
     assert state.deadline_ms is not None
     assert 1000 < state.deadline_ms <= 1000 + 50 + 500
     effects = state.step(state.deadline_ms, TimerExpired())
@@ -137,7 +137,7 @@ def test_a_candidate_that_lost_requests_pre_votes_before_another_epoch() -> None
     deadline_ms = state.deadline_ms
     assert deadline_ms is not None
     effects = state.step(deadline_ms, TimerExpired())
-    assert state.quorum.role is Role.PROSPECTIVE
+    assert isinstance(state.quorum.epoch_state, ProspectiveState)
     assert state.epoch == 1
     assert of_kind(effects, PersistElection) == []
 
@@ -147,9 +147,9 @@ def test_a_vote_of_an_earlier_round_is_ignored() -> None:
     state.step(1000, TimerExpired())
     request = VoteRequest(state.key, 0, state.log.log_end, True, key(2))
     respond_to_vote(state, 3, is_pre_vote=True)
-    assert state.quorum.role is Role.CANDIDATE
+    assert isinstance(state.quorum.epoch_state, CandidateState)
     assert state.step(1000, ResponseReceived(2, request, VoteResponse(0, -1, True))) == []
-    assert state.quorum.role is Role.CANDIDATE
+    assert isinstance(state.quorum.epoch_state, CandidateState)
 
 
 def test_a_vote_is_granted_once_per_epoch_and_persisted_before_the_response() -> None:
@@ -235,7 +235,7 @@ def test_a_rejected_candidate_follows_the_leader_named_in_the_response() -> None
     effects = state.step(1001, ResponseReceived(2, request, VoteResponse(6, 3, False)))
     assert effects[0] == PersistElection(ElectionState(6, 3))
     assert sends(effects, QuorumFetchRequest) == [3]
-    assert state.quorum.role is Role.FOLLOWER
+    assert isinstance(state.quorum.epoch_state, FollowerState)
 
 
 def test_a_repeated_candidate_does_not_delay_the_elections_of_others() -> None:

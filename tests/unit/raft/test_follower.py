@@ -1,6 +1,6 @@
 """Followers of the state machine: fetching, truncation, snapshots, and the start of elections."""
 
-from moldau.raft.epoch_roles import ElectionState, Role
+from moldau.raft.epoch_roles import ElectionState, ProspectiveState, ResignedState, UnattachedState
 from moldau.raft.events import (
     AppendFetchedRecords,
     BatchesAppended,
@@ -76,7 +76,7 @@ def test_a_starting_node_looks_up_the_leader_at_the_voters_in_turn() -> None:
 def test_a_leader_that_restarts_resigns() -> None:
     state = RaftStateMachine(QuorumState(key(1), ElectionState(4, 1, 1, directory(1)), CONFIG))
     effects = state.step(0, NodeStarted(log(4, 4)))
-    assert state.quorum.role is Role.RESIGNED
+    assert isinstance(state.quorum.epoch_state, ResignedState)
     assert sends(effects, EndQuorumEpochRequest) == [2, 3]
     assert response_in(fetch(state, 2, EpochEndOffset(4, 2), epoch=4)) == QuorumFetchResponse(4, -1, False)
 
@@ -152,7 +152,7 @@ def test_a_follower_without_leader_contact_starts_an_election() -> None:
     assert state.deadline_ms is not None
     assert 1600 <= state.deadline_ms <= 1850
     effects = state.step(state.deadline_ms, TimerExpired())
-    assert state.quorum.role is Role.PROSPECTIVE
+    assert isinstance(state.quorum.epoch_state, ProspectiveState)
     assert sends(effects, VoteRequest) == [2, 3]
 
 
@@ -167,9 +167,11 @@ def test_a_follower_starts_an_election_soon_after_the_leaders_process_ends() -> 
     ) == VoteResponse(5, -1, True)
     request = VoteRequest(state.key, 5, state.log.log_end, True, key(3))
     state.step(300, TimerExpired())
-    assert state.quorum.role is Role.PROSPECTIVE
+    assert isinstance(state.quorum.epoch_state, ProspectiveState)
     state.step(301, ResponseReceived(3, request, VoteResponse(5, 2, False)))
-    assert state.quorum.role is Role.PROSPECTIVE, "a node with outdated information does not make it follow again"
+    assert isinstance(state.quorum.epoch_state, ProspectiveState), (
+        "a node with outdated information does not make it follow again"
+    )
 
 
 def connection_refused(state: RaftStateMachine) -> RequestFailed:
@@ -208,7 +210,7 @@ def test_an_observer_never_becomes_candidate_and_looks_up_the_leader() -> None:
     assert not state.quorum.is_voter
     assert state.deadline_ms is not None
     effects = state.step(state.deadline_ms, TimerExpired())
-    assert state.quorum.role is Role.UNATTACHED
+    assert isinstance(state.quorum.epoch_state, UnattachedState)
     assert sends(effects, VoteRequest) == []
     assert len(sends(effects, QuorumFetchRequest)) == 1
 

@@ -1,6 +1,6 @@
 """Leaders of the state machine: commits and resignation."""
 
-from moldau.raft.epoch_roles import Role
+from moldau.raft.epoch_roles import ResignedState
 from moldau.raft.events import (
     AppendFailed,
     BatchesAppended,
@@ -133,7 +133,7 @@ def test_a_leader_without_contact_to_a_majority_resigns() -> None:
     state.step(4249, TimerExpired())
     assert state.is_leader
     effects = state.step(4250, TimerExpired())
-    assert state.quorum.role is Role.RESIGNED
+    assert isinstance(state.quorum.epoch_state, ResignedState)
     assert sends(effects, EndQuorumEpochRequest) == [2, 3]
     assert effects[-1] == LeaderChanged(-1, 1)
 
@@ -154,4 +154,4 @@ def test_a_leader_that_cannot_append_its_first_record_resigns() -> None:
     respond_to_vote(state, 2)
     assert state.is_leader
     state.step(1000, AppendFailed())
-    assert state.quorum.role is Role.RESIGNED
+    assert isinstance(state.quorum.epoch_state, ResignedState)

@@ -3,7 +3,7 @@
 import pytest
 
 from moldau.errors import InvalidRequestError
-from moldau.raft.epoch_roles import ElectionState, Role
+from moldau.raft.epoch_roles import ElectionState, ResignedState
 from moldau.raft.events import (
     AppendFailed,
     BatchesAppended,
@@ -101,7 +101,7 @@ def test_a_follower_echoes_the_sent_time_of_its_leaders_last_response() -> None:
 def test_a_leader_with_a_full_disk_resigns_only_if_there_are_other_voters() -> None:
     state = elected_leader()
     effects = state.step(1500, AppendFailed())
-    assert state.quorum.role is Role.RESIGNED
+    assert isinstance(state.quorum.epoch_state, ResignedState)
     assert sends(effects, EndQuorumEpochRequest) == [2, 3]
     alone = node(log_state=log(of=voters(1)))
     alone.step(0, BatchesAppended((BatchSummary(0, 1, 1),)))

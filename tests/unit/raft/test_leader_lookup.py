@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from moldau.raft.epoch_roles import ElectionState, Role
+from moldau.raft.epoch_roles import CandidateState, ElectionState, FollowerState, ProspectiveState
 from moldau.raft.events import Effect, NodeStarted, RequestFailed, ResponseReceived, SendRequest, TimerExpired
 from moldau.raft.messages import (
     QuorumFetchRequest,
@@ -67,7 +67,7 @@ def test_a_leader_named_by_another_voter_does_not_count_as_contact() -> None:
     now_ms, effects = expire_timer(state)
     [fetch] = sent(effects, QuorumFetchRequest)
     state.step(now_ms, ResponseReceived(fetch.node_id, fetch.request, QuorumFetchResponse(5, 4, is_leader=False)))
-    assert (state.quorum.role, state.leader_id) == (Role.FOLLOWER, 4)
+    assert (type(state.quorum.epoch_state), state.leader_id) == (FollowerState, 4)
     assert not state.quorum.has_live_leader(now_ms)
     _, effects = expire_timer(state)
     assert [each.node_id for each in sent(effects, QuorumFetchRequest)] == [4]
@@ -90,14 +90,14 @@ def test_a_node_without_reachable_voters_uses_the_bootstrap_servers() -> None:
     while BOOTSTRAP not in looked_up:
         now_ms, effects = expire_timer(state)
         assert now_ms < 20_000, "no request to the bootstrap servers"
-        if state.quorum.role is Role.PROSPECTIVE:
+        if isinstance(state.quorum.epoch_state, ProspectiveState):
             looked_up += [each.node_id for each in sent(effects, QuorumFetchRequest)]
         if BOOTSTRAP not in looked_up:
             fail_requests(state, effects, now_ms)
-    assert state.quorum.role is Role.PROSPECTIVE
+    assert isinstance(state.quorum.epoch_state, ProspectiveState)
     [fetch] = sent(effects, QuorumFetchRequest)
     effects = state.step(now_ms, ResponseReceived(BOOTSTRAP, fetch.request, QuorumFetchResponse(8, 7, is_leader=False)))
-    assert (state.quorum.role, state.epoch, state.leader_id) == (Role.FOLLOWER, 8, 7)
+    assert (type(state.quorum.epoch_state), state.epoch, state.leader_id) == (FollowerState, 8, 7)
     assert [each.node_id for each in sent(effects, QuorumFetchRequest)] == [7]
 
 
@@ -109,19 +109,19 @@ def test_an_election_won_at_once_needs_no_leader_lookup() -> None:
     assert sent(effects, QuorumFetchRequest) == []
     [to_1, _] = sent(effects, VoteRequest)
     effects = state.step(now_ms, ResponseReceived(1, to_1.request, VoteResponse(5, -1, is_granted=True)))
-    assert state.quorum.role is Role.CANDIDATE
+    assert isinstance(state.quorum.epoch_state, CandidateState)
     assert sent(effects, QuorumFetchRequest) == []
 
 
 def test_a_response_of_an_earlier_round_does_not_change_a_candidate() -> None:
     state, effects = started(ElectionState(5))
     fail_requests(state, effects, 1)
-    while not (state.quorum.role is Role.PROSPECTIVE and sent(effects, QuorumFetchRequest)):
+    while not (isinstance(state.quorum.epoch_state, ProspectiveState) and sent(effects, QuorumFetchRequest)):
         now_ms, effects = expire_timer(state)
-        if not (state.quorum.role is Role.PROSPECTIVE and sent(effects, QuorumFetchRequest)):
+        if not (isinstance(state.quorum.epoch_state, ProspectiveState) and sent(effects, QuorumFetchRequest)):
             fail_requests(state, effects, now_ms)
     [fetch] = sent(effects, QuorumFetchRequest)
     [to_1, _] = sent(effects, VoteRequest)
     state.step(now_ms, ResponseReceived(1, to_1.request, VoteResponse(5, -1, is_granted=True)))
     state.step(now_ms, ResponseReceived(fetch.node_id, fetch.request, QuorumFetchResponse(5, 4, is_leader=False)))
-    assert (state.quorum.role, state.epoch) == (Role.CANDIDATE, 6)
+    assert (type(state.quorum.epoch_state), state.epoch) == (CandidateState, 6)

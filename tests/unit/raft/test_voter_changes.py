@@ -11,7 +11,7 @@ from moldau.errors import (
     RequestTimedOutError,
     VoterNotFoundError,
 )
-from moldau.raft.epoch_roles import ElectionState, Role
+from moldau.raft.epoch_roles import ElectionState, UnattachedState
 from moldau.raft.events import (
     AppendLeaderChange,
     AppendVoters,
@@ -123,7 +123,9 @@ def test_a_removed_leader_stays_leader_until_the_removal_commits_without_it() ->
     assert effects[0] == HighWatermarkAdvanced(2)
     assert sends(effects, EndQuorumEpochRequest) == [2, 3]
     assert effects[-1] == LeaderChanged(-1, 1)
-    assert state.quorum.role is Role.UNATTACHED, "an observer from now on, that looks for the next leader"
+    assert isinstance(state.quorum.epoch_state, UnattachedState), (
+        "an observer from now on, that looks for the next leader"
+    )
 
 
 def test_a_voter_with_an_uncommitted_removal_can_be_candidate() -> None:
