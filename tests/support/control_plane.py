@@ -18,6 +18,7 @@ from moldau.raft.events import RaftRequest, RaftResponse
 from moldau.raft.messages import VoterEndpoint, VoterNode
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore, QuorumStateStore
 from moldau.raft.raft_client import METADATA_LOG, METADATA_TOPIC_ID, RaftClient
+from moldau.raft.snapshot_store import MemorySnapshotStore
 from moldau.records.batch import Batch
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
@@ -132,6 +133,7 @@ class ControlPlane:
             self.random,
             initial_voters=[VoterNode(NODE, DIRECTORY)],
             channel=NoPeers(),
+            snapshots=MemorySnapshotStore(),
             on_commit=self.loader.commit,
             on_leader_change=lambda leader_id, epoch: self.controller.leader_changed(leader_id, epoch),
             on_fatal=self.loader.fail,

@@ -7,7 +7,7 @@ from moldau.errors import CorruptRecordError
 from moldau.raft.events import AppendLeaderChange
 from moldau.raft.messages import EpochEndOffset, VoterNode
 from moldau.raft.raft_log_state import BatchSummary
-from moldau.raft.snapshot_format import KRAFT_VERSION, voters_from_record, voters_record
+from moldau.raft.snapshot_format import KRAFT_VERSION, control_record, voters_from_record, voters_record
 from moldau.records import control_records as control
 from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, Batch
 from moldau.records.batch_builder import build_batch
@@ -74,8 +74,7 @@ def voters_batch(voters: Sequence[VoterNode], *, base_offset: int, epoch: int, t
 
 
 def iterate_batches(data: bytes) -> Iterator[Batch]:
-    """Yields the complete batches of a read. An incomplete last batch is ignored, because the next read returns it
-    again."""
+    """Yields the complete batches of a read. The next read returns an incomplete last batch again."""
     view = memoryview(data)
     position = 0
     while position + HEADER_SIZE <= len(view):
@@ -89,10 +88,7 @@ def iterate_batches(data: bytes) -> Iterator[Batch]:
 
 
 def batches_from_leader(data: bytes, log_end: EpochEndOffset, epoch: int) -> list[Batch]:
-    """Returns the batches that the leader of `epoch` sent to follow `log_end`.
-
-    Raises CorruptRecordError if the batches are damaged or do not continue the log.
-    """
+    """Returns the batches that the leader of `epoch` sent. Raises CorruptRecordError if they do not fit the log."""
     batches = list(iterate_batches(data))
     if not batches:
         raise CorruptRecordError(f"the leader sent {len(data)} bytes without a complete batch")
@@ -116,8 +112,5 @@ def verify_checksum(batch: Batch) -> Batch:
 
 
 def _control_batch(changes: Sequence[control.ControlRecord], base_offset: int, epoch: int, timestamp: int) -> Batch:
-    records = [
-        Record(timestamp=timestamp, key=control.encode_key(change), value=control.encode_value(change))
-        for change in changes
-    ]
+    records = [control_record(change, timestamp) for change in changes]
     return Batch(build_batch(records, base_offset=base_offset, leader_epoch=epoch, control=True))

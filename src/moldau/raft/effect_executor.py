@@ -12,7 +12,6 @@ from moldau.logs.store import Log, is_transient
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
 from moldau.raft.batches import batches_from_leader, leader_change_batch, summarize_batch, voters_batch
-from moldau.raft.commit_delivery import CommitDelivery
 from moldau.raft.events import (
     AppendFailed,
     AppendFetchedRecords,
@@ -42,8 +41,8 @@ from moldau.raft.events import (
     VotersChanged,
 )
 from moldau.raft.leader_state import NEVER
+from moldau.raft.log_reader import CommitDelivery
 from moldau.raft.messages import FetchSnapshotRequest, FetchSnapshotResponse, SnapshotId, VoterEndpoint, VoterNode
-from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state_store import QuorumStateStore
 from moldau.raft.raft_log_flusher import RETRY_MS, RaftLogFlusher
 from moldau.raft.raft_log_state import RaftLogState
@@ -75,8 +74,7 @@ class EffectExecutor:
         random: random.Random,
         *,
         channel: NetworkChannel,
-        snapshots: SnapshotStore | None,
-        config: QuorumConfig,
+        snapshots: SnapshotStore,
         delivery: CommitDelivery,
         on_leader_change: Callable[[int, int], None],
         on_fatal: Callable[[BaseException], None],
@@ -92,9 +90,9 @@ class EffectExecutor:
         self._on_leader_change = on_leader_change
         self._on_fatal = on_fatal
         self._jobs = SerialExecutor(lambda: NotControllerError("this node is stopping"), self._after_job)
-        self._progress = Notifier()
+        self.progress = Notifier()
         """Notified after every event."""
-        self._request_sender = RequestSender(channel, config, self.submit)
+        self._request_sender = RequestSender(channel, state.quorum.config.request_timeout_ms, self.submit)
         self._flusher = RaftLogFlusher(
             log,
             is_behind=lambda: state.log.durable_offset < log.end_offset,
@@ -107,12 +105,9 @@ class EffectExecutor:
         self._has_started = False
         self._is_resigning = False
         self._disk_full_error: StorageError | None = None
-        """The error of a write that waits for disk space; None if no write waits.
-
-        No other effect is executed until this write succeeds.
-        """
+        """The error of the write that waits for disk space. No other effect is executed until it succeeds."""
         self._last_append_error = ""
-        """The last logged error of an append of fetched records; a repeated error is not logged again."""
+        """The last logged error of an append of fetched records. It is not logged again."""
         self._own_append_error: StorageError | None = None
         """The last error of an append of a batch that this node created as leader. The log is still intact."""
         self.endpoints: dict[int, tuple[VoterEndpoint, ...]] = {}
@@ -122,10 +117,7 @@ class EffectExecutor:
     async def start(
         self, log_state: RaftLogState, snapshot: SnapshotContents | None, initial_voters: Sequence[VoterNode]
     ) -> None:
-        """Starts the state machine. Must be called inside a job.
-
-        Raises StorageError if this node is the only voter and cannot append.
-        """
+        """Starts the state machine, inside a job. Raises StorageError if the only voter cannot append."""
         offset = log_state.start_offset if snapshot is None else snapshot.id.end_offset
         self._delivery.start_at(offset, snapshot)
         for voter in initial_voters:
@@ -140,18 +132,18 @@ class EffectExecutor:
         if self.failure is not None or not self._has_started:
             return
         self._is_resigning = True
-        self._progress.notify_all()
+        self.progress.notify_all()
         try:
             await self.submit(ResignRequested())
         except StorageError:
-            # The failure was already reported, and a failed node has no leadership to give up.
+            # A failed node has reported its failure and has no leadership to give up.
             return
         await self._request_sender.wait_for_resign_requests()
 
     async def close(self) -> None:
         self.is_closing = True
         self._arm_timer()
-        self._progress.notify_all()
+        self.progress.notify_all()
         await self._request_sender.close()
         await self._flusher.close()
         await self._jobs.close()
@@ -163,19 +155,12 @@ class EffectExecutor:
     def submit(self, event: Event) -> "asyncio.Future[RaftResponse | ServeFetch | None]":
         return self._jobs.submit(lambda: self._process(event))
 
-    async def wait_for_progress(self, timeout_ms: int) -> None:
-        """Waits until the next event was handled, or until the timeout."""
-        await self._progress.wait(timeout_ms)
-
     def check_failure(self) -> None:
         if self.failure is not None:
             raise StorageError("the metadata log has failed") from self.failure
 
     def check_disk_space(self) -> None:
-        """Raises StorageError while the node waits for disk space.
-
-        Without this check, a request could wait for an unlimited time behind the write that needs space.
-        """
+        """Raises StorageError while a write waits for disk space, so that requests do not wait behind it."""
         if self._disk_full_error is not None:
             raise StorageError("this node waits for space on its disk") from self._disk_full_error
 
@@ -190,10 +175,7 @@ class EffectExecutor:
         return response
 
     async def step(self, event: Event) -> RaftResponse | ServeFetch | MoldauError | None:
-        """Handles one event and executes its effects. Returns the response if the event is a request.
-
-        Must be called inside a job.
-        """
+        """Handles one event and executes its effects, inside a job. Returns the response if the event is a request."""
         response: RaftResponse | ServeFetch | MoldauError | None = None
         try:
             for effect in self._state.step(self._clock.monotonic_ms(), event, self._random.random()):
@@ -210,7 +192,7 @@ class EffectExecutor:
             self._fail(error)
             raise
         finally:
-            self._progress.notify_all()
+            self.progress.notify_all()
         return response
 
     async def _execute(self, effect: Effect) -> None:
@@ -242,10 +224,7 @@ class EffectExecutor:
                 raise StorageError(effect.reason)
 
     async def _retry_while_disk_full(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Repeats a write until there is enough disk space.
-
-        Without the retries, all voters that share a full disk would stop permanently.
-        """
+        """Repeats a write until there is disk space, so that voters that share a full disk do not stop."""
         while True:
             try:
                 await write()
@@ -260,7 +239,7 @@ class EffectExecutor:
                 if self._disk_full_error is None:
                     log.error("disk full, suspended from the metadata quorum", reason=str(error))
                 self._disk_full_error = error
-            await self._progress.wait(RETRY_MS)
+            await self.progress.wait(RETRY_MS)
         if self._disk_full_error is not None:
             log.info("disk space available, active in the metadata quorum again")
             self._disk_full_error = None
@@ -309,10 +288,7 @@ class EffectExecutor:
     # The log
 
     async def append(self, batches: Sequence[Batch]) -> None:
-        """Appends batches to the log. Must be called inside a job.
-
-        After a StorageError that leaves the log intact (a full disk), nothing was appended.
-        """
+        """Appends batches to the log, inside a job. After a StorageError of an intact log, nothing was appended."""
         summaries = tuple(map(summarize_batch, batches))
         try:
             await self._log.append(batches)
@@ -323,7 +299,7 @@ class EffectExecutor:
         await self.step(BatchesAppended(summaries))
 
     async def append_voters(self, voters: tuple[VoterNode, ...]) -> None:
-        """Appends a voters record. Must be called inside a job."""
+        """Appends a voters record, inside a job."""
         await self.append([self._voters_batch(voters)])
 
     def _voters_batch(self, voters: tuple[VoterNode, ...]) -> Batch:
@@ -406,10 +382,8 @@ class EffectExecutor:
         return bytes(data)
 
     async def _install_snapshot(self, snapshot: SnapshotId, data: bytes) -> None:
-        """Stores the snapshot, then resets the log. After a crash between these two steps, the next startup resets the
-        log."""
+        """Stores the snapshot, then resets the log. After a crash in between, the next startup resets the log."""
         self.check_failure()
-        assert self._snapshots is not None, "a leader without snapshots offers none"
         if snapshot.end_offset <= self._state.high_watermark:
             await self.step(SnapshotFetchFailed())
             return

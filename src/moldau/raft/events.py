@@ -162,8 +162,7 @@ class ServeFetch:
 
 @dataclass(frozen=True, slots=True)
 class AppendLeaderChange:
-    """Appends the first batch of a leader's epoch. When this batch is committed, all records of earlier epochs are
-    committed too."""
+    """Appends the first batch of a leader's epoch. When it is committed, all earlier records are committed too."""
 
     leader_id: int
     epoch: int
@@ -194,10 +193,7 @@ class TruncateLog:
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshot:
-    """Downloads the leader's snapshot and resets the log to the end of the snapshot.
-
-    A SnapshotInstalled or SnapshotFetchFailed event follows.
-    """
+    """Installs the leader's snapshot. A SnapshotInstalled or SnapshotFetchFailed event follows."""
 
     leader_id: int
     epoch: int

@@ -43,15 +43,11 @@ from moldau.wire.kio import ErrorCode
 log = get_logger("quorum.wire")
 
 FETCH_VERSION = 18
-"""The first version in which a follower sends the high watermark that it knows.
-
-With this field, the leader ends a waiting fetch as soon as its own high watermark is higher.
-"""
+"""The first version in which a follower sends its high watermark. The leader responds once its own is higher."""
 
 LANE = "quorum"
 FETCH_LANE = "quorum-fetch"
-"""Fetches have their own connection (lane), because responses arrive in order and votes must not wait behind long
-polls."""
+"""Fetches have their own connection, because responses arrive in order and votes must not wait behind long polls."""
 
 _LEADERSHIP_CODES = (
     ErrorCode.none,
@@ -82,10 +78,9 @@ class KafkaNetworkChannel:
         own_addresses: Collection[tuple[str, int]] = (),
         on_rejected: Callable[[MoldauError], None] = lambda _: None,
     ) -> None:
-        """`listener` is the inter-broker listener.
+        """`bootstrap` maps negative ids to the addresses of nodes whose real ids are unknown.
 
-        `bootstrap` maps negative ids to the addresses of nodes whose real ids are unknown. `on_rejected` is called if
-        this node cannot belong to the cluster.
+        `listener` is the inter-broker listener. `on_rejected` is called if this node cannot belong to the cluster.
         """
         self._peers = peers
         self._cluster_id = cluster_id
@@ -242,11 +237,7 @@ class KafkaNetworkChannel:
         self._foreign_nodes.pop(node_id, None)
 
     def _rejection(self, node_id: int, api: ApiKey, code: int) -> PeerUnreachableError:
-        """Returns the exception for a request that was rejected with an error code.
-
-        Each error is logged once, because a candidate repeats its requests, with the same result, until an operator
-        acts.
-        """
+        """Returns the exception for an error code. A repeated error is not logged, because candidates keep asking."""
         reason = _describe_error(code)
         if reason not in [logged for (node, _), logged in self._errors.items() if node == node_id]:
             log.error("request rejected by a voter", node=node_id, reason=reason)
@@ -256,10 +247,7 @@ class KafkaNetworkChannel:
         return PeerUnreachableError(f"node {node_id} rejects quorum requests: {reason}")
 
     def _on_foreign_node(self, node_id: int) -> None:
-        """Reports a fatal error once most known nodes belong to another cluster.
-
-        A single node of another cluster may be misconfigured itself.
-        """
+        """Reports a fatal error once most known nodes, not only a misconfigured one, belong to another cluster."""
         self._foreign_nodes[node_id] = None
         if 2 * len(self._foreign_nodes) > len(self._known_nodes):
             self._on_rejected(
@@ -273,9 +261,8 @@ class KafkaNetworkChannel:
     async def _check_duplicate_node(self, response: Message, own: ReplicaKey, leader: Message) -> None:
         """Detects another process with this node's id.
 
-        A node that sends these requests is not the leader. If a response names this node's id as the leader, there are
-        two possible reasons. Other nodes may not know yet that this node's previous incarnation has ended, or another
-        process has the same id.
+        This node is not the leader. If a response names it as the leader, its previous incarnation was the leader, or
+        another process has the same id.
         """
         if leader.leader_id != own.node_id:
             return
@@ -300,8 +287,7 @@ class KafkaNetworkChannel:
                 )
 
     def _update_leader_endpoint(self, leader_id: int, response: Message) -> None:
-        """Updates the leader's address from a response. A node that knows no current voters can find the leader only in
-        this way."""
+        """Updates the leader's address. A node that knows no current voters finds the leader only in this way."""
         for endpoint in response.node_endpoints:
             if endpoint.node_id == leader_id and leader_id not in (NO_LEADER, self._peers.node_id):
                 self._peers.update_endpoint(leader_id, endpoint.host, endpoint.port)

@@ -1,5 +1,6 @@
 """The state of the leader: replica progress, high watermark, check-quorum, and changes of the voters. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -29,10 +30,7 @@ class ReplicaState:
 
     key: ReplicaKey
     end_offset: int = NEVER
-    """All records below this offset are on the replica's disk; NEVER if unknown.
-
-    The offset decreases only if the replica restarts with a shorter log.
-    """
+    """All records below this offset are on the replica's disk. It decreases only after a restart with a shorter log."""
     last_fetch_ms: int = NEVER
     leader_sent_ms: int = NEVER
     """The time when the leader sent the latest response that the replica has acknowledged."""
@@ -52,8 +50,6 @@ class ReplicaState:
         self.end_offset = max(self.end_offset, offset)
 
     def to_progress(self, wall_minus_monotonic_ms: int) -> ReplicaProgress:
-        """Returns the progress with wall-clock times."""
-
         def wall_ms(time_ms: int) -> int:
             return NEVER if time_ms == NEVER else time_ms + wall_minus_monotonic_ms
 
@@ -71,7 +67,7 @@ class LeaderState:
     endpoints: tuple[VoterEndpoint, ...]
     """The endpoints of this node; empty if unknown."""
     elected_since_ms: int
-    """The time when the election started. A majority of the voters responded after this time."""
+    """The start of the election. A majority of the voters responded after this time."""
     epoch_start_offset: int
     """The offset of this epoch's first record. Records below this offset are never committed by counting replicas."""
     next_announcement_ms: int
@@ -90,10 +86,7 @@ class LeaderState:
 
     @property
     def has_committed_in_epoch(self) -> bool:
-        """Whether a record of this epoch is committed.
-
-        Before that, the leader does not know which earlier records, including voters records, are committed.
-        """
+        """Whether a record of this epoch is committed. Before that, the leader does not know what else is committed."""
         return self.log.high_watermark > self.epoch_start_offset
 
     @property
@@ -116,9 +109,11 @@ class LeaderState:
         """Sends BeginQuorumEpoch to voters that do not fetch, because an earlier request may have been lost."""
         own = find_voter(self.voters, self.key)
         endpoints = own.endpoints if own is not None else ()
-        for voter in self._voters_not_fetching(step.now_ms, self.config.fetch_timeout_ms // 2):
-            request = BeginQuorumEpochRequest(self.key.node_id, self.epoch, voter.key, endpoints)
-            step.send(voter.node_id, request)
+        for voter in self._other_voters():
+            replica = self.replica_of(voter)
+            if replica is None or step.now_ms - replica.last_fetch_ms >= self.config.fetch_timeout_ms // 2:
+                request = BeginQuorumEpochRequest(self.key.node_id, self.epoch, voter.key, endpoints)
+                step.send(voter.node_id, request)
         self.next_announcement_ms = step.deadline_in(self.config.fetch_timeout_ms / 3)
 
     def preferred_candidates(self) -> tuple[ReplicaKey, ...]:
@@ -129,18 +124,22 @@ class LeaderState:
     # Replica progress
 
     def record_contact(self, key: ReplicaKey, now_ms: int, leader_sent_ms: int) -> ReplicaState:
-        """Records the time of a replica's request, and the send time of the latest response that the request
-        acknowledges."""
+        """Records the time of a replica's request, and the send time of the response that it acknowledges."""
         replica = self.replicas.get(key)
         if replica is None:
-            self._remove_inactive_replicas(now_ms)
+            # Remove inactive replicas. A removed voter is added again when it fetches.
+            self.replicas = {
+                key: replica
+                for key, replica in self.replicas.items()
+                if now_ms - replica.last_fetch_ms < OBSERVER_EXPIRY_MS
+            }
             replica = self.replicas[key] = ReplicaState(key)
         replica.last_fetch_ms = now_ms
         replica.leader_sent_ms = max(replica.leader_sent_ms, min(leader_sent_ms, now_ms))
         return replica
 
     def handle_fetch(self, step: StepContext, request: QuorumFetchRequest) -> QuorumFetchResponse | None:
-        """Returns the response to a replica whose log diverges from this log or ends before the start of this log.
+        """Returns the response if the replica's log diverges or ends before the start of this log.
 
         Returns None if records can be served.
         """
@@ -169,44 +168,34 @@ class LeaderState:
         return None
 
     def _on_offset_regression(self, step: StepContext, replica: ReplicaState, end_offset: int) -> None:
-        """Resets the confirmed end offset of a replica that restarted with a shorter log.
-
-        The high watermark does not decrease, because other nodes rely on records that were committed with this
-        replica's help.
-        """
+        """Forgets the end offset of a replica that restarted with a shorter log. The high watermark stays."""
         if replica.key.directory_id is not None and find_voter(self.voters, replica.key) is not None:
             step.emit(ReplicaOffsetRegressed(replica.key, replica.end_offset, end_offset))
         replica.end_offset = NEVER
 
     def majority_end_offset(self) -> int:
         """Returns the offset below which a majority of the voters has everything on disk."""
-        offsets = [
-            self.log.durable_offset if self._is_self(voter) else self._voter_end_offset(voter) for voter in self.voters
-        ]
-        return sorted(offsets, reverse=True)[majority_size(len(offsets)) - 1]
+        own_offset = self.log.durable_offset
+        return _majority_value(
+            own_offset if self._is_self(voter) else self._voter_end_offset(voter) for voter in self.voters
+        )
 
     def majority_confirmed_ms(self, now_ms: int) -> int:
         """Returns the latest time at which a majority of the voters certainly accepted this leader.
 
-        This is the time when the leader sent the responses that those voters have acknowledged. The arrival time of a
-        fetch is not used, because the network may have delayed the fetch.
+        This is the send time of responses that those voters have acknowledged, because fetches can arrive late.
         """
-        times_ms = sorted(
-            (now_ms if self._is_self(voter) else self._voter_leader_sent_ms(voter) for voter in self.voters),
-            reverse=True,
+        return _majority_value(
+            now_ms if self._is_self(voter) else self._voter_leader_sent_ms(voter) for voter in self.voters
         )
-        return times_ms[majority_size(len(times_ms)) - 1]
 
     def replica_of(self, voter: VoterNode) -> ReplicaState | None:
-        """Returns the replica of a voter; None if there is none.
-
-        If the voter's directory is unknown, returns the replica of the same node that fetched last.
-        """
+        """Returns the replica of a voter; if the voter's directory is unknown, the node's replica that fetched last."""
         matching = [replica for replica in self.replicas.values() if _matches_voter(replica.key, voter)]
         return max(matching, key=lambda replica: replica.last_fetch_ms, default=None)
 
     def observers(self, now_ms: int) -> list[ReplicaState]:
-        """Returns the replicas that are not voters. For each node, only the directory that fetched last is included."""
+        """Returns the replicas that are not voters, for each node only the directory that fetched last."""
         last_fetch_ms: dict[int, int] = {}
         for key, replica in self.replicas.items():
             last_fetch_ms[key.node_id] = max(replica.last_fetch_ms, last_fetch_ms.get(key.node_id, NEVER))
@@ -224,13 +213,6 @@ class LeaderState:
     def _other_voters(self) -> list[VoterNode]:
         return [voter for voter in self.voters if not self._is_self(voter)]
 
-    def _voters_not_fetching(self, now_ms: int, for_ms: int) -> list[VoterNode]:
-        return [
-            voter
-            for voter in self._other_voters()
-            if (replica := self.replica_of(voter)) is None or now_ms - replica.last_fetch_ms >= for_ms
-        ]
-
     def _voter_end_offset(self, voter: VoterNode) -> int:
         replica = self.replica_of(voter)
         return NEVER if replica is None else replica.end_offset
@@ -239,22 +221,13 @@ class LeaderState:
         replica = self.replica_of(voter)
         return max(self.elected_since_ms, NEVER if replica is None else replica.leader_sent_ms)
 
-    def _remove_inactive_replicas(self, now_ms: int) -> None:
-        """Removes replicas that have not fetched for OBSERVER_EXPIRY_MS. A removed voter is added again when it
-        fetches."""
-        self.replicas = {
-            key: replica
-            for key, replica in self.replicas.items()
-            if now_ms - replica.last_fetch_ms < OBSERVER_EXPIRY_MS
-        }
-
     # Changes of the voters
 
     def learned_voters(self) -> tuple[VoterNode, ...]:
         """Returns the voters with the directories learned from their fetches, and this node's current endpoints.
 
-        The initial voters come from the settings, which contain no directory ids. Once a voter's directory is in the
-        log, a node that restarts with an empty disk is not mistaken for that voter.
+        The settings contain no directory ids. With a directory id in the log, a node that restarts with an empty disk
+        is not mistaken for the voter.
         """
         return tuple(
             replace(
@@ -274,10 +247,7 @@ class LeaderState:
         return None if replica is None else replica.key.directory_id
 
     def with_voter(self, now_ms: int, new: VoterNode) -> tuple[VoterNode, ...]:
-        """Returns the current voters and the new one.
-
-        Raises RequestTimedOutError if the new voter cannot be added yet, and other errors if it cannot be added at all.
-        """
+        """Returns the current voters and the new one. Raises RequestTimedOutError if it cannot be added yet."""
         self._check_can_change_voters()
         if any(voter.node_id == new.node_id for voter in self.voters):
             raise DuplicateVoterError(f"node {new.node_id} is a voter already; remove it first")
@@ -312,25 +282,27 @@ class LeaderState:
         return tuple(changed if is_same_replica(voter.key, changed.key) else voter for voter in self.voters)
 
     def _check_can_change_voters(self) -> None:
-        """Raises RequestTimedOutError if the voters cannot be changed yet.
-
-        Two concurrent changes could create disjoint majorities. So could a change before the leader knows all committed
-        records.
-        """
+        # Two concurrent changes could create disjoint majorities. So could a change before the leader knows all
+        # committed records.
         if not self.has_committed_in_epoch:
             raise RequestTimedOutError("the leader of the metadata quorum was just elected; try again")
         if self.log.voters.last_entry.offset >= self.log.high_watermark:
             raise RequestTimedOutError("another change of the voters is in progress; try again later")
 
     def _is_diskless(self, node_id: int) -> bool:
-        """Returns whether the node has no disk. This is the case if its latest fetch had no directory id."""
+        """Returns whether the node has no disk, so that its latest fetch had no directory id."""
         replica = self.replicas.get(ReplicaKey(node_id))
         return replica is not None and replica.last_fetch_ms == max(
             each.last_fetch_ms for key, each in self.replicas.items() if key.node_id == node_id
         )
 
 
+def _majority_value(values: Iterable[int]) -> int:
+    """Returns the largest value that a majority has reached."""
+    descending = sorted(values, reverse=True)
+    return descending[majority_size(len(descending)) - 1]
+
+
 def _matches_voter(key: ReplicaKey, voter: VoterNode) -> bool:
-    """Returns whether the replica is the voter. A replica without a directory id never matches a voter with a directory
-    id."""
+    """Returns whether the replica is the voter. If the voter has a directory id, the replica must have it too."""
     return is_same_replica(key, voter.key) and (voter.directory_id is None or key.directory_id is not None)

@@ -41,11 +41,9 @@ class VoterNode:
 
 
 class EpochEndOffset(NamedTuple):
-    """The end of a log or an epoch: the epoch of the last record (NO_EPOCH if there is no record) and the offset after
-    it.
+    """The end of a log or an epoch: the epoch of the last record (NO_EPOCH if there is none) and the offset after it.
 
-    Log ends are compared as in Raft. The later epoch is more up to date. If the epochs are equal, the longer log is
-    more up to date.
+    The order is Raft's. The end with the later epoch is more up to date, then the one with the larger offset.
     """
 
     epoch: int
@@ -107,8 +105,7 @@ class QuorumEpochResponse:
 
 @dataclass(frozen=True, slots=True)
 class QuorumFetchRequest:
-    """A fetch of a replica (voter or observer) from the end of its log. It confirms that the replica's whole log is
-    durable."""
+    """A fetch of a replica from the end of its log. It confirms that the replica's whole log is durable."""
 
     replica: ReplicaKey
     epoch: int
@@ -124,30 +121,22 @@ class QuorumFetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class QuorumFetchResponse:
-    """A response with records (possibly none), a diverging epoch, a snapshot to fetch first, or only the leader's
-    id."""
+    """A response with records (possibly none), a diverging epoch, a snapshot to fetch, or only the leader's id."""
 
     epoch: int
     leader_id: int
     is_leader: bool
-    """Whether the responding node is the leader.
-
-    If not, the fields below are not set, and the replica fetches from `leader_id` instead.
-    """
+    """Whether the responding node is the leader. If not, the fields below are not set."""
     records: bytes = b""
     high_watermark: int = -1
     log_start_offset: int = 0
     diverging_epoch: EpochEndOffset | None = None
-    """The largest epoch in the leader's log up to the replica's last epoch, with its end offset.
-
-    The replica truncates its log accordingly and fetches again.
-    """
+    """The end of the leader's largest epoch that is not above the replica's. The replica truncates its log there."""
     snapshot: SnapshotId | None = None
     sent_ms: int = -1
-    """The time on the leader's clock when the leader sent the response; -1 if not set.
+    """The time on the leader's clock when it sent the response; -1 if not set.
 
-    The replica's next fetch returns this time. So the leader knows when the replica last had contact with the leader.
-    The arrival time of a fetch does not show this, because the network may have delayed the fetch.
+    The replica's next fetch returns this time, so that the leader knows when this replica last had contact.
     """
 
 

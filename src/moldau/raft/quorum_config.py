@@ -8,10 +8,7 @@ class QuorumConfig:
     fetch_timeout_ms: int = 1_500
     """How long a voter waits for its leader before it starts an election."""
     election_timeout_ms: int = 500
-    """The minimum duration of an undecided election.
-
-    A random time of up to the same length is added before the next election starts.
-    """
+    """The minimum duration of an undecided election. A random time of up to the same length is added."""
     request_timeout_ms: int = 1_000
 
     @property

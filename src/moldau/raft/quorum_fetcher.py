@@ -11,10 +11,7 @@ from moldau.raft.step_context import StepContext
 
 @dataclass(slots=True)
 class QuorumFetcher:
-    """The state of a node's fetches.
-
-    Unattached nodes and followers fetch continuously. A prospective node fetches only to look up the leader.
-    """
+    """Unattached nodes and followers fetch continuously. A prospective node fetches only to look up the leader."""
 
     quorum: QuorumState
     bootstrap_ids: tuple[int, ...] = ()
@@ -23,15 +20,14 @@ class QuorumFetcher:
     """The fetch in flight and its destination. Responses to any other fetch are ignored."""
     fetching_snapshot: SnapshotId | None = None
     next_fetch_ms: int | None = None
-    """The time when the next fetch is sent, for example after a failed fetch; None if none is scheduled."""
+    """The time when the next fetch is sent; None if none is scheduled."""
     leader_high_watermark: int = 0
     """The leader's high watermark. Records below this offset may not be durable on this node yet."""
     lookup_count: int = 0
     """The number of leader lookups sent so far. It selects the node for the next lookup."""
 
     def cancel(self) -> None:
-        """Ignores the response to the fetch in flight. A snapshot download continues, because any leader's snapshot is
-        valid."""
+        """Ignores the response to the fetch in flight. A snapshot download goes on, because it stays valid."""
         self.pending = None
         self.next_fetch_ms = None
 
@@ -57,10 +53,7 @@ class QuorumFetcher:
             self.next_fetch_ms = step.deadline_in(retry_ms if delay_ms is None else delay_ms)
 
     def schedule_after_failure(self, step: StepContext) -> None:
-        """Schedules a retry after the interval at which an idle follower fetches.
-
-        So the leader sees that this follower is alive, and does not resend data too often.
-        """
+        """Retries after the interval at which an idle follower fetches, to show the leader that it is alive."""
         self.schedule(step, self.quorum.config.fetch_timeout_ms / 3)
 
     def on_failed(self, step: StepContext, node_id: int) -> None:
@@ -78,8 +71,7 @@ class QuorumFetcher:
             self._handle_divergence(step, response.diverging_epoch)
         elif response.snapshot is not None:
             if response.snapshot.end_offset <= quorum.log.high_watermark:
-                # All offsets in the snapshot are already committed on this node. So the leader's log diverges from
-                # committed records.
+                # This node has committed all offsets in the snapshot, so the leader's log diverges from them.
                 step.emit(self._divergence_error(response.snapshot.end_offset))
                 return
             self.fetching_snapshot = response.snapshot
@@ -106,24 +98,14 @@ class QuorumFetcher:
         return [*(voter.node_id for voter in self.quorum.other_voters()), *self.bootstrap_ids]
 
     def _send(self, step: StepContext, node_id: int, max_wait_ms: int = 0) -> bool:
-        """Sends a fetch. Returns False if no fetch can be sent now.
-
-        A fetch must wait until the whole log is durable, because it confirms that all records below its offset are
-        durable.
-        """
-        log = self.quorum.log
-        if self.pending is not None or self.fetching_snapshot is not None:
-            return False
-        if log.durable_offset < log.end_offset:
+        """Sends a fetch, which confirms that the whole log is durable. Returns False if none can be sent now."""
+        quorum, log = self.quorum, self.quorum.log
+        is_busy = self.pending is not None or self.fetching_snapshot is not None
+        if is_busy or log.durable_offset < log.end_offset:
             return False
         self.next_fetch_ms = None
         request = QuorumFetchRequest(
-            self.quorum.key,
-            self.quorum.epoch,
-            log.log_end,
-            log.high_watermark,
-            max_wait_ms,
-            leader_sent_ms=self.quorum.leader_sent_ms,
+            quorum.key, quorum.epoch, log.log_end, log.high_watermark, max_wait_ms, leader_sent_ms=quorum.leader_sent_ms
         )
         self.pending = (node_id, request)
         step.send(node_id, request)

@@ -83,11 +83,7 @@ class MemoryQuorumStateStore:
 
 
 def check_not_older(election: ElectionState, log_end: EpochEndOffset) -> None:
-    """Raises StorageError if the log has a later epoch than the election state.
-
-    A node saves an epoch before it appends records of that epoch. So the state file was lost or replaced by an old
-    copy.
-    """
+    """Raises StorageError if the log has a later epoch, because a node saves an epoch before it appends its records."""
     if election.epoch < log_end.epoch:
         problem = "is missing" if election == ElectionState() else f"has epoch {election.epoch}"
         raise StorageError(f"{FILE_NAME} {problem}, but the metadata log has epoch {log_end.epoch}: {REPAIR_HINT}")

@@ -1,7 +1,7 @@
 """The Raft client, the node's interface to the metadata quorum (Kafka's KafkaRaftClient).
 
-After a disk failure `on_fatal` is called once, and every later call raises an error. Nothing is retried, because after
-a failed fsync the contents of the disk are unknown. A full disk is not a failure. The client then waits for space.
+After a disk failure `on_fatal` is called once, and every later call raises an error, because the contents of the disk
+are unknown. A full disk is not a failure: the client waits for space.
 """
 
 import random
@@ -13,11 +13,10 @@ from moldau.errors import InvalidRequestError, RequestTimedOutError, StorageErro
 from moldau.logs.store import Log, LogName, LogStore
 from moldau.platform.clock import Clock
 from moldau.raft.batches import CommittedBatch, values_batch
-from moldau.raft.commit_delivery import CommitDelivery
 from moldau.raft.effect_executor import EffectExecutor
 from moldau.raft.events import AppendFailed, RaftRequest, RaftResponse, RequestReceived, ServeFetch, SnapshotCreated
 from moldau.raft.leader_state import LeaderState, ReplicaState
-from moldau.raft.log_loader import REPLACE_VOTER_HINT, load_log_state
+from moldau.raft.log_reader import REPLACE_VOTER_HINT, CommitDelivery, load_log_state
 from moldau.raft.messages import (
     NO_LEADER,
     BeginQuorumEpochRequest,
@@ -57,11 +56,7 @@ T = TypeVar("T", bound=RaftResponse)
 
 
 async def open_metadata_log(store: LogStore) -> Log:
-    """Opens the metadata log.
-
-    The log has no retention, because snapshots replace old records. Write caching is off, so that all records are
-    flushed.
-    """
+    """Opens the metadata log, without retention, because snapshots replace old records, and without write caching."""
     settings = TopicSettings(
         cleanup_policy=("delete",),
         retention_ms=-1,
@@ -87,7 +82,7 @@ class RaftClient:
         *,
         initial_voters: Sequence[VoterNode],
         channel: NetworkChannel,
-        snapshots: SnapshotStore | None = None,
+        snapshots: SnapshotStore,
         config: QuorumConfig | None = None,
         bootstrap_ids: Sequence[int] = (),
         on_commit: Callable[[Sequence[CommittedBatch]], None],
@@ -97,9 +92,8 @@ class RaftClient:
     ) -> None:
         """`on_commit` receives every committed batch once, in order.
 
-        Batches that are in the log at startup are delivered together, when the node knows everything that was committed
-        before it started. If the log starts with a snapshot, `on_load_snapshot` is called first. It receives the
-        snapshot's records, the snapshot's id, and the leader of the snapshot's epoch.
+        The batches in the log at startup are delivered together, when the node knows what was committed before it
+        started. A snapshot is delivered first: its records, its id, and the leader of its epoch.
         """
         config = config or QuorumConfig()
         endpoints = next((voter.endpoints for voter in initial_voters if voter.node_id == node_id), ())
@@ -117,7 +111,6 @@ class RaftClient:
             random,
             channel=channel,
             snapshots=snapshots,
-            config=config,
             delivery=CommitDelivery(log, on_commit, on_load_snapshot),
             on_leader_change=on_leader_change,
             on_fatal=on_fatal,
@@ -151,19 +144,13 @@ class RaftClient:
 
     @property
     def majority_confirmed_ms(self) -> int:
-        """The latest monotonic time at which a majority of the voters certainly accepted this leader.
-
-        NEVER_CONFIRMED if this node is not the leader.
-        """
+        """The latest monotonic time at which a majority of the voters certainly accepted this leader."""
         leader = self._state.quorum.leader_state if self.is_leader else None
         return NEVER_CONFIRMED if leader is None else leader.majority_confirmed_ms(self._clock.monotonic_ms())
 
     @property
     def leader_silence_ms(self) -> int:
-        """The minimum time for which the voters that elected this leader had no leader before the election.
-
-        0 if this node is not the leader.
-        """
+        """The minimum time for which the voters of this leader had no leader; 0 if this node is not the leader."""
         leader = self._state.quorum.leader_state
         return 0 if leader is None else leader.leader_silence_ms
 
@@ -176,9 +163,7 @@ class RaftClient:
         await self._executor.run(self._start)
 
     async def _start(self) -> None:
-        contents = None
-        if self._snapshots is not None:
-            contents = await load_latest_snapshot(self._log, self._snapshots)
+        contents = await load_latest_snapshot(self._log, self._snapshots)
         await self._log.flush()
         log_state = await load_log_state(self._log, self._snapshots, contents, self._initial_voters)
         check_not_older(self._state.quorum.election, log_state.log_end)
@@ -195,11 +180,9 @@ class RaftClient:
     # Records of the leader
 
     async def append(self, values: Sequence[bytes]) -> int:
-        """Appends the values as one batch and returns the offset of the last value.
+        """Appends the values as one batch, which is not committed yet, and returns the offset of the last value.
 
-        Raises NotControllerError if this node is not the leader. The batch is not committed yet. It may be lost if this
-        node loses its leadership first. If the disk is full, raises StorageError, and the leader resigns if there are
-        other voters.
+        Raises NotControllerError if this node is not the leader, and StorageError if the disk is full.
         """
         self._executor.check_disk_space()
         return await self._executor.run(lambda: self._append_values(values))
@@ -249,7 +232,7 @@ class RaftClient:
             wait_ms = deadline_ms - self._clock.monotonic_ms()
             if log_state.end_offset > offset or high_watermark > request.high_watermark or wait_ms <= 0:
                 break
-            await self._executor.wait_for_progress(wait_ms)
+            await self._executor.progress.wait(wait_ms)
         records = b""
         if log_state.start_offset <= offset < log_state.end_offset:
             records = (await self._log.read(offset, request.bytes_max, log_state.end_offset)).read()
@@ -274,7 +257,6 @@ class RaftClient:
         if self._leader_of(request.epoch) is None:
             # The request was handled, but a new epoch may have started since then.
             return FetchSnapshotResponse(self.epoch, self.leader_id, is_leader=False)
-        assert self._snapshots is not None, "a leader without snapshots offers none"
         chunk = self._snapshots.read_chunk(request.snapshot, request.position, request.bytes_max)
         return FetchSnapshotResponse(
             self.epoch,
@@ -287,7 +269,7 @@ class RaftClient:
         )
 
     def _leader_of(self, epoch: int) -> LeaderState | None:
-        """Returns the leader state if this node is the leader of the epoch and is not closing; otherwise None."""
+        """Returns the leader state if this node is the leader of the epoch and is not closing."""
         is_leader = self.is_leader and self.epoch == epoch and not self._executor.is_closing
         return self._state.quorum.leader_state if is_leader else None
 
@@ -306,23 +288,21 @@ class RaftClient:
     async def write_snapshot(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int = NO_LEADER) -> None:
         """Stores a snapshot of committed records, and deletes the log up to the end of the oldest retained snapshot.
 
-        The log after that offset is kept, so that a replica that is slightly behind needs no snapshot. The kept log
-        also makes the loss of the latest snapshot harmless.
+        The rest of the log is kept for replicas that are slightly behind, and in case the latest snapshot is damaged.
         """
-        snapshots = self._snapshots
-        if snapshots is None or snapshot.end_offset > self.high_watermark:
+        if snapshot.end_offset > self.high_watermark:
             raise InvalidRequestError(f"a snapshot cannot end at uncommitted offset {snapshot.end_offset}")
-        latest = snapshots.latest()
+        latest = self._snapshots.latest()
         if latest is not None and latest >= snapshot:
             return
         self._executor.check_failure()
         voters = self._state.log.voters.voters_below(snapshot.end_offset)
-        await snapshots.store(SnapshotContents(snapshot, voters, values, self._clock.wall_ms(), leader_id))
-        await self._executor.run(lambda: self._delete_log_prefix(snapshots, snapshot))
+        await self._snapshots.store(SnapshotContents(snapshot, voters, values, self._clock.wall_ms(), leader_id))
+        await self._executor.run(lambda: self._delete_log_prefix(snapshot))
 
-    async def _delete_log_prefix(self, snapshots: SnapshotStore, snapshot: SnapshotId) -> None:
+    async def _delete_log_prefix(self, snapshot: SnapshotId) -> None:
         self._executor.check_failure()
-        oldest = snapshots.oldest()
+        oldest = self._snapshots.oldest()
         if oldest is not None and self._log.start_offset < oldest.end_offset <= self._log.end_offset:
             await self._log.advance_start_offset(oldest.end_offset)
         await self._executor.step(SnapshotCreated(snapshot, self._log.start_offset))
@@ -330,8 +310,7 @@ class RaftClient:
     # Changes of the voters
 
     async def add_voter(self, voter: VoterNode, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
-        """Adds a voter. Waits until the new voter has caught up, other changes have ended, and this change is
-        committed."""
+        """Adds a voter, after it has caught up and other changes have ended. Waits until the change is committed."""
         await self._change_voters(lambda leader: leader.with_voter(self._clock.monotonic_ms(), voter), timeout_ms)
 
     async def remove_voter(self, key: ReplicaKey, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
@@ -362,7 +341,7 @@ class RaftClient:
         wait_ms = deadline_ms - self._clock.monotonic_ms()
         if wait_ms <= 0 or self._executor.is_closing:
             raise RequestTimedOutError(f"the voters could not be changed in time: {reason}")
-        await self._executor.wait_for_progress(wait_ms)
+        await self._executor.progress.wait(wait_ms)
 
     async def _append_voters(self, change: Callable[[LeaderState], tuple[VoterNode, ...]]) -> tuple[int, int]:
         voters = change(self._require_leader())

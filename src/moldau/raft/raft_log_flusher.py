@@ -86,9 +86,8 @@ class RaftLogFlusher:
     def _schedule_checkpoint(self) -> None:
         """Schedules a checkpoint of the recovery point, so that a restart detects damage to confirmed records.
 
-        Recovery truncates damage above the recovery point, because a crash can cause such damage. A voter with a
-        truncated log could elect a leader that lacks committed records. If the damage is below the recovery point, the
-        node refuses to use the log.
+        Recovery truncates damage above the recovery point, which a crash can cause, and refuses to use a log with
+        damage below it. A voter that lost confirmed records could elect a leader that lacks committed records.
         """
         if self._checkpoint_timer is not None or self._checkpoint_task is not None or self._is_stopping():
             return

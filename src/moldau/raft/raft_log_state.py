@@ -21,11 +21,7 @@ class BatchSummary(NamedTuple):
 
 @dataclass(slots=True)
 class RaftLogState:
-    """The state of the log.
-
-    Invariant: start_offset <= high_watermark <= end_offset, durable_offset <= end_offset.
-    """
-
+    # Invariant: start_offset <= high_watermark <= end_offset, durable_offset <= end_offset.
     voters: VoterSetHistory
     start_offset: int = 0
     end_offset: int = 0
@@ -44,10 +40,7 @@ class RaftLogState:
         return EpochEndOffset(self.epochs.latest if len(self.epochs) else self.base_epoch, self.end_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEndOffset | None:
-        """Returns the largest epoch of the log that is not above `epoch`, with its end offset.
-
-        Returns None if that epoch ended before the start offset.
-        """
+        """Returns the largest epoch up to `epoch` with its end; None if that epoch ended before the start offset."""
         if epoch < self.base_epoch:
             return None
         if not len(self.epochs):
@@ -76,8 +69,7 @@ class RaftLogState:
         self.voters.truncate(end_offset)
 
     def advance_start_offset(self, start_offset: int, snapshot: SnapshotId) -> None:
-        # Keep the newer snapshot, because the leader's snapshot may have been installed while this node wrote an older
-        # one.
+        # The leader's newer snapshot may have been installed while this node wrote an older one.
         self.snapshot = snapshot if self.snapshot is None else max(self.snapshot, snapshot)
         if start_offset > self.start_offset:
             epoch = self.epochs.epoch_for_offset(start_offset - 1)

@@ -11,7 +11,6 @@ from moldau.errors import MoldauError, PeerUnreachableError
 from moldau.observe.logging import get_logger
 from moldau.raft.events import RaftRequest, RaftResponse, RequestFailed, ResponseReceived
 from moldau.raft.messages import EndQuorumEpochRequest, QuorumFetchRequest, VoterEndpoint
-from moldau.raft.quorum_config import QuorumConfig
 
 log = get_logger("quorum.requests")
 
@@ -30,11 +29,11 @@ class RequestSender:
     def __init__(
         self,
         channel: NetworkChannel,
-        config: QuorumConfig,
+        request_timeout_ms: int,
         on_completed: Callable[[ResponseReceived | RequestFailed], object],
     ) -> None:
         self._channel = channel
-        self._config = config
+        self._request_timeout_ms = request_timeout_ms
         self._on_completed = on_completed
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._resign_tasks: dict[int, asyncio.Task[None]] = {}
@@ -59,7 +58,7 @@ class RequestSender:
 
     async def call(self, node_id: int, request: RaftRequest) -> RaftResponse:
         """Sends a request and returns the response. Raises PeerUnreachableError if no response arrives in time."""
-        timeout_ms = self._config.request_timeout_ms
+        timeout_ms = self._request_timeout_ms
         if isinstance(request, QuorumFetchRequest):
             timeout_ms += request.max_wait_ms
         try:

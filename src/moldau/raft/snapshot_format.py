@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from moldau.errors import CorruptRecordError, MoldauError
 from moldau.raft.messages import NO_LEADER, SnapshotId, VoterEndpoint, VoterNode
 from moldau.records import control_records as control
-from moldau.records.batch import Batch, split
+from moldau.records.batch import split
 from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record, iterate_records
 
@@ -37,18 +37,15 @@ class SnapshotContents:
 def encode_snapshot(contents: SnapshotContents) -> Iterator[bytes]:
     """Yields the snapshot batch by batch."""
     offset = 0
-    for batch in _batches(contents):
-        yield build_batch(batch.records, base_offset=offset, leader_epoch=contents.id.epoch, control=batch.control)
-        offset += len(batch.records)
+    for records, is_control in _batches(contents):
+        yield build_batch(records, base_offset=offset, leader_epoch=contents.id.epoch, control=is_control)
+        offset += len(records)
 
 
 def decode_snapshot(snapshot: SnapshotId, data: bytes) -> SnapshotContents:
     """Returns the contents of a snapshot. Raises CorruptRecordError if it is incomplete or damaged."""
-    reader = _SnapshotReader(snapshot)
     try:
-        for batch in split(data):
-            reader.read_batch(batch)
-        return reader.finish()
+        return _decode(snapshot, data)
     except MoldauError as error:
         raise CorruptRecordError(f"the snapshot {snapshot_name(snapshot)} is damaged: {error}") from error
 
@@ -78,79 +75,63 @@ def voters_from_record(record: control.Voters) -> tuple[VoterNode, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _SnapshotBatch:
-    records: Sequence[Record]
-    control: bool = False
-
-
-def _batches(contents: SnapshotContents) -> Iterator[_SnapshotBatch]:
+def _batches(contents: SnapshotContents) -> Iterator[tuple[Sequence[Record], bool]]:
+    """Yields the records of each batch, and whether it is a control batch."""
     timestamp = contents.timestamp_ms
     header: list[control.ControlRecord] = [control.SnapshotHeader(timestamp)]
     if contents.voters:
         header += [control.KRaftVersion(KRAFT_VERSION), voters_record(contents.voters)]
     if contents.leader_id != NO_LEADER:
         header.append(control.LeaderChange(contents.leader_id, (), ()))
-    yield _SnapshotBatch([_control_record(each, timestamp) for each in header], control=True)
+    yield [control_record(each, timestamp) for each in header], True
     records: list[Record] = []
     size = 0
     for value in contents.values:
         if records and size + len(value) > BATCH_BYTES_MAX:
-            yield _SnapshotBatch(records)
+            yield records, False
             records, size = [], 0
         records.append(Record(timestamp=timestamp, value=value))
         size += len(value)
     if records:
-        yield _SnapshotBatch(records)
-    yield _SnapshotBatch([_control_record(control.SnapshotFooter(), timestamp)], control=True)
+        yield records, False
+    yield [control_record(control.SnapshotFooter(), timestamp)], True
 
 
-def _control_record(message: control.ControlRecord, timestamp: int) -> Record:
+def control_record(message: control.ControlRecord, timestamp: int) -> Record:
     return Record(timestamp=timestamp, key=control.encode_key(message), value=control.encode_value(message))
 
 
-class _SnapshotReader:
-    """Collects the contents of a snapshot from its batches."""
-
-    def __init__(self, snapshot: SnapshotId) -> None:
-        self._snapshot = snapshot
-        self._timestamp: int | None = None
-        self._voters: tuple[VoterNode, ...] = ()
-        self._leader_id = NO_LEADER
-        self._values: list[bytes] = []
-        self._next_offset = 0
-        self._has_ended = False
-
-    def read_batch(self, batch: Batch) -> None:
+def _decode(snapshot: SnapshotId, data: bytes) -> SnapshotContents:
+    timestamp: int | None = None
+    voters: tuple[VoterNode, ...] = ()
+    leader_id, next_offset, has_ended = NO_LEADER, 0, False
+    values: list[bytes] = []
+    for batch in split(data):
         if not batch.has_valid_checksum():
             raise CorruptRecordError(f"the checksum of {batch!r} is wrong")
-        if batch.base_offset != self._next_offset or batch.leader_epoch != self._snapshot.epoch:
+        if batch.base_offset != next_offset or batch.leader_epoch != snapshot.epoch:
             raise CorruptRecordError(f"{batch!r} has the wrong base offset or epoch")
-        self._next_offset = batch.next_offset
+        next_offset = batch.next_offset
         for record in iterate_records(batch):
-            if self._has_ended:
+            if has_ended:
                 raise CorruptRecordError("there are records after the footer")
-            if batch.is_control:
-                self._read_control(control.decode(record))
-            elif record.value is None or self._timestamp is None:
-                raise CorruptRecordError(f"record {record.offset} has no value, or comes before the header")
-            else:
-                self._values.append(record.value)
-
-    def _read_control(self, message: control.ControlRecord) -> None:
-        if isinstance(message, control.SnapshotHeader) != (self._timestamp is None):
-            raise CorruptRecordError("there is not exactly one header, at the start")
-        match message:
-            case control.SnapshotHeader():
-                self._timestamp = message.last_contained_timestamp
-            case control.Voters():
-                self._voters = voters_from_record(message)
-            case control.LeaderChange():
-                self._leader_id = message.leader_id
-            case control.SnapshotFooter():
-                self._has_ended = True
-
-    def finish(self) -> SnapshotContents:
-        if not self._has_ended or self._timestamp is None:
-            raise CorruptRecordError("there is no footer")
-        return SnapshotContents(self._snapshot, self._voters, tuple(self._values), self._timestamp, self._leader_id)
+            if not batch.is_control:
+                if record.value is None or timestamp is None:
+                    raise CorruptRecordError(f"record {record.offset} has no value, or comes before the header")
+                values.append(record.value)
+                continue
+            message = control.decode(record)
+            if isinstance(message, control.SnapshotHeader) != (timestamp is None):
+                raise CorruptRecordError("there is not exactly one header, at the start")
+            match message:
+                case control.SnapshotHeader():
+                    timestamp = message.last_contained_timestamp
+                case control.Voters():
+                    voters = voters_from_record(message)
+                case control.LeaderChange():
+                    leader_id = message.leader_id
+                case control.SnapshotFooter():
+                    has_ended = True
+    if not has_ended or timestamp is None:
+        raise CorruptRecordError("there is no footer")
+    return SnapshotContents(snapshot, voters, tuple(values), timestamp, leader_id)

@@ -32,7 +32,7 @@ class SnapshotChunk(NamedTuple):
 
 
 class SnapshotStore(ABC):
-    """The base class of snapshot stores. Subclasses read and write the bytes."""
+    """Subclasses read and write the bytes."""
 
     def __init__(self, snapshots: Sequence[SnapshotId] = ()) -> None:
         self._ids = sorted(snapshots)
@@ -41,8 +41,7 @@ class SnapshotStore(ABC):
         return self._ids[-1] if self._ids else None
 
     def oldest(self) -> SnapshotId | None:
-        """Returns the oldest retained snapshot; None if there is none. The log after the end of this snapshot must be
-        kept."""
+        """Returns the oldest retained snapshot. The log after its end must be kept."""
         return self._ids[0] if self._ids else None
 
     def read(self, snapshot: SnapshotId) -> SnapshotContents:
@@ -106,10 +105,9 @@ class SnapshotStore(ABC):
 
 
 async def load_latest_snapshot(metadata_log: Log, snapshots: SnapshotStore) -> SnapshotContents | None:
-    """Returns the latest intact snapshot; None if there is no snapshot and the log starts at offset 0.
+    """Returns the latest intact snapshot, if any, and resets the log to its end if the log does not continue it.
 
-    If the log does not continue the snapshot, resets the log to the end of the snapshot. Raises StorageError if records
-    before the start of the log are in no snapshot.
+    Raises StorageError if records before the start of the log are in no snapshot.
     """
     while (latest := snapshots.latest()) is not None:
         try:

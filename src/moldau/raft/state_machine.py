@@ -373,7 +373,7 @@ class RaftStateMachine:
         is_from_leader = quorum.election.leader_id in (NO_LEADER, request.leader_id)
         may_elect = not isinstance(self.quorum.epoch_state, LeaderState | ResignedState)
         if request.epoch == self.epoch and is_from_leader and may_elect:
-            # The first candidate waits until all others have the request. Later ones wait longer, so that it can win.
+            # The first candidate waits until the others have the request. The others wait longer, one after another.
             timeout_ms = quorum.config.election_timeout_ms
             deadline_ms = quorum.election_timeout_deadline(step)
             for index, candidate in enumerate(request.preferred_candidates):

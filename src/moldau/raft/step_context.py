@@ -27,7 +27,7 @@ class StepContext:
         self.effects.append(SendResponse(response))
 
     def persist(self, election: ElectionState) -> None:
-        """Emits a PersistElection effect, or changes an earlier one, which comes before all effects that need it."""
+        """Emits a PersistElection effect. If the step already has one, replaces it, so that it stays in front."""
         for index, effect in enumerate(self.effects):
             if isinstance(effect, PersistElection):
                 self.effects[index] = PersistElection(election)

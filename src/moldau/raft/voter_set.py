@@ -38,7 +38,7 @@ class VoterSetHistory:
 
     @property
     def previous(self) -> tuple[VoterNode, ...]:
-        """The voters that become current if the latest voters record is truncated; empty if there is no earlier set."""
+        """The voters that become current if the latest voters record is truncated; empty if there are none."""
         return self._sets[-2].voters if len(self._sets) > 1 else ()
 
     @property
@@ -61,14 +61,12 @@ class VoterSetHistory:
             self._sets.pop()
 
     def advance_start_offset(self, start_offset: int) -> None:
-        """Drops voter sets that cannot become current again, because records below the start offset are never
-        truncated."""
+        """Drops voter sets that no truncation can make current again."""
         while len(self._sets) > 1 and self._sets[1].offset < start_offset:
             self._sets.pop(0)
 
     def reset_to_snapshot(self, end_offset: int, voters: Sequence[VoterNode]) -> None:
-        """Replaces the history with the voters of a snapshot, or with the initial voters if the snapshot has no
-        voters."""
+        """Replaces the history with the voters of a snapshot, or with the initial voters if it has none."""
         self._sets = [VoterSet(end_offset - 1, sort_by_node_id(voters)) if voters else self._initial]
 
 

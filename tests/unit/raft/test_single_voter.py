@@ -35,7 +35,7 @@ class SingleVoter:
             random.Random(1),
             initial_voters=[VoterNode(1)],
             channel=NoPeers(),
-            snapshots=snapshots,
+            snapshots=snapshots or MemorySnapshotStore(),
             on_commit=self._commit,
             on_fatal=self.failures.append,
         )
@@ -143,7 +143,7 @@ def test_a_restart_starts_a_new_epoch_and_delivers_the_whole_log_at_once() -> No
 
 
 def test_a_log_larger_than_one_read_is_delivered_completely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.raft.commit_delivery.READ_BYTES_MAX", 200)
+    monkeypatch.setattr("moldau.raft.log_reader.READ_BYTES_MAX", 200)
 
     async def scenario(log: TestLog) -> None:
         elections = MemoryQuorumStateStore()

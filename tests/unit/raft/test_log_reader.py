@@ -12,10 +12,11 @@ from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.raft.batches import leader_change_batch, values_batch
 from moldau.raft.events import AppendLeaderChange
-from moldau.raft.log_loader import load_log_state
+from moldau.raft.log_reader import load_log_state
 from moldau.raft.messages import VoterNode
 from moldau.raft.raft_client import METADATA_LOG, open_metadata_log
 from moldau.raft.raft_log_state import RaftLogState
+from moldau.raft.snapshot_store import MemorySnapshotStore
 
 VOTERS = (VoterNode(1), VoterNode(2))
 
@@ -39,7 +40,7 @@ async def load(directory: Path) -> RaftLogState:
     store = FileLogStore(OsDisk(), str(directory), SystemClock())
     await store.start()
     try:
-        return await load_log_state(await open_metadata_log(store), None, None, VOTERS)
+        return await load_log_state(await open_metadata_log(store), MemorySnapshotStore(), None, VOTERS)
     finally:
         await store.close()
 
