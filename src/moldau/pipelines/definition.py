@@ -17,7 +17,7 @@ TransformFunction = Callable[..., Any]
 
 
 class PipelineError(Exception):
-    """A pipeline cannot be loaded, checked or run. The message names the cause and what to do."""
+    """The error of a pipeline that cannot be loaded, checked or run. The message names the cause and what to do."""
 
 
 class Format(StrEnum):
@@ -53,11 +53,7 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A view over topics.
-
-    Its columns are the decoded columns and `_key`, `_topic`, `_partition`, `_offset`, `_timestamp`, `_headers` and
-    `_deleted`. `_deleted` is true for tombstones.
-    """
+    """A view over topics. Its columns are those of the decoded values and `records.columns.METADATA`."""
 
     name: str
     topics: tuple[str, ...] = ()
@@ -65,10 +61,7 @@ class Source:
     """A regular expression for topic names; None if `topics` is set."""
     format: Format = Format.JSON
     schema: str | None = None
-    """A schema as Spark DDL, or an Avro schema as JSON.
-
-    If a JSON source has no schema, the schema is inferred at the first run and stored.
-    """
+    """Spark DDL, or an Avro schema as JSON. None infers the schema of a JSON source at the first run."""
     key_format: Format = Format.STRING
     starting: str = "earliest"
     """`earliest`, `latest` or an ISO 8601 time. Applies to the first run; later runs resume from the checkpoint."""
@@ -102,11 +95,9 @@ class Sink:
     key: tuple[str, ...] = ()
     """The columns of the record key of a topic, or the columns that identify a row in an upsert."""
     order_by: tuple[str, ...] = ()
-    """The columns that order the rows of a batch in an upsert. If several rows have the same key, the last row is
-    used."""
+    """The columns that order the rows of a batch in an upsert. The last row of a key is used."""
     delete_when: str | None = None
-    """An SQL condition. A row for which it is true deletes its key in an upsert, or is written to a topic as a
-    tombstone."""
+    """An SQL condition for rows that delete their key: in the table of an upsert, or by a tombstone in a topic."""
     format: Format = Format.JSON
     schema: str | None = None
     """An Avro schema as JSON, for the records of a topic."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -151,7 +152,5 @@ def _stop_after(stop_request: StopRequest, traffic: DemoTraffic, seconds: float 
 
 def _require_spark() -> None:
     """Raises ImportError if an optional dependency is missing, before the demo starts anything."""
-    import deltalake  # noqa: F401
-    import pyarrow  # noqa: F401
-    import pyspark  # noqa: F401
-    import yaml  # noqa: F401
+    for name in ("deltalake", "pyarrow", "pyspark", "yaml"):
+        import_module(name)

@@ -1,9 +1,8 @@
-"""The node of the demo, in a separate process.
+"""The node of the demo, in a child process. If the demo is killed, the node removes DIRECTORY.
 
-The node stops when the demo exits, because the exit closes a pipe. If the demo was killed, the node also removes
-DIRECTORY, unless DIRECTORY is empty. The other arguments are those of `moldau serve`.
+An empty DIRECTORY removes nothing.
 
-    python -m moldau.cli.demo.node DIRECTORY --listen 127.0.0.1:0 ...
+python -m moldau.cli.demo.node DIRECTORY --listen 127.0.0.1:0 ...
 """
 
 import shutil
@@ -24,10 +23,7 @@ POLL_INTERVAL_S = 0.1
 
 
 def choose_port(requested: int | None) -> int:
-    """Returns the requested port. If None is requested, returns 9092, or 0 (any free port) if 9092 is in use.
-
-    With 9092, commands work without --bootstrap.
-    """
+    """Returns the requested port. By default returns 9092, or 0 (any free port) if 9092 is in use."""
     if requested is not None:
         return requested
     try:

@@ -47,8 +47,8 @@ def revenue_line(results: Results) -> str:
 class DemoDisplay:
     """Displays a pipeline run: completed steps as permanent lines, results in a live region below."""
 
-    def __init__(self, tips: Sequence[str], console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True)
+    def __init__(self, tips: Sequence[str]) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
         self._is_live = self._console.is_terminal
         self._tips = tips
         self.traffic: DemoTraffic | None = None
@@ -94,18 +94,13 @@ class DemoDisplay:
         if not self.has_results:
             self.has_results = True
             self._finish_step()
-            self._show_tips()
+            for tip in ("", *self._tips, ""):
+                command, _, what = tip.partition("  #")
+                self._print(Text.assemble("  " if tip else "", command, (f"  #{what}" if what else "", "dim")))
         if not self._is_live and results != self._shown_results and time.monotonic() >= self._next_line_s:
             self._shown_results = results
             self._next_line_s = time.monotonic() + LINE_INTERVAL_S
             self._print(Text(f"  {revenue_line(results)}"))
-
-    def _show_tips(self) -> None:
-        self._print(Text())
-        for tip in self._tips:
-            command, _, what = tip.partition("  #")
-            self._print(Text.assemble("  ", command, (f"  #{what}" if what else "", "dim")))
-        self._print(Text())
 
     def _print(self, line: Text) -> None:
         if self._is_live:

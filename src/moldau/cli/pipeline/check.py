@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import typer
@@ -62,12 +62,11 @@ def _java_log() -> Iterator[Path]:
     descriptor, name = tempfile.mkstemp(prefix="moldau-check-", suffix=".log")
     os.close(descriptor)
     log = Path(name)
-    is_kept = False
-    try:
-        yield log
-    except LaunchError:
-        is_kept = log.stat().st_size > 0
-        raise
-    finally:
-        if not is_kept:
-            log.unlink()
+    with ExitStack() as cleanup:
+        cleanup.callback(log.unlink)
+        try:
+            yield log
+        except LaunchError:
+            if log.stat().st_size > 0:
+                cleanup.pop_all()
+            raise

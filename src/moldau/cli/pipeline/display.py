@@ -151,13 +151,13 @@ class LineDisplay(SilentDisplay):
 class LiveDisplay(SilentDisplay):
     """Displays a live table of queries, with the current step below the table."""
 
-    def __init__(self, title: str, console: Console | None = None) -> None:
+    def __init__(self, title: str) -> None:
         self._title = title
         self._step: str | None = None
         self._is_over = False
         self._states: Sequence[QueryState] = ()
         self._spinner = Spinner("dots")
-        self._live = LiveRegion(console or Console(highlight=False), self._shown)
+        self._live = LiveRegion(Console(highlight=False), self._shown)
 
     def step(self, what: str) -> None:
         self._step = what

@@ -66,7 +66,7 @@ def load_pipeline(file: Path, bootstrap: str | None) -> PipelineDefinition:
 
 
 def state_directory(pipeline: PipelineDefinition, state: Path | None) -> StateDirectory:
-    return StateDirectory.of(state_root(state, file=pipeline.file), pipeline.name)
+    return StateDirectory.of(state_root(state, pipeline.file), pipeline.name)
 
 
 def find_run(name_or_file: str, state: Path | None) -> tuple[StateDirectory, "RunRecord"]:

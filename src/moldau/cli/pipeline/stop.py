@@ -41,10 +41,7 @@ def pipeline_stop(
 
 
 def _send_stop_signal(record: RunRecord) -> None:
-    """Sends SIGTERM to the process of the run.
-
-    Raises CommandError if the run is on another host, or if the process id belongs to another process.
-    """
+    """Sends SIGTERM to the run. Raises CommandError if the run is on another host, or its process no longer exists."""
     if record.host != socket.gethostname():
         raise CommandError(f"{record.name} is running on {record.host}: stop it there.")
     if not record.is_process_alive():

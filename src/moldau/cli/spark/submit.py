@@ -41,20 +41,17 @@ def spark_submit(
     with exit_on_error():
         if not file.is_file():
             raise LaunchError(f"File {file} does not exist.")
-        _prepare(name or file.name, master, conf)
+        from moldau.spark.launcher.session import start_submitted
+        from moldau.spark.launcher.spark_home import find_spark
+        from moldau.spark.launcher.spark_settings import read_defaults, resolve_settings
+
+        spark = find_spark()
+        defaults = read_defaults(spark.settings)
+        master_url, resolved = resolve_settings(
+            name or file.name, master, conf, submitted={}, defaults=defaults, environ=os.environ
+        )
+        start_submitted(spark, master_url, resolved)
         _run(file, arguments or [])
-
-
-def _prepare(name: str, master: str | None, conf: dict[str, str]) -> None:
-    from moldau.spark.launcher.session import start_submitted
-    from moldau.spark.launcher.spark_home import find_spark
-    from moldau.spark.launcher.spark_settings import read_defaults, resolve_settings
-
-    spark = find_spark()
-    master_url, resolved = resolve_settings(
-        name, master, conf, submitted={}, defaults=read_defaults(spark.settings), environ=os.environ
-    )
-    start_submitted(spark, master_url, resolved)
 
 
 def _run(file: Path, arguments: list[str]) -> None:

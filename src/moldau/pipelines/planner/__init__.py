@@ -1,1 +1,1 @@
-"""Planner of Spark queries from a pipeline definition, and checks that start no query."""
+"""Plans the Spark queries of a pipeline, and checks a pipeline without starting its queries."""

@@ -25,10 +25,7 @@ class HadoopFiles:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Writes a temporary file and renames it, so that no reader sees a partial file.
-
-        An existing file is deleted before the rename.
-        """
+        """Replaces the file by a renamed temporary file, so that no reader sees a partial file."""
         found, system = self._resolve(path)
         unfinished, _ = self._resolve(f"{path}.unfinished")
         system.mkdirs(found.getParent())

@@ -52,10 +52,7 @@ def sql_hash(parts: Iterable[Source | View]) -> str:
 
 
 def claim_checkpoint(files: FileStore, checkpoint: str, expected: QueryIdentity) -> QueryIdentity:
-    """Returns the stored identity of a checkpoint. Stores a new identity if the checkpoint has none.
-
-    Raises PipelineError if the checkpoint belongs to another query.
-    """
+    """Returns the identity in a checkpoint, or stores a new one. Raises PipelineError if it is another query's."""
     found = read_identity(files, checkpoint)
     if found is not None:
         check_identity(checkpoint, found, expected)
@@ -107,12 +104,14 @@ def _sources_text(sources: dict[str, str]) -> str:
 
 
 OWNER_FILE = "_moldau_owner.json"
-"""The file that names the owner. Readers of the directory ignore names that start with an underscore."""
+"""A file in a Parquet directory with the query that writes there. Spark ignores files whose names start with `_`."""
 
 
 def check_owner(files: FileStore, directory: str, query: str, known: QueryIdentity | None) -> None:
-    """Raises PipelineError if another query wrote to the directory. `known` is None if the query has no checkpoint
-    yet."""
+    """Raises PipelineError if another query wrote to the directory.
+
+    `known` is the identity in the query's checkpoint, or None if the query has no checkpoint.
+    """
     owner = files.read(f"{directory}/{OWNER_FILE}")
     if owner is None and not files.exists(f"{directory}/_spark_metadata"):
         return
@@ -140,8 +139,7 @@ _ADVICE = "move that directory, or choose another one"
 
 
 def claim_directory(files: FileStore, directory: str, identity: QueryIdentity) -> None:
-    """Stores the owner of a directory before the first batch. Raises PipelineError if another query owns the
-    directory."""
+    """Makes the query the owner of a directory. Raises PipelineError if another query owns the directory."""
     check_owner(files, directory, identity.query, identity)
     path = f"{directory}/{OWNER_FILE}"
     if not files.exists(path):

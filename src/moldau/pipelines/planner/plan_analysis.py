@@ -1,7 +1,4 @@
-"""Analysis of streaming plans before the queries start: supported output modes and required columns.
-
-The plans are built on empty streams, so no cluster is contacted.
-"""
+"""Analysis of streaming plans over empty streams: supported output modes and required columns."""
 
 import atexit
 import shutil
@@ -18,8 +15,7 @@ from moldau.pipelines.records.decoder import raw_schema
 
 
 def empty_stream(spark: SparkSession, source: Source) -> DataFrame:
-    """Returns a stream without records. Its column names contain the source's name, so that the plan shows the
-    source."""
+    """Returns a stream without records. Its original column names contain the source's name, for `required_columns`."""
     schema = raw_schema()
     leaf = spark.readStream.schema(
         ", ".join(f"`{source.name}:{field.name}` {field.dataType.simpleString()}" for field in schema.fields)
@@ -49,8 +45,7 @@ def unsupported_reason(frame: DataFrame, mode: str) -> str | None:
 
 
 def supported_mode(frame: DataFrame, *candidates: str) -> str:
-    """Returns the first supported mode. If none is supported, returns the first candidate, so that Spark reports the
-    reason."""
+    """Returns the first supported mode. If there is none, returns the first candidate, and Spark reports the reason."""
     return next((mode for mode in candidates if unsupported_reason(frame, mode) is None), candidates[0])
 
 
@@ -90,8 +85,7 @@ def _scala_items(scala: Any) -> list[Any]:
 
 
 def output_mode_problem(frame: DataFrame, sink: Sink) -> tuple[str, str] | None:
-    """Returns the problem with the sink's output mode and how to fix it, or None. `frame` comes from
-    `prepare_for_sink`."""
+    """Returns the problem with the sink's output mode and its fix, or None. `prepare_for_sink` returned `frame`."""
     tried: tuple[str, ...] = ("update", "append") if sink.mode == "upsert" else (sink.mode,)
     if sink.kind is SinkKind.CONSOLE:
         tried = (sink.mode, "append", "complete")

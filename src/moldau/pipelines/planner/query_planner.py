@@ -1,7 +1,4 @@
-"""Planner of a pipeline's streaming queries: one per sink, and one per source with dead letters.
-
-All errors that can be detected before a start are raised here, before the first query starts.
-"""
+"""Planner of a pipeline's streaming queries: one per sink, and one per source with dead letters."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -66,10 +63,10 @@ def plan(
     *,
     show: ShowBatch = print_batch,
 ) -> list[PlannedQuery]:
-    """Plans all queries without starting them. Raises PipelineError.
+    """Plans all queries without starting them. Raises PipelineError for errors that are detectable before the start.
 
-    Stores inferred schemas and starting offsets with the checkpoints. `start` overrides where queries without a
-    checkpoint start: `earliest`, `latest` or an ISO time.
+    Stores inferred schemas and starting offsets with the checkpoints. `start` (`earliest`, `latest` or an ISO time)
+    overrides where queries without a checkpoint start.
     """
     sources, directory = _used_sources(pipeline), checkpoint_location.directory
     schemas = {each.name: source_schema(spark, pipeline, each, directory) for each in sources}
@@ -157,10 +154,7 @@ class _QueryPlanner:
         return self._query(identity, lambda _: topic_writer(frame, self.pipeline, topic, {"includeHeaders": "true"}))
 
     def _stream_frame(self, query: str, build: Callable[[ReadRecords], DataFrame], sources: list[Source]) -> DataFrame:
-        """Returns the frame that `build` returns for the topics of the sources.
-
-        Calls `build` with empty streams first, to find the columns that the query needs. Only these columns are read.
-        """
+        """Builds the frame over empty streams to find the required columns, then over topics with these columns."""
         probe = build(lambda source: empty_stream(self.spark, source))
         needed = {each.name: required_columns(probe, each) for each in sources}
 

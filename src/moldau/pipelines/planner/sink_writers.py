@@ -53,7 +53,7 @@ def _unstored_metadata(frame: DataFrame, sink: Sink) -> list[str]:
 
 
 def sink_writer(frame: DataFrame, sink: Sink, pipeline: PipelineDefinition, app_id: str, show: ShowBatch) -> Any:
-    """Returns Spark's writer without checkpoint and trigger. `frame` comes from `prepare_for_sink`."""
+    """Returns Spark's writer without checkpoint and trigger. `prepare_for_sink` returned `frame`."""
     if sink.kind is SinkKind.TOPIC:
         options = {**data_source_options(sink.options), "includeHeaders": "false"}
         return topic_writer(frame, pipeline, sink.target, options, sink.mode)
@@ -95,10 +95,7 @@ def _delta(frame: DataFrame, sink: Sink, app_id: str) -> Any:
 
 
 def upsert_order(sink: Sink, columns: Sequence[str]) -> tuple[str, ...]:
-    """Returns the columns that determine the last row of a key.
-
-    Rows that are equal by `order_by` are ordered by offset, if the offset is known.
-    """
+    """Returns the columns that determine the last row of a key: `order_by`, then the offset if it is a column."""
     has_offset = "_offset" in columns and "_offset" not in sink.order_by
     return (*sink.order_by, "_offset") if has_offset else sink.order_by
 

@@ -1,7 +1,6 @@
-"""The starting offsets of a generation. They are resolved once for all queries and stored with the checkpoints.
+"""The starting offsets of a generation, which are resolved once and stored with the checkpoints.
 
-Otherwise `latest` or a time would resolve to different offsets for each query. A query that is added later must also
-start at the same offsets. An example is a dead-letter query that is added after a bad record failed the run.
+All queries of a generation start at the same offsets, also those that are added to the pipeline later.
 """
 
 import json
@@ -13,7 +12,7 @@ from moldau.pipelines.planner.ownership import FileStore
 from moldau.pipelines.planner.topic_streams import data_source_options, starting_options, stream_options
 from moldau.spark.errors import SparkSourceError, user_facing_errors
 from moldau.spark.loop_thread import event_loop_thread
-from moldau.spark.source.offsets import Offsets, parse_by_partition
+from moldau.spark.source.offsets import Offsets, StreamPosition
 from moldau.spark.source.options import SourceOptions, parse_source_options
 from moldau.spark.source.partition_catalog import PartitionCatalog
 from moldau.spark.source.range_planner import plan_start
@@ -46,9 +45,13 @@ def starting_options_for(
     except SparkSourceError as error:
         raise PipelineError(f"the source {source.name}: {error}") from None
     if stored is None:
-        files.write(path, offsets_json(found) + "\n")
+        files.write(path, _to_json(found) + "\n")
     # Partitions that are created later are read from their first record.
-    return {"startingOffsets": offsets_json(found)} if found else options_of_source
+    return {"startingOffsets": _to_json(found)} if found else options_of_source
+
+
+def _to_json(offsets: Offsets) -> str:
+    return json.dumps(StreamPosition(offsets).to_json())
 
 
 async def _find_offsets(options: SourceOptions, stored: Offsets | None) -> Offsets:
@@ -78,19 +81,10 @@ def read_starting_offsets(files: FileStore, path: str) -> Offsets | None:
     text = files.read(path)
     if text is None:
         return None
-    if text.strip() == "{}":
-        return {}
     try:
-        return parse_by_partition("startingOffsets", text, "an offset")
-    except SparkSourceError:
+        return StreamPosition.from_json(json.loads(text)).offsets
+    except (ValueError, TypeError, AttributeError):
         raise PipelineError(
             f"{path} cannot be read. It has the starting offsets of this generation: restore it, or start over "
             "with moldau pipeline replay --from earliest"
         ) from None
-
-
-def offsets_json(offsets: Offsets) -> str:
-    topics: dict[str, dict[str, int]] = {}
-    for partition, offset in sorted(offsets.items()):
-        topics.setdefault(partition.topic, {})[str(partition.partition)] = offset
-    return json.dumps(topics)

@@ -31,8 +31,7 @@ def starting_options(at: str) -> dict[str, str]:
 def stream_options(
     pipeline: PipelineDefinition, source: Source, group: str, begin: Mapping[str, str]
 ) -> dict[str, str]:
-    """Returns the options of a streaming read. `begin` contains the starting options for a query without a
-    checkpoint."""
+    """Returns the options of a streaming read. `begin` has the starting options for a query without a checkpoint."""
     options = {**connection_options(pipeline), **subscription_options(source), **begin, "kafka.group.id": group}
     if pipeline.rate_limit is not None:
         options["maxOffsetsPerTrigger"] = str(pipeline.rate_limit)

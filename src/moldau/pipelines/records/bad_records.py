@@ -25,14 +25,11 @@ def good_records(frame: DataFrame, source: Source, on_bad: BadRecordPolicy) -> D
     """Returns the good records without internal columns. With the policy FAIL, a bad record fails the query."""
     is_good = f"NOT {IS_BAD}"
     if on_bad is BadRecordPolicy.FAIL:
-        is_good = cases((is_good, "true"), otherwise=f"CAST(raise_error({_failure_text(source)}) AS BOOLEAN)")
+        advice = f". The source {source.name} fails on bad records: set on_bad: drop, or dead_letters: <topic>"
+        # End the text with a newline, because Spark appends its error codes.
+        text = f"concat('PipelineError: the record at ', {bad_record_text(' is bad')}, {literal(advice)}, char(10))"
+        is_good = cases((is_good, "true"), otherwise=f"CAST(raise_error({text}) AS BOOLEAN)")
     return frame.where(is_good).drop(RAW_KEY, RAW_VALUE, RAW_HEADERS, IS_BAD, BAD)
-
-
-def _failure_text(source: Source) -> str:
-    advice = f". The source {source.name} fails on bad records: set on_bad: drop, or dead_letters: <topic>"
-    # End the text with a newline, because Spark appends its error codes.
-    return f"concat('PipelineError: the record at ', {bad_record_text(' is bad')}, {literal(advice)}, char(10))"
 
 
 def bad_record_text(between: str = "") -> str:

@@ -30,6 +30,7 @@ from moldau.pipelines.records.columns import (
 from moldau.pipelines.records.sql_text import cases, literal, quoted, struct
 from moldau.spark.source import columns
 
+_POSITION = ("_topic", "_partition", "_offset", "_timestamp")
 _PARSED, _CORRUPT = "__parsed", "__corrupt"
 _SHOWN_MAX = 60
 """The maximum length of values in messages."""
@@ -43,10 +44,9 @@ def raw_schema() -> T.StructType:
 def value_schema(source: Source, inferred: T.StructType | None = None) -> T.StructType:
     """Returns the columns of a source's values. Raises PipelineError."""
     what = f"the source {source.name}"
-    if source.format is Format.BYTES:
-        schema = T.StructType([T.StructField("value", T.BinaryType())])
-    elif source.format is Format.STRING:
-        schema = T.StructType([T.StructField("value", T.StringType())])
+    if source.format in (Format.BYTES, Format.STRING):
+        kind = T.BinaryType() if source.format is Format.BYTES else T.StringType()
+        schema = T.StructType([T.StructField("value", kind)])
     elif source.format is Format.AVRO:
         schema = spark_schema(source.schema or "", what)
     elif source.schema is not None:
@@ -79,10 +79,7 @@ def decode_records(frame: DataFrame, source: Source, schema: T.StructType) -> Da
         f"key AS {RAW_KEY}",
         f"value AS {RAW_VALUE}",
         f"headers AS {RAW_HEADERS}",
-        "topic AS _topic",
-        "partition AS _partition",
-        "offset AS _offset",
-        "timestamp AS _timestamp",
+        *[f"{name.removeprefix('_')} AS {name}" for name in _POSITION],
     )
     if source.format is Format.JSON:
         raw, fields, is_bad, bad = _json(raw, schema)
@@ -93,10 +90,7 @@ def decode_records(frame: DataFrame, source: Source, schema: T.StructType) -> Da
     return raw.selectExpr(
         *fields,
         f"CAST({RAW_KEY} AS STRING) AS _key" if source.key_format is Format.STRING else f"{RAW_KEY} AS _key",
-        "_topic",
-        "_partition",
-        "_offset",
-        "_timestamp",
+        *_POSITION,
         f"{RAW_HEADERS} AS _headers",
         f"{RAW_VALUE} IS NULL AS _deleted",
         RAW_KEY,
@@ -150,8 +144,7 @@ def _fields(schema: T.StructType, value: str) -> list[str]:
 
 
 def _json_failure(schema: T.StructType) -> str:
-    """Returns SQL for the value of the column BAD. The SQL parses a bad record again, as a map of texts, to find the
-    fields that do not match the schema."""
+    """Returns SQL for the column BAD. It parses a bad record again to find the fields that do not match the schema."""
     mismatches = []
     for field in schema.fields:
         text = f"get(given, 0)[{literal(field.name)}]"

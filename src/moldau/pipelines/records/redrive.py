@@ -50,10 +50,7 @@ class OriginalRecord:
 
 
 def original_record(record: ConsumerRecord) -> OriginalRecord | None:
-    """Returns the original record of a dead letter, or None for a record without dead-letter headers.
-
-    The header REDRIVEN counts how often the record was sent back.
-    """
+    """Returns the original record of a dead letter, or None for a record without dead-letter headers."""
     errors = {key: value for key, value in record.headers if key.startswith(PREFIX)}
     topic = _text(errors.get(ErrorHeader.TOPIC))
     if not topic:
@@ -81,10 +78,7 @@ def _number(value: bytes | None) -> int | None:
 
 
 async def redrive(pipeline: PipelineDefinition, *, limit: int | None = None, dry_run: bool = False) -> RedriveResult:
-    """Sends back this pipeline's dead letters that exist at the start. Raises PipelineError.
-
-    Records that fail during the redrive are not sent again.
-    """
+    """Sends back this pipeline's dead letters that exist at the start of the redrive. Raises PipelineError."""
     topic = pipeline.dead_letter_topic
     if topic is None:
         raise PipelineError(f"the pipeline {pipeline.name} has no dead-letter topic: dead_letters: <topic> names one")

@@ -1,8 +1,4 @@
-"""Schema inference for JSON sources without a schema.
-
-The schema is inferred from a sample at the first run and stored with the checkpoints. All queries and later runs
-therefore use the same columns.
-"""
+"""Schema inference for JSON sources without a schema. The schema is stored for all queries and later runs."""
 
 import json
 
@@ -21,10 +17,7 @@ SAMPLE_RECORDS = 1_000
 def source_schema(
     spark: SparkSession, pipeline: PipelineDefinition, source: Source, directory: str | None, *, keep: bool = True
 ) -> T.StructType:
-    """Returns the columns of a source's values.
-
-    An inferred schema is read from `directory`. If it is not stored there, it is inferred, and stored if `keep`.
-    """
+    """Returns the columns of a source's values. `directory` has inferred schemas. Stores a new one there if `keep`."""
     if source.format is not Format.JSON or source.schema is not None:
         return value_schema(source)
     path = None if directory is None else f"{directory}/{source.name}.schema.json"

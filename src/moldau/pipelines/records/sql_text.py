@@ -1,5 +1,4 @@
-"""Builders of Spark SQL text. Text is used because each call of a PySpark function takes several round trips to
-Java."""
+"""Builders of Spark SQL. SQL is used because each call of a PySpark function takes several round trips to Java."""
 
 
 def quoted(name: str) -> str:

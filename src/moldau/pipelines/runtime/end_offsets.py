@@ -43,12 +43,8 @@ class EndOffsetTracker:
                 self._fetched_at_s = time.monotonic()
             self._pending_fetch = None
         if self._pending_fetch is None and not self._is_closed and time.monotonic() >= self._next_s:
-            requested = {
-                TopicPartition(topic, int(partition))
-                for each in batches
-                for topic, partitions in each.read.items()
-                for partition in partitions
-            }
+            read = (item for each in batches for item in each.read.items())
+            requested = {TopicPartition(topic, int(each)) for topic, partitions in read for each in partitions}
             if requested:
                 self._next_s = time.monotonic() + FETCH_INTERVAL_S
                 self._pending_fetch = event_loop_thread().start(self._fetch(sorted(requested)))
@@ -58,12 +54,8 @@ class EndOffsetTracker:
 
     async def _fetch(self, requested: list[TopicPartition]) -> EndOffsets:
         cluster = await event_loop_thread().cluster(self._settings)
-        found = await list_offsets(
-            cluster,
-            dict.fromkeys(requested, LATEST),
-            isolation_level=self._isolation_level,
-            timeout_ms=FETCH_TIMEOUT_MS,
-        )
+        times = dict.fromkeys(requested, LATEST)
+        found = await list_offsets(cluster, times, isolation_level=self._isolation_level, timeout_ms=FETCH_TIMEOUT_MS)
         return {(each.topic, str(each.partition)): end.offset for each, end in found.items()}
 
     def close(self) -> None:

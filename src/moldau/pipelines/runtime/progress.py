@@ -34,8 +34,7 @@ class Progress:
     lag: int | None
     """The number of records in the topics beyond the end of the batch, at the time of the report; None if unknown."""
     late: int = 0
-    """The number of rows that the watermark dropped. Spark aggregates first, so one dropped row may contain several
-    records."""
+    """The number of rows that the watermark dropped. A row may be the aggregate of several records."""
     watermark: str | None = None
     read: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """The next offsets to read, by topic and partition."""
@@ -99,10 +98,7 @@ def _read(sources: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def lag_of(sources: Iterable[Mapping[str, Any]]) -> int | None:
-    """Returns how many records the sources had beyond the end of the batch when the batch was planned.
-
-    Returns None if a source does not report this number.
-    """
+    """Returns how many records the sources had beyond the end of the batch when Spark planned it; None if unknown."""
     lag = 0
     for source in sources:
         end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))

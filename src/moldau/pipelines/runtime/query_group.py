@@ -105,10 +105,7 @@ class QueryGroup:
         return not any(query.isActive for query in self._running.values())
 
     def stop(self, finish_s: float) -> list[QueryState]:
-        """Stops each query after its current batch, or after `finish_s` at the latest.
-
-        A batch that is interrupted is repeated in the next run.
-        """
+        """Stops each query after its current batch, or after `finish_s`. The next run repeats an interrupted batch."""
         self._is_stopping = True
         deadline = time.monotonic() + finish_s
         current_batches = {name: _batch(query) for name, query in self._running.items() if query.isActive}
@@ -171,9 +168,6 @@ class _Listener(StreamingQueryListener):
 
     def onQueryProgress(self, event: Any) -> None:
         self.events.put((str(event.progress.runId), event.progress.json))
-
-    def onQueryIdle(self, event: Any) -> None:
-        pass
 
     def onQueryTerminated(self, event: Any) -> None:
         self.events.put((str(event.runId), None))

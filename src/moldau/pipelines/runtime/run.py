@@ -29,10 +29,7 @@ POLL_INTERVAL_S = 0.25
 FINISH_TIMEOUT_S = 60.0
 """How long the current batches may take after a stop request."""
 FINISH_TIMEOUT_AFTER_FAILURE_S = 10.0
-"""How long the current batches of the other queries may take after a query has failed.
-
-It is shorter than FINISH_TIMEOUT_S, because the cause of the failure may delay the other queries too.
-"""
+"""Like FINISH_TIMEOUT_S, after a query has failed. The cause of the failure may also block the other queries."""
 
 
 class RunObserver(Protocol):
@@ -63,8 +60,7 @@ class RunOptions:
 class RunOutcome:
     name: str
     """`done`, `stopped` or `failed`."""
-    states: Sequence[QueryState]
-    generation: int
+    states: Sequence[QueryState] = ()
     error: str | None = None
     """A one-sentence summary of the failure."""
     failure: BaseException | None = None
@@ -81,8 +77,7 @@ def run(
 ) -> RunOutcome:
     """Runs the pipeline until all queries end, a query fails, or a stop is requested.
 
-    The outcome is `failed` if the queries cannot be started. Raises PipelineError if the run cannot be prepared, for
-    example because the pipeline is already running. `spark` is a session to use; the run does not stop it.
+    Raises PipelineError if the pipeline is already running. The run does not stop a session that is passed as `spark`.
     """
     with state.locked(pipeline.checkpoint) as locks:
         known = state.generations(now())
@@ -91,7 +86,7 @@ def run(
         state.write_run(record)
         with closing(ProgressFile(state.progress)) as file:
             file.append(json.dumps({"event": "started", "at": record.started, "generation": selected.current}))
-            outcome = RunOutcome("stopped", (), selected.current)
+            outcome = RunOutcome("stopped")
             try:
                 outcome = _Run(
                     pipeline, state, record, options, known, selected, stop_request, observer, file, locks
@@ -120,7 +115,7 @@ class _Run:
     locks: Sequence[int]
 
     def execute(self, given_session: "SparkSession | None") -> RunOutcome:
-        number, spark = self.selected.current, given_session
+        spark = given_session
         try:
             if spark is None:
                 spark = self._session()
@@ -133,15 +128,15 @@ class _Run:
             self._start(queries)
             states = run_until_stopped(queries, self.stop_request, self.observer)
         except Exception as error:
-            return RunOutcome("failed", (), number, summarize_error(error), error)
+            return RunOutcome("failed", error=summarize_error(error), failure=error)
         finally:
             if spark is not None and given_session is None:
                 self.observer.step("stopping Spark")
                 spark.stop()
         if queries.failure is None:
-            return RunOutcome("stopped" if self.stop_request.is_requested else "done", states, number)
+            return RunOutcome("stopped" if self.stop_request.is_requested else "done", states)
         failed = next(each for each in states if each.error)
-        return RunOutcome("failed", states, number, f"{failed.query}: {failed.error}", queries.failure)
+        return RunOutcome("failed", states, f"{failed.query}: {failed.error}", queries.failure)
 
     def _session(self) -> "SparkSession":
         from moldau.spark import session
@@ -179,8 +174,7 @@ class _Run:
         self.observer.batch(progress)
 
     def _start(self, queries: "QueryGroup") -> None:
-        """Starts the queries after making the generation current. Restores the previous generation if a query cannot
-        start."""
+        """Makes the generation current and starts the queries. If one cannot start, restores the generation."""
         self._write_generations(is_started=True)
         try:
             queries.start(self.options.available_now)
@@ -196,8 +190,7 @@ class _Run:
 def run_until_stopped(queries: "QueryGroup", stop_request: StopRequest, observer: RunObserver) -> list[QueryState]:
     """Polls the queries until all end, one fails or a stop is requested. Then stops the remaining queries."""
     while True:
-        states = queries.poll()
-        observer.states(states)
+        observer.states(queries.poll())
         if queries.failure is not None:
             states = queries.stop(FINISH_TIMEOUT_AFTER_FAILURE_S)
             break

@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from moldau.pipelines.definition import PipelineError
 from moldau.pipelines.spec.values import SLUG_RULE, is_slug
 
 DIRECTORY = "moldau-pipelines"
-VARIABLE = "MOLDAU_PIPELINES"
 ORPHAN_TIMEOUT_S = 30.0
 """How long to wait for the Java process of a killed run to exit."""
 POLL_S = 0.05
@@ -85,16 +84,10 @@ class Generations:
         return replace(self, current=self.get(number).number)
 
 
-def state_root(
-    given: Path | None = None, *, file: Path | None = None, environment: Mapping[str, str] = os.environ
-) -> Path:
-    """Returns the directory that contains the state directories.
-
-    This is `given`, else MOLDAU_PIPELINES, else a directory beside the pipeline's file, else one in the working
-    directory.
-    """
-    if given is not None or environment.get(VARIABLE):
-        return (given or Path(environment[VARIABLE])).absolute()
+def state_root(given: Path | None, file: Path | None = None) -> Path:
+    """Returns the parent of all state directories. By default it is beside the file or in the working directory."""
+    if given is not None:
+        return given.absolute()
     return (Path() if file is None else file.parent).resolve() / DIRECTORY
 
 

@@ -1,7 +1,4 @@
-"""Stop requests by SIGINT, SIGTERM or SIGHUP, which let current batches finish.
-
-While Spark starts, no batch is running, so a signal ends the process at once.
-"""
+"""Stop requests by SIGINT, SIGTERM or SIGHUP, which let current batches finish."""
 
 import signal
 import threading
@@ -13,8 +10,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """A request to stop the run. The first signal sets the request; the second raises KeyboardInterrupt in the main
-    thread."""
+    """A request to stop the run.
+
+    Before `defer_signals`, no batch is running, and a signal ends the process. Then the first signal sets the request,
+    and the second raises KeyboardInterrupt in the main thread.
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -34,10 +34,7 @@ class StopRequest:
         return self._event.wait(timeout_s)
 
     def defer_signals(self) -> None:
-        """Makes later signals set the request instead of ending the process.
-
-        Call this after Spark has started, because Spark installs its own SIGINT handler.
-        """
+        """Makes signals set the request. Call this after Spark's start, because Spark installs a SIGINT handler."""
         self._is_deferring = True
         if self._has_handlers:
             self.install_handlers()

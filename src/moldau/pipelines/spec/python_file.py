@@ -41,8 +41,7 @@ class Pipeline:
     """The declarations of a pipeline file. `definition()` returns the pipeline."""
 
     def __init__(self, name: str, **settings: Any) -> None:
-        """`settings` are those of YAML: bootstrap, kafka, on_bad, dead_letters, trigger, rate_limit, checkpoint and
-        spark."""
+        """`settings` are those of the whole pipeline in YAML, such as bootstrap, kafka, dead_letters and spark."""
         self._file, line = _caller()
         self._settings = {"name": name, **settings}
         self._lines: dict[tuple[str, ...], int] = {(): line}

@@ -26,10 +26,7 @@ class GeneratedRecord:
 
 
 def orders(seed: int = 1, *, start_ms: int, rate: float = 50.0) -> Iterator[GeneratedRecord]:
-    """Yields orders, `rate` per second from `start_ms` on. A few orders are minutes late, and a few are invalid.
-
-    The same seed gives the same orders.
-    """
+    """Yields `rate` orders per second, starting at `start_ms`. A few orders are minutes late, and a few are invalid."""
     random_ = random.Random(seed)
     products = list(PRICES)
     number = 0
@@ -56,10 +53,7 @@ def orders(seed: int = 1, *, start_ms: int, rate: float = 50.0) -> Iterator[Gene
 async def send_at_rate(
     producer: Producer, topic: str, records: Iterator[GeneratedRecord], rate: float, on_sent: Callable[[int], None]
 ) -> None:
-    """Sends `rate` records per second until cancelled, and catches up after delays.
-
-    Calls `on_sent` with the number of records sent so far.
-    """
+    """Sends `rate` records per second until cancelled. Passes the number of records sent so far to `on_sent`."""
     start_s = time.monotonic()
     sent = 0
     while True:

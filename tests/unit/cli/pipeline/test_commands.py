@@ -219,6 +219,8 @@ def test_the_state_directory_is_next_to_the_file(in_directory: Path, monkeypatch
     assert "File none.yaml does not exist" in fails("pipeline", "status", "none.yaml")
     assert "No pipeline has state" in succeeds("pipeline", "list")
     assert "killed" in succeeds("pipeline", "list", "../pipelines")
+    monkeypatch.setenv("MOLDAU_PIPELINES", "../pipelines/moldau-pipelines")
+    assert "killed" in succeeds("pipeline", "list")
 
 
 def test_status_shows_a_changed_file(in_directory: Path) -> None:

@@ -1,5 +1,6 @@
 """Decisions before a query starts: starting offsets of a generation, and the order of rows with one key."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,12 +10,8 @@ pytest.importorskip("pyspark")
 from moldau.client.record import TopicPartition
 from moldau.pipelines.definition import PipelineDefinition, PipelineError, Sink, SinkKind, Source
 from moldau.pipelines.planner.sink_writers import upsert_order
-from moldau.pipelines.planner.starting_offsets import (
-    clamp_offsets,
-    offsets_json,
-    read_starting_offsets,
-    starting_options_for,
-)
+from moldau.pipelines.planner.starting_offsets import clamp_offsets, read_starting_offsets, starting_options_for
+from moldau.spark.source.offsets import StreamPosition
 from moldau.testing import Broker
 from support.log_writer import LogWriter, ProducedRecord
 
@@ -41,8 +38,8 @@ def test_stored_offsets_are_used_unless_the_log_has_changed() -> None:
 
 def test_starting_offsets_are_read_back() -> None:
     offsets = {TopicPartition("t", 0): 5, TopicPartition("t", 11): 0, TopicPartition("u", 0): 1}
-    assert read_starting_offsets(StoredFiles({"f": offsets_json(offsets)}), "f") == offsets
-    assert read_starting_offsets(StoredFiles({"f": offsets_json({})}), "f") == {}
+    assert read_starting_offsets(StoredFiles({"f": json.dumps(StreamPosition(offsets).to_json())}), "f") == offsets
+    assert read_starting_offsets(StoredFiles({"f": "{}"}), "f") == {}
     assert read_starting_offsets(StoredFiles({}), "f") is None
     with pytest.raises(PipelineError, match="f cannot be read"):
         read_starting_offsets(StoredFiles({"f": "{"}), "f")

@@ -211,12 +211,11 @@ def test_a_replay_starts_a_generation_and_the_old_one_can_be_selected_again(tmp_
         kept.with_current(4)
 
 
-def test_the_state_root_follows_argument_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_root_follows_argument_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert state_root(environment={}) == tmp_path / "moldau-pipelines"
+    assert state_root(None) == tmp_path / "moldau-pipelines"
     (tmp_path / "a").mkdir()
-    assert state_root(file=Path("a/../x.yaml"), environment={}) == tmp_path / "moldau-pipelines"
-    assert state_root(file=tmp_path / "a" / "x.yaml", environment={}) == tmp_path / "a" / "moldau-pipelines"
-    assert state_root(environment={"MOLDAU_PIPELINES": "/elsewhere"}) == Path("/elsewhere")
-    assert state_root(Path("given"), environment={"MOLDAU_PIPELINES": "/elsewhere"}) == tmp_path / "given"
+    assert state_root(None, Path("a/../x.yaml")) == tmp_path / "moldau-pipelines"
+    assert state_root(None, tmp_path / "a" / "x.yaml") == tmp_path / "a" / "moldau-pipelines"
+    assert state_root(Path("given")) == tmp_path / "given"
     assert state_directories(tmp_path / "nowhere") == []
