@@ -55,7 +55,7 @@ class FakeServer:
         self.is_serving = True
         self.is_stopping = False
         self.now_ms = 0
-        self.host = SimpleNamespace(is_up=True, clock=SimpleNamespace(monotonic_ms=lambda: self.now_ms))
+        self.host = SimpleNamespace(clock=SimpleNamespace(monotonic_ms=lambda: self.now_ms))
         self.boot()
 
     def boot(self) -> None:
@@ -68,11 +68,11 @@ class FakeServer:
         )
         self.metadata = SimpleNamespace(image=MetadataImage())
         self.lifecycle = SimpleNamespace(broker_epoch=1, lease=SimpleNamespace(expires_ms=1000))
-        self.node = SimpleNamespace(
-            _partitions=SimpleNamespace(_partitions={("orders", 0): self.partition}),
-            _quorum=self.quorum,
-            _metadata=self.metadata,
-            _lifecycle=self.lifecycle,
+        self.broker = SimpleNamespace(
+            replica_manager=SimpleNamespace(_partitions={("orders", 0): self.partition}),
+            quorum=self.quorum,
+            metadata=self.metadata,
+            lifecycle=self.lifecycle,
         )
 
 

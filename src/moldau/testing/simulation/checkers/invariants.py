@@ -5,13 +5,14 @@ Leaders and in-sync replicas have all committed records.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
 
-from moldau.metadata.image import MetadataImage, PartitionRegistration
-from moldau.testing.simulation.checkers.history import Partition
+from moldau.logs.store import Log
+from moldau.metadata.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration
+from moldau.partitions.partition import Partition
+from moldau.server.broker import Broker
 from moldau.testing.simulation.scenarios.server import ServerHost
 
 ITERATIONS_PER_CHECK = 12
@@ -37,11 +38,11 @@ class _ReplicaObservation:
 class _NodeObservation:
     """Last observed state of one incarnation of a node."""
 
-    node: Any
-    image: MetadataImage | None = None
+    broker: Broker
+    image: MetadataImage = EMPTY_IMAGE
     quorum_epoch: int = -1
     quorum_high_watermark: int = 0
-    replicas: dict[Any, _ReplicaObservation] = field(default_factory=dict)
+    replicas: dict[Partition, _ReplicaObservation] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -66,7 +67,7 @@ class InvariantChecker:
     _metadata_committed: int = field(default=0, init=False)
     _led_quorum: dict[str, int] = field(default_factory=dict, init=False)
     """The last epoch in which each node led the metadata quorum. A node must remember this epoch after a restart."""
-    _newest_image: MetadataImage | None = field(default=None, init=False)
+    _newest_image: MetadataImage = field(default=EMPTY_IMAGE, init=False)
     _votes: dict[tuple[int, int], int] = field(default_factory=dict, init=False)
     """The candidate that each node has voted for, by node id and epoch."""
 
@@ -75,39 +76,33 @@ class InvariantChecker:
     def leaders(self) -> list[int]:
         """Returns the ids of the controller and of all partition leaders in the newest image."""
         image = self._newest_image
-        if image is None:
-            return []
-        found = {image.controller_id: None}
-        for topic in image.topics.values():
-            for partition in topic.partitions:
-                found[partition.leader] = None
+        found = dict.fromkeys(
+            [image.controller_id, *(each.leader for topic in image.topics.values() for each in topic.partitions)]
+        )
         return [node_id for node_id in found if node_id > 0]
 
     def controller(self) -> int:
-        return -1 if self._newest_image is None else self._newest_image.controller_id
+        return self._newest_image.controller_id
 
     def isr_of(self, topic: str) -> list[int]:
-        image = self._newest_image
-        found = None if image is None else image.partition(topic, 0)
+        """Returns the ISR of the topic's first partition. The leader is the first element."""
+        found = self._newest_image.partition(topic, 0)
         if found is None or found.leader not in found.isr:
             return []
         return [found.leader, *(each for each in found.isr if each != found.leader)]
 
-    def leader_of(self, partition: Partition) -> int:
-        image = self._newest_image
-        found = None if image is None else image.partition(*partition)
+    def leader_of(self, partition: tuple[str, int]) -> int:
+        found = self._newest_image.partition(*partition)
         return -1 if found is None else found.leader
 
     def is_fully_replicated(self) -> bool:
         """Returns whether all nodes have the same image and every replica is in sync."""
-        images = [self._image_of(server) for server in self.servers]
-        if any(image is None or image.offset != images[0].offset for image in images):  # type: ignore[union-attr]
+        images = [server.broker.metadata.image for server in self.servers if server.broker is not None]
+        if len(images) < len(self.servers) or len({image.offset for image in images}) > 1:
             return False
-        image = images[0]
-        assert image is not None
         return all(
             sorted(partition.isr) == sorted(partition.replicas) and not partition.is_reassigning
-            for topic in image.topics.values()
+            for topic in images[0].topics.values()
             for partition in topic.partitions
         )
 
@@ -116,18 +111,25 @@ class InvariantChecker:
         this offset."""
         ends: dict[Key, set[int]] = {}
         for server in self.servers:
-            for partition in _partitions(server.node):
-                key = partition.topic_id, partition.name.partition
-                ends.setdefault(key, set()).add(partition.log.end_offset)
+            for partition in _partitions(server.broker):
+                found = ends.setdefault(_key(partition), set())
+                found.add(partition.log.end_offset)
                 if partition.is_leader:
-                    ends[key].add(partition.high_watermark)
+                    found.add(partition.high_watermark)
         return all(len(each) == 1 for each in ends.values())
 
-    def replica(self, node_id: int, partition: Partition) -> Any:
+    def replica(self, node_id: int, partition: tuple[str, int]) -> Partition | None:
         """Returns the replica of a partition on a node, or None if the node has no such replica."""
-        node: Any = next(server.node for server in self.servers if server.node_id == node_id)
-        table = getattr(node, "_partitions", None)
-        return None if table is None else table._partitions.get(partition)
+        broker = self._server(node_id).broker
+        return None if broker is None else broker.replica_manager._partitions.get(partition)
+
+    def is_registered(self, node_id: int) -> bool:
+        """Returns whether the registration of the broker in the newest image is that of its running incarnation."""
+        broker, registration = self._server(node_id).broker, self._newest_image.brokers.get(node_id)
+        return broker is not None and registration is not None and broker.lifecycle.broker_epoch == registration.epoch
+
+    def _server(self, node_id: int) -> ServerHost:
+        return self.servers[node_id - 1]
 
     # Events from hooks
 
@@ -139,27 +141,10 @@ class InvariantChecker:
 
     def on_acknowledged(self, node_id: int, partition: str) -> None:
         """Checks that a node still has its lease when it acknowledges records with acks=all."""
-        server = next(each for each in self.servers if each.node_id == node_id)
-        lease = getattr(getattr(server.node, "_lifecycle", None), "lease", None)
-        if lease is not None and lease.expires_ms <= server.host.clock.monotonic_ms():
+        server = self._server(node_id)
+        broker = server.broker
+        if broker is not None and broker.lifecycle.lease.expires_ms <= server.host.clock.monotonic_ms():
             self._report_violation(f"{server.name} acknowledges records of {partition} after its lease expired")
-
-    def _check_lease(self, before: MetadataImage, after: MetadataImage) -> None:
-        """Checks that the lease of a broker has expired when the broker becomes fenced, because other brokers may now
-        become leaders."""
-        for server in self.servers:
-            earlier, later = before.brokers.get(server.node_id), after.brokers.get(server.node_id)
-            lifecycle = getattr(server.node, "_lifecycle", None)
-            if earlier is None or later is None or lifecycle is None or not server.host.is_up:
-                continue
-            if server.is_stopping:
-                continue
-            if later.epoch != earlier.epoch or later.epoch != lifecycle.broker_epoch:
-                continue
-            now_ms = server.host.clock.monotonic_ms()
-            if later.fenced and not earlier.fenced and lifecycle.lease.expires_ms > now_ms:
-                remaining_ms = lifecycle.lease.expires_ms - now_ms
-                self._report_violation(f"{server.name} is fenced {remaining_ms} ms before its lease expires")
 
     # Checks
 
@@ -170,42 +155,39 @@ class InvariantChecker:
 
     def check(self) -> None:
         for server in self.servers:
-            node = server.node
-            if node is None or not server.host.is_up:
+            broker = server.broker
+            if broker is None:
                 self._observations.pop(server.name, None)
                 continue
             observation = self._observations.get(server.name)
-            if observation is None or observation.node is not node:
-                observation = self._observations[server.name] = _NodeObservation(node)
+            if observation is None or observation.broker is not broker:
+                observation = self._observations[server.name] = _NodeObservation(broker)
             self._check_quorum(server, observation)
             self._check_image(server, observation)
             self._check_replicas(server, observation)
 
     def _check_quorum(self, server: ServerHost, observation: _NodeObservation) -> None:
-        quorum = getattr(observation.node, "_quorum", None)
-        if quorum is None:
-            return
-        epoch, high_watermark = quorum.epoch, quorum.high_watermark
+        quorum = observation.broker.quorum
+        epoch, high_watermark, before = quorum.epoch, quorum.high_watermark, observation.quorum_high_watermark
         if epoch < max(observation.quorum_epoch, self._led_quorum.get(server.name, -1) if server.is_serving else -1):
             self._report_violation(f"the quorum epoch of {server.name} fell to {epoch}")
-        if high_watermark < observation.quorum_high_watermark:
-            change = f"{observation.quorum_high_watermark} to {high_watermark}"
-            self._report_violation(f"the metadata high watermark of {server.name} fell from {change}")
-        if high_watermark > observation.quorum_high_watermark:
-            log, before = quorum._log, observation.quorum_high_watermark
-            self._compare_committed(server, "metadata", "the metadata", log, before, high_watermark)
+        if high_watermark < before:
+            self._report_violation(
+                f"the metadata high watermark of {server.name} fell from {before} to {high_watermark}"
+            )
+        elif high_watermark > before:
+            self._compare_committed(server, "metadata", "the metadata", quorum._log, before, high_watermark)
         is_new = quorum.is_leader and epoch != observation.quorum_epoch
         observation.quorum_epoch, observation.quorum_high_watermark = epoch, high_watermark
-        if high_watermark > self._metadata_committed:
-            self._metadata_committed = high_watermark
+        self._metadata_committed = max(self._metadata_committed, high_watermark)
         if quorum.is_leader:
             self._led_quorum[server.name] = epoch
             if epoch not in self._quorum_leaders:
                 self.counts["quorum elections"] += 1
                 self.trace("leads", server.name, "metadata", epoch)
-        if quorum.is_leader and self._quorum_leaders.setdefault(epoch, server.node_id) != server.node_id:
-            both = f"{self._quorum_leaders[epoch]} and {server.node_id}"
-            self._report_violation(f"nodes {both} both lead the metadata quorum in epoch {epoch}")
+            if self._quorum_leaders.setdefault(epoch, server.node_id) != server.node_id:
+                both = f"{self._quorum_leaders[epoch]} and {server.node_id}"
+                self._report_violation(f"nodes {both} both lead the metadata quorum in epoch {epoch}")
         if is_new and quorum._log.end_offset < self._metadata_committed:
             ends = f"{quorum._log.end_offset}, and {self._metadata_committed} is committed"
             self._report_violation(
@@ -213,35 +195,30 @@ class InvariantChecker:
             )
 
     def _check_image(self, server: ServerHost, observation: _NodeObservation) -> None:
-        image = self._image_of(server)
-        if image is None or image is observation.image:
+        before, image = observation.image, observation.broker.metadata.image
+        if image is before:
             return
-        before, observation.image = observation.image, image
+        observation.image = image
         newest = self._newest_image
-        if newest is None or image.offset > newest.offset:
+        if image.offset > newest.offset:
             self._newest_image = image
             self._on_image_changed(newest, image)
-        if before is not None and image.offset < before.offset:
+        if image.offset < before.offset:
             self._report_violation(f"the metadata of {server.name} went back from {before.offset} to {image.offset}")
         for name, topic in image.topics.items():
-            old = None if before is None else before.topics.get(name)
-            if old is topic:
+            if before.topics.get(name) is topic:
                 continue
             for partition in topic.partitions:
                 key = (topic.topic_id, partition.index), partition.leader_epoch
-                if self._leaders.setdefault(key, partition.leader) != partition.leader:
+                known = self._leaders.setdefault(key, partition.leader)
+                if -1 in (known, partition.leader):
                     # -1 means that the epoch has no leader. This does not conflict with a leader.
-                    if -1 in (partition.leader, self._leaders[key]):
-                        self._leaders[key] = max(partition.leader, self._leaders[key])
-                    else:
-                        both = f"{self._leaders[key]} and {partition.leader}"
-                        self._report_violation(
-                            f"nodes {both} both lead {name}-{partition.index} in epoch {partition.leader_epoch}"
-                        )
+                    self._leaders[key] = max(known, partition.leader)
+                elif known != partition.leader:
+                    where = f"{name}-{partition.index} in epoch {partition.leader_epoch}"
+                    self._report_violation(f"nodes {known} and {partition.leader} both lead {where}")
 
-    def _on_image_changed(self, before: MetadataImage | None, after: MetadataImage) -> None:
-        if before is None:
-            return
+    def _on_image_changed(self, before: MetadataImage, after: MetadataImage) -> None:
         if before.brokers is not after.brokers:
             self._check_lease(before, after)
         for name, topic in after.topics.items():
@@ -249,9 +226,9 @@ class InvariantChecker:
             if old is None or old is topic or old.topic_id != topic.topic_id:
                 continue
             for earlier, later in zip(old.partitions, topic.partitions, strict=False):
-                if later.leader_epoch > earlier.leader_epoch and later.leader >= 0:
-                    self.counts["elections"] += 1
                 if later.leader_epoch > earlier.leader_epoch:
+                    if later.leader >= 0:
+                        self.counts["elections"] += 1
                     self.trace("elected", later.leader, f"{name}-{later.index}", later.leader_epoch)
                 if later.isr != earlier.isr:
                     self._on_isr_changed(name, later)
@@ -259,16 +236,29 @@ class InvariantChecker:
                 if len(later.isr) < len(earlier.isr):
                     self.counts["in-sync shrinks"] += 1
 
+    def _check_lease(self, before: MetadataImage, after: MetadataImage) -> None:
+        """Checks that the lease of a broker has expired when the broker becomes fenced, because other brokers may now
+        become leaders."""
+        for server in self.servers:
+            earlier, later = before.brokers.get(server.node_id), after.brokers.get(server.node_id)
+            if earlier is None or later is None or server.broker is None or server.is_stopping:
+                continue
+            lifecycle = server.broker.lifecycle
+            if not later.epoch == earlier.epoch == lifecycle.broker_epoch:
+                continue
+            remaining_ms = lifecycle.lease.expires_ms - server.host.clock.monotonic_ms()
+            if later.fenced and not earlier.fenced and remaining_ms > 0:
+                self._report_violation(f"{server.name} is fenced {remaining_ms} ms before its lease expires")
+
     def _on_isr_changed(self, topic: str, image: PartitionRegistration) -> None:
         if topic in self.lossy_topics or image.leader < 0:
             return
-        server = self.servers[image.leader - 1]
         leader = self.replica(image.leader, (topic, image.index))
         if leader is not None and leader.is_leader and leader.leader_epoch == image.leader_epoch:
-            self._check_isr(server, leader, leader.high_watermark)
+            self._check_isr(self._server(image.leader), leader, leader.high_watermark)
 
     def _check_replicas(self, server: ServerHost, observation: _NodeObservation) -> None:
-        for partition in _partitions(observation.node):
+        for partition in _partitions(observation.broker):
             seen = observation.replicas.get(partition)
             if seen is None:
                 seen = observation.replicas[partition] = _ReplicaObservation()
@@ -286,24 +276,25 @@ class InvariantChecker:
                 self._on_high_watermark_changed(server, partition, seen.high_watermark, high_watermark)
                 seen.high_watermark = high_watermark
 
-    def _check_leader(self, server: ServerHost, partition: Any, seen: _ReplicaObservation) -> None:
+    def _check_leader(self, server: ServerHost, partition: Partition, seen: _ReplicaObservation) -> None:
         name, epoch = partition.name, partition.leader_epoch
         if seen.is_leader and epoch == seen.epoch:
             return
         if seen.is_leader and epoch < seen.epoch:
             self._report_violation(f"the epoch of {name} on {server.name} fell from {seen.epoch} to {epoch}")
         seen.is_leader, seen.epoch = True, epoch
-        key = partition.topic_id, name.partition
+        key = _key(partition)
         if self._leaders.setdefault((key, epoch), server.node_id) not in (server.node_id, -1):
             both = f"{self._leaders[key, epoch]} and {server.node_id}"
             self._report_violation(f"nodes {both} both lead {name} in epoch {epoch}")
-        committed = self._committed_up_to(key, epoch)
+        # Ignore later epochs, because an old leader does not know what was committed in them.
+        committed = max((end for each, end in self._committed.get(key, {}).items() if each <= epoch), default=0)
         if name.topic not in self.lossy_topics and seen.end < committed:
             ends = f"{seen.end}, and {committed} is committed"
             self._report_violation(f"{server.name} leads {name} in epoch {epoch} with a log that ends at {ends}")
 
-    def _on_high_watermark_changed(self, server: ServerHost, partition: Any, before: int, after: int) -> None:
-        name = partition.name
+    def _on_high_watermark_changed(self, server: ServerHost, partition: Partition, before: int, after: int) -> None:
+        name, key = partition.name, _key(partition)
         if name.topic not in self.lossy_topics:
             if after < before:
                 self._report_violation(f"the high watermark of {name} on {server.name} fell from {before} to {after}")
@@ -312,13 +303,11 @@ class InvariantChecker:
             if "compact" not in partition.log.settings.cleanup_policy:
                 # Compacted topics are skipped, because the first record of an epoch may be compacted before another
                 # replica learns of the epoch.
-                key = partition.topic_id, name.partition
                 self._compare_committed(server, key, str(name), partition.log, before, after)
         if partition.is_leader:
-            committed = self._committed.setdefault((partition.topic_id, name.partition), {})
-            committed[partition.leader_epoch] = after
+            self._committed.setdefault(key, {})[partition.leader_epoch] = after
 
-    def _compare_committed(self, server: ServerHost, key: object, name: str, log: Any, before: int, after: int) -> None:
+    def _compare_committed(self, server: ServerHost, key: object, name: str, log: Log, before: int, after: int) -> None:
         """Checks that logs are equal up to their high watermarks. Committed records at the same offset must have the
         same leader epoch."""
         committed = self._epochs.setdefault(key, {})
@@ -330,19 +319,14 @@ class InvariantChecker:
                     self._report_violation(f"{name}: the committed record at {offset} had epoch {both}")
                     return
 
-    def _committed_up_to(self, key: Key, epoch: int) -> int:
-        """Returns the highest high watermark up to this leader epoch. Later epochs are ignored, because an old leader
-        does not know what was committed in them."""
-        return max((end for each, end in self._committed.get(key, {}).items() if each <= epoch), default=0)
-
-    def _check_isr(self, server: ServerHost, partition: Any, high_watermark: int) -> None:
+    def _check_isr(self, server: ServerHost, partition: Partition, high_watermark: int) -> None:
         """Checks that every in-sync replica has the committed records on disk. Both the leader's ISR and the
         controller's ISR are checked."""
-        topic = partition.name.topic
         is_cached = partition.log.settings.write_caching
         state = partition.leader.state
+        assert state is not None
         isr = dict.fromkeys(state.maximal_isr())
-        newest = None if self._newest_image is None else self._newest_image.partition(*partition.name)
+        newest = self._newest_image.partition(*partition.name)
         if (
             newest is not None
             and (newest.leader, newest.leader_epoch) == (server.node_id, partition.leader_epoch)
@@ -352,7 +336,7 @@ class InvariantChecker:
         ):
             isr |= dict.fromkeys(newest.isr)
         for node_id in isr:
-            other = self.replica(node_id, (topic, partition.name.partition))
+            other = self.replica(node_id, partition.name)
             if other is None or other.topic_id != partition.topic_id:
                 continue
             if is_cached and (not self.is_registered(node_id) or _has_left_isr(node_id, newest, state.image)):
@@ -366,37 +350,25 @@ class InvariantChecker:
                     f"{high_watermark} committed records"
                 )
 
-    def is_registered(self, node_id: int) -> bool:
-        node: Any = self.servers[node_id - 1].node
-        lifecycle = getattr(node, "_lifecycle", None)
-        broker = None if self._newest_image is None else self._newest_image.brokers.get(node_id)
-        return lifecycle is not None and broker is not None and lifecycle.broker_epoch == broker.epoch
-
-    def _image_of(self, server: ServerHost) -> MetadataImage | None:
-        metadata = getattr(server.node, "_metadata", None)
-        return None if metadata is None else metadata.image
-
     def _report_violation(self, what: str) -> None:
         self._violations += 1
         self.trace("violated", what)
         self.report(f"invariant: {what}")
 
 
-def _partitions(node: Any) -> Sequence[Any]:
-    table = getattr(node, "_partitions", None)
-    return () if table is None else list(table._partitions.values())
+def _partitions(broker: Broker | None) -> Iterable[Partition]:
+    return () if broker is None else broker.replica_manager._partitions.values()
 
 
-def _epoch_at(log: Any, offset: int) -> int:
+def _key(partition: Partition) -> Key:
+    return partition.topic_id, partition.name.partition
+
+
+def _epoch_at(log: Log, offset: int) -> int:
     """Returns the leader epoch of the record at an offset, or -1 if the log has no epoch for the offset."""
-    found = -1
     if offset < log.start_offset:
-        return found
-    for epoch, start in log.epochs:
-        if start > offset:
-            break
-        found = epoch
-    return int(found)
+        return -1
+    return max((epoch for epoch, start in log.epochs if start <= offset), default=-1)
 
 
 def _has_left_isr(node_id: int, newest: PartitionRegistration | None, known: PartitionRegistration) -> bool:

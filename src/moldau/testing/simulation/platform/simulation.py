@@ -187,15 +187,10 @@ class Host:
 
 class Simulation:
     def __init__(
-        self,
-        seed: int,
-        *,
-        network: NetworkSettings | None = None,
-        timer_lateness_ms_max: float = TIMER_LATENESS_MS_MAX,
-        keep_trace: bool = False,
+        self, seed: int, *, network: NetworkSettings | None = None, timer_lateness_ms_max: float = TIMER_LATENESS_MS_MAX
     ) -> None:
         self.seed = seed
-        self.trace = Trace(keep=keep_trace)
+        self.trace = Trace()
         self.loop = SimulatedLoop(  # type: ignore[abstract]
             self.trace, self.random_for("timers"), timer_lateness_ms_max=timer_lateness_ms_max
         )

@@ -28,15 +28,14 @@ Field = str | int | bytes
 
 
 class Trace:
-    """A hash of all events, and the latest events. The fields of an event are names, numbers and bytes. Memory
+    """A hash of all events, and the latest notable events. The fields of an event are names, numbers and bytes. Memory
     addresses and other values that differ between runs are not allowed."""
 
-    def __init__(self, *, keep: bool = False) -> None:
+    def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self._unhashed: list[str] = []
-        self._events: deque[str] = deque(maxlen=None if keep else LAST_EVENTS_KEPT)
-        self._notable_events: deque[str] = deque(maxlen=LAST_EVENTS_KEPT)
-        self.length = 0
+        self.notable_events: deque[str] = deque(maxlen=LAST_EVENTS_KEPT)
+        """The latest events that are not routine, with the time in seconds."""
 
     def add(self, time_ns: int, kind: str, *fields: Field) -> None:
         line = f"{time_ns} {kind} " + " ".join(
@@ -44,15 +43,13 @@ class Trace:
         )
         self._append(line)
         if kind not in ROUTINE_KINDS:
-            self._notable_events.append(f"{time_ns / 1e9:10.3f} {line.partition(' ')[2]}")
+            self.notable_events.append(f"{time_ns / 1e9:10.3f} {line.partition(' ')[2]}")
 
     def add_step(self, time_ns: int, host: str, label: str) -> None:
         """Adds the execution of a callback, which is by far the most frequent event."""
         self._append(f"{time_ns} run {host} {label}")
 
     def _append(self, line: str) -> None:
-        self._events.append(line)
-        self.length += 1
         self._unhashed.append(line)
         if len(self._unhashed) == LINES_PER_HASH:
             self._hash_lines()
@@ -66,11 +63,3 @@ class Trace:
     def digest(self) -> str:
         self._hash_lines()
         return self._hash.hexdigest()
-
-    def notable_events(self) -> list[str]:
-        """Returns the latest events that are not routine, with the time in seconds."""
-        return list(self._notable_events)
-
-    def events(self) -> list[str]:
-        """Returns the latest events, or all events with `keep`. They show where two runs diverge."""
-        return list(self._events)

@@ -2,17 +2,28 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+from moldau.client.errors import KafkaError
 from moldau.testing.simulation.checkers.history_groups import GroupHistory
-from moldau.testing.simulation.platform.simulation import Host
+from moldau.testing.simulation.platform.simulation import Host, Simulation
 from moldau.testing.simulation.scenarios.outcome import ScenarioError, format_error
-from moldau.testing.simulation.scenarios.scenario import SystemUnderTest
 from moldau.testing.simulation.workloads.groups import ClusterFactory, ClusterWorkload, GroupMember, GroupMemberPlan
 from moldau.testing.simulation.workloads.recorder import RecordingCluster
 
+T = TypeVar("T")
+
 REQUEST_TIMEOUT_MS = 5_000
+
+
+async def run_client(host: Host, operation: Coroutine[Any, Any, T]) -> T:
+    """Runs a client operation against healthy nodes. Raises ScenarioError if the operation fails."""
+    try:
+        return await host.run(operation)
+    except KafkaError as error:
+        raise ScenarioError(f"request to a healthy node failed: {error!r}") from error
 
 
 @dataclass(eq=False)
@@ -65,14 +76,16 @@ class ClientProcess:
 class GroupClients:
     """Creates the clients of a scenario. All clients record into one group history."""
 
-    system: SystemUnderTest
+    simulation: Simulation
+    hosts: list[Host]
+    """Client hosts. Each group member adds a host."""
     bootstrap: str
     history: GroupHistory
     metadata_max_age_ms: int
 
     def open_cluster(self, client_id: str) -> RecordingCluster:
         """Opens a cluster client on the first client host, which is never taken down."""
-        return self._cluster_factory(self.system.clients[0])(client_id)
+        return self._cluster_factory(self.hosts[0])(client_id)
 
     def member_process(self, name: str, plan: GroupMemberPlan) -> ClientProcess:
         """Adds a host for a group member. Each start of the process is a new client with its own random stream."""
@@ -80,10 +93,12 @@ class GroupClients:
 
         def create(host: Host) -> ClusterWorkload:
             label = f"{name}-{next(incarnations)}"
-            randomness = self.system.simulation.random_for(label)
-            return GroupMember(label, self._cluster_factory(host), randomness, plan, self.history)
+            return GroupMember(
+                label, self.simulation.random_for(label), self._cluster_factory(host), plan, self.history
+            )
 
-        return ClientProcess(self.system.add_client(name), create)
+        self.hosts.append(self.simulation.add_host(name))
+        return ClientProcess(self.hosts[-1], create)
 
     def _cluster_factory(self, host: Host) -> ClusterFactory:
         def open_cluster(client_id: str) -> RecordingCluster:

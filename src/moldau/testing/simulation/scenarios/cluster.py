@@ -7,7 +7,6 @@ progress. At the end, all replicas are compared with each other, and with the re
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import ClassVar
 
@@ -24,11 +23,11 @@ from moldau.testing.simulation.checkers.groups import check_groups
 from moldau.testing.simulation.checkers.history import ClusterHistory, LogContent, Partition, TopicChange
 from moldau.testing.simulation.checkers.history_groups import GroupHistory, OperationResult
 from moldau.testing.simulation.checkers.hooks import install_hooks, new_request_buffers
-from moldau.testing.simulation.checkers.invariants import InvariantChecker
-from moldau.testing.simulation.scenarios.client_process import ClientProcess, GroupClients
-from moldau.testing.simulation.scenarios.faulty_cluster import PORT, FaultPlan, FaultyCluster
-from moldau.testing.simulation.scenarios.outcome import ScenarioError
+from moldau.testing.simulation.scenarios.client_process import ClientProcess, GroupClients, run_client
+from moldau.testing.simulation.scenarios.faulty_cluster import FaultPlan, FaultyCluster
+from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
 from moldau.testing.simulation.scenarios.scenario import Scenario
+from moldau.testing.simulation.scenarios.server import PORT
 from moldau.testing.simulation.workloads.cluster import (
     ClusterTopicChurn,
     PartitionReader,
@@ -52,7 +51,6 @@ REPLICATION = 3
 MIN_IN_SYNC = 2
 FAULTS_MIN = 20
 OPERATIONS_MIN = 1_000
-PROGRESS_MIN = 3
 RESPONSE_TIMEOUT_MS = 30_000
 METADATA_AGE_MS_MAX = 5_000
 VOTER_CHANGES_CHANCE = 0.3
@@ -68,56 +66,43 @@ READ_BYTES = 1 << 20
 class ClusterScenario(Scenario):
     NAME = "cluster"
     NODES: ClassVar[Sequence[int]] = (3, 3, 3, 3, 5)
+    SWITCHES = {name: ablation.switch for name, ablation in ABLATIONS.items()}
 
-    cluster: FaultyCluster
-
-    def _build_system(self, seed: int, ignored_fsync_glob: str, keep_trace: bool) -> FaultyCluster:
+    def __init__(self, seed: int, ablation: str | None = None) -> None:
+        super().__init__(seed, ablation)
         draw = self._random = random.Random(f"{seed}/plan")
         self.records = ClusterHistory()
         self.groups = GroupHistory()
-        ablation = ABLATIONS.get(self.ablation or "")
         plan = FaultPlan(
             nodes=draw.choice(self.NODES),
             profile=draw.choice(PROFILES),
             faults=draw.randint(FAULTS_MIN, FAULTS_MIN + 5),
             sync_ms_max=draw.choice((0.5, 3.0, 20.0)),
         )
-        if ablation is not None:
-            plan = ablation.plan(plan)
+        if self.ablation:
+            plan = ABLATIONS[self.ablation].plan(plan)
         self._topics = draw_topics(draw, is_cached=plan.profile == "one at a time")
         self._replication = min(REPLICATION, plan.nodes)
         self._partitions = [each for topic in self._topics for each in topic.partitions]
         self.records.lossy_topics = {
             topic.name: why for topic in self._topics if (why := topic.loss_reason(plan.is_one_at_a_time)) is not None
         }
-        self.cluster = FaultyCluster(
-            self.NAME,
-            seed,
-            plan,
-            self._settings(draw, plan.profile),
-            ignored_fsync_glob=ignored_fsync_glob,
-            keep_trace=keep_trace,
+        self._durable_topics = [topic.name for topic in self._topics if topic.name not in self.records.lossy_topics]
+        self.cluster = self.system = FaultyCluster(
+            self.NAME, seed, plan, self._settings(draw, plan.profile), self.records.lossy_topics, self._durable_topics
         )
-        self.invariants = InvariantChecker(
-            self.cluster.servers,
-            self.cluster.outcome.add_violation,
-            self.cluster.outcome.counts,
-            self.records.lossy_topics,
-            self.cluster.trace_event,
-        )
-        self.cluster.invariants = self.invariants
-        self.cluster.shrinkable_topics = [
-            topic.name for topic in self._topics if topic.name not in self.records.lossy_topics
-        ]
-        self.cluster.simulation.loop.on_iteration = self.invariants.on_iteration
+        self.invariants = self.cluster.invariants
         self._workloads: list[ClusterWorkload] = []
         self._readers: list[PartitionReader] = []
         self._recorded_requests = new_request_buffers()
         self._members: list[ClientProcess] = []
         self._clients = GroupClients(
-            self.cluster, self.cluster.bootstrap, self.groups, metadata_max_age_ms=METADATA_AGE_MS_MAX
+            self.cluster.simulation,
+            self.cluster.clients,
+            self.cluster.bootstrap,
+            self.groups,
+            metadata_max_age_ms=METADATA_AGE_MS_MAX,
         )
-        return self.cluster
 
     def _settings(self, draw: random.Random, profile: str) -> BrokerSettings:
         return BrokerSettings(
@@ -138,16 +123,9 @@ class ClusterScenario(Scenario):
             ),
         )
 
-    @classmethod
-    def ablations(cls) -> tuple[str, ...]:
-        return (*super().ablations(), *ABLATIONS)
-
-    def apply_ablation(self) -> AbstractContextManager[object]:
-        ablation = ABLATIONS.get(self.ablation or "")
-        stack = ExitStack()
-        stack.enter_context(super().apply_ablation() if ablation is None else ablation.switch())
-        stack.enter_context(install_hooks(self.invariants, self._recorded_requests))
-        return stack
+    def run(self) -> SimulationOutcome:
+        with install_hooks(self.invariants, self._recorded_requests):
+            return super().run()
 
     # Phases of a run
 
@@ -169,7 +147,10 @@ class ClusterScenario(Scenario):
             # Return here, because later phases prove nothing after a violation.
             return
         await cluster.heal()
-        await self._check_progress()
+        await self._check_progress(self._workloads)
+        await cluster.outcome.wait_until(
+            lambda: self._operations() >= OPERATIONS_MIN, lambda: f"{OPERATIONS_MIN} operations"
+        )
         for workload in self._workloads:
             workload.stop()
         for member in self._members:
@@ -182,10 +163,6 @@ class ClusterScenario(Scenario):
         await asyncio.gather(*reader_tasks)
         await self._read_final_state()
         await cluster.stop()
-
-    def _spawn(self, workloads: Sequence[ClusterWorkload]) -> list["asyncio.Task[None]"]:
-        host = self.cluster.clients[0]
-        return [host.spawn(workload.run(), name=workload.name) for workload in workloads]
 
     def check(self) -> Iterable[object]:
         return [*check_cluster(self.records), *check_groups(self.groups)]
@@ -214,15 +191,15 @@ class ClusterScenario(Scenario):
     def _build_workloads(self) -> None:
         draw, open_cluster = self._random, self._clients.open_cluster
 
-        def common(name: str) -> tuple[str, ClusterFactory, random.Random]:
-            return name, open_cluster, self.cluster.simulation.random_for(name)
+        def common(name: str) -> tuple[str, random.Random, ClusterFactory]:
+            return name, self.cluster.simulation.random_for(name), open_cluster
 
         for number in range(2):
             self._workloads.append(ClusterProducer(*common(f"producer-{number}"), self._partitions, self.records))
         if draw.random() < 0.3:
             self._workloads.append(ClusterProducer(*common("leader-only"), self._partitions, self.records, acks=1))
         for number in range(2):
-            reader = PartitionReader(*common(f"reader-{number}"), self._partitions, self.records)
+            reader = PartitionReader(*common(f"reader-{number}"), dict.fromkeys(self._partitions, 0), self.records)
             self._readers.append(reader)
             self.records.readers[reader.name] = self._partitions
         self._workloads.append(ClusterTopicChurn(*common("topics"), self._replication, self.records))
@@ -235,7 +212,7 @@ class ClusterScenario(Scenario):
         if self.cluster.plan.profile != "rejoins":
             addresses = {server.node_id: (server.name, PORT) for server in self.cluster.servers}
             voters = common("voters")
-            if voters[-1].random() < VOTER_CHANGES_CHANCE:
+            if voters[1].random() < VOTER_CHANGES_CHANCE:
                 self._workloads.append(VoterChurn(*voters, addresses, self.cluster.outcome.counts))
             replay = common("latecomer")
             self._workloads.append(
@@ -247,7 +224,7 @@ class ClusterScenario(Scenario):
         for number in range(2):
             plan = GroupMemberPlan(
                 GROUP,
-                [topic.name for topic in self._topics if topic.name not in self.records.lossy_topics],
+                self._durable_topics,
                 ("cooperative-sticky",),
                 f"instance-{number}" if draw.random() < 0.5 else None,
                 session_timeout_ms=6_000,
@@ -260,27 +237,14 @@ class ClusterScenario(Scenario):
 
     # After healing
 
-    async def _check_progress(self) -> None:
-        """Waits until every workload has made progress and there are enough operations to check."""
-        required = [workload for workload in self._workloads if workload.MUST_PROGRESS]
-        targets = {workload.name: workload.progress + PROGRESS_MIN for workload in required}
-
-        def stuck() -> list[str]:
-            return [workload.name for workload in required if workload.progress < targets[workload.name]]
-
-        await self.cluster.wait_until(lambda: not stuck(), lambda: f"progress of {', '.join(stuck())}")
-        await self.cluster.wait_until(
-            lambda: self._operations() >= OPERATIONS_MIN, lambda: f"{OPERATIONS_MIN} operations"
-        )
-
     async def _wait_converged(self) -> None:
         """Waits until all replicas are in sync and equal, and the readers have read all records."""
-        cluster = self.cluster
-        await cluster.wait_until(self.invariants.is_fully_replicated, lambda: "all replicas are in sync")
-        await cluster.wait_until(self.invariants.is_converged, lambda: "all replicas are equal")
+        outcome = self.cluster.outcome
+        await outcome.wait_until(self.invariants.is_fully_replicated, lambda: "all replicas are in sync")
+        await outcome.wait_until(self.invariants.is_converged, lambda: "all replicas are equal")
         for each in self._partitions:
             await self._read_replicas(each)
-        await cluster.wait_until(self._have_readers_finished, lambda: "readers have read everything")
+        await outcome.wait_until(self._have_readers_finished, lambda: "readers have read everything")
 
     async def _read_replicas(self, partition: Partition) -> None:
         replicas: dict[int, LogContent] = {}
@@ -329,10 +293,7 @@ class ClusterScenario(Scenario):
                     except KafkaError as error:
                         await retry.wait_or_raise(error)
 
-        try:
-            await self.cluster.clients[0].run(call())
-        except KafkaError as error:
-            raise ScenarioError(f"request to a healthy cluster failed: {error!r}") from error
+        await run_client(self.cluster.clients[0], call())
 
 
 async def _read_replica(log: Log) -> LogContent:

@@ -6,7 +6,7 @@ Scenarios add the workloads.
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moldau.settings.broker import BrokerSettings
@@ -15,13 +15,10 @@ from moldau.testing.simulation.platform.disk import DiskSettings
 from moldau.testing.simulation.platform.network import NetworkSettings
 from moldau.testing.simulation.platform.simulation import Host, Simulation
 from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
-from moldau.testing.simulation.scenarios.server import ServerHost
+from moldau.testing.simulation.scenarios.server import DATA_DIR, PORT, ServerHost
 
-PORT = 9092
-DATA_DIR = "/var/moldau"
 CLUSTER_ID = "c2ltdWxhdGVkLWNsdXN0ZQ"
-POLL_INTERVAL_S = 0.1
-HEAL_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 60
 CLOCK_DRIFT_MAX = 0.03
 """The maximum share by which a clock runs faster or slower. Leases must be safe with such clocks."""
 
@@ -80,11 +77,11 @@ class FaultyCluster:
         seed: int,
         plan: FaultPlan,
         settings: BrokerSettings,
-        *,
-        ignored_fsync_glob: str = "",
-        keep_trace: bool = False,
+        lossy_topics: Mapping[str, str],
+        durable_topics: Sequence[str],
     ) -> None:
-        """`settings` are common to all nodes."""
+        """`settings` are common to all nodes. `lossy_topics` may lose committed records, for the reason in the value.
+        The ISR of `durable_topics` may be shrunk to the leader."""
         self.random = draw = random.Random(f"{seed}/faults")
         self.plan = plan
         self.simulation = Simulation(
@@ -95,11 +92,10 @@ class FaultyCluster:
                 loss_chance=0 if plan.profile == "rejoins" else draw.choice((0, 0.001, 0.01)),
                 duplication_chance=draw.choice((0, 0.01)),
             ),
-            keep_trace=keep_trace,
         )
         self.outcome = SimulationOutcome(scenario, seed, plan.profile)
         names = [f"node-{number}" for number in range(1, plan.nodes + 1)]
-        hosts = [self._add_host(name, ignored_fsync_glob) for name in names]
+        hosts = [self._add_host(name) for name in names]
         voters = tuple(f"{number}@{name}:{PORT}" for number, name in enumerate(names, 1))
         self.servers = [
             ServerHost(
@@ -113,34 +109,25 @@ class FaultyCluster:
                     data_dir=DATA_DIR,
                     quorum_voters=voters if plan.nodes > 1 else (),
                 ),
-                host.disk.settings,
                 self.outcome.add_violation,
+                STOP_TIMEOUT_S,
+                bad_disk_fails_requests=True,
             )
             for number, host in enumerate(hosts, 1)
         ]
         self.clients = [self.simulation.add_host("clients")]
         """Client hosts. The first host is never taken down, so that observers can run on it."""
-        self.invariants: InvariantChecker
-        self.shrinkable_topics: Sequence[str] = ()
-        """Topics whose ISR may be shrunk to the leader."""
+        self.invariants = InvariantChecker(
+            self.servers, self.outcome.add_violation, self.outcome.counts, lossy_topics, self._trace_event
+        )
+        self.simulation.loop.on_iteration = self.invariants.on_iteration
+        self._durable_topics = durable_topics
         self._fault_tasks: list[asyncio.Task[None]] = []
 
-    def _add_host(self, name: str, ignored_fsync_glob: str) -> Host:
+    def _add_host(self, name: str) -> Host:
         draw, drift = self.random, self.plan.clock_drift_max
-        disk = DiskSettings(
-            sync_ms_max=self.plan.sync_ms_max,
-            slow_sync_chance=draw.choice((0, 0.02)),
-            ignored_fsync_glob=ignored_fsync_glob,
-        )
+        disk = DiskSettings(sync_ms_max=self.plan.sync_ms_max, slow_sync_chance=draw.choice((0, 0.02)))
         return self.simulation.add_host(name, disk=disk, clock_rate=1 + draw.uniform(-drift, drift))
-
-    def add_client(self, name: str) -> Host:
-        host = self.simulation.add_host(name)
-        self.clients.append(host)
-        return host
-
-    def wall_ms(self) -> int:
-        return self.servers[0].host.clock.wall_ms()
 
     @property
     def bootstrap(self) -> str:
@@ -149,7 +136,7 @@ class FaultyCluster:
     def server(self, node_id: int) -> ServerHost:
         return self.servers[node_id - 1]
 
-    def trace_event(self, kind: str, *fields: str | int) -> None:
+    def _trace_event(self, kind: str, *fields: str | int) -> None:
         self.simulation.trace.add(self.simulation.loop.now_ns, kind, *fields)
 
     # Start and stop
@@ -157,9 +144,7 @@ class FaultyCluster:
     async def boot(self) -> None:
         for server in self.servers:
             server.boot()
-        await self.wait_until(
-            lambda: all(server.is_serving for server in self.servers), lambda: "all nodes are serving"
-        )
+        await self._wait_until_serving()
 
     async def heal(self) -> None:
         """Ends all faults and starts the nodes that are down."""
@@ -174,35 +159,17 @@ class FaultyCluster:
             if server.is_disk_bad and server.host.is_up:
                 server.kill()
             server.is_disk_bad = False
-            if not server.is_up:
+            if server.node is None:
                 server.boot()
-        await self.wait_until(
-            lambda: all(server.is_serving for server in self.servers), lambda: "all nodes are serving"
-        )
+        await self._wait_until_serving()
 
     async def stop(self) -> None:
         await asyncio.gather(*(server.stop() for server in self.servers))
 
-    async def wait_until(
-        self, condition: Callable[[], bool], what: Callable[[], str], timeout_s: float = HEAL_TIMEOUT_S
-    ) -> bool:
-        """Waits until the condition is true. Reports a violation if the condition is not true within the timeout."""
-        if await self._poll_until(condition, timeout_s):
-            return True
-        if not self.outcome.violations:
-            pending_tasks = self.simulation.loop.pending_tasks()
-            self.outcome.add_violation(f"not within {timeout_s} s: {what()}; pending tasks:\n{pending_tasks}")
-        return False
-
-    async def _poll_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Polls the condition until it is true, the timeout expires, or there is a violation. Returns whether the
-        condition is true."""
-        deadline = self.simulation.loop.time() + timeout_s
-        while not (is_true := condition()) and not self.outcome.violations:
-            if self.simulation.loop.time() > deadline:
-                break
-            await asyncio.sleep(POLL_INTERVAL_S)
-        return is_true
+    async def _wait_until_serving(self) -> None:
+        await self.outcome.wait_until(
+            lambda: all(server.is_serving for server in self.servers), lambda: "all nodes are serving"
+        )
 
     # Faults
 
@@ -214,7 +181,7 @@ class FaultyCluster:
                 return
             kind = self.random.choice(PROFILES[self.plan.profile])
             self._fault_tasks = [task for task in self._fault_tasks if not _is_finished(task)]
-            if self.plan.needs_healthy_cluster(kind) and not await self._poll_until(self._is_healthy, HEAL_TIMEOUT_S):
+            if self.plan.needs_healthy_cluster(kind) and not await self.outcome.poll_until(self._is_healthy):
                 continue
             self._fault_tasks.append(asyncio.create_task(self._inject_fault(kind), name=kind))
             if self.plan.profile == "rejoins":
@@ -236,7 +203,7 @@ class FaultyCluster:
             return
         if kind == "last copies":
             self._count_fault(kind)
-            await self._shrink_isr_to_leader(self.random.choice(self.shrinkable_topics))
+            await self._shrink_isr_to_leader(self.random.choice(self._durable_topics))
             return
         if kind == "rolling restarts":
             self._count_fault(kind)
@@ -257,7 +224,7 @@ class FaultyCluster:
     def _count_fault(self, kind: str) -> None:
         self.outcome.counts["faults"] += 1
         self.outcome.counts[kind] += 1
-        self.trace_event("fault", kind)
+        self._trace_event("fault", kind)
 
     def _choose_target(self, servers: Sequence[ServerHost]) -> ServerHost:
         if self.plan.profile == "rejoins":
@@ -276,7 +243,7 @@ class FaultyCluster:
 
     async def _inject_server_fault(self, server: ServerHost, kind: str) -> None:
         server.has_fault = True
-        self.trace_event("hits", server.name, kind)
+        self._trace_event("hits", server.name, kind)
         try:
             await self._apply_server_fault(server, kind)
         finally:
@@ -294,7 +261,7 @@ class FaultyCluster:
                 await asyncio.sleep(draw.choice((0.01, 0.5, 2)))
                 await self._boot_with_crashes(server)
                 # Wait only for a short time, because the other nodes may be down for long.
-                await self._poll_until(lambda: server.is_serving, 5)
+                await self.outcome.poll_until(lambda: server.is_serving, 5)
             case "pauses":
                 if server.host.is_up:
                     server.host.pause()
@@ -367,11 +334,11 @@ class FaultyCluster:
         self.simulation.network.partition([isolated.name], names)
         try:
             restarted.has_fault = True
-            if await self._poll_until(lambda: isolated.node_id not in self.invariants.isr_of(topic), 10):
+            if await self.outcome.poll_until(lambda: isolated.node_id not in self.invariants.isr_of(topic), 10):
                 self._take_down(restarted, "power cuts")
                 await asyncio.sleep(self.random.choice((0.01, 0.5)))
                 restarted.boot()
-                await self._poll_until(lambda: self.invariants.is_registered(restarted.node_id), 10)
+                await self.outcome.poll_until(lambda: self.invariants.is_registered(restarted.node_id), 10)
                 self.simulation.network.partition([leader.name], names)
         finally:
             self.simulation.network.heal_between([isolated.name], [name for name in names if name != leader.name])

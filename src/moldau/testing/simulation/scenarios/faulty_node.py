@@ -4,29 +4,23 @@ Scenarios add the workloads.
 """
 
 import asyncio
-import errno
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
-from moldau.client.errors import KafkaError
-from moldau.errors import MoldauError
-from moldau.node.node import Node
 from moldau.settings.broker import BrokerSettings
-from moldau.testing.simulation.checkers.history import Partition
+from moldau.testing.simulation.checkers.history import LogContent, Partition
 from moldau.testing.simulation.platform.disk import DiskSettings
 from moldau.testing.simulation.platform.network import NetworkSettings
-from moldau.testing.simulation.platform.simulation import Host, HostCrashed, Simulation
-from moldau.testing.simulation.scenarios.outcome import ScenarioError, SimulationOutcome, format_error
+from moldau.testing.simulation.platform.simulation import HostCrashed, Simulation
+from moldau.testing.simulation.scenarios.client_process import run_client
+from moldau.testing.simulation.scenarios.outcome import ScenarioError, SimulationOutcome
+from moldau.testing.simulation.scenarios.server import DATA_DIR, PORT, ServerHost
 from moldau.testing.simulation.workloads.client import LATEST, RawClient
 
 T = TypeVar("T")
 
-PORT = 9092
-DATA_DIR = "/var/moldau"
-HEAL_TIMEOUT_MS = 60_000
-POLL_INTERVAL_MS = 100
 BAD_DISK_START_TIMEOUT_S = 30
 """How long a node may try to start before its bad disk is repaired, in seconds. A node with a full disk waits for free
 space."""
@@ -42,15 +36,7 @@ PROFILES: Mapping[str, Sequence[str]] = {
 
 
 class FaultyNode:
-    def __init__(
-        self,
-        scenario: str,
-        seed: int,
-        *,
-        sync_ms_max: Sequence[float],
-        ignored_fsync_glob: str = "",
-        keep_trace: bool = False,
-    ) -> None:
+    def __init__(self, scenario: str, seed: int, *, sync_ms_max: Sequence[float], ignored_fsync_glob: str) -> None:
         """`sync_ms_max` lists the possible maximum durations of a sync. Syncs of files that match `ignored_fsync_glob`
         make nothing durable."""
         self.random = draw = random.Random(f"{seed}/plan")
@@ -59,30 +45,19 @@ class FaultyNode:
             network=NetworkSettings(
                 slow_packet_chance=draw.choice((0, 0.01, 0.05)), partial_read_chance=draw.random() / 2
             ),
-            keep_trace=keep_trace,
         )
         self.outcome = SimulationOutcome(scenario, seed, draw.choice(sorted(PROFILES)))
-        self._disk_settings = DiskSettings(
+        disk = DiskSettings(
             sync_ms_max=draw.choice(sync_ms_max),
             slow_sync_chance=draw.choice((0, 0.02)),
             ignored_fsync_glob=ignored_fsync_glob,
         )
-        self.server = self.simulation.add_host("server", disk=self._disk_settings)
+        host = self.simulation.add_host("server", disk=disk)
         self.clients = [self.simulation.add_host("clients")]
         """Client hosts. The first host is never taken down, so that observers can run on it."""
-        self.settings = BrokerSettings(listen=(f"{self.server.address}:{PORT}",), data_dir=DATA_DIR)
+        self.server = ServerHost(host, BrokerSettings(listen=(f"{host.address}:{PORT}",), data_dir=DATA_DIR), _fail)
         self.partitions: Sequence[Partition] = ()
         """Partitions whose files disk faults may target."""
-        self._node: Node | None = None
-        self._is_disk_bad = False
-
-    def add_client(self, name: str) -> Host:
-        host = self.simulation.add_host(name)
-        self.clients.append(host)
-        return host
-
-    def wall_ms(self) -> int:
-        return self.server.clock.wall_ms()
 
     # Faults
 
@@ -102,7 +77,7 @@ class FaultyNode:
             case "restart":
                 await self.restart()
             case "clock":
-                self.server.clock.jump(draw.choice((-3_600_000, -1000, 1000, 3_600_000)))
+                self.server.host.clock.jump(draw.choice((-3_600_000, -1000, 1000, 3_600_000)))
             case "cut":
                 network.partition({"server"}, self._affected_clients(), one_way=draw.random() < 0.3)
                 await asyncio.sleep(draw.uniform(0.01, 15))
@@ -114,14 +89,13 @@ class FaultyNode:
             case "reset":
                 network.reset({"server"}, self._affected_clients())
             case "full":
-                used = self.server.disk.volume.used_bytes()
-                self._disk_settings.capacity_bytes = used + draw.randint(0, 20_000)
+                self.server.fill_disk(draw.randint(0, 20_000))
                 await self._run_on_bad_disk()
             case _:
                 operation = {"directory error": "sync_directory"}.get(action, action.split()[0])
                 path = draw.choice(("*", "*.log", f"*{draw.choice(self.partitions)[0]}*"))
                 times = draw.choice((1, 3, None))
-                self.server.disk.inject(operation, path, error=errno.EIO, after=draw.randint(0, 10), times=times)
+                self.server.inject(operation, path, after=draw.randint(0, 10), times=times)
                 await self._run_on_bad_disk()
 
     def _affected_clients(self) -> Sequence[str]:
@@ -133,123 +107,71 @@ class FaultyNode:
 
     async def _run_on_bad_disk(self) -> None:
         """Lets the node run on a bad disk, then repairs the disk and restarts the node, as an operator would."""
-        self._is_disk_bad = True
         await asyncio.sleep(self.random.uniform(0.1, 3))
         if self.random.random() < 0.3:
-            await self._take_down(self.random.choice(("crash", "kill")))
+            await self._take_down()
             booting = asyncio.create_task(self._boot_with_crashes())
             await asyncio.wait([booting], timeout=BAD_DISK_START_TIMEOUT_S)
-            self._repair_disk()
+            self.server.repair_disk()
             await booting
-        self._repair_disk()
-        await self._take_down(self.random.choice(("crash", "kill")))
-        self._is_disk_bad = False
-        await self.boot()
+        self.server.repair_disk()
+        await self._take_down()
+        self.server.is_disk_bad = False
+        await self.server.boot_and_wait()
 
-    def _repair_disk(self) -> None:
-        self.server.disk.faults.clear()
-        self._disk_settings.capacity_bytes = DiskSettings().capacity_bytes
-
-    async def _take_down(self, kind: str) -> None:
+    async def _take_down(self, kind: str | None = None) -> None:
+        kind = kind or self.random.choice(("crash", "kill"))
         self.outcome.counts["crashes"] += 1
-        self._check_node()
-        self._node = None
         if kind == "crash":
             self.server.crash()
         else:
             self.server.kill()
         await asyncio.sleep(self.random.choice((0.001, 0.2, 2)))
-        self.server.restart()
+        self.server.host.restart()
 
     async def _boot_with_crashes(self) -> None:
         """Starts the node. Before that, sometimes crashes it during its recovery."""
         while self.random.random() < 0.3:
-            booting = asyncio.create_task(self.boot())
+            booting = asyncio.create_task(self.server.boot_and_wait())
             await asyncio.sleep(self.random.expovariate(1 / 0.02))
             was_done = booting.done()
-            await self._take_down(self.random.choice(("crash", "kill")))
+            await self._take_down()
             try:
                 await booting
             except HostCrashed:
                 assert not was_done
-        await self.boot()
+        await self.server.boot_and_wait()
 
     def heal(self) -> None:
         self.simulation.network.heal()
-        self._repair_disk()
-
-    # The node
-
-    async def boot(self) -> None:
-        node = Node(self.server.platform, self.settings)
-        try:
-            await self.server.run(node.start(), name="boot")
-        except HostCrashed:
-            raise
-        except Exception as error:
-            if not self._is_disk_bad or not isinstance(error, MoldauError | OSError):
-                raise ScenarioError(f"the node failed to start: {format_error(error)}") from error
-            return
-        self._node = node
+        self.server.repair_disk()
 
     async def restart(self) -> None:
         """Stops the node cleanly and starts it in a new process."""
-        await self.stop()
-        self.server.kill()
-        self.server.restart()
-        await self.boot()
-
-    async def stop(self) -> None:
-        self._check_node()
-        node, self._node = self._node, None
-        assert node is not None
-        try:
-            await self.server.run(node.stop(), name="stop")
-        except Exception as error:
-            raise ScenarioError(f"the node failed to stop: {format_error(error)}") from error
-
-    def _check_node(self) -> None:
-        node = self._node
-        if node is None:
-            return
-        if node.unexpected_errors:
-            raise ScenarioError(f"{node.unexpected_errors} requests failed with an unexpected error")
-        if node.failure is not None and not self._is_disk_bad:
-            raise ScenarioError(f"the node failed: {node.failure!r}")
+        await self.server.stop()
+        await self.server.boot_and_wait()
 
     # Client operations
-
-    async def wait_until(self, condition: Callable[[], Awaitable[bool]]) -> bool:
-        """Polls the condition. Returns whether the condition becomes true within HEAL_TIMEOUT_MS."""
-        deadline = self.simulation.loop.time() + HEAL_TIMEOUT_MS / 1000
-        while not await condition():
-            if self.simulation.loop.time() > deadline:
-                return False
-            await asyncio.sleep(POLL_INTERVAL_MS / 1000)
-        return True
 
     async def run_client(self, operation: Callable[[RawClient], Awaitable[T]]) -> T:
         """Runs a client operation against a healthy node."""
 
-        async def run_client() -> T:
+        async def run() -> T:
             client = await self.connect("observer")
             try:
                 return await operation(client)
             finally:
                 client.close()
 
-        try:
-            return await self.clients[0].run(run_client())
-        except KafkaError as error:
-            raise ScenarioError(f"request to a healthy node failed: {error!r}") from error
+        return await run_client(self.clients[0], run())
 
     async def end_offset(self, partition: Partition) -> int:
         return await self.run_client(lambda client: client.list_offset(partition, LATEST))
 
-    async def read_logs(self, partitions: Iterable[Partition]) -> dict[Partition, Sequence[tuple[int, bytes]]]:
+    async def read_logs(self, partitions: Iterable[Partition]) -> dict[Partition, LogContent]:
         """Returns the offsets and values of all records by partition. A partition that cannot be read is reported as a
         violation and omitted."""
-        logs: dict[Partition, Sequence[tuple[int, bytes]]] = {}
+        logs: dict[Partition, LogContent] = {}
         for partition in partitions:
             try:
                 end = await self.end_offset(partition)
@@ -260,3 +182,7 @@ class FaultyNode:
 
     async def connect(self, client_id: str) -> RawClient:
         return await RawClient.connect(self.server.name, PORT, client_id)
+
+
+def _fail(what: str) -> NoReturn:
+    raise ScenarioError(what)

@@ -8,13 +8,11 @@ clean restarts, both with active and with empty groups.
 import asyncio
 import itertools
 import random
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
 
-from moldau.client.errors import KafkaError
 from moldau.groups.offsets_topic import OFFSETS_TOPIC
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.ablations.groups import ABLATIONS
@@ -22,10 +20,11 @@ from moldau.testing.simulation.checkers.groups import check_groups
 from moldau.testing.simulation.checkers.history import History, Partition
 from moldau.testing.simulation.checkers.history_groups import FinalGroupState, GroupHistory, OperationResult
 from moldau.testing.simulation.checkers.records import check_records
-from moldau.testing.simulation.scenarios.client_process import ClientProcess, GroupClients
-from moldau.testing.simulation.scenarios.faulty_node import PORT
+from moldau.testing.simulation.scenarios.client_process import ClientProcess, GroupClients, run_client
+from moldau.testing.simulation.scenarios.faulty_node import FaultyNode
 from moldau.testing.simulation.scenarios.outcome import ScenarioError
-from moldau.testing.simulation.scenarios.scenario import NodeScenario
+from moldau.testing.simulation.scenarios.scenario import Scenario
+from moldau.testing.simulation.scenarios.server import PORT
 from moldau.testing.simulation.workloads.client import RawClient
 from moldau.testing.simulation.workloads.group_requests import describe_group, fetch_offsets
 from moldau.testing.simulation.workloads.groups import (
@@ -40,8 +39,6 @@ from moldau.testing.simulation.workloads.groups import (
     PartitionGrower,
 )
 
-T = TypeVar("T")
-
 ASSIGNORS: Sequence[Sequence[str]] = (
     ("range",),
     ("roundrobin",),
@@ -54,24 +51,26 @@ METADATA_AGE_MS_MAX = 3_000
 """The maximum age of client metadata. It limits how long group leaders take to see new partitions."""
 FAULT_INTERVAL_S_MAX = 6
 """The maximum interval between faults. It is long, because groups need time to become stable between faults."""
-PROGRESS_MIN = 3
+SYNC_MS_MAX = (3.0, 20.0, 100.0)
+"""Syncs are slow, so that a crash is likely between a response that was sent too early and the sync of its records."""
 
 
-class GroupsScenario(NodeScenario):
+class GroupsScenario(Scenario):
     NAME = "groups"
-    SYNC_MS_MAX = (3.0, 20.0, 100.0)
-    """Syncs are slow, so that a crash is likely between a response that was sent too early and the sync of its
-    records."""
     IGNORED_FSYNCS = {"offsets-fsync": f"*/{OFFSETS_TOPIC}-*.log"}
+    SWITCHES = ABLATIONS
 
-    def __init__(self, seed: int, ablation: str | None = None, *, keep_trace: bool = False) -> None:
-        super().__init__(seed, ablation, keep_trace=keep_trace)
+    def __init__(self, seed: int, ablation: str | None = None) -> None:
+        super().__init__(seed, ablation)
+        self.node = self.system = FaultyNode(
+            self.NAME, seed, sync_ms_max=SYNC_MS_MAX, ignored_fsync_glob=self._ignored_fsync_glob
+        )
         self.records = History()
         self.history = GroupHistory()
         draw = self._random = self.node.random
         offsets_partitions = draw.choice((1, 2, 5))
-        self.node.settings = replace(
-            self.node.settings,
+        self.node.server.settings = replace(
+            self.node.server.settings,
             group_min_session_timeout_ms=100,
             group_initial_rebalance_delay_ms=draw.choice((0, 100, 1000)),
             offsets_topic_num_partitions=offsets_partitions,
@@ -92,7 +91,11 @@ class GroupsScenario(NodeScenario):
         self._workloads: list[ClusterWorkload] = []
         self._members: list[ClientProcess] = []
         self._clients = GroupClients(
-            self.node, f"{self.node.server.name}:{PORT}", self.history, metadata_max_age_ms=METADATA_AGE_MS_MAX
+            self.node.simulation,
+            self.node.clients,
+            f"{self.node.server.name}:{PORT}",
+            self.history,
+            metadata_max_age_ms=METADATA_AGE_MS_MAX,
         )
         self._sizes: dict[str, int] = {}
         self._is_quiet = False
@@ -101,22 +104,14 @@ class GroupsScenario(NodeScenario):
         """Members that use the instance id of a running static member. They are killed before groups must become
         stable."""
 
-    @classmethod
-    def ablations(cls) -> tuple[str, ...]:
-        return (*ABLATIONS, *super().ablations())
-
-    def apply_ablation(self) -> AbstractContextManager[object]:
-        switch = ABLATIONS.get(self.ablation or "")
-        return super().apply_ablation() if switch is None else switch()
-
     async def main(self) -> None:
         node = self.node
-        await node.boot()
+        await node.server.boot_and_wait()
         for topic, count in self._topics.items():
             await node.run_client(partial(RawClient.create_topic, name=topic, partitions=count))
         self._build_workloads()
         self._build_members()
-        workload_tasks = [node.clients[0].spawn(workload.run(), name=workload.name) for workload in self._workloads]
+        workload_tasks = self._spawn(self._workloads)
         churn = asyncio.create_task(self._churn())
         await node.inject_faults(FAULT_INTERVAL_S_MAX)
         churn.cancel()
@@ -124,7 +119,7 @@ class GroupsScenario(NodeScenario):
             await churn
         node.heal()
         await self._stop_churn()
-        await self._check_progress()
+        await self._check_progress(self._workloads)
         for workload in self._workloads:
             workload.stop()
         await asyncio.gather(*workload_tasks)
@@ -140,7 +135,7 @@ class GroupsScenario(NodeScenario):
         await node.restart()
         await self._read_final_state()
         self.records.logs = await node.read_logs(self._partitions)
-        await node.stop()
+        await node.server.stop()
 
     def check(self) -> Iterable[object]:
         return [*check_records(self.records), *check_groups(self.history)]
@@ -157,8 +152,8 @@ class GroupsScenario(NodeScenario):
     def _build_workloads(self) -> None:
         draw, open_cluster = self._random, self._clients.open_cluster
 
-        def common(name: str) -> tuple[str, ClusterFactory, random.Random]:
-            return name, open_cluster, self.node.simulation.random_for(name)
+        def common(name: str) -> tuple[str, random.Random, ClusterFactory]:
+            return name, self.node.simulation.random_for(name), open_cluster
 
         for number in range(draw.randint(1, 2)):
             self._workloads.append(ClusterProducer(*common(f"producer-{number}"), self._partitions, self.records))
@@ -229,25 +224,13 @@ class GroupsScenario(NodeScenario):
         for duplicate in self._duplicate_instances:
             duplicate.kill()
 
-        async def are_all_active() -> bool:
+        def are_all_active() -> bool:
             for member in self._members:
                 member.start()
             return all(member.is_active for member in self._members)
 
-        if not await self.node.wait_until(are_all_active):
+        if not await self.node.outcome.poll_until(are_all_active):
             raise ScenarioError("a consumer did not stop")
-
-    async def _check_progress(self) -> None:
-        required = [workload for workload in self._workloads if workload.MUST_PROGRESS]
-        targets = {workload.name: workload.progress + PROGRESS_MIN for workload in required}
-        stuck: list[str] = []
-
-        async def is_over() -> bool:
-            stuck[:] = [name for workload in required if workload.progress < targets[name := workload.name]]
-            return not stuck
-
-        if not await self.node.wait_until(is_over):
-            self.node.outcome.add_violation(f"no progress after healing: {', '.join(stuck)}")
 
     async def _read_end_offsets(self) -> None:
         """Reads the end offsets after the last produce request. First reads the partition counts, because topics may
@@ -271,7 +254,7 @@ class GroupsScenario(NodeScenario):
                 for group in self._groups
             )
 
-        if not await self.node.wait_until(lambda: self._run_client(are_stable())):
+        if not await self.node.outcome.poll_until(lambda: run_client(self.node.clients[0], are_stable())):
             for group in self._groups:
                 where = f"{self.history.final_groups[group]}, at {committed[group]} of {self.history.end_offsets}"
                 self.node.outcome.add_violation(f"{group} of {self._sizes[group]} does not become stable: {where}")
@@ -295,11 +278,4 @@ class GroupsScenario(NodeScenario):
                 for group in sorted({commit.identity.group for commit in self.history.commits}):
                     await fetch_offsets(cluster, group, self._partitions)
 
-        await self._run_client(fetch_all())
-
-    async def _run_client(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Runs a client operation against a healthy node."""
-        try:
-            return await self.node.clients[0].run(operation)
-        except KafkaError as error:
-            raise ScenarioError(f"request to a healthy node failed: {error!r}") from error
+        await run_client(self.node.clients[0], fetch_all())

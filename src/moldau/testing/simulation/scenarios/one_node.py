@@ -13,7 +13,8 @@ from functools import partial
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.checkers.history import History, TopicChange
 from moldau.testing.simulation.checkers.records import check_records
-from moldau.testing.simulation.scenarios.scenario import NodeScenario
+from moldau.testing.simulation.scenarios.faulty_node import FaultyNode
+from moldau.testing.simulation.scenarios.scenario import Scenario
 from moldau.testing.simulation.workloads.client import RawClient
 from moldau.testing.simulation.workloads.records import (
     ClientFactory,
@@ -24,10 +25,10 @@ from moldau.testing.simulation.workloads.records import (
     TopicChurn,
 )
 
-PROGRESS_MIN = 3
+SYNC_MS_MAX = (0.5, 3.0, 20.0)
 
 
-class OneNodeScenario(NodeScenario):
+class OneNodeScenario(Scenario):
     NAME = "one-node"
     IGNORED_FSYNCS = {
         "fsync": "*/topic-*.log",
@@ -35,12 +36,15 @@ class OneNodeScenario(NodeScenario):
         "metadata-fsync": "*/__cluster_metadata-0/*.log",
     }
 
-    def __init__(self, seed: int, ablation: str | None = None, *, keep_trace: bool = False) -> None:
-        super().__init__(seed, ablation, keep_trace=keep_trace)
+    def __init__(self, seed: int, ablation: str | None = None) -> None:
+        super().__init__(seed, ablation)
+        self.node = self.system = FaultyNode(
+            self.NAME, seed, sync_ms_max=SYNC_MS_MAX, ignored_fsync_glob=self._ignored_fsync_glob
+        )
         self.history = History()
         draw = self._random = self.node.random
-        self.node.settings = replace(
-            self.node.settings,
+        self.node.server.settings = replace(
+            self.node.server.settings,
             topic_defaults=TopicSettings(
                 segment_bytes=draw.choice((10_000, 50_000, 1_000_000)), index_interval_bytes=draw.choice((100, 4096))
             ),
@@ -52,17 +56,17 @@ class OneNodeScenario(NodeScenario):
 
     async def main(self) -> None:
         node = self.node
-        await node.boot()
+        await node.server.boot_and_wait()
         await self._create_topics()
         self._workloads = self._build_workloads()
-        workload_tasks = [node.clients[0].spawn(workload.run(), name=workload.name) for workload in self._workloads]
+        workload_tasks = self._spawn(self._workloads)
         await node.inject_faults()
         node.heal()
-        await self._check_progress()
+        await self._check_progress(self._workloads, lambda: bool(self.history.unexpected_errors))
         for workload in self._workloads:
             workload.stop()
         await asyncio.gather(*workload_tasks)
-        if not node.outcome.violations:
+        if not node.outcome.violations and not self.history.unexpected_errors:
             await self._catch_up()
         before = await node.read_logs(self._partitions)
         await node.restart()
@@ -73,7 +77,7 @@ class OneNodeScenario(NodeScenario):
             if list(self.history.logs.get(partition, ()))[: len(log)] != log:
                 node.outcome.add_violation(f"a clean restart changed {partition[0]}-{partition[1]}")
         self.history.topics = list(await node.run_client(RawClient.topics))
-        await node.stop()
+        await node.server.stop()
 
     def check(self) -> Iterable[object]:
         return check_records(self.history)
@@ -93,8 +97,8 @@ class OneNodeScenario(NodeScenario):
     def _build_workloads(self) -> list[ClientWorkload]:
         draw = self._random
 
-        def common(name: str) -> tuple[str, ClientFactory, random.Random, History]:
-            return name, self.node.connect, self.node.simulation.random_for(name), self.history
+        def common(name: str) -> tuple[str, random.Random, ClientFactory, History]:
+            return name, self.node.simulation.random_for(name), self.node.connect, self.history
 
         workloads: list[ClientWorkload] = [TopicChurn(*common("admin"))]
         for number in range(draw.randint(1, 4)):
@@ -104,18 +108,6 @@ class OneNodeScenario(NodeScenario):
         for number in range(draw.randint(1, 3)):
             workloads.append(PartitionConsumer(*common(f"consumer-{number}"), draw.choice(self._partitions)))
         return workloads
-
-    async def _check_progress(self) -> None:
-        targets = {workload.name: workload.progress + PROGRESS_MIN for workload in self._workloads}
-        stuck: list[str] = []
-
-        async def is_over() -> bool:
-            stuck[:] = [workload.name for workload in self._workloads if workload.progress < targets[workload.name]]
-            return not stuck or bool(self.history.unexpected_errors)
-
-        await self.node.wait_until(is_over)
-        if stuck:
-            self.node.outcome.add_violation(f"no progress after healing: {', '.join(stuck)}")
 
     async def _catch_up(self) -> None:
         """Makes the consumers read their partitions to the end, so that the checker finds missed records."""

@@ -1,53 +1,42 @@
-"""Base classes of scenarios, and the runner of seeds."""
+"""Base class of scenarios, and the runner of seeds."""
 
+import asyncio
 import multiprocessing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from moldau.testing.simulation.platform.loop import DeadlockError, LivelockError
-from moldau.testing.simulation.platform.simulation import Host, Simulation, SimulationTimeout, UnhandledError
+from moldau.testing.simulation.platform.simulation import SimulationTimeout, UnhandledError
+from moldau.testing.simulation.scenarios.faulty_cluster import FaultyCluster
 from moldau.testing.simulation.scenarios.faulty_node import FaultyNode
 from moldau.testing.simulation.scenarios.outcome import ScenarioError, SimulationOutcome, capture_log
+from moldau.testing.simulation.workloads.workload import Workload
 
 RUN_TIMEOUT_MS = 600_000
-
-
-class SystemUnderTest(Protocol):
-    """A faulty node or a faulty cluster."""
-
-    simulation: Simulation
-    outcome: SimulationOutcome
-    clients: list[Host]
-
-    def add_client(self, name: str) -> Host: ...
-
-    def wall_ms(self) -> int: ...
+PROGRESS_MIN = 3
 
 
 class Scenario:
     NAME: ClassVar[str]
-    IGNORED_FSYNCS: ClassVar[dict[str, str]] = {}
+    IGNORED_FSYNCS: ClassVar[Mapping[str, str]] = {}
     """The ablations that disable fsync, by name. The value is a glob of the files or directories whose fsync is
     disabled."""
+    SWITCHES: ClassVar[Mapping[str, Callable[[], AbstractContextManager[object]]]] = {}
+    """The other ablations, by name. The value returns a context manager that disables a safeguard in the code under
+    test."""
+    system: FaultyNode | FaultyCluster
 
-    def __init__(self, seed: int, ablation: str | None = None, *, keep_trace: bool = False) -> None:
+    def __init__(self, seed: int, ablation: str | None = None) -> None:
         if ablation is not None and ablation not in self.ablations():
             raise ValueError(f"no such ablation: {ablation!r}; known are {', '.join(self.ablations())}")
-        self.ablation = ablation
-        self.system = self._build_system(seed, self.IGNORED_FSYNCS.get(ablation or "", ""), keep_trace)
-
-    def _build_system(self, seed: int, ignored_fsync_glob: str, keep_trace: bool) -> SystemUnderTest:
-        raise NotImplementedError
+        self.ablation = ablation or ""
+        self._ignored_fsync_glob = self.IGNORED_FSYNCS.get(self.ablation, "")
 
     @classmethod
     def ablations(cls) -> tuple[str, ...]:
-        return tuple(cls.IGNORED_FSYNCS)
-
-    def apply_ablation(self) -> AbstractContextManager[object]:
-        """Returns a context manager that disables the safeguard of the ablation in the code under test."""
-        return nullcontext()
+        return (*cls.SWITCHES, *cls.IGNORED_FSYNCS)
 
     async def main(self) -> None:
         raise NotImplementedError
@@ -61,9 +50,9 @@ class Scenario:
 
     def run(self) -> SimulationOutcome:
         simulation, outcome = self.system.simulation, self.system.outcome
-        with capture_log(self.system.wall_ms, outcome.add_violation) as lines:
+        with capture_log(simulation.loop, outcome.add_violation) as lines:
             try:
-                with self.apply_ablation():
+                with self.SWITCHES.get(self.ablation, nullcontext)():
                     simulation.run(self.main, RUN_TIMEOUT_MS)
                 outcome.violations += map(str, self.check())
             except (
@@ -77,23 +66,26 @@ class Scenario:
                 outcome.add_violation(f"{type(error).__name__}: {error}")
             outcome.log = list(lines)
         outcome.trace_hash = simulation.trace_hash
-        outcome.notable_events = simulation.trace.notable_events()
+        outcome.notable_events = list(simulation.trace.notable_events)
         outcome.virtual_ms = simulation.loop.now_ns // 1_000_000
         self.add_counts()
         return outcome
 
+    def _spawn(self, workloads: Iterable[Workload]) -> list["asyncio.Task[None]"]:
+        """Starts the workloads on the first client host, which is never taken down."""
+        host = self.system.clients[0]
+        return [host.spawn(workload.run(), name=workload.name) for workload in workloads]
 
-class NodeScenario(Scenario):
-    """A scenario with a single node."""
+    async def _check_progress(self, workloads: Iterable[Workload], is_over: Callable[[], bool] = lambda: False) -> None:
+        """Waits until every workload has made progress. Stops waiting if `is_over` returns True."""
+        targets = [(each, each.progress + PROGRESS_MIN) for each in workloads if each.MUST_PROGRESS]
 
-    SYNC_MS_MAX: ClassVar[Sequence[float]] = (0.5, 3.0, 20.0)
-    node: FaultyNode
+        def stuck() -> list[str]:
+            return [workload.name for workload, target in targets if workload.progress < target]
 
-    def _build_system(self, seed: int, ignored_fsync_glob: str, keep_trace: bool) -> FaultyNode:
-        self.node = FaultyNode(
-            self.NAME, seed, sync_ms_max=self.SYNC_MS_MAX, ignored_fsync_glob=ignored_fsync_glob, keep_trace=keep_trace
+        await self.system.outcome.wait_until(
+            lambda: not stuck() or is_over(), lambda: f"progress of {', '.join(stuck())} after healing"
         )
-        return self.node
 
 
 @contextmanager

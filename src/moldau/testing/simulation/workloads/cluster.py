@@ -24,7 +24,7 @@ from moldau.testing.simulation.checkers.history import (
     UnexpectedError,
 )
 from moldau.testing.simulation.checkers.hooks import TO_CONTROLLER, RecordedRequests
-from moldau.testing.simulation.workloads.groups import ClusterFactory, ClusterWorkload
+from moldau.testing.simulation.workloads.groups import ClusterWorkload
 from moldau.testing.simulation.workloads.recorder import RecordingCluster
 from moldau.wire.api_keys import ApiKey
 
@@ -36,22 +36,15 @@ VOTERS_MIN = 2
 LISTENER = "PLAINTEXT"
 
 
+@dataclass(eq=False)
 class PartitionReader(ClusterWorkload):
     """Reads partitions from their start without a group. Reads each record once."""
 
     MUST_PROGRESS = False
 
-    def __init__(
-        self,
-        name: str,
-        open_cluster: ClusterFactory,
-        randomness: random.Random,
-        partitions: Sequence[Partition],
-        history: ClusterHistory,
-    ) -> None:
-        super().__init__(name, open_cluster, randomness)
-        self.positions: dict[Partition, int] = dict.fromkeys(partitions, 0)
-        self.history = history
+    positions: dict[Partition, int]
+    """The next offset to read, by partition."""
+    history: ClusterHistory
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         draw = self.randomness

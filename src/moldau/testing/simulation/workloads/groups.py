@@ -4,10 +4,8 @@ All workloads use a RecordingCluster, which writes the history.
 """
 
 import asyncio
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.errors import ErrorCode, KafkaError
@@ -28,6 +26,7 @@ from moldau.testing.simulation.workloads.group_requests import (
 )
 from moldau.testing.simulation.workloads.recorder import RecordingCluster
 from moldau.testing.simulation.workloads.records import TIMESTAMP_MS
+from moldau.testing.simulation.workloads.workload import Workload
 
 ClusterFactory = Callable[[str], RecordingCluster]
 """A function that opens a cluster client with this client id on a fixed host."""
@@ -40,21 +39,10 @@ RECENT_SYNCS_MAX = 40
 
 
 @dataclass(eq=False)
-class ClusterWorkload:
-    """A client that reopens its cluster after an error. `progress` counts completed operations."""
+class ClusterWorkload(Workload):
+    """A client that reopens its cluster after an error."""
 
-    MUST_PROGRESS: ClassVar[bool] = True
-    """Whether the workload always has work, so that a lack of progress is a violation."""
-
-    name: str
     open_cluster: ClusterFactory
-    randomness: random.Random
-    progress: int = field(default=0, init=False)
-    _stopping: bool = field(default=False, init=False)
-
-    def stop(self) -> None:
-        """Ends the workload after the current step."""
-        self._stopping = True
 
     async def run(self) -> None:
         while not self._stopping:
@@ -65,7 +53,7 @@ class ClusterWorkload:
                 while not self._stopping:
                     await self._run_once(cluster)
             except KafkaError:
-                await asyncio.sleep(self.randomness.uniform(0.001, 0.3))
+                await self._sleep_after_error()
             finally:
                 await cluster.close()
 

@@ -4,7 +4,6 @@ Workloads continue during crashes and errors until they are stopped. They record
 """
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from moldau.testing.simulation.checkers.history import (
     UnexpectedError,
 )
 from moldau.testing.simulation.workloads.client import EARLIEST, READ_BYTES, PartitionFetch, RawClient
+from moldau.testing.simulation.workloads.workload import Workload
 from moldau.wire.codec import Message
 from moldau.wire.kio import ErrorCode
 
@@ -38,20 +38,12 @@ COMPRESSIONS = (compression.NONE, compression.NONE, compression.GZIP, compressio
 
 
 @dataclass(eq=False)
-class ClientWorkload:
-    """A client that reconnects after errors. `progress` counts completed operations."""
+class ClientWorkload(Workload):
+    """A client that reconnects after errors."""
 
-    name: str
     connect: ClientFactory
-    randomness: random.Random
     history: History
-    progress: int = field(default=0, init=False)
     _client: RawClient | None = field(default=None, init=False)
-    _stopping: bool = field(default=False, init=False)
-
-    def stop(self) -> None:
-        """Ends the workload after the current step."""
-        self._stopping = True
 
     async def run(self) -> None:
         while not self._stopping:
@@ -59,7 +51,7 @@ class ClientWorkload:
                 await self._run_once(await self._connection())
             except KafkaError:
                 self._disconnect()
-                await asyncio.sleep(self.randomness.uniform(0.001, 0.3))
+                await self._sleep_after_error()
         self._disconnect()
 
     async def run_once(self) -> None:
