@@ -147,7 +147,7 @@ def two_producers_with_one_id(history: History) -> None:
         ("non-monotonic poll", polled_again),
         ("poll skip", skipped),
         ("poll skip", skipped_at_the_start),
-        ("poll skip", skipped_inside),
+        ("internal poll skip", skipped_inside),
         ("read above the high watermark", above),
         ("high watermark fell", fell),
         ("vanished", vanished),

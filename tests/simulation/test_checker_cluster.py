@@ -2,7 +2,6 @@
 
 import pytest
 
-from moldau.testing.simulation.checkers.cluster import check_cluster
 from moldau.testing.simulation.checkers.history import (
     ClusterHistory,
     Partition,
@@ -10,6 +9,7 @@ from moldau.testing.simulation.checkers.history import (
     TopicChange,
     UnexpectedError,
 )
+from moldau.testing.simulation.checkers.records import check_cluster
 
 ORDERS: Partition = ("orders", 0)
 A, B, C = b"a", b"b", b"c"

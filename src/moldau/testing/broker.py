@@ -9,8 +9,6 @@ Two settings differ from a node's defaults: `group.initial.rebalance.delay.ms` i
 and `offsets.topic.num.partitions` is 4. The `settings` argument overrides them.
 """
 
-import asyncio
-import threading
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 
@@ -18,6 +16,7 @@ from moldau.controller.requests import NewTopic
 from moldau.node.node import Node
 from moldau.platform.system import system_platform
 from moldau.settings.sources import build_settings
+from moldau.testing.node_thread import NodeThread
 
 DEFAULTS = {
     "listen": "127.0.0.1:0",
@@ -35,20 +34,15 @@ class Broker:
         self, topics: Iterable[str] | Mapping[str, int] = (), settings: Mapping[str, str] | None = None
     ) -> None:
         """`topics` are names, or a mapping of names to partition counts. `settings` use Kafka's names."""
-        if isinstance(topics, str):
-            topics = [topics]
-        self._topics = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)
-        overrides = {**DEFAULTS, **(settings or {})}
-        self._settings = build_settings(flags=overrides)
+        self._topics = topics
+        self._settings = build_settings(flags={**DEFAULTS, **(settings or {})})
         self._node: Node | None = None
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: NodeThread | None = None
 
     @property
     def bootstrap(self) -> str:
         """The bootstrap address, `host:port`."""
-        assert self._node is not None, "the broker is not running"
-        return self._node.addresses[0].address
+        return self.node.addresses[0].address
 
     @property
     def node(self) -> Node:
@@ -58,82 +52,67 @@ class Broker:
     # In the caller's event loop
 
     async def __aenter__(self) -> "Broker":
-        await self._start()
+        node = Node(system_platform(), self._settings)
+        await node.start()
+        try:
+            await create_topics(node, self._topics)
+        except BaseException:
+            await node.stop()
+            raise
+        self._node = node
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stop(check=kind is None)
-
-    async def _start(self) -> None:
-        node = Node(system_platform(), self._settings)
-        await node.start()
-        self._node = node
-        try:
-            await self._create_topics(node)
-        except BaseException:
-            await self._stop(check=False)
-            raise
-
-    async def _create_topics(self, node: Node) -> None:
-        new = [NewTopic(name, partitions) for name, partitions in self._topics.items()]
-        if new:
-            for created in await node.broker.controller.create_topics(new):
-                if created.error is not None:
-                    raise created.error
-
-    async def _stop(self, *, check: bool) -> None:
-        node, self._node = self._node, None
-        if node is None:
-            return
+        node, self._node = self.node, None
         await node.stop()
-        if check and node.unexpected_errors:
-            raise AssertionError(
-                f"{node.unexpected_errors} requests failed with an unexpected error: see the broker's log"
-            )
+        if kind is None:
+            _check(node)
 
     # In a thread
 
     def __enter__(self) -> "Broker":
-        started = threading.Event()
-        failure: list[BaseException] = []
-
-        def run() -> None:
+        thread = NodeThread(self._settings)
+        try:
+            thread.start().result()
             try:
-                with asyncio.Runner(loop_factory=new_loop) as runner:
-                    self._loop = runner.get_loop()
-                    runner.run(self._start())
-                    started.set()
-                    self._loop.run_forever()
-            except BaseException as error:
-                failure.append(error)
-            finally:
-                started.set()
-
-        self._thread = threading.Thread(target=run, name="moldau-broker", daemon=True)
-        self._thread.start()
-        started.wait()
-        if failure:
-            self._thread.join()
-            raise failure[0]
+                thread.submit(create_topics(thread.node, self._topics)).result()
+            except BaseException:
+                thread.stop().result()
+                raise
+        except BaseException:
+            thread.join()
+            raise
+        self._thread, self._node = thread, thread.node
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._loop is not None
         assert self._thread is not None
+        node, self._node = self.node, None
         try:
-            asyncio.run_coroutine_threadsafe(self._stop(check=kind is None), self._loop).result()
+            self._thread.stop().result()
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+        if kind is None:
+            _check(node)
 
 
-def new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+async def create_topics(node: Node, topics: Iterable[str] | Mapping[str, int]) -> None:
+    """Creates topics with these names, or with these names and partition counts. Raises the error of a topic that
+    cannot be created."""
+    if isinstance(topics, str):
+        topics = [topics]
+    counts = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)
+    if counts:
+        new = [NewTopic(name, partitions) for name, partitions in counts.items()]
+        for created in await node.broker.controller_channel.create_topics(new):
+            if created.error is not None:
+                raise created.error
+
+
+def _check(node: Node) -> None:
+    if node.unexpected_errors:
+        raise AssertionError(f"{node.unexpected_errors} requests failed with an unexpected error: see the broker's log")

@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from moldau.controller.requests import NewTopic
 from moldau.node.meta_properties import new_cluster_id
 from moldau.node.node import Node
 from moldau.platform.system import system_platform
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.sources import build_settings
+from moldau.testing.broker import create_topics
 from moldau.testing.links import NodeLinks
 from moldau.testing.node_thread import NodeThread
 
@@ -45,9 +45,7 @@ class Cluster:
     ) -> None:
         """`topics` are names, or a mapping of names to partition counts. `settings` use Kafka's names and apply to all
         nodes. Without `data_dir`, the data is in a temporary directory, which is removed when the cluster stops."""
-        if isinstance(topics, str):
-            topics = [topics]
-        self._topics = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)
+        self._topics = topics
         self._overrides = dict(settings or {})
         self._racks = racks
         self._is_temporary_directory = data_dir is None
@@ -74,24 +72,18 @@ class Cluster:
     @property
     def controller_id(self) -> int:
         """The id of the active controller according to most running nodes. -1 if they know no controller."""
-        views = [
-            thread.node.broker.quorum.leader_id
-            for node_id, thread in sorted(self._running.items())
-            if node_id not in self._paused
-        ]
+        views = [node.broker.quorum.leader_id for node in self._responsive_nodes()]
         return max(views, key=views.count, default=-1)
 
     def leader_of(self, topic: str, partition: int = 0) -> int:
         """Returns the leader of a partition according to the newest metadata of the running nodes. Returns -1 if the
         partition has no leader."""
-        images = [
-            thread.node.broker.metadata.image
-            for node_id, thread in self._running.items()
-            if node_id not in self._paused
-        ]
-        newest = max(images, key=lambda image: image.offset)
-        found = newest.partition(topic, partition)
+        images = [node.broker.metadata.image for node in self._responsive_nodes()]
+        found = max(images, key=lambda image: image.offset).partition(topic, partition)
         return -1 if found is None else found.leader
+
+    def _responsive_nodes(self) -> list[Node]:
+        return [node for node_id, node in self.nodes.items() if node_id not in self._paused]
 
     # Faults
 
@@ -144,7 +136,8 @@ class Cluster:
     def __enter__(self) -> "Cluster":
         try:
             self._start_nodes(list(self._ports))
-            self._create_topics()
+            thread = self._running[1]
+            thread.submit(create_topics(thread.node, self._topics)).result()
         except BaseException:
             self._kill_all()
             self._remove_data()
@@ -206,15 +199,6 @@ class Cluster:
         if self._racks is not None:
             settings["broker.rack"] = self._racks[(node_id - 1) % len(self._racks)]
         return build_settings(flags=settings)
-
-    def _create_topics(self) -> None:
-        new = [NewTopic(name, partitions) for name, partitions in self._topics.items()]
-        if not new:
-            return
-        thread = self._running[1]
-        for created in thread.submit(thread.node.broker.controller_channel.create_topics(new)).result():
-            if created.error is not None:
-                raise created.error
 
     def _kill_all(self) -> None:
         for node_id in list(self._running):

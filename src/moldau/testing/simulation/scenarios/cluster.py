@@ -18,11 +18,11 @@ from moldau.records.record import iterate_records
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.ablations.cluster import ABLATIONS
-from moldau.testing.simulation.checkers.cluster import check_cluster
 from moldau.testing.simulation.checkers.groups import check_groups
 from moldau.testing.simulation.checkers.history import ClusterHistory, LogContent, Partition, TopicChange
 from moldau.testing.simulation.checkers.history_groups import GroupHistory, OperationResult
 from moldau.testing.simulation.checkers.hooks import install_hooks, new_request_buffers
+from moldau.testing.simulation.checkers.records import check_cluster
 from moldau.testing.simulation.scenarios.client_process import ClientProcess, GroupClients, run_client
 from moldau.testing.simulation.scenarios.faulty_cluster import FaultPlan, FaultyCluster
 from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
