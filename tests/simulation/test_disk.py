@@ -414,19 +414,6 @@ def test_a_full_disk_writes_a_part_and_recovers_with_free_space() -> None:
     run(main)
 
 
-def test_a_flipped_bit_shows_before_and_after_a_crash() -> None:
-    async def main() -> None:
-        disk = make_disk()
-        file = await make_file(disk, "/x.log", bytes(100))
-        assert disk.flip_bit("*.index") is None
-        assert disk.flip_bit("*.log") is not None
-        damaged = file.read(0, 100)
-        assert sum(byte.bit_count() for byte in damaged) == 1
-        assert read(disk.crash(), "/x.log") == damaged
-
-    run(main)
-
-
 def test_ignored_fsyncs_make_nothing_durable() -> None:
     async def one(seed: int) -> bool:
         disk = make_disk(seed, ignored_fsync_glob="*")

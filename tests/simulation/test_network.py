@@ -168,7 +168,6 @@ def test_a_slow_reader_pauses_the_writer_until_it_reads_again() -> None:
         await asyncio.sleep(1)
         protocols[0].transport.pause_reading()
         writer.transport.set_write_buffer_limits(high=1000, low=100)
-        assert writer.transport.get_write_buffer_limits() == (100, 1000)
         writer.transport.write(bytes(1_000_000))
         await asyncio.sleep(10)
         assert writer.paused == 1

@@ -17,7 +17,14 @@ from moldau.platform.disk import Buffer
 from moldau.platform.group_commit import Done, GroupCommit
 from moldau.platform.os_disk import TEMPORARY_SUFFIX
 from moldau.testing.simulation.platform.trace import Trace
-from moldau.testing.simulation.platform.volume import Inode, SimulatedDirectory, SyncSnapshot, Volume, split_path
+from moldau.testing.simulation.platform.volume import (
+    Inode,
+    NameChange,
+    SimulatedDirectory,
+    SyncSnapshot,
+    Volume,
+    split_path,
+)
 
 CAPACITY_BYTES = 1 << 40
 
@@ -96,40 +103,18 @@ class SimulatedDisk:
         self.faults.append(fault)
         return fault
 
-    def flip_bit(self, path: str) -> tuple[str, int] | None:
-        """Flips one durable bit in a random file that matches the glob. Returns the file and the position, or None if
-        no file matches."""
-        files = [
-            (name, inode)
-            for name, inode in self.volume.files()
-            if fnmatch.fnmatchcase(name, path) and inode.durable_size
-        ]
-        if not files:
-            return None
-        name, inode = self.random.choice(files)
-        position = self.random.randrange(inode.durable_size)
-        inode.flip_bits(position, 1 << self.random.randrange(8))
-        self.trace_event("flip", name, position)
-        return name, position
-
     def crash(self) -> "SimulatedDisk":
         """Cuts the power. Returns the disk of the next boot."""
-        self._end_boot()
+        next_boot = self.kill()
         self.volume.crash(self.random)
         self.trace_event("crash")
-        return self._next_boot()
+        return next_boot
 
     def kill(self) -> "SimulatedDisk":
         """Ends only the process. No written data is lost, because it stays in the page cache. Returns the disk of the
         next boot."""
-        self._end_boot()
-        return self._next_boot()
-
-    def _end_boot(self) -> None:
         self.check_alive()
         self._is_dead = True
-
-    def _next_boot(self) -> "SimulatedDisk":
         return SimulatedDisk(self.random, self._trace, self.settings, volume=self.volume, name=self._name)
 
     # For files
@@ -231,11 +216,9 @@ class SimulatedDisk:
 
     def remove(self, path: str) -> None:
         self.check_alive()
-        parts = split_path(path)
-        directory = self.volume.find("/".join(parts[:-1]))
-        if isinstance(directory, SimulatedDirectory) and parts[-1] in directory.names:
+        if self.volume.find(path) is not None:
             self.trace_event("remove", path)
-            self.volume.remove(directory, parts[-1])
+            self.volume.remove(*self._parent(path))
 
     def space(self, path: str) -> tuple[int, int]:
         self.check_alive()
@@ -246,10 +229,9 @@ class SimulatedDisk:
         directory = self.volume.find(path)
         if not isinstance(directory, SimulatedDirectory):
             raise FileNotFoundError(errno.ENOENT, "no such directory", path)
-        sync = self._directory_syncs.get(directory)
-        if sync is None:
-            sync = self._directory_syncs[directory] = _DirectorySync(self, directory, path)
-        await sync.sync()
+        if directory not in self._directory_syncs:
+            self._directory_syncs[directory] = _DirectorySync(self, directory, path)
+        await self._directory_syncs[directory].sync()
 
     async def replace(self, path: str, data: bytes) -> None:
         self.check_alive()
@@ -266,18 +248,15 @@ class SimulatedDisk:
         queue = self._replacements[path]
         while queue:
             data, waiter = queue[0]
-            error = None
             try:
                 await self._replace_one(path, data)
-            except OSError as caught:
-                error = caught
-            queue.popleft()
-            if waiter.done():
-                continue
-            if error is None:
-                waiter.set_result(None)
+            except OSError as error:
+                if not waiter.done():
+                    waiter.set_exception(error)
             else:
-                waiter.set_exception(error)
+                if not waiter.done():
+                    waiter.set_result(None)
+            queue.popleft()
         del self._replacements[path]
 
     async def _replace_one(self, path: str, data: bytes) -> None:
@@ -402,7 +381,7 @@ class _DirectorySync(GroupCommit):
         changes = self._disk.volume.pending_changes(self._directory)
         asyncio.get_running_loop().call_later(self._disk.draw_sync_s(), self._finish, changes, done)
 
-    def _finish(self, changes: list[object], done: Done) -> None:
+    def _finish(self, changes: list[NameChange], done: Done) -> None:
         try:
             self._disk.check_fault("sync_directory", self._path)
         except OSError as error:

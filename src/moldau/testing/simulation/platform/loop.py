@@ -69,34 +69,12 @@ current_incarnation: ContextVar[Incarnation] = ContextVar("current_incarnation",
 
 class SimulatedHandle(asyncio.Handle):
     __slots__ = ("incarnation",)
-
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        args: tuple[object, ...],
-        loop: asyncio.AbstractEventLoop,
-        context: contextvars.Context | None,
-    ) -> None:
-        # An empty context is falsy, so test for None.
-        context = contextvars.copy_context() if context is None else context
-        self.incarnation = context.get(current_incarnation, OUTSIDE)
-        super().__init__(callback, args, loop, context)
+    incarnation: Incarnation
 
 
 class SimulatedTimer(asyncio.TimerHandle):
     __slots__ = ("incarnation",)
-
-    def __init__(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[object, ...],
-        loop: asyncio.AbstractEventLoop,
-        context: contextvars.Context | None,
-    ) -> None:
-        context = contextvars.copy_context() if context is None else context
-        self.incarnation = context.get(current_incarnation, OUTSIDE)
-        super().__init__(when, callback, args, loop, context)
+    incarnation: Incarnation
 
 
 class SimulatedFuture(asyncio.Future[Any]):
@@ -106,20 +84,12 @@ class SimulatedFuture(asyncio.Future[Any]):
 
 
 class SimulatedTask(asyncio.Task[Any]):
+    context: contextvars.Context
+    """The context in which the coroutine is closed after a crash."""
     incarnation: Incarnation
 
 
 _AnyHandle = SimulatedHandle | SimulatedTimer
-
-
-@dataclass(eq=False, slots=True)
-class _OwnedTask:
-    """A task, with the coroutine and the context that are needed to end the task after a crash."""
-
-    task: asyncio.Task[Any]
-    coroutine: Any
-    context: contextvars.Context
-    incarnation: Incarnation
 
 
 class SimulatedLoop(DeterministicLoop):
@@ -140,7 +110,7 @@ class SimulatedLoop(DeterministicLoop):
         self._timer_lateness_ns = int(timer_lateness_ms_max * 1e6) if randomness else 0
         self._callbacks_max = callbacks_max
         self._callbacks = 0
-        self._now_ns = 0
+        self.now_ns = 0
         self._ready: deque[_AnyHandle] = deque()
         self._timers: list[tuple[int, int, SimulatedTimer]] = []
         self._timers_created = 0
@@ -148,7 +118,7 @@ class SimulatedLoop(DeterministicLoop):
         """Callbacks of paused incarnations, in the order in which they became ready."""
         self.on_iteration: Callable[[], None] | None = None
         """A function that is called between two iterations of the loop. It must not change the simulated state."""
-        self._tasks: dict[int, _OwnedTask] = {}
+        self._tasks: dict[int, SimulatedTask] = {}
         self._tasks_created = 0
         self._running = False
         self._stopping = False
@@ -160,11 +130,7 @@ class SimulatedLoop(DeterministicLoop):
 
     def time(self) -> float:
         """Returns the virtual time on the clock of the host whose code is running."""
-        return self._now_ns / NANOSECONDS * current_incarnation.get().clock_rate
-
-    @property
-    def now_ns(self) -> int:
-        return self._now_ns
+        return self.now_ns / NANOSECONDS * current_incarnation.get().clock_rate
 
     # Scheduling
 
@@ -172,7 +138,9 @@ class SimulatedLoop(DeterministicLoop):
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> SimulatedHandle:
         self._check_closed()
+        context = contextvars.copy_context() if context is None else context
         handle = SimulatedHandle(callback, args, self, context)
+        handle.incarnation = context.get(current_incarnation, OUTSIDE)
         self._ready.append(handle)
         return handle
 
@@ -184,21 +152,33 @@ class SimulatedLoop(DeterministicLoop):
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> SimulatedTimer:
-        timer = SimulatedTimer(0.0, callback, args, self, context)
+        timer = self._new_timer(0.0, callback, args, context)
         rate = timer.incarnation.clock_rate
-        timer._when = self._now_ns / NANOSECONDS * rate + delay  # type: ignore[attr-defined]
-        return self._set_timer(timer, self._now_ns + math.ceil(delay / rate * NANOSECONDS))
+        timer._when = self.now_ns / NANOSECONDS * rate + delay  # type: ignore[attr-defined]
+        return self._set_timer(timer, self.now_ns + math.ceil(delay / rate * NANOSECONDS))
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> SimulatedTimer:
-        timer = SimulatedTimer(when, callback, args, self, context)
+        timer = self._new_timer(when, callback, args, context)
         return self._set_timer(timer, math.ceil(when / timer.incarnation.clock_rate * NANOSECONDS))
+
+    def _new_timer(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[object, ...],
+        context: contextvars.Context | None,
+    ) -> SimulatedTimer:
+        context = contextvars.copy_context() if context is None else context
+        timer = SimulatedTimer(when, callback, args, self, context)
+        timer.incarnation = context.get(current_incarnation, OUTSIDE)
+        return timer
 
     def _set_timer(self, timer: SimulatedTimer, when_ns: int) -> SimulatedTimer:
         self._check_closed()
         timer._scheduled = True  # type: ignore[attr-defined]
-        when_ns = max(when_ns, self._now_ns)
+        when_ns = max(when_ns, self.now_ns)
         if self._timer_lateness_ns:
             assert self._random is not None
             when_ns += self._random.randrange(self._timer_lateness_ns)
@@ -219,19 +199,19 @@ class SimulatedLoop(DeterministicLoop):
     ) -> asyncio.Task[Any]:
         self._check_closed()
         context = contextvars.copy_context() if context is None else context
-        incarnation = context.get(current_incarnation, OUTSIDE)
         self._tasks_created += 1
         number = self._tasks_created
         # Number the tasks per loop, because asyncio numbers tasks across all loops of a process. Such numbers would
         # differ from run to run.
         label = str(name) if name is not None else f"{getattr(coro, '__qualname__', 'task')}#{number}"
-        task: SimulatedTask = SimulatedTask(coro, loop=self, name=label, context=context, **options)
-        task.incarnation = incarnation
-        if not incarnation.is_alive:
+        task = SimulatedTask(coro, loop=self, name=label, context=context, **options)
+        task.context = context
+        task.incarnation = context.get(current_incarnation, OUTSIDE)
+        if not task.incarnation.is_alive:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coro.close()
             return task
-        self._tasks[number] = _OwnedTask(task, coro, context, incarnation)
+        self._tasks[number] = task
         task.add_done_callback(functools.partial(self._forget_task, number), context=contextvars.Context())
         return task
 
@@ -241,12 +221,12 @@ class SimulatedLoop(DeterministicLoop):
     def destroy(self, incarnation: Incarnation) -> None:
         """Ends all tasks and timers of an incarnation. `finally` blocks run, but disk and network calls in them
         fail."""
-        owned_tasks = [(number, owned) for number, owned in self._tasks.items() if owned.incarnation is incarnation]
-        for number, owned in owned_tasks:
+        owned_tasks = [(number, task) for number, task in self._tasks.items() if task.incarnation is incarnation]
+        for number, task in owned_tasks:
             del self._tasks[number]
-            owned.task._log_destroy_pending = False  # type: ignore[attr-defined]
-        for _, owned in owned_tasks:
-            owned.context.run(_close_coroutine, owned.coroutine)
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        for _, task in owned_tasks:
+            task.context.run(_close_coroutine, task.get_coro())
         owned_tasks.clear()
         self._paused_handles.pop(incarnation, None)
         # Ready callbacks stay in the queue, because `_run` skips callbacks of a dead incarnation.
@@ -262,9 +242,6 @@ class SimulatedLoop(DeterministicLoop):
         """Resumes an incarnation. The callbacks kept during the pause become ready, in order."""
         incarnation.is_paused = False
         self._ready.extend(self._paused_handles.pop(incarnation, ()))
-
-    def get_task_factory(self) -> None:
-        return None
 
     # Running
 
@@ -327,9 +304,9 @@ class SimulatedLoop(DeterministicLoop):
             raise LivelockError(
                 f"{self._callbacks_max} callbacks were not enough; pending tasks:\n{self.pending_tasks()}"
             )
-        self.trace.add_step(self._now_ns, handle.incarnation.host, _callback_label(handle))
+        self.trace.add_step(self.now_ns, handle.incarnation.host, _callback_label(handle))
         handle._run()
-        self._now_ns += CALLBACK_NS
+        self.now_ns += CALLBACK_NS
 
     def _schedule_due_timers(self) -> None:
         """Makes due timers ready. If no callback is ready, time first advances to the next timer."""
@@ -339,8 +316,8 @@ class SimulatedLoop(DeterministicLoop):
         if not timers:
             return
         if not self._ready:
-            self._now_ns = max(self._now_ns, timers[0][0])
-        while timers and timers[0][0] <= self._now_ns:
+            self.now_ns = max(self.now_ns, timers[0][0])
+        while timers and timers[0][0] <= self.now_ns:
             timer = heapq.heappop(timers)[2]
             timer._scheduled = False  # type: ignore[attr-defined]
             self._ready.append(timer)
@@ -369,16 +346,14 @@ class SimulatedLoop(DeterministicLoop):
 
     def pending_tasks(self) -> str:
         """Describes each unfinished task and the line where it is suspended."""
-        lines = []
-        for owned in self._tasks.values():
-            if owned.incarnation.is_alive and not owned.task.done():
-                lines.append(f"  {owned.incarnation.host}: {owned.task.get_name()} at {_suspended_at(owned.coroutine)}")
+        lines = [
+            f"  {task.incarnation.host}: {task.get_name()} at {_suspended_at(task.get_coro())}"
+            for task in self._tasks.values()
+            if task.incarnation.is_alive and not task.done()
+        ]
         return "\n".join(lines) or "  (no task)"
 
     # Errors and generators
-
-    def get_exception_handler(self) -> Any:
-        return self._exception_handler
 
     def set_exception_handler(self, handler: Any) -> None:
         self._exception_handler = handler

@@ -15,7 +15,7 @@ from typing import Any
 
 from moldau.testing.simulation.platform.determinism import DeterminismError
 from moldau.testing.simulation.platform.loop import OUTSIDE, Incarnation, SimulatedLoop, current_incarnation
-from moldau.testing.simulation.platform.transport import SimulatedTransport, connect_pair
+from moldau.testing.simulation.platform.transport import SimulatedTransport
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
@@ -50,15 +50,15 @@ class SimulatedNetwork:
         self.loop = loop
         self.random = randomness
         self.settings = settings or NetworkSettings()
-        self._addresses: dict[str, str] = {}
-        self._listeners: dict[tuple[str, int], SimulatedServer] = {}
+        self.addresses: dict[str, str] = {}
+        self.listeners: dict[tuple[str, int], SimulatedServer] = {}
         self._next_port: dict[str, int] = {}
         self._partitioned: set[tuple[str, str]] = set()
         self._extra_delay_ms: dict[tuple[str, str], float] = {}
         self._transports: dict[int, SimulatedTransport] = {}
         self._transports_created = 0
         self._held_packets: list[tuple[str, str, Callable[[], None]]] = []
-        self._down: set[str] = set()
+        self.down: set[str] = set()
         self.counts: Counter[str] = Counter()
         """The numbers of lost packets and dropped duplicates."""
         self.add_host(OUTSIDE.host)
@@ -68,13 +68,10 @@ class SimulatedNetwork:
 
     def add_host(self, name: str) -> str:
         """Assigns an address to the host and returns it. The host keeps its address across restarts."""
-        if name not in self._addresses:
-            number = len(self._addresses) + 1
-            self._addresses[name] = f"10.0.{number // 250}.{number % 250}"
-        return self._addresses[name]
-
-    def address_of(self, host: str) -> str:
-        return self._addresses[host]
+        if name not in self.addresses:
+            number = len(self.addresses) + 1
+            self.addresses[name] = f"10.0.{number // 250}.{number % 250}"
+        return self.addresses[name]
 
     def partition(self, one: Collection[str], other: Collection[str], *, one_way: bool = False) -> None:
         """Blocks every path between the two sides. With `one_way`, blocks only the paths from `one` to `other`.
@@ -121,7 +118,7 @@ class SimulatedNetwork:
     def reset(self, one: Collection[str], other: Collection[str]) -> None:
         """Resets every connection between the two sides. Both ends of a connection see the reset."""
         for transport in list(self._transports.values()):
-            if transport.host in one and transport.peer_host in other:
+            if transport.host in one and transport.peer.host in other:
                 transport.reset()
                 transport.peer.reset()
 
@@ -132,24 +129,18 @@ class SimulatedNetwork:
         the program has ended, so the host refuses new connections. Otherwise the host does not respond.
         """
         if not is_machine_up:
-            self._down.add(host)
-        for key in [key for key in self._listeners if key[0] == host]:
-            del self._listeners[key]
+            self.down.add(host)
+        for key in [key for key in self.listeners if key[0] == host]:
+            del self.listeners[key]
         for transport in list(self._transports.values()):
             if transport.host == host:
                 transport.vanish(reset_peer=not silent)
 
     def restart(self, host: str) -> None:
-        self._down.discard(host)
+        self.down.discard(host)
         for transport in list(self._transports.values()):
-            if transport.peer_host == host and transport.has_peer_vanished:
+            if transport.peer.host == host and transport.peer.is_vanished:
                 self.send(host, transport.host, transport.reset)
-
-    def is_down(self, host: str) -> bool:
-        return host in self._down
-
-    def is_partitioned(self, source: str, target: str) -> bool:
-        return (source, target) in self._partitioned
 
     def send(self, source: str, target: str, packet: Callable[[], None]) -> None:
         """Calls `packet` when the packet arrives at the target. Packets may arrive in another order than they were
@@ -181,11 +172,8 @@ class SimulatedNetwork:
         if self.settings.duplication_chance and self.random.random() < self.settings.duplication_chance:
             self.send(source, target, packet)
 
-    def count_duplicate(self) -> None:
-        self.counts["duplicates dropped"] += 1
-
     def _arrive(self, source: str, target: str, packet: Callable[[], None]) -> None:
-        if self.is_partitioned(source, target):
+        if (source, target) in self._partitioned:
             self._held_packets.append((source, target, packet))
         else:
             packet()
@@ -211,20 +199,14 @@ class SimulatedNetwork:
             if self._resolve(name or owner.host) != owner.host and name not in ("", "0.0.0.0", "::"):
                 raise OSError(errno.EADDRNOTAVAIL, f"{name} is not an address of {owner.host}")
         port = port or self._allocate_port(owner.host)
-        if (owner.host, port) in self._listeners:
+        if (owner.host, port) in self.listeners:
             raise OSError(errno.EADDRINUSE, f"port {port} of {owner.host} is in use")
-        server = SimulatedServer(self, owner, protocol_factory, port, contextvars.copy_context())
+        server = SimulatedServer(  # type: ignore[abstract]
+            self, owner, protocol_factory, port, contextvars.copy_context()
+        )
         if start_serving:
             await server.start_serving()
         return server
-
-    def listen(self, server: "SimulatedServer") -> None:
-        self._listeners[server.incarnation.host, server.port] = server
-
-    def stop_listening(self, server: "SimulatedServer") -> None:
-        key = server.incarnation.host, server.port
-        if self._listeners.get(key) is server:
-            del self._listeners[key]
 
     # Connecting
 
@@ -246,12 +228,12 @@ class SimulatedNetwork:
         target = self._resolve(host)
         server = await self._handshake(owner, target, port)
         context = contextvars.copy_context()
-        local = (self.address_of(owner.host), self._allocate_port(owner.host))
-        remote = (self.address_of(target), port)
+        local = (self.addresses[owner.host], self._allocate_port(owner.host))
+        remote = (self.addresses[target], port)
         protocol = protocol_factory()
-        client_end, server_end = connect_pair(
-            self, (owner, context, local), (server.incarnation, server.copy_context(), remote)
-        )
+        client_end = SimulatedTransport(self, owner, context, local, remote)
+        server_end = SimulatedTransport(self, server.incarnation, server.context.copy(), remote, local)
+        client_end.peer, server_end.peer = server_end, client_end
         self.loop.trace.add(self.loop.now_ns, "connect", owner.host, target, port)
         self.loop.call_soon(server.accept, server_end, context=server_end.context)
         opened = self.loop.create_future()
@@ -281,8 +263,8 @@ class SimulatedNetwork:
         response: asyncio.Future[SimulatedServer | None] = self.loop.create_future()
 
         def at_target() -> None:
-            if target not in self._down:
-                server = self._listeners.get((target, port))
+            if target not in self.down:
+                server = self.listeners.get((target, port))
                 self.send(target, owner, lambda: None if response.done() else response.set_result(server))
 
         self.send(owner, target, at_target)
@@ -307,16 +289,16 @@ class SimulatedNetwork:
     def _resolve(self, host: str) -> str:
         if host in ("localhost", "127.0.0.1", "::1", "", "0.0.0.0", "::"):
             return current_incarnation.get().host
-        if host in self._addresses:
+        if host in self.addresses:
             return host
-        for name, address in self._addresses.items():
+        for name, address in self.addresses.items():
             if address == host:
                 return name
         raise OSError(errno.EHOSTUNREACH, f"no such host: {host}")
 
     def _allocate_port(self, host: str) -> int:
         port = self._next_port.get(host, EPHEMERAL_PORT_MIN)
-        while (host, port) in self._listeners:
+        while (host, port) in self.listeners:
             port += 1
         self._next_port[host] = port + 1
         return port
@@ -327,14 +309,14 @@ def _fail_with_timeout(response: "asyncio.Future[SimulatedServer | None]") -> No
         response.set_exception(TimeoutError())
 
 
+@dataclass(frozen=True, slots=True)
 class SimulatedSocket:
     """A socket that only has an address. Servers use it to show their port."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._address = address
+    address: tuple[str, int]
 
     def getsockname(self) -> tuple[str, int]:
-        return self._address
+        return self.address
 
 
 class SimulatedServer(asyncio.AbstractServer):
@@ -350,7 +332,8 @@ class SimulatedServer(asyncio.AbstractServer):
         self.port = port
         self._network = network
         self._protocol_factory = protocol_factory
-        self._context = context
+        self.context = context
+        """The context that accepted connections copy."""
         self._serving = False
         self._closed = False
         self._connections: dict[int, SimulatedTransport] = {}
@@ -360,11 +343,7 @@ class SimulatedServer(asyncio.AbstractServer):
     def sockets(self) -> tuple[SimulatedSocket, ...]:
         if self._closed:
             return ()
-        return (SimulatedSocket((self._network.address_of(self.incarnation.host), self.port)),)
-
-    def copy_context(self) -> contextvars.Context:
-        """Returns a new context for an accepted connection."""
-        return self._context.copy()
+        return (SimulatedSocket((self._network.addresses[self.incarnation.host], self.port)),)
 
     def accept(self, transport: SimulatedTransport) -> None:
         self._connections[transport.number] = transport
@@ -382,30 +361,21 @@ class SimulatedServer(asyncio.AbstractServer):
                     waiter.set_result(None)
             self._waiters.clear()
 
-    def get_loop(self) -> SimulatedLoop:
-        return self._network.loop
-
     def is_serving(self) -> bool:
         return self._serving and self.incarnation.is_alive
 
     async def start_serving(self) -> None:
         if not self._serving and not self._closed:
-            self._network.listen(self)
+            self._network.listeners[self.incarnation.host, self.port] = self
             self._serving = True
-
-    async def serve_forever(self) -> None:
-        await self.start_serving()
-        try:
-            await self._network.loop.create_future()
-        finally:
-            self.close()
-            await self.wait_closed()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._serving = False
-            self._network.stop_listening(self)
+            key = self.incarnation.host, self.port
+            if self._network.listeners.get(key) is self:
+                del self._network.listeners[key]
             self._wake_if_closed()
 
     async def wait_closed(self) -> None:

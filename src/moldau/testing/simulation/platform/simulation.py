@@ -152,11 +152,6 @@ class Host:
     def is_paused(self) -> bool:
         return self._incarnation.is_paused
 
-    @property
-    def boot(self) -> int:
-        """The number of the current boot, starting at 0."""
-        return self._incarnation.boot
-
     def _check_called_from_outside(self) -> None:
         if current_incarnation.get() is self._incarnation:
             raise RuntimeError("a host cannot crash or pause itself: call this from outside")
@@ -195,7 +190,6 @@ class Simulation:
             self.trace, self.random_for("timers"), timer_lateness_ms_max=timer_lateness_ms_max
         )
         self.network = SimulatedNetwork(self.loop, self.random_for("network"), network)
-        self.random = self.random_for("scenario")
         self.hosts: dict[str, Host] = {}
         self._collected_ns = 0
 

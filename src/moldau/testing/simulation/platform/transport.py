@@ -8,7 +8,7 @@ data, and a reset drops undelivered data.
 import asyncio
 import contextvars
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from moldau.testing.simulation.platform.loop import Incarnation
@@ -69,14 +69,6 @@ class SimulatedTransport(asyncio.Transport):
         self._closing = False
         self._is_lost = False
 
-    @property
-    def peer_host(self) -> str:
-        return self.peer.host
-
-    @property
-    def has_peer_vanished(self) -> bool:
-        return self.peer.is_vanished
-
     def open(self, protocol: asyncio.BaseProtocol, opened: "asyncio.Future[None] | None") -> None:
         """Calls the protocol's `connection_made`, then completes `opened`."""
         self.set_protocol(protocol)
@@ -100,9 +92,6 @@ class SimulatedTransport(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
 
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._protocol
-
     def is_closing(self) -> bool:
         return self._closing or self._is_lost
 
@@ -114,9 +103,6 @@ class SimulatedTransport(asyncio.Transport):
         self._send_buffered()
 
     # asyncio.ReadTransport
-
-    def is_reading(self) -> bool:
-        return not self.is_closing() and not self._reading_paused
 
     def pause_reading(self) -> None:
         self._reading_paused = True
@@ -138,16 +124,10 @@ class SimulatedTransport(asyncio.Transport):
             self._writing_paused = True
             self._protocol.pause_writing()
 
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        self.write(b"".join(list_of_data))
-
     def write_eof(self) -> None:
         if not self._is_eof_requested and not self._is_lost:
             self._is_eof_requested = True
             self._send_buffered()
-
-    def can_write_eof(self) -> bool:
-        return True
 
     def abort(self) -> None:
         if not self._is_lost:
@@ -156,9 +136,6 @@ class SimulatedTransport(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         return len(self._unsent)
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low, self._high
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         if high is None:
@@ -196,7 +173,7 @@ class SimulatedTransport(asyncio.Transport):
 
     def _packet_arrives(self, number: int, data: bytes) -> None:
         if number < self._packets_read or number in self._out_of_order:
-            self._network.count_duplicate()
+            self._network.counts["duplicates dropped"] += 1
             return
         self._out_of_order[number] = data
         while self._packets_read in self._out_of_order:
@@ -220,7 +197,7 @@ class SimulatedTransport(asyncio.Transport):
     # Receiving
 
     def _receive(self, data: bytes) -> None:
-        if self.is_vanished and self._network.is_down(self.host):
+        if self.is_vanished and self.host in self._network.down:
             return
         if self._is_lost:
             if data:
@@ -316,15 +293,3 @@ class SimulatedTransport(asyncio.Transport):
 
     def __repr__(self) -> str:
         return f"SimulatedTransport({self.host} to {self._remote[0]}:{self._remote[1]})"
-
-
-def connect_pair(
-    network: "SimulatedNetwork",
-    client: tuple[Incarnation, contextvars.Context, Address],
-    server: tuple[Incarnation, contextvars.Context, Address],
-) -> tuple[SimulatedTransport, SimulatedTransport]:
-    """Returns the two ends of a new connection."""
-    client_end = SimulatedTransport(network, client[0], client[1], client[2], server[2])
-    server_end = SimulatedTransport(network, server[0], server[1], server[2], client[2])
-    client_end.peer, server_end.peer = server_end, client_end
-    return client_end, server_end

@@ -12,14 +12,14 @@ def split_path(path: str) -> list[str]:
     return [part for part in path.split("/") if part and part != "."]
 
 
+@dataclass(eq=False, slots=True)
 class SyncSnapshot:
     """The data that a running sync makes durable. This is everything written before the sync started."""
 
-    def __init__(self, start: int, data: bytes) -> None:
-        self.start = start
-        self.data = data
-        self.common_size = start + len(data)
-        """The size up to which the file still has the content of the snapshot."""
+    start: int
+    data: bytes
+    common_size: int
+    """The size up to which the file still has the content of the snapshot."""
 
 
 class Inode:
@@ -65,7 +65,7 @@ class Inode:
             self._written[position] ^= mask
 
     def snapshot(self) -> SyncSnapshot:
-        snapshot = SyncSnapshot(self._common_size, bytes(self._written[self._common_size :]))
+        snapshot = SyncSnapshot(self._common_size, bytes(self._written[self._common_size :]), len(self._written))
         self._snapshots.append(snapshot)
         return snapshot
 
@@ -151,7 +151,7 @@ DirectoryEntry = tuple[SimulatedDirectory, str]
 
 
 @dataclass(eq=False)
-class _NameChange:
+class NameChange:
     """A change of names that is not durable yet. A power cut keeps or loses the whole change."""
 
     node: TreeNode
@@ -176,7 +176,7 @@ class Volume:
     root: SimulatedDirectory = field(default_factory=SimulatedDirectory)
     torn_writes: int = 0
     """The number of files in which a power cut has left a torn write."""
-    _changes: list[_NameChange] = field(default_factory=list)
+    _changes: list[NameChange] = field(default_factory=list)
 
     def find(self, path: str) -> TreeNode | None:
         node: TreeNode | None = self.root
@@ -197,12 +197,12 @@ class Volume:
 
     def link(self, directory: SimulatedDirectory, name: str, node: TreeNode) -> None:
         directory.names[name] = node
-        self._changes.append(_NameChange(node, None, (directory, name)))
+        self._changes.append(NameChange(node, None, (directory, name)))
 
     def rename(self, source: SimulatedDirectory, old: str, target: SimulatedDirectory, new: str) -> None:
         node = source.names.pop(old)
         target.names[new] = node
-        self._changes.append(_NameChange(node, (source, old), (target, new)))
+        self._changes.append(NameChange(node, (source, old), (target, new)))
 
     def remove(self, directory: SimulatedDirectory, name: str) -> None:
         node = directory.names[name]
@@ -210,28 +210,26 @@ class Volume:
             for child in sorted(node.names):
                 self.remove(node, child)
         del directory.names[name]
-        self._changes.append(_NameChange(node, (directory, name), None))
+        self._changes.append(NameChange(node, (directory, name), None))
 
     # Durability
 
-    def pending_changes(self, directory: SimulatedDirectory) -> list[object]:
+    def pending_changes(self, directory: SimulatedDirectory) -> list[NameChange]:
         """Returns the changes that a sync of the directory makes durable if it starts now. Earlier changes that they
         depend on are included."""
-        covered: list[_NameChange] = []
+        covered: list[NameChange] = []
         entries: set[DirectoryEntry] = set()
         for change in reversed(self._changes):
             if any(place[0] is directory or place in entries for place in change.entries()):
                 covered.append(change)
                 entries.update(change.entries())
-        covered.reverse()
-        return list(covered)
+        return covered[::-1]
 
-    def make_durable(self, changes: list[object]) -> None:
-        covered = set(map(id, changes))
-        for change in self._changes:
-            if id(change) in covered:
+    def make_durable(self, changes: list[NameChange]) -> None:
+        for change in changes:
+            if change in self._changes:
                 change.make_durable()
-        self._changes = [change for change in self._changes if id(change) not in covered]
+                self._changes.remove(change)
 
     def crash(self, randomness: random.Random) -> None:
         for change in self._changes:
