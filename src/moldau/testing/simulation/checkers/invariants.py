@@ -12,7 +12,7 @@ from uuid import UUID
 from moldau.logs.store import Log
 from moldau.metadata.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration
 from moldau.partitions.partition import Partition
-from moldau.server.broker import Broker
+from moldau.server.api import Broker
 from moldau.testing.simulation.scenarios.server import ServerHost
 
 ITERATIONS_PER_CHECK = 12

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from moldau.errors import MoldauError
 from moldau.node.node import Node
-from moldau.server.broker import Broker
+from moldau.server.api import Broker
 from moldau.settings.broker import BrokerSettings
 from moldau.testing.simulation.platform.disk import CAPACITY_BYTES
 from moldau.testing.simulation.platform.simulation import Host, HostCrashed
