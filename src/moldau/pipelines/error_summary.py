@@ -21,7 +21,7 @@ SPARK_EXTRA_MODULES = frozenset(
 
 _ERROR_CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ")
 """Matches the start of an error of Spark itself: `[DIVIDE_BY_ZERO] Division by zero. … SQLSTATE: 22012`."""
-_MESSAGE_END = re.compile(r"\s*SQLSTATE: |\n\s*at |\n\n|\n==|\Z")
+_MESSAGE_END = re.compile(r"\s*SQLSTATE: |\n\s*at |\n\n|\n==")
 _WRAPPER_CLASSES = (
     "STREAM_FAILED",
     "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR",
@@ -76,11 +76,7 @@ def missing_extra(error: BaseException) -> str | None:
 def _spark_message(text: str) -> str | None:
     """Returns the last message of Spark in the text. Earlier messages only wrap the last one."""
     found = [match for match in _ERROR_CLASS.finditer(text) if match[1] not in _WRAPPER_CLASSES]
-    if not found:
-        return None
-    end = _MESSAGE_END.search(text, found[-1].end())
-    assert end is not None, "text has an end"
-    return text[found[-1].end() : end.start()]
+    return _MESSAGE_END.split(text[found[-1].end() :], maxsplit=1)[0] if found else None
 
 
 def _python_message(text: str) -> str | None:

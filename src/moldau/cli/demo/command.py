@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from moldau.cli.console import CommandError, out_console, print_error, print_notice
+from moldau.cli.console import CommandError, out_console, print_notice
 from moldau.cli.demo.node import PORT, choose_port, run_node
 from moldau.cli.demo.screen import DemoDisplay
 from moldau.cli.demo.traffic import DEAD, ORDERS, REVENUE, DemoTraffic
@@ -24,6 +24,7 @@ from moldau.pipelines.runtime.state_directory import DIRECTORY, StateDirectory
 from moldau.pipelines.runtime.stop_request import StopRequest, stop_on_signals
 from moldau.pipelines.templates import template
 
+INTRODUCTION = "Moldau demo: a node, generated orders, and a pipeline on Spark that computes their revenue."
 PIPELINE = "orders-revenue"
 FIRST_RESULT_TIMEOUT_S = 300.0
 """How long the demo waits for the first result with --seconds. An idle machine needs about 15 seconds."""
@@ -58,10 +59,11 @@ def demo(
     All data is in a temporary directory that is removed at the end.
     """
     with exit_on_error():
-        _require_spark()
-        intro = "Moldau demo: a node, generated orders, and a pipeline on Spark that computes their revenue.\n"
+        for name in ("deltalake", "pyarrow", "pyspark", "yaml"):
+            # Raise ImportError before the demo starts anything.
+            import_module(name)
         with demo_directory(keep) as directory, stop_on_signals() as stop_request:
-            out_console.print(intro)
+            out_console.print(f"{INTRODUCTION}\n")
             with (
                 run_node(choose_port(port), directory, None if keep else directory) as bootstrap,
                 DemoDisplay(tips(directory, bootstrap)) as display,
@@ -74,16 +76,14 @@ def demo(
                     if traffic.failure is not None:
                         raise CommandError(f"Producing orders failed: {traffic.failure}")
         if outcome.error is not None:
-            print_error(CommandError(outcome.error))
-            raise typer.Exit(1)
+            raise CommandError(outcome.error)
         if stop_request.signal_number == signal.SIGHUP:
             # The terminal was closed.
             raise typer.Exit(0)
         if keep:
             print_notice(f"The data is kept in {directory}.")
         if stop_request.signal_number is None and not display.has_results:
-            print_error(CommandError("The pipeline had no result within five minutes."))
-            raise typer.Exit(1)
+            raise CommandError("The pipeline had no result within five minutes.")
 
 
 def _run_pipeline(
@@ -148,9 +148,3 @@ def _stop_after(stop_request: StopRequest, traffic: DemoTraffic, seconds: float 
     finally:
         is_finished.set()
         thread.join()
-
-
-def _require_spark() -> None:
-    """Raises ImportError if an optional dependency is missing, before the demo starts anything."""
-    for name in ("deltalake", "pyarrow", "pyspark", "yaml"):
-        import_module(name)

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -129,11 +128,9 @@ class DemoDisplay:
             self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._finish_step()
         self._is_over = True
         if self._is_live:
-            self._live.__exit__(kind, error, trace)
+            self._live.__exit__(*exception)
         sys.stdout.flush()

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Self
 
 from moldau.client.admin.admin import Admin
@@ -51,9 +50,7 @@ class DemoTraffic:
             raise self.failure
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._work is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._work.cancel)

@@ -45,9 +45,8 @@ def pipeline_check(
     if findings:
         rows = make_table("", "where", "problem", "fix")
         for finding in findings:
-            colour = "red" if finding.severity == "error" else "yellow"
-            severity = Text(finding.severity, style=colour)
-            rows.add_row(severity, finding.where, finding.message, finding.fix or "")
+            severity = Text(finding.severity, style="red" if finding.severity == "error" else "yellow")
+            rows.add_row(severity, finding.where, finding.message, finding.fix)
         print_table(rows)
     errors = sum(finding.severity == "error" for finding in findings)
     if errors:

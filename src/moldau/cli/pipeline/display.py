@@ -4,7 +4,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -101,9 +100,7 @@ class SilentDisplay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         pass
 
 
@@ -188,9 +185,7 @@ class LiveDisplay(SilentDisplay):
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._step = None
         self._is_over = True
-        self._live.__exit__(kind, error, trace)
+        self._live.__exit__(*exception)

@@ -38,16 +38,9 @@ def pipeline_list(
         rows = make_table("pipeline", "state", "since", "generation", "file", numbers=("generation",))
         found = [(each, each.read_run()) for each in state_directories(where)]
         for each, record in found:
-            if record is None:
-                continue
-            changed = record.ended or record.started
-            rows.add_row(
-                each.name,
-                run_state(each, record),
-                f"{elapsed_text(changed, now)} ago",
-                str(record.generation),
-                record.file,
-            )
+            if record is not None:
+                since = f"{elapsed_text(record.ended or record.started, now)} ago"
+                rows.add_row(each.name, run_state(each, record), since, str(record.generation), record.file)
     if not found:
         print_notice(f"No pipeline has state in {where}. Run `moldau pipeline new NAME` to create one.")
         return

@@ -1,17 +1,14 @@
 """Parameters shared by the pipeline commands, and lookup of pipeline state."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from moldau.cli.console import CommandError
 from moldau.cli.parameters import validate_bootstrap, validate_name
 from moldau.pipelines.definition import PipelineDefinition
-from moldau.pipelines.runtime.state_directory import StateDirectory, state_directories, state_root
-
-if TYPE_CHECKING:
-    from moldau.pipelines.runtime.state_directory import RunRecord
+from moldau.pipelines.runtime.state_directory import RunRecord, StateDirectory, state_directories, state_root
 
 File = Annotated[
     Path,
@@ -69,7 +66,7 @@ def state_directory(pipeline: PipelineDefinition, state: Path | None) -> StateDi
     return StateDirectory.of(state_root(state, pipeline.file), pipeline.name)
 
 
-def find_run(name_or_file: str, state: Path | None) -> tuple[StateDirectory, "RunRecord"]:
+def find_run(name_or_file: str, state: Path | None) -> tuple[StateDirectory, RunRecord]:
     """Returns the state directory and the latest run of a pipeline. Raises CommandError if the pipeline has not run."""
     if name_or_file.endswith((".yaml", ".yml", ".py")):
         if not Path(name_or_file).is_file():

@@ -24,9 +24,10 @@ def pipeline_status(name: Name, state: State = None, as_json: Json = False) -> N
         directory, record = find_run(name, state)
         progress = latest_progress(read_lines(directory.progress), record.generation)
         generations = directory.generations(now())
+    current = run_state(directory, record)
     if as_json:
         status = {
-            "state": run_state(directory, record),
+            "state": current,
             "run": asdict(record),
             "queries": [asdict(each) for each in progress.values()],
             "generations": asdict(generations),
@@ -34,7 +35,6 @@ def pipeline_status(name: Name, state: State = None, as_json: Json = False) -> N
         out_console.print(json.dumps(status), markup=False)
         return
     clock = datetime.now(UTC)
-    current = run_state(directory, record)
     changed = record.started if current == "running" else record.ended or record.started
     facts = make_table("", "")
     facts.show_header = False

@@ -41,12 +41,12 @@ def parse_spark_conf(pairs: list[str] | None, py_files: str | None = None) -> di
 
 
 @contextmanager
-def exit_on_error(bootstrap: str = "the bootstrap servers") -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Turns expected errors of Spark and pipelines into a message and exit code 1."""
     try:
         yield
     except KafkaError as error:
-        exit_with_error(error, bootstrap)
+        exit_with_error(error, "the bootstrap servers")
     except (*USER_ERRORS, CommandError) as error:
         print_error(error)
         raise typer.Exit(1) from None

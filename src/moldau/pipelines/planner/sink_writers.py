@@ -155,7 +155,7 @@ def _storage_options(sink: Sink) -> dict[str, str]:
 def _console_function(sink: Sink, show: ShowBatch) -> Callable[[DataFrame, int], None]:
     def show_batch(batch: DataFrame, batch_id: int) -> None:
         rows = batch.limit(CONSOLE_ROWS_MAX + 1).collect()
-        shown = rows[:CONSOLE_ROWS_MAX]
-        show(ConsoleBatch(sink, batch_id, batch.columns, shown, len(rows) > len(shown)))
+        is_truncated = len(rows) > CONSOLE_ROWS_MAX
+        show(ConsoleBatch(sink, batch_id, batch.columns, rows[:CONSOLE_ROWS_MAX], is_truncated))
 
     return show_batch

@@ -26,6 +26,7 @@ _LOGICAL: dict[str, T.DataType] = {
     "local-timestamp-micros": T.TimestampNTZType(),
 }
 _WIDENED = ({"int", "long"}, "long"), ({"float", "double"}, "double"), ({"int", "double"}, "double")
+"""The wider type for unions of numbers."""
 
 
 def spark_schema(schema: str, what: str) -> T.StructType:

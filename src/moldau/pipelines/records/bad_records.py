@@ -74,8 +74,9 @@ def apply_expectations(frame: DataFrame, expectations: Mapping[str, str]) -> Dat
     if not expectations:
         return frame
     # Use one column per expectation, so that Spark's errors quote the expectation as the user wrote it.
-    conditions = [F.expr(sql).cast("boolean").alias(_name(name)) for name, sql in expectations.items()]
-    is_violated = {name: f"NOT coalesce({quoted(_name(name))}, false)" for name in expectations}
+    columns = {name: f"__expected {name}" for name in expectations}
+    conditions = [F.expr(sql).cast("boolean").alias(columns[name]) for name, sql in expectations.items()]
+    is_violated = {name: f"NOT coalesce({quoted(column)}, false)" for name, column in columns.items()}
     violations = ", ".join(cases((is_violated[name], literal(f"{name}: {sql}"))) for name, sql in expectations.items())
     # Keep the first reason of records that could not be decoded.
     bad = cases((IS_BAD, BAD), otherwise=failure_struct(EXPECTATION, f"concat_ws('; ', {violations})"))
@@ -83,7 +84,3 @@ def apply_expectations(frame: DataFrame, expectations: Mapping[str, str]) -> Dat
     return frame.select("*", *conditions).selectExpr(
         *kept, f"{IS_BAD} OR (NOT _deleted AND ({' OR '.join(is_violated.values())})) AS {IS_BAD}", f"{bad} AS {BAD}"
     )
-
-
-def _name(expectation: str) -> str:
-    return f"__expected {expectation}"

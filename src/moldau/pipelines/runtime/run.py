@@ -81,7 +81,9 @@ def run(
     """
     with state.locked(pipeline.checkpoint) as locks:
         known = state.generations(now())
-        selected = _select_generations(known, options)
+        selected = known.with_current(options.generation or known.current)
+        if options.replay_from is not None:
+            selected = known.with_next(options.replay_from, now())
         record = _new_run_record(pipeline, state, options, selected.current)
         state.write_run(record)
         with closing(ProgressFile(state.progress)) as file:
@@ -203,14 +205,6 @@ def run_until_stopped(queries: "QueryGroup", stop_request: StopRequest, observer
             break
     observer.states(states)
     return states
-
-
-def _select_generations(generations: Generations, options: RunOptions) -> Generations:
-    if options.replay_from is not None:
-        return generations.with_next(options.replay_from, now())
-    if options.generation is not None:
-        return generations.with_current(options.generation)
-    return generations
 
 
 def _new_run_record(
