@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from moldau.controller.driver import QuorumController
 from moldau.controller.ids import random_uuid
+from moldau.controller.quorum_controller import QuorumController
 from moldau.controller.requests import BrokerHeartbeat, BrokerRegistrationRequest
 from moldau.errors import PeerUnreachableError
 from moldau.logs.memory import MemoryLog

@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from uuid import UUID
 
-from moldau.broker_lifecycle.driver import BrokerLifecycleManager
-from moldau.controller.driver import QuorumController
+from moldau.broker_lifecycle.manager import BrokerLifecycleManager
+from moldau.controller.quorum_controller import QuorumController
 from moldau.controller.requests import BrokerHeartbeat, BrokerHeartbeatReply, BrokerRegistrationRequest, OfflineReplica
 from moldau.errors import NotControllerError, PeerUnreachableError
 from moldau.metadata.image import Endpoint, MetadataDelta, MetadataImage

@@ -12,7 +12,6 @@ import heapq
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from moldau.controller.driver import QuorumController
 from moldau.controller.messages import (
     alter_partition_request,
     alter_partition_results,
@@ -23,6 +22,7 @@ from moldau.controller.messages import (
     raise_for_code,
     registration_request,
 )
+from moldau.controller.quorum_controller import QuorumController
 from moldau.controller.requests import (
     BrokerHeartbeat,
     BrokerHeartbeatReply,

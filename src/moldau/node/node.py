@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import NamedTuple
 
-from moldau.broker_lifecycle.driver import BrokerLifecycleManager
+from moldau.broker_lifecycle.manager import BrokerLifecycleManager
 from moldau.controller.channel import NodeToControllerChannel
-from moldau.controller.driver import QuorumController
 from moldau.controller.ids import random_uuid
+from moldau.controller.quorum_controller import QuorumController
 from moldau.groups.coordinator import GroupCoordinator
 from moldau.handlers import REGISTRY
 from moldau.logs.store import LogStore

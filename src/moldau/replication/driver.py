@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-from moldau.broker_lifecycle.driver import BrokerLifecycleManager
+from moldau.broker_lifecycle.manager import BrokerLifecycleManager
 from moldau.controller.channel import NodeToControllerChannel
 from moldau.partitions.follower_replica import FollowerReplica
 from moldau.partitions.partition import Partition

@@ -14,9 +14,9 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 if TYPE_CHECKING:
-    from moldau.broker_lifecycle.driver import BrokerLifecycleManager
+    from moldau.broker_lifecycle.manager import BrokerLifecycleManager
     from moldau.controller.channel import NodeToControllerChannel
-    from moldau.controller.driver import QuorumController
+    from moldau.controller.quorum_controller import QuorumController
     from moldau.groups.coordinator import GroupCoordinator
     from moldau.metadata.loader import MetadataLoader
     from moldau.partitions.replica_manager import ReplicaManager

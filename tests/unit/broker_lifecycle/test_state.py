@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from moldau.broker_lifecycle.driver import BrokerLease
+from moldau.broker_lifecycle.manager import BrokerLease
 from moldau.broker_lifecycle.state import (
     BrokerLifecycleState,
     BrokerState,

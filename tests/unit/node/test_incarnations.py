@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from moldau.controller.cluster_control import retained_data
-from moldau.controller.driver import QuorumController
 from moldau.controller.partition_change_builder import RetainedData
+from moldau.controller.quorum_controller import QuorumController
 from moldau.controller.requests import BrokerRegistrationRequest, NewTopic
 from moldau.errors import StorageError
 from moldau.node.incarnations import FILE_NAME, INCARNATIONS_MAX, IncarnationStore

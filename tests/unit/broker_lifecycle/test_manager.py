@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from moldau.broker_lifecycle.driver import BrokerLifecycleManager
+from moldau.broker_lifecycle.manager import BrokerLifecycleManager
 from moldau.controller.requests import BrokerHeartbeat, BrokerHeartbeatReply, BrokerRegistrationRequest
 from moldau.errors import MoldauError, NotControllerError, StorageError
 from moldau.observe.logging import FIELDS
