@@ -8,14 +8,11 @@ from uuid import UUID
 
 from moldau.errors import StorageError
 from moldau.observe.logging import get_logger
-from moldau.platform.disk import Disk
+from moldau.platform.disk import Disk, read_small_file
 
 FILE_NAME = "incarnations"
 INCARNATIONS_MAX = 100
-"""The maximum number of saved incarnations.
-
-A registration removes all earlier incarnations. So the list grows only if the node fails before it is registered.
-"""
+"""The maximum number of saved incarnations. The list grows only while the node fails before it is registered."""
 
 log = get_logger(__name__)
 
@@ -26,17 +23,10 @@ class IncarnationStore:
         self._path = f"{directory}/{FILE_NAME}"
 
     def previous_incarnations(self) -> tuple[UUID, ...]:
-        """Returns the last incarnation that is known to be registered, and later incarnations, which may be
-        registered."""
-        if not self._disk.exists(self._path):
-            return ()
+        """Returns the last incarnation known to be registered, and later incarnations, which may be registered."""
         try:
-            file = self._disk.open(self._path)
-            try:
-                content = json.loads(file.read(0, file.size))
-            finally:
-                file.close()
-            return tuple(UUID(each) for each in content["incarnation_ids"])
+            data = read_small_file(self._disk, self._path)
+            return () if data is None else tuple(UUID(each) for each in json.loads(data)["incarnation_ids"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.error(
                 "cannot read the incarnations file: the controller will treat this disk as a new one",

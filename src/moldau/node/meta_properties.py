@@ -1,14 +1,14 @@
-"""The `meta.properties` file of the data directory, in Kafka's format. It contains cluster id, node id and directory
-id."""
+"""The `meta.properties` file of the data directory, in Kafka's format: cluster id, node id and directory id."""
 
 import base64
-import random
 from dataclasses import dataclass
 from uuid import UUID
 
-from moldau.controller.ids import random_uuid
+from moldau.controller.ids import Randomness, random_uuid
 from moldau.errors import StorageError
-from moldau.platform.disk import Disk
+from moldau.platform import Platform
+from moldau.platform.disk import read_small_file
+from moldau.settings.broker import BrokerSettings
 
 FILE_NAME = "meta.properties"
 
@@ -20,43 +20,36 @@ class MetaProperties:
     directory_id: UUID
 
 
-def new_meta_properties(source: random.Random, cluster_id: str, node_id: int) -> MetaProperties:
-    """Returns new ids for a node that starts for the first time. An empty `cluster_id` is replaced by a random one."""
-    return MetaProperties(cluster_id or new_cluster_id(source), node_id, random_uuid(source))
-
-
-def new_cluster_id(source: random.Random) -> str:
-    return _uuid_to_text(random_uuid(source))
-
-
-async def load_or_create(
-    disk: Disk, directory: str, source: random.Random, cluster_id: str, node_id: int
-) -> MetaProperties:
-    """Loads the file, or creates it at the first start.
+async def load_or_create(platform: Platform, settings: BrokerSettings) -> MetaProperties:
+    """Loads the file, or creates it at the first start. A node that stores nothing on disk gets new ids.
 
     Raises StorageError if the file belongs to another node or cluster.
     """
+    directory, disk = settings.data_dir, platform.disk
     path = f"{directory}/{FILE_NAME}"
-    if not disk.exists(path):
-        properties = new_meta_properties(source, cluster_id, node_id)
-        await disk.replace(path, _to_properties(properties))
+    data = None if settings.store == "memory" else read_small_file(disk, path)
+    if data is None:
+        cluster_id = settings.cluster_id or new_cluster_id(platform.random)
+        properties = MetaProperties(cluster_id, settings.node_id, random_uuid(platform.random))
+        if settings.store != "memory":
+            await disk.replace(path, _to_properties(properties))
         return properties
-    file = disk.open(path)
-    try:
-        properties = _from_properties(file.read(0, file.size), path)
-    finally:
-        file.close()
-    if properties.node_id != node_id:
+    properties = _from_properties(data, path)
+    if properties.node_id != settings.node_id:
         raise StorageError(
-            f"{directory} belongs to node {properties.node_id}, not to node {node_id}: "
+            f"{directory} belongs to node {properties.node_id}, not to node {settings.node_id}: "
             f"start with node.id={properties.node_id}, or with another data.dir"
         )
-    if cluster_id and properties.cluster_id != cluster_id:
+    if settings.cluster_id and properties.cluster_id != settings.cluster_id:
         raise StorageError(
-            f"{directory} belongs to the cluster {properties.cluster_id}, not {cluster_id}: "
+            f"{directory} belongs to the cluster {properties.cluster_id}, not {settings.cluster_id}: "
             f"remove the setting cluster.id, or use another data.dir"
         )
     return properties
+
+
+def new_cluster_id(random: Randomness) -> str:
+    return _uuid_to_text(random_uuid(random))
 
 
 def _uuid_to_text(id_: UUID) -> str:

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import NamedTuple
 
 from moldau.broker_lifecycle.manager import BrokerLifecycleManager
 from moldau.controller.channel import NodeToControllerChannel
@@ -23,8 +22,8 @@ from moldau.network.connection import Connection, RequestProcessor
 from moldau.network.limits import ConnectionQuotas, MemoryPool, PartialFrameLimiter
 from moldau.network.socket_server import SocketServer
 from moldau.node.incarnations import IncarnationStore
-from moldau.node.log_end_fetcher import LogEndFetcher
-from moldau.node.meta_properties import MetaProperties, load_or_create, new_meta_properties
+from moldau.node.log_end import fetch_log_end
+from moldau.node.meta_properties import MetaProperties, load_or_create
 from moldau.node.quorum_bootstrap import bootstrap_servers, check_quorum_settings, initial_voters
 from moldau.observe.logging import get_logger
 from moldau.partitions.delayed_operations import CallbackList
@@ -61,21 +60,19 @@ class Node:
         platform: Platform,
         settings: BrokerSettings,
         *,
-        store: LogStore | None = None,
         on_fatal: Callable[[BaseException], None] | None = None,
         connect: Connect | None = None,
     ) -> None:
-        """`store` replaces the log store from the settings. `connect` replaces the function that connects to other
-        nodes.
+        """`on_fatal` is called when the node cannot continue. It should stop the node.
 
-        `on_fatal` is called when the node cannot continue. It should stop the node.
+        `connect` replaces the function that connects to other nodes.
         """
         check_quorum_settings(settings)
         self._connect = connect
         self._platform = platform
         self._broker_settings = settings
         self._settings = EffectiveSettings(settings)
-        self._store = store or _make_store(platform, settings)
+        self._store = _make_store(platform, settings)
         self._on_fatal = on_fatal
         self._limits = self._make_limits()
         # A separate listener for other nodes has its own limits, so that load from clients does not affect other nodes.
@@ -114,7 +111,7 @@ class Node:
         if not self._store.had_clean_shutdown and self._store.list_logs():
             log.warning("unclean shutdown: recovering logs and truncating incomplete batches")
         self.addresses = advertised_endpoints(await self._bind(), self._broker_settings.advertised)
-        meta = await self._load_meta_properties()
+        meta = await load_or_create(self._platform, self._broker_settings)
         await self._create_components(meta)
         # From now on other nodes can connect. Clients are served when this broker is unfenced.
         self._exit_stack.push_async_callback(self._close_listeners)
@@ -192,7 +189,7 @@ class Node:
             platform.random,
             clock,
             probe=lambda broker_id: peers.probe(broker_id, broker_settings.quorum_request_timeout_ms),
-            fetch_log_end=LogEndFetcher(node_id, replica_manager, peers).fetch,
+            fetch_log_end=partial(fetch_log_end, node_id, replica_manager, peers),
         )
         self._exit_stack.push_async_callback(controller.close)
         # Resign before the controller closes, because an operation of the controller may wait behind a write to a full
@@ -327,15 +324,14 @@ class Node:
             await self._quorum.resign()
 
     async def _close_store(self) -> None:
-        await self._store.close(-1 if self.failure is not None else self._clean_shutdown_epoch())
-
-    def _clean_shutdown_epoch(self) -> int:
-        """Returns the broker epoch that is saved when the logs are closed.
-
-        A node that was not registered has changed no log, so the epoch of its previous incarnation is still valid.
-        """
+        """Closes the logs and saves the broker epoch with which they were closed cleanly; -1 after a failure."""
         epoch = -1 if self._dispatcher is None else self._lifecycle.broker_epoch
-        return self._store.previous_broker_epoch if epoch == -1 else epoch
+        if self.failure is not None:
+            epoch = -1
+        elif epoch == -1:
+            # This node was not registered, so it has changed no log, and the previous epoch is still valid.
+            epoch = self._store.previous_broker_epoch
+        await self._store.close(epoch)
 
     async def _close_listeners(self) -> None:
         for listener in self._listeners:
@@ -344,10 +340,11 @@ class Node:
         self._groups.stop()
         await asyncio.gather(*(listener.close(CLOSE_GRACE_S) for listener in self._listeners))
 
-    def _make_limits(self) -> "_Limits":
+    def _make_limits(self) -> tuple[MemoryPool, PartialFrameLimiter, ConnectionQuotas]:
+        """Returns limits for the connections of one listener or several listeners."""
         # One half of the memory is for requests in progress, the other half for large requests that are being received.
         half = self._broker_settings.queued_max_request_bytes // 2
-        return _Limits(MemoryPool(half), PartialFrameLimiter(half), ConnectionQuotas(lambda: self._settings.broker))
+        return MemoryPool(half), PartialFrameLimiter(half), ConnectionQuotas(lambda: self._settings.broker)
 
     async def _bind(self) -> list[Address]:
         bound = []
@@ -361,27 +358,16 @@ class Node:
             bound.append(address._replace(port=port))
         return bound
 
-    async def _load_meta_properties(self) -> MetaProperties:
-        broker_settings = self._broker_settings
-        if broker_settings.store == "memory":
-            return new_meta_properties(self._platform.random, broker_settings.cluster_id, broker_settings.node_id)
-        return await load_or_create(
-            self._platform.disk,
-            broker_settings.data_dir,
-            self._platform.random,
-            broker_settings.cluster_id,
-            broker_settings.node_id,
-        )
-
     def _on_connection_opened(self, connection: Connection, listener: str) -> RequestProcessor:
         assert self._dispatcher is not None
         client = ClientConnection(f"{connection.peer[0]}:{connection.peer[1]}", listener)
-        connection.add_close_callback(lambda: self._on_connection_closed(client))
-        return partial(self._dispatcher.handle, client)
 
-    def _on_connection_closed(self, client: ClientConnection) -> None:
-        self._broker.fetch_session_cache.remove_all(client)
-        client.close_callbacks.close()
+        def on_closed() -> None:
+            self._broker.fetch_session_cache.remove_all(client)
+            client.close_callbacks.close()
+
+        connection.add_close_callback(on_closed)
+        return partial(self._dispatcher.handle, client)
 
     def _fail(self, error: BaseException) -> None:
         if self.failure is None:
@@ -389,14 +375,6 @@ class Node:
             log.error("fatal error, the node must stop", reason=str(error) or type(error).__name__)
             if self._on_fatal is not None:
                 self._on_fatal(error)
-
-
-class _Limits(NamedTuple):
-    """Limits that the connections of a group of listeners share."""
-
-    memory_pool: MemoryPool
-    partial_frames: PartialFrameLimiter
-    quotas: ConnectionQuotas
 
 
 def _make_store(platform: Platform, settings: BrokerSettings) -> LogStore:

@@ -82,3 +82,14 @@ class Disk(Protocol):
 
     async def replace(self, path: str, data: bytes) -> None:
         """Replaces the content of a file atomically and durably."""
+
+
+def read_small_file(disk: Disk, path: str, bytes_max: int | None = None) -> bytes | None:
+    """Returns the content of a small file, or only its first `bytes_max` bytes; None if the file does not exist."""
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    try:
+        return file.read(0, file.size if bytes_max is None else min(file.size, bytes_max))
+    finally:
+        file.close()

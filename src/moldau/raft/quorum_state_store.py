@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from moldau.errors import InconsistentClusterIdError, StorageError
-from moldau.platform.disk import Disk
+from moldau.platform.disk import Disk, read_small_file
 from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.messages import NO_LEADER, NO_VOTE, EpochEndOffset
 
@@ -36,14 +36,10 @@ class FileQuorumStateStore:
         self._cluster_id = cluster_id
 
     def load(self) -> ElectionState:
-        if not self._disk.exists(self._path):
-            return ElectionState()
         try:
-            file = self._disk.open(self._path)
-            try:
-                data = file.read(0, file.size)
-            finally:
-                file.close()
+            data = read_small_file(self._disk, self._path)
+            if data is None:
+                return ElectionState()
             cluster_id, election = _parse(data)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             # Fail, because with a default state the node could vote twice in one epoch.

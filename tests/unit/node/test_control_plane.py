@@ -12,7 +12,7 @@ import pytest
 from moldau.controller.requests import NewTopic
 from moldau.errors import MoldauError, ReplicaNotAvailableError, StorageError
 from moldau.logs.files.store import FileLogStore
-from moldau.node.log_end_fetcher import LogEndFetcher
+from moldau.node.log_end import fetch_log_end
 from moldau.node.node import Node
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
@@ -140,8 +140,8 @@ def test_an_invalid_log_end_response_is_rejected(topics: list[Any]) -> None:
         async def call(*_: Any, **__: Any) -> Any:
             return SimpleNamespace(topics=topics)
 
-        ends = LogEndFetcher(1, None, SimpleNamespace(call=call))  # type: ignore[arg-type]
-        return await ends.fetch(2, "orders", 0)
+        peers: Any = SimpleNamespace(call=call)
+        return await fetch_log_end(1, None, peers, 2, "orders", 0)  # type: ignore[arg-type]
 
     whole = SimpleNamespace(partition=0, error_code=0, leader_epoch=4, end_offset=9)
     assert asyncio.run(fetch([SimpleNamespace(topic="orders", partitions=[whole])])) == EpochEndOffset(4, 9)

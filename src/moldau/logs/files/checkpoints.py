@@ -4,12 +4,11 @@ import asyncio
 from typing import NamedTuple
 
 from moldau.errors import CorruptRecordError
-from moldau.logs.files.segment import read_small_file
 from moldau.logs.leader_epochs import format_checkpoint, parse_checkpoint
 from moldau.logs.store import LogName
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
-from moldau.platform.disk import Disk
+from moldau.platform.disk import Disk, read_small_file
 
 _AGE_MS_MAX = 30_000
 

@@ -12,10 +12,9 @@ from typing import NamedTuple
 from moldau.errors import CorruptRecordError
 from moldau.logs.files.checkpoints import Checkpoints
 from moldau.logs.files.file_names import LEADER_EPOCH_CHECKPOINT, LOG_SUFFIX, SNAPSHOT_SUFFIX, segment_file_name
-from moldau.logs.files.segment import read_small_file
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.store import LogName
-from moldau.platform.disk import Disk
+from moldau.platform.disk import Disk, read_small_file
 
 MARKER = "incomplete-reset"
 OLD_MARKER = "begin-anew"

@@ -29,11 +29,11 @@ from moldau.logs.files.file_names import (
 )
 from moldau.logs.files.indexes import OFFSET_RANGE
 from moldau.logs.files.scan import BatchHeader, scan_batches, scan_headers
-from moldau.logs.files.segment import LogSegment, read_small_file
+from moldau.logs.files.segment import LogSegment
 from moldau.logs.leader_epochs import NO_EPOCH, LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
 from moldau.observe.logging import get_logger
-from moldau.platform.disk import Disk
+from moldau.platform.disk import Disk, read_small_file
 
 _BATCHES_PER_YIELD = 64
 """How many batches are read before recovery yields to the event loop."""

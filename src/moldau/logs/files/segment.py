@@ -13,24 +13,13 @@ from moldau.logs.files.file_names import LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_I
 from moldau.logs.files.indexes import OFFSET_RANGE, OffsetIndex, TimeIndex
 from moldau.logs.files.scan import BatchHeader, scan_headers
 from moldau.observe.logging import get_logger
-from moldau.platform.disk import Disk, File
+from moldau.platform.disk import Disk, File, read_small_file
 from moldau.records.batch import HEADER_SIZE, NO_TIMESTAMP, Batch
 
 _RECENT_MAX = 4096
 """How many batch positions at the end of the active segment are kept in memory, to make reads faster."""
 
 log = get_logger(__name__)
-
-
-def read_small_file(disk: Disk, path: str, bytes_max: int | None = None) -> bytes | None:
-    """Returns the content of a small file, or only its first `bytes_max` bytes; None if the file does not exist."""
-    if not disk.exists(path):
-        return None
-    file = disk.open(path)
-    try:
-        return file.read(0, file.size if bytes_max is None else min(file.size, bytes_max))
-    finally:
-        file.close()
 
 
 class LogSegment:

@@ -29,12 +29,11 @@ from moldau.logs.files.file_names import (
 from moldau.logs.files.log import FileLog
 from moldau.logs.files.log_reset import finish_pending_reset
 from moldau.logs.files.recovery import damage_message, load_log
-from moldau.logs.files.segment import read_small_file
 from moldau.logs.producer_state import PRODUCER_EXPIRATION_MS_DEFAULT
 from moldau.logs.store import LogName, LogStore
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
-from moldau.platform.disk import Disk
+from moldau.platform.disk import Disk, read_small_file
 from moldau.settings.topic import TopicSettings
 
 CONCURRENT_CLOSES_MAX = 64
