@@ -8,9 +8,7 @@ import random
 from dataclasses import dataclass
 
 from moldau.platform.clock import Clock
-from moldau.platform.disk import Disk, File
-
-__all__ = ["Clock", "Disk", "File", "Platform"]
+from moldau.platform.disk import Disk
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""Group commit for a slow operation, such as an fsync. Calls that arrive while the operation runs share its next
-run."""
+"""Group commit of a slow operation, such as an fsync: calls that arrive while it runs share the next run."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,8 +29,7 @@ class GroupCommit:
         return self._running_waiters is None
 
     async def _wait_for_run(self) -> None:
-        """Waits for a run (a sync) that started after every change made before this call. Raises the OSError of that
-        run."""
+        """Waits for a run that starts after every change made before this call. Raises the OSError of that run."""
         # Each caller has its own future, because cancelling one caller must not cancel the others.
         waiter = asyncio.get_running_loop().create_future()
         if self._is_dirty:
@@ -58,15 +56,18 @@ class GroupCommit:
         if self._next_waiters:
             self._start_run()
         for waiter in ended:
-            if waiter.done():
-                continue
-            if outcome is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(copy_os_error(outcome))
+            complete(waiter, outcome)
+
+
+def complete(waiter: "asyncio.Future[None]", outcome: Outcome) -> None:
+    if waiter.done():
+        return
+    if outcome is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(copy_os_error(outcome))
 
 
 def copy_os_error(error: OSError) -> OSError:
-    """Returns a copy of the error, because one exception that is raised in several tasks would mix up their
-    tracebacks."""
+    """Returns a copy, because one exception that is raised in several tasks would mix up their tracebacks."""
     return OSError(error.errno, error.strerror or str(error), error.filename)

@@ -13,10 +13,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from queue import SimpleQueue
 
 from moldau.platform.disk import Buffer
-from moldau.platform.group_commit import Done, GroupCommit, Outcome
+from moldau.platform.group_commit import Done, GroupCommit, Outcome, complete
 
 FSYNC_THREADS_MAX = 16
 """The maximum number of concurrent fsyncs. A device handles about this many in parallel."""
@@ -119,16 +120,13 @@ class FsyncThreads:
         self._running += 1
         if self._running > self._threads and self._threads < self._threads_max:
             try:
-                self._start_thread()
+                threading.Thread(target=_run_jobs, args=(self._jobs,), name="moldau-sync", daemon=True).start()
+                self._threads += 1
             except RuntimeError as error:
                 if not self._threads:
                     loop.call_soon(finish, OSError(errno.EAGAIN, str(error)))
                     return
         self._jobs.put((loop, work, finish))
-
-    def _start_thread(self) -> None:
-        threading.Thread(target=_run_jobs, args=(self._jobs,), name="moldau-sync", daemon=True).start()
-        self._threads += 1
 
     def __del__(self) -> None:
         for _ in range(self._threads):
@@ -139,34 +137,26 @@ class OsFile(GroupCommit):
     """A file of the operating system. The descriptor is closed when this object is no longer referenced."""
 
     def __init__(self, path: str, threads: FsyncThreads) -> None:
-        self._descriptor = -1
+        self.descriptor = -1
         super().__init__()
         self.path = path
         self._threads = threads
         # A file that was just opened is dirty (the default), because a killed process may have left unsynced data.
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._size = os.fstat(self._descriptor).st_size
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.size = os.fstat(self.descriptor).st_size
         self._is_closed = False
         self._failure: OSError | None = None
 
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def descriptor(self) -> int | None:
-        return self._descriptor
-
     def append(self, parts: Sequence[Buffer]) -> int:
         self._check_open()
-        position = self._size
+        position = self.size
         expected = 0
         for part in parts:
             expected += len(part)
         self._is_dirty = True
         if len(parts) <= WRITEV_PARTS_MAX:
-            written = os.writev(self._descriptor, parts)
-            self._size += written
+            written = os.writev(self.descriptor, parts)
+            self.size += written
             if written == expected:
                 return position
         else:
@@ -183,28 +173,22 @@ class OsFile(GroupCommit):
             if not remaining:
                 return
             remaining[0] = remaining[0][written:]
-            group = [remaining[index] for index in range(min(len(remaining), WRITEV_PARTS_MAX))]
-            written = os.writev(self._descriptor, group)
-            self._size += written
+            written = os.writev(self.descriptor, list(islice(remaining, WRITEV_PARTS_MAX)))
+            self.size += written
 
     def read(self, position: int, size: int) -> bytes:
-        data = os.pread(self._descriptor, size, position)
-        if len(data) == size or not data:
-            return data
-        pieces = [data]
-        found = len(data)
+        data = os.pread(self.descriptor, size, position)
         # Read again, because a call may return less than requested (a signal, or more than 2 GiB). Only an empty result
         # marks the end of the file.
-        while found < size and (data := os.pread(self._descriptor, size - found, position + found)):
-            pieces.append(data)
-            found += len(data)
-        return b"".join(pieces)
+        while len(data) < size and (more := os.pread(self.descriptor, size - len(data), position + len(data))):
+            data += more
+        return data
 
     def truncate(self, size: int) -> None:
         self._check_open()
         self._is_dirty = True
-        os.ftruncate(self._descriptor, size)
-        self._size = size
+        os.ftruncate(self.descriptor, size)
+        self.size = size
 
     async def sync(self) -> None:
         self._check_open()
@@ -213,7 +197,7 @@ class OsFile(GroupCommit):
 
     def drop_cache(self) -> None:
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         self._is_closed = True
@@ -224,7 +208,7 @@ class OsFile(GroupCommit):
     def _sync_now(self) -> None:
         self._check_no_failed_sync()
         try:
-            _sync_data(self._descriptor)
+            _sync_data(self.descriptor)
         except OSError as error:
             # Remember the failure, because the kernel may have dropped the dirty pages, and the next fsync would report
             # success.
@@ -240,11 +224,11 @@ class OsFile(GroupCommit):
             raise OSError(self._failure.errno, f"an earlier sync failed: {self._failure.strerror}", self.path)
 
     def __del__(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
 
     def __repr__(self) -> str:
-        return f"OsFile({self.path!r}, {self._size} bytes)"
+        return f"OsFile({self.path!r}, {self.size} bytes)"
 
 
 class _OsDirectory(GroupCommit):
@@ -331,10 +315,6 @@ class OsDisk:
                 self._replace_next(path)
             else:
                 del self._replacements[path]
-            if not waiter.done():
-                if outcome is None:
-                    waiter.set_result(None)
-                else:
-                    waiter.set_exception(outcome)
+            complete(waiter, outcome)
 
         self._threads.submit(lambda: replace_file(path, data), done)
