@@ -29,7 +29,7 @@ from moldau.observe.logging import get_logger
 from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.log_maintenance import LogMaintenance
 from moldau.partitions.replica_manager import ReplicaManager
-from moldau.peers.client import Connect, PeerAddressPublisher, PeerClient
+from moldau.peers.client import Connect, PeerClient, publish_broker_endpoints
 from moldau.platform import Platform
 from moldau.raft.kafka_network_channel import KafkaNetworkChannel
 from moldau.raft.messages import NO_LEADER
@@ -167,7 +167,7 @@ class Node:
             node_id, self._store, settings, clock, internal_logs=(METADATA_LOG,)
         )
         metadata.add_publisher(lambda delta, image: settings.apply(image, delta))
-        metadata.add_commit_listener(PeerAddressPublisher(peers, broker_settings.inter_broker_listener).publish)
+        metadata.add_commit_listener(partial(publish_broker_endpoints, peers, broker_settings.inter_broker_listener))
         metadata.add_publisher(replica_manager.publish)
 
         quorum = self._quorum = await self._create_raft_client(meta)

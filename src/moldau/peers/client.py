@@ -23,8 +23,6 @@ from moldau.platform.clock import Clock
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
-__all__ = ["PeerClient", "ProbeResult"]
-
 PROBE_TIMEOUT_MS = 1_000
 """The timeout for probing all addresses of a host name that has several."""
 
@@ -53,7 +51,7 @@ class PeerClient:
         self._request_timeout_ms = request_timeout_ms
         self._connect = Connection.open if connect is None else connect
         self._client_id = f"node-{node_id}"
-        self._addresses: dict[int, Address] = {}
+        self.addresses: dict[int, Address] = {}
         """The latest address of each node, from its broker registration or from the quorum."""
         self._quorum_addresses: dict[int, Address] = {}
         """The latest address of each voter, from the quorum."""
@@ -75,21 +73,17 @@ class PeerClient:
     def update_broker_endpoint(self, node_id: int, host: str, port: int) -> None:
         """Sets a broker's address from its registration."""
         address = Address(host, port)
-        if self._addresses.get(node_id) != address:
-            self._addresses[node_id] = address
+        if self.addresses.get(node_id) != address:
+            self.addresses[node_id] = address
             self._drain_connections(node_id)
 
     def remove_broker(self, node_id: int) -> None:
-        """Removes the address of an unregistered broker. If the node is a voter, its address from the quorum is used
-        again."""
+        """Removes the address of an unregistered broker. A voter gets its address from the quorum back."""
         voter = self._quorum_addresses.get(node_id)
         if voter is not None:
             self.update_broker_endpoint(node_id, *voter)
-        elif self._addresses.pop(node_id, None) is not None:
+        elif self.addresses.pop(node_id, None) is not None:
             self._drain_connections(node_id)
-
-    def address(self, node_id: int) -> tuple[str, int] | None:
-        return self._addresses.get(node_id)
 
     # Requests
 
@@ -101,7 +95,6 @@ class PeerClient:
         *,
         lane: str,
         timeout_ms: int | None = None,
-        version_max: int | None = None,
         version: int | None = None,
     ) -> Message:
         """Sends a request and returns the response, whatever error codes the response contains.
@@ -115,33 +108,23 @@ class PeerClient:
         connection = await self._get_connection(node_id, lane, deadline_ms)
         left_ms = max(1, deadline_ms - self._clock.monotonic_ms())
         try:
-            return await connection.send(api, tree, timeout_ms=left_ms, version_max=version_max, version=version)
+            return await connection.send(api, tree, timeout_ms=left_ms, version=version)
         except KafkaError as error:
             was_sent = not isinstance(error, UnsupportedVersionError)
             raise _unreachable_error(f"node {node_id}", error, was_sent=was_sent) from None
 
     async def call_address(
-        self,
-        host: str,
-        port: int,
-        api: ApiKey,
-        tree: Mapping[str, Any],
-        *,
-        timeout_ms: int | None = None,
-        version_max: int | None = None,
-        version: int | None = None,
+        self, host: str, port: int, api: ApiKey, tree: Mapping[str, Any], *, version: int | None = None
     ) -> Message:
         """Sends a request to a node of unknown id, on a new connection that is closed afterwards."""
-        if timeout_ms is None:
-            timeout_ms = self._request_timeout_ms
         if self._pool.is_closed:
             raise PeerUnreachableError("this node is closing")
-        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        deadline_ms = self._clock.monotonic_ms() + self._request_timeout_ms
         address = Address(host, port)
-        connection = await asyncio.get_running_loop().create_task(self._open(address, timeout_ms))
+        connection = await asyncio.get_running_loop().create_task(self._open(address, self._request_timeout_ms))
         try:
             left_ms = max(1, deadline_ms - self._clock.monotonic_ms())
-            return await connection.call(api, tree, timeout_ms=left_ms, version_max=version_max, version=version)
+            return await connection.call(api, tree, timeout_ms=left_ms, version=version)
         except KafkaError as error:
             raise _unreachable_error(str(address), error) from None
         finally:
@@ -149,14 +132,13 @@ class PeerClient:
 
     async def probe(self, node_id: int, timeout_ms: int) -> ProbeResult:
         """Probes the node with a new connection. Returns UNKNOWN if the node's address is unknown."""
-        address = self._addresses.get(node_id)
+        address = self.addresses.get(node_id)
         if address is None:
             return ProbeResult.UNKNOWN
         return await asyncio.get_running_loop().create_task(probe_address(*address, timeout_ms))
 
     def disconnect(self, node_id: int, lane: str) -> None:
-        """Closes a connection, or cancels the attempt to open it. Requests in flight on the connection raise
-        PeerUnreachableError."""
+        """Closes a connection or cancels the attempt to open it. Its pending requests raise PeerUnreachableError."""
         self._pool.disconnect((node_id, lane))
 
     async def close(self) -> None:
@@ -169,7 +151,7 @@ class PeerClient:
         while True:
             if self._pool.is_closed:
                 raise PeerUnreachableError("this node is closing")
-            address = self._addresses.get(node_id)
+            address = self.addresses.get(node_id)
             if address is None:
                 raise PeerUnreachableError(f"no address of node {node_id} is known")
             connection = self._pool.get(key)
@@ -181,8 +163,10 @@ class PeerClient:
             await self._wait_until_open(key, address, left_ms)
 
     async def _wait_until_open(self, key: _ConnectionKey, address: Address, timeout_ms: int) -> None:
-        """Waits for the attempt to open this connection, which concurrent requests share. Raises PeerUnreachableError
-        if the attempt fails or times out."""
+        """Waits for the attempt to open this connection, which concurrent requests share.
+
+        Raises PeerUnreachableError if the attempt fails or times out.
+        """
         # Limit the attempt to the request timeout. After a network partition, a new attempt succeeds at once, but an
         # old attempt only at TCP's next retransmission.
         limit_ms = min(timeout_ms, self._request_timeout_ms)
@@ -197,7 +181,7 @@ class PeerClient:
     async def _open_and_store(self, key: _ConnectionKey, address: Address, timeout_ms: int) -> Connection:
         node_id = key[0]
         connection = await self._open(address, timeout_ms)
-        if self._addresses.get(node_id) != address:
+        if self.addresses.get(node_id) != address:
             connection.close()
             raise PeerUnreachableError(f"node {node_id} is no longer at {address}")
         if not connection.is_open:
@@ -257,20 +241,14 @@ def _unreachable_error(
     )
 
 
-class PeerAddressPublisher:
-    """Updates the addresses of brokers when their registrations are committed."""
-
-    def __init__(self, peers: PeerClient, listener: str) -> None:
-        self._peers = peers
-        self._listener = listener
-
-    def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        for broker_id in delta.brokers_changed:
-            broker = image.brokers.get(broker_id)
-            if broker is None:
-                self._peers.remove_broker(broker_id)
-                continue
-            for endpoint in broker.endpoints:
-                if endpoint.listener == self._listener:
-                    self._peers.update_broker_endpoint(broker_id, endpoint.host, endpoint.port)
-                    break
+def publish_broker_endpoints(peers: PeerClient, listener: str, delta: MetadataDelta, image: MetadataImage) -> None:
+    """Updates the addresses of the brokers whose registrations have changed."""
+    for broker_id in delta.brokers_changed:
+        broker = image.brokers.get(broker_id)
+        if broker is None:
+            peers.remove_broker(broker_id)
+            continue
+        for endpoint in broker.endpoints:
+            if endpoint.listener == listener:
+                peers.update_broker_endpoint(broker_id, endpoint.host, endpoint.port)
+                break

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -14,7 +15,8 @@ from moldau.concurrency.eager import start_eagerly
 from moldau.errors import PeerUnreachableError
 from moldau.metadata.image import BrokerRegistration, Endpoint, MetadataDelta, MetadataImage
 from moldau.peers import probe as probing
-from moldau.peers.client import PeerAddressPublisher, PeerClient, ProbeResult
+from moldau.peers.client import PeerClient, publish_broker_endpoints
+from moldau.peers.probe import ProbeResult
 from moldau.platform.clock import SystemClock
 from moldau.wire.api_keys import ApiKey
 from support.scripted_broker import Disconnect, Hang, ReceivedRequest, ScriptedBroker, Tree
@@ -375,25 +377,25 @@ def broker_image(broker_id: int, port: int) -> BrokerRegistration:
 def test_addresses_are_those_of_the_inter_broker_listener() -> None:
     peers = make_client()
     peers.update_endpoint(9, "voter.example", 9)
-    addresses = PeerAddressPublisher(peers, "NODES")
+    publish = partial(publish_broker_endpoints, peers, "NODES")
     image = MetadataImage(brokers={1: broker_image(1, 101), 2: broker_image(2, 102)})
-    addresses.publish(MetadataDelta(brokers_changed=(1, 2)), image)
-    assert peers.address(2) == ("127.0.0.1", 102)
+    publish(MetadataDelta(brokers_changed=(1, 2)), image)
+    assert peers.addresses.get(2) == ("127.0.0.1", 102)
     image = MetadataImage(brokers={1: broker_image(1, 101)})
-    addresses.publish(MetadataDelta(brokers_changed=(2,)), image)
-    assert peers.address(2) is None
-    assert peers.address(1) == ("127.0.0.1", 101)
-    assert peers.address(9) == ("voter.example", 9)
+    publish(MetadataDelta(brokers_changed=(2,)), image)
+    assert peers.addresses.get(2) is None
+    assert peers.addresses.get(1) == ("127.0.0.1", 101)
+    assert peers.addresses.get(9) == ("voter.example", 9)
 
 
 def test_an_unregistered_voter_keeps_its_address() -> None:
     peers = make_client()
     peers.update_endpoint(1, "127.0.0.1", 91)
-    addresses = PeerAddressPublisher(peers, "NODES")
-    addresses.publish(MetadataDelta(brokers_changed=(1,)), MetadataImage(brokers={1: broker_image(1, 101)}))
-    assert peers.address(1) == ("127.0.0.1", 101)
-    addresses.publish(MetadataDelta(brokers_changed=(1,)), MetadataImage())
-    assert peers.address(1) == ("127.0.0.1", 91)
+    publish = partial(publish_broker_endpoints, peers, "NODES")
+    publish(MetadataDelta(brokers_changed=(1,)), MetadataImage(brokers={1: broker_image(1, 101)}))
+    assert peers.addresses.get(1) == ("127.0.0.1", 101)
+    publish(MetadataDelta(brokers_changed=(1,)), MetadataImage())
+    assert peers.addresses.get(1) == ("127.0.0.1", 91)
 
 
 def test_a_repeated_voter_address_does_not_override_a_newer_registration() -> None:
@@ -401,9 +403,9 @@ def test_a_repeated_voter_address_does_not_override_a_newer_registration() -> No
     peers.update_endpoint(OTHER, "gamma", 9094)
     peers.update_broker_endpoint(OTHER, "gamma", 9194)
     peers.update_endpoint(OTHER, "gamma", 9094)
-    assert peers.address(OTHER) == ("gamma", 9194)
+    assert peers.addresses.get(OTHER) == ("gamma", 9194)
     peers.update_endpoint(OTHER, "gamma", 9294)
-    assert peers.address(OTHER) == ("gamma", 9294)
+    assert peers.addresses.get(OTHER) == ("gamma", 9294)
     peers.update_broker_endpoint(OTHER, "gamma", 9194)
     peers.remove_broker(OTHER)
-    assert peers.address(OTHER) == ("gamma", 9294), "its voter address remains"
+    assert peers.addresses.get(OTHER) == ("gamma", 9294), "its voter address remains"
