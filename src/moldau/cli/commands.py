@@ -3,14 +3,15 @@
 The module of a command is imported when the command runs or prints its help. `moldau --help` does not import it.
 """
 
+import platform
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from moldau import __version__
 from moldau.cli.settings import settings
-from moldau.cli.version import print_version, version
 
 GROUPS = ("topic", "group", "cluster", "pipeline", "spark", "log")
 """The command groups. Each is a package `moldau.cli.<group>` with HELP and COMMANDS. The file `<group>/<command>.py`
@@ -38,13 +39,19 @@ class LazyGroup(TyperGroup):
         return _load_command(cmd_name, f"moldau.cli.{self.name}.{name}", f"{self.name}_{name}")
 
 
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
+        version()
+        raise typer.Exit
+
+
 app = typer.Typer(name="moldau", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.callback()
 def moldau(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """A Kafka-compatible event log written in Python."""
@@ -52,6 +59,11 @@ def moldau(
 
 RAW_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Context settings of lazily imported commands. The imported command parses all arguments, including `--help`."""
+
+
+def version() -> None:
+    """Print the versions of Moldau and Python."""
+    typer.echo(f"moldau {__version__} (Python {platform.python_version()}, {platform.system()})")
 
 
 @app.command("serve", context_settings=RAW_ARGUMENTS)

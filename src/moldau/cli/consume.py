@@ -9,7 +9,7 @@ import typer
 
 from moldau.cli.admin import connected_cluster, run_or_exit
 from moldau.cli.console import CommandError, bytes_to_json, print_notice
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topics, validate_name
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topics, option, validate_name
 from moldau.cli.signals import stop_signal
 from moldau.cli.stdio import OutputWriter
 from moldau.client.consumer.consumer import Consumer
@@ -35,13 +35,12 @@ def consume(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     group: Annotated[
         str | None,
-        typer.Option(
-            "--group",
-            "-g",
-            metavar="GROUP",
-            callback=validate_name,
-            help="Join this consumer group: share partitions with its members, continue from its committed "
+        option(
+            "--group -g",
+            "GROUP",
+            "Join this consumer group: share partitions with its members, continue from its committed "
             "offsets, and commit.",
+            validate_name,
         ),
     ] = None,
     from_beginning: Annotated[

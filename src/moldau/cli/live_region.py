@@ -33,19 +33,16 @@ class LiveRegion:
     def _try_draw(self) -> bool:
         """Draws the lines and the region. Returns False if the terminal was closed, so that the command continues."""
         try:
-            self._draw()
+            if self._lines_above:
+                lines = [self._lines_above.popleft() for _ in range(len(self._lines_above))]
+                # The region is cleared first, because its next content may have more lines.
+                self._live.update(Group(), refresh=True)
+                for line in lines:
+                    self._console.print(line)
+            self._live.update(self._render(), refresh=True)
         except OSError:
             return False
         return True
-
-    def _draw(self) -> None:
-        if self._lines_above:
-            lines = [self._lines_above.popleft() for _ in range(len(self._lines_above))]
-            # The region is cleared first, because its next content may have more lines.
-            self._live.update(Group(), refresh=True)
-            for line in lines:
-                self._console.print(line)
-        self._live.update(self._render(), refresh=True)
 
     def __enter__(self) -> Self:
         self._live.start()

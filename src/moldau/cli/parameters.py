@@ -1,6 +1,7 @@
 """Command-line parameters shared by several commands, with their validation."""
 
-from typing import Annotated, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -51,6 +52,11 @@ def _validate_below(limit: int, value: int | None) -> int | None:
     if value is not None and value >= limit:
         raise typer.BadParameter(f"{value} is too large; the maximum is {limit - 1}")
     return value
+
+
+def option(flags: str, metavar: str, help_: str, callback: Callable[[Any], Any] | None = None, **limits: Any) -> Any:
+    """Returns an option with a value. `flags` are separated by spaces; `limits` are `min` and `max`."""
+    return typer.Option(*flags.split(), metavar=metavar, help=help_, callback=callback, **limits)
 
 
 Bootstrap = Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from moldau.cli.admin import connected_cluster, notify_if_slow, run_or_exit
 from moldau.cli.console import print_notice
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic, option
 from moldau.cli.signals import stop_signal
 from moldau.cli.stdio import read_lines
 from moldau.client.net.cluster import Cluster
@@ -39,19 +39,15 @@ def produce(
     topic: Topic,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     key_separator: Annotated[
-        str | None,
-        typer.Option(
-            "--key-separator", "-K", metavar="TEXT", help="Text that separates the key from the value in a line."
-        ),
+        str | None, option("--key-separator -K", "TEXT", "Text that separates the key from the value in a line.")
     ] = None,
     partition: Annotated[
         int | None,
-        typer.Option(
-            "--partition",
-            "-p",
+        option(
+            "--partition -p",
+            "NUMBER",
+            "Partition for all records; by default chosen by the hash of the key, or at random without key.",
             min=0,
-            metavar="NUMBER",
-            help="Partition for all records; by default chosen by the hash of the key, or at random without key.",
         ),
     ] = None,
     compression: Annotated[

@@ -8,7 +8,6 @@ import select
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from moldau.client.errors import ErrorCode, KafkaError
@@ -81,9 +80,7 @@ class OutputWriter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._queue.put(None)
 
     def write(self, data: bytes) -> "asyncio.Future[None]":

@@ -2,11 +2,9 @@
 
 from typing import Annotated
 
-import typer
-
 from moldau.cli.admin import run_admin
 from moldau.cli.console import CommandError, out_console
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, NodeId
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, NodeId, option
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.types import NodeEndpoint
 from moldau.client.net.cluster import parse_bootstrap
@@ -17,9 +15,7 @@ def cluster_add_voter(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     address: Annotated[
         str | None,
-        typer.Option(
-            "--address", metavar="HOST:PORT", help="Address for other nodes; by default the one advertised to clients."
-        ),
+        option("--address", "HOST:PORT", "Address for other nodes; by default the one advertised to clients."),
     ] = None,
 ) -> None:
     """Make a running node a voter of the metadata quorum.

@@ -6,7 +6,7 @@ import typer
 
 from moldau.cli.admin import run_admin
 from moldau.cli.console import CommandError, report_results
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Groups, Yes, validate_name
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Groups, Yes, option, validate_name
 from moldau.client.admin.admin import Admin
 from moldau.client.errors import KafkaError
 
@@ -18,13 +18,7 @@ def group_delete(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     topics: Annotated[
         list[str] | None,
-        typer.Option(
-            "--topic",
-            "-t",
-            metavar="TOPIC",
-            callback=validate_name,
-            help="Delete only the offsets of this topic; can be repeated.",
-        ),
+        option("--topic -t", "TOPIC", "Delete only the offsets of this topic; can be repeated.", validate_name),
     ] = None,
     yes: Yes = False,
 ) -> None:

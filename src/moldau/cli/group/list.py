@@ -2,23 +2,16 @@
 
 from typing import Annotated
 
-import typer
-
 from moldau.cli.admin import run_admin
 from moldau.cli.console import make_table, print_notice, print_table
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, validate_text
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, option, validate_text
 
 
 def group_list(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     state: Annotated[
         list[str] | None,
-        typer.Option(
-            "--state",
-            metavar="STATE",
-            callback=validate_text,
-            help="Only groups in this state (Stable, Empty, ...); can be repeated.",
-        ),
+        option("--state", "STATE", "Only groups in this state (Stable, Empty, ...); can be repeated.", validate_text),
     ] = None,
 ) -> None:
     """List consumer groups with their states."""

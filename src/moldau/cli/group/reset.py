@@ -7,7 +7,7 @@ import typer
 
 from moldau.cli.admin import list_partitions, run_admin
 from moldau.cli.console import CommandError, make_table, out_console, print_notice, print_table, report_results
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, validate_name
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, option, validate_name
 from moldau.client.admin.admin import Admin
 from moldau.client.consumer.offset_lookup import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
@@ -19,14 +19,7 @@ ResetPlan = dict[TopicPartition, tuple[int | None, int]]
 def group_reset(
     group: Group,
     topics: Annotated[
-        list[str],
-        typer.Option(
-            "--topic",
-            "-t",
-            metavar="TOPIC",
-            callback=validate_name,
-            help="Topic whose offsets are reset; can be repeated.",
-        ),
+        list[str], option("--topic -t", "TOPIC", "Topic whose offsets are reset; can be repeated.", validate_name)
     ],
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Reset to the earliest offset.")] = False,
@@ -35,28 +28,15 @@ def group_reset(
     ] = False,
     to_offset: Annotated[
         int | None,
-        typer.Option(
-            "--to-offset",
-            min=0,
-            metavar="OFFSET",
-            help="Reset to this offset in each partition, or the nearest valid one.",
-        ),
+        option("--to-offset", "OFFSET", "Reset to this offset in each partition, or the nearest valid one.", min=0),
     ] = None,
     to_time: Annotated[
         str | None,
-        typer.Option(
-            "--to-time",
-            metavar="TIME",
-            help="Reset to the first record at or after this time, such as 2026-01-31T12:00 (UTC).",
-        ),
+        option("--to-time", "TIME", "Reset to the first record at or after this time, such as 2026-01-31T12:00 (UTC)."),
     ] = None,
     shift_by: Annotated[
         int | None,
-        typer.Option(
-            "--shift-by",
-            metavar="NUMBER",
-            help="Shift the committed offsets by this many records; negative numbers go back.",
-        ),
+        option("--shift-by", "NUMBER", "Shift the committed offsets by this many records; negative numbers go back."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Apply the change; by default it is only shown.")] = False,
 ) -> None:

@@ -6,7 +6,15 @@ import typer
 
 from moldau.cli.admin import run_admin
 from moldau.cli.console import out_console
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic, parse_name_values, validate_int32, validate_text
+from moldau.cli.parameters import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    Topic,
+    option,
+    parse_name_values,
+    validate_int32,
+    validate_text,
+)
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.requester import single_result
 
@@ -16,33 +24,14 @@ def topic_alter(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     partitions: Annotated[
         int | None,
-        typer.Option(
-            "--partitions",
-            "-p",
-            min=1,
-            metavar="NUMBER",
-            callback=validate_int32,
-            help="New number of partitions; it cannot be reduced.",
-        ),
+        option("--partitions -p", "NUMBER", "New number of partitions; it cannot be reduced.", validate_int32, min=1),
     ] = None,
     config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config",
-            "-c",
-            metavar="NAME=VALUE",
-            callback=validate_text,
-            help="Topic setting to set; can be repeated.",
-        ),
+        list[str] | None, option("--config -c", "NAME=VALUE", "Topic setting to set; can be repeated.", validate_text)
     ] = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(
-            "--unset",
-            metavar="NAME",
-            callback=validate_text,
-            help="Topic setting to reset to its default; can be repeated.",
-        ),
+        option("--unset", "NAME", "Topic setting to reset to its default; can be repeated.", validate_text),
     ] = None,
 ) -> None:
     """Add partitions to a topic or change its settings.

@@ -2,14 +2,13 @@
 
 from typing import Annotated
 
-import typer
-
 from moldau.cli.admin import run_admin
 from moldau.cli.console import report_results
 from moldau.cli.parameters import (
     DEFAULT_BOOTSTRAP,
     Bootstrap,
     Topics,
+    option,
     parse_name_values,
     validate_int16,
     validate_int32,
@@ -23,31 +22,26 @@ def topic_create(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     partitions: Annotated[
         int | None,
-        typer.Option(
-            "--partitions",
-            "-p",
+        option(
+            "--partitions -p",
+            "NUMBER",
+            "Number of partitions; by default num.partitions of the broker.",
+            validate_int32,
             min=1,
-            metavar="NUMBER",
-            callback=validate_int32,
-            help="Number of partitions; by default num.partitions of the broker.",
         ),
     ] = None,
     replicas: Annotated[
         int | None,
-        typer.Option(
-            "--replicas",
-            "-r",
+        option(
+            "--replicas -r",
+            "NUMBER",
+            "Replication factor; by default default.replication.factor of the broker.",
+            validate_int16,
             min=1,
-            metavar="NUMBER",
-            callback=validate_int16,
-            help="Replication factor; by default default.replication.factor of the broker.",
         ),
     ] = None,
     config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config", "-c", metavar="NAME=VALUE", callback=validate_text, help="Topic setting; can be repeated."
-        ),
+        list[str] | None, option("--config -c", "NAME=VALUE", "Topic setting; can be repeated.", validate_text)
     ] = None,
 ) -> None:
     """Create topics.

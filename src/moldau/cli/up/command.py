@@ -9,7 +9,7 @@ import typer
 
 from moldau.cli.console import CommandError, out_console, pluralize, print_error, print_notice
 from moldau.cli.data_lock import data_lock
-from moldau.cli.parameters import parse_name_values, validate_text
+from moldau.cli.parameters import option, parse_name_values, validate_text
 from moldau.cli.signals import stop_signal
 from moldau.cli.up.plan import ClusterPlan, check_host, make_plan, write_plan
 from moldau.cli.up.processes import NodeProcess, describe_exit, kill_all
@@ -26,12 +26,12 @@ def up(
     ] = 3,
     port: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--port",
+            "PORT",
+            "Port of the first node; the others use the next ports. 9092 by default.",
             min=1,
             max=65_535,
-            metavar="PORT",
-            help="Port of the first node; the others use the next ports. 9092 by default.",
         ),
     ] = None,
     data_dir: Annotated[
@@ -45,12 +45,11 @@ def up(
     ] = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            "-s",
-            metavar="NAME=VALUE",
-            callback=validate_text,
-            help="Setting for all nodes; can be repeated. `moldau settings` lists them.",
+        option(
+            "--set -s",
+            "NAME=VALUE",
+            "Setting for all nodes; can be repeated. `moldau settings` lists them.",
+            validate_text,
         ),
     ] = None,
 ) -> None:
