@@ -49,20 +49,22 @@ TOPIC_ID_VERSION = 13
 async def fetch(request: FetchRequest, session: RequestContext, broker: Broker) -> FetchResponse:
     if is_metadata_fetch(request):
         return await fetch_metadata(request, session, broker)
-    params = _fetch_params(request, session)
+    listener = session.connection.listener
+    params = FetchParams(session.api_version, listener, request.rack_id, *replica_state(request, session))
     try:
         fetch_session, requested = _resolve_session(request, session, broker, params)
     except MoldauError as error:
         return {"error_code": error_code(error)}
     watcher = PartitionWatcher() if fetch_session is None else fetch_session.watcher
     is_read_committed = request.isolation_level == READ_COMMITTED
+    bytes_max = request.max_bytes
     delayed = DelayedFetch(
         broker,
         requested if fetch_session is None else fetch_session.partitions,
         params,
         watcher,
         None if fetch_session is None else fetch_session.last_sent,
-        bytes_max=_response_bytes_max(request, params, broker),
+        bytes_max=bytes_max if params.is_replica else min(bytes_max, broker.settings.broker.fetch_max_bytes),
         committed_only=is_read_committed,
     )
     keys = list(requested) if fetch_session is None else _partitions_to_read(fetch_session, params, broker)
@@ -75,29 +77,25 @@ async def fetch(request: FetchRequest, session: RequestContext, broker: Broker) 
     if fetch_session is not None:
         is_incremental = request.session_epoch != INITIAL_EPOCH
         results = _update_session(fetch_session, results, only_changes=is_incremental)
-    builder = _ResponseBuilder(broker, committed_only=is_read_committed)
+    leaders: list[FetchResponseLeaderIdAndEpoch | None] = []
+    topics: list[FetchResponseFetchableTopic] = []
+    responses: dict[UUID | str | None, list[FetchResponsePartitionData]] = {}
+    for partition, result in results:
+        topic = partition.topic_id or partition.topic
+        if topic not in responses:
+            responses[topic] = []
+            topics.append({"topic": partition.topic, "topic_id": partition.topic_id, "partitions": responses[topic]})
+        if isinstance(result, LogReadInfo):
+            response = _records_response(partition, result, is_read_committed)
+        else:
+            response = _error_response(partition, result, broker)
+            leaders.append(response.get("current_leader"))
+        responses[topic].append(response)
     return {
         "session_id": INVALID_SESSION_ID if fetch_session is None else fetch_session.session_id,
-        "responses": builder.topic_responses(results),
-        "node_endpoints": node_endpoints(broker, session.connection.listener, builder.current_leaders),
+        "responses": topics,
+        "node_endpoints": node_endpoints(broker, listener, leaders),
     }
-
-
-def _fetch_params(request: FetchRequest, session: RequestContext) -> FetchParams:
-    replica_id, broker_epoch = replica_state(request, session)
-    return FetchParams(
-        version=session.api_version,
-        listener=session.connection.listener,
-        rack=request.rack_id,
-        replica_id=replica_id,
-        broker_epoch=broker_epoch,
-    )
-
-
-def _response_bytes_max(request: FetchRequest, params: FetchParams, broker: Broker) -> int:
-    """Returns the byte limit of the response. For consumers it is not higher than the broker's fetch.max.bytes."""
-    bytes_max = request.max_bytes
-    return bytes_max if params.is_replica else min(bytes_max, broker.settings.broker.fetch_max_bytes)
 
 
 # Sessions
@@ -210,50 +208,32 @@ def _update_session(
 # Response
 
 
-class _ResponseBuilder:
-    def __init__(self, broker: Broker, *, committed_only: bool) -> None:
-        self._broker = broker
-        self._committed_only = committed_only
-        self.current_leaders: list[FetchResponseLeaderIdAndEpoch | None] = []
-        """The current leaders of partitions that the client fetched from a wrong broker."""
+def _records_response(
+    partition: FetchPartition, result: LogReadInfo, is_read_committed: bool
+) -> FetchResponsePartitionData:
+    return {
+        "partition_index": partition.partition,
+        "high_watermark": result.high_watermark,
+        "last_stable_offset": result.last_stable_offset,
+        "log_start_offset": result.start_offset,
+        "aborted_transactions": [] if is_read_committed else None,
+        "preferred_read_replica": result.preferred_read_replica,
+        "records": result.records,
+    }
 
-    def topic_responses(
-        self, results: Iterable[tuple[FetchPartition, FetchResult]]
-    ) -> list[FetchResponseFetchableTopic]:
-        topics: list[FetchResponseFetchableTopic] = []
-        partitions: dict[UUID | str | None, list[FetchResponsePartitionData]] = {}
-        for partition, result in results:
-            key = partition.topic_id or partition.topic
-            if key not in partitions:
-                partitions[key] = []
-                topics.append({"topic": partition.topic, "topic_id": partition.topic_id, "partitions": partitions[key]})
-            partitions[key].append(self._partition_response(partition, result))
-        return topics
 
-    def _partition_response(self, partition: FetchPartition, result: FetchResult) -> FetchResponsePartitionData:
-        if isinstance(result, LogReadInfo):
-            return {
-                "partition_index": partition.partition,
-                "high_watermark": result.high_watermark,
-                "last_stable_offset": result.last_stable_offset,
-                "log_start_offset": result.start_offset,
-                "aborted_transactions": [] if self._committed_only else None,
-                "preferred_read_replica": result.preferred_read_replica,
-                "records": result.records,
-            }
-        response: FetchResponsePartitionData = {
-            "partition_index": partition.partition,
-            "high_watermark": -1,
-            "aborted_transactions": None,
-            "records": EMPTY_SLICES,
-        }
-        if isinstance(result, DivergingEpochError):
-            response["diverging_epoch"] = {"epoch": result.epoch, "end_offset": result.end_offset}
-        else:
-            leader = current_leader(self._broker, partition.topic, partition.partition, result)
-            self.current_leaders.append(leader)
-            response["current_leader"] = leader
-            response["error_code"] = error_code(result)
-        if isinstance(result, OutOfLogRangeError):
-            response["log_start_offset"] = result.start_offset
+def _error_response(partition: FetchPartition, error: MoldauError, broker: Broker) -> FetchResponsePartitionData:
+    response: FetchResponsePartitionData = {
+        "partition_index": partition.partition,
+        "high_watermark": -1,
+        "aborted_transactions": None,
+        "records": EMPTY_SLICES,
+    }
+    if isinstance(error, DivergingEpochError):
+        response["diverging_epoch"] = {"epoch": error.epoch, "end_offset": error.end_offset}
         return response
+    response["error_code"] = error_code(error)
+    response["current_leader"] = current_leader(broker, partition.topic, partition.partition, error)
+    if isinstance(error, OutOfLogRangeError):
+        response["log_start_offset"] = error.start_offset
+    return response

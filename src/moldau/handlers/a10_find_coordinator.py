@@ -6,6 +6,7 @@ Versions: 1 added the key type, 3 the flexible encoding, 4 several keys per requ
 """
 
 import asyncio
+from typing import cast
 
 from moldau.errors import (
     CoordinatorNotAvailableError,
@@ -34,13 +35,8 @@ async def find_coordinator(
     key_type, listener = request.key_type, session.connection.listener
     if session.api_version < BATCHED_KEYS_VERSION:
         found = await _coordinator(key_type, request.key or "", listener, broker)
-        return {
-            "error_code": found["error_code"],
-            "error_message": found["error_message"],
-            "node_id": found["node_id"],
-            "host": found["host"],
-            "port": found["port"],
-        }
+        # These versions have the fields of one coordinator at the top level.
+        return cast(FindCoordinatorResponse, found)
     coordinators: list[FindCoordinatorResponseCoordinator] = []
     # Look up each key only once, so that a small request cannot cause a huge response.
     for key in dict.fromkeys(request.coordinator_keys):
@@ -54,22 +50,10 @@ async def _coordinator(key_type: int, key: str, listener: str, broker: Broker) -
     try:
         node_id, endpoint = await _find_coordinator(key_type, key, listener, broker)
     except MoldauError as error:
-        return {
-            "key": key,
-            "error_code": error_code(error),
-            "error_message": error_message(error),
-            "node_id": -1,
-            "host": "",
-            "port": -1,
-        }
-    return {
-        "key": key,
-        "error_code": 0,
-        "error_message": "",
-        "node_id": node_id,
-        "host": endpoint.host,
-        "port": endpoint.port,
-    }
+        code, message = error_code(error), error_message(error)
+        return {"key": key, "error_code": code, "error_message": message, "node_id": -1, "host": "", "port": -1}
+    host, port = endpoint.host, endpoint.port
+    return {"key": key, "error_code": 0, "error_message": "", "node_id": node_id, "host": host, "port": port}
 
 
 async def _find_coordinator(key_type: int, key: str, listener: str, broker: Broker) -> tuple[int, Endpoint]:

@@ -11,7 +11,6 @@
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 
 from moldau.controller.requests import CreateTopicResult, NewTopic
@@ -30,8 +29,9 @@ from moldau.wire.messages import (
 
 
 def error_response(request: CreateTopicsRequest, version: int, error: MoldauError) -> CreateTopicsResponse:
-    failed = {topic.name: _topic_error(topic.name, error) for topic in request.topics}
-    return {"topics": [*(failed | _rejected_topics(request)).values()]}
+    rejected = _rejected_topics(request)
+    topics = {topic.name: rejected.get(topic.name) or _topic_error(topic.name, error) for topic in request.topics}
+    return {"topics": [*topics.values()]}
 
 
 @handles(ApiKey.CREATE_TOPICS, versions=(2, 7), error_response=error_response, forwarded=True)
@@ -53,21 +53,15 @@ async def create_topics(request: CreateTopicsRequest, session: RequestContext, b
 
 
 def _rejected_topics(request: CreateTopicsRequest) -> dict[str, CreateTopicsResponseCreatableTopicResult]:
-    return {
-        topic.name: _topic_error(topic.name, error)
-        for topic in request.topics
-        if (error := _duplicate_assignment(topic)) is not None
-    }
-
-
-def _duplicate_assignment(topic: CreateTopicsRequestCreatableTopic) -> MoldauError | None:
-    counts = Counter(each.partition_index for each in topic.assignments)
-    for partition, count in counts.items():
-        if count > 1:
-            return InvalidReplicaAssignmentError(
-                f"Found multiple manual partition assignments for partition {partition}"
-            )
-    return None
+    """Returns the error responses of topics that assign the replicas of a partition twice."""
+    rejected = {}
+    for topic in request.topics:
+        counts = Counter(each.partition_index for each in topic.assignments)
+        duplicate = next((index for index, count in counts.items() if count > 1), None)
+        if duplicate is not None:
+            message = f"Found multiple manual partition assignments for partition {duplicate}"
+            rejected[topic.name] = _topic_error(topic.name, InvalidReplicaAssignmentError(message))
+    return rejected
 
 
 def _new_topic(topic: CreateTopicsRequestCreatableTopic) -> NewTopic:
@@ -107,26 +101,23 @@ def _add_configs(
     responses: list[CreateTopicsResponseCreatableTopicResult], new_topics: list[NewTopic], broker: Broker
 ) -> None:
     """Adds the effective configs to the responses. Topics with the same overrides share one computation."""
-    overrides_by_topic = {each.name: each.configs for each in new_topics}
-    configs_by_overrides: dict[frozenset[tuple[str, str | None]], list[CreateTopicsResponseCreatableTopicConfigs]] = {}
+    configs_by_topic = {each.name: each.configs for each in new_topics}
+    configs_by_overrides: dict[frozenset[tuple[str, str]], list[CreateTopicsResponseCreatableTopicConfigs]] = {}
     for response in responses:
-        if not response["error_code"]:
-            overrides = overrides_by_topic[response["name"]]
-            key = frozenset(overrides.items())
-            if key not in configs_by_overrides:
-                configs_by_overrides[key] = _configs(overrides, broker)
-            response["configs"] = configs_by_overrides[key]
-
-
-def _configs(configs: Mapping[str, str | None], broker: Broker) -> list[CreateTopicsResponseCreatableTopicConfigs]:
-    overrides = {name: value for name, value in configs.items() if value is not None}
-    return [
-        {
-            "name": entry.name,
-            "value": entry.value,
-            "read_only": entry.read_only,
-            "config_source": entry.source,
-            "is_sensitive": False,
-        }
-        for entry in sorted(broker.settings.layers().describe_topic(overrides), key=lambda each: each.name)
-    ]
+        if response["error_code"]:
+            continue
+        configs = configs_by_topic[response["name"]]
+        overrides = {name: value for name, value in configs.items() if value is not None}
+        key = frozenset(overrides.items())
+        if key not in configs_by_overrides:
+            configs_by_overrides[key] = [
+                {
+                    "name": entry.name,
+                    "value": entry.value,
+                    "read_only": entry.read_only,
+                    "config_source": entry.source,
+                    "is_sensitive": False,
+                }
+                for entry in sorted(broker.settings.layers().describe_topic(overrides), key=lambda each: each.name)
+            ]
+        response["configs"] = configs_by_overrides[key]

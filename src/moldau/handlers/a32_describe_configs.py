@@ -49,54 +49,44 @@ async def describe_configs(
     resources: dict[ConfigResource, DescribeConfigsRequestResource] = {}
     for each in request.resources:
         resources.setdefault(ConfigResource(each.resource_type, each.resource_name), each)
-    unknown = [each for each in resources if each.type not in DESCRIBABLE_TYPES]
-    if unknown:
-        error = InvalidRequestError(f"Unexpected resource type {unknown[0].type} for resource {unknown[0].name}")
-        return {"results": [_result(resource, [], error) for resource in resources]}
+    unknown = next((each for each in resources if each.type not in DESCRIBABLE_TYPES), None)
     entries_by_overrides: EntriesByOverrides = {}
-    return {
-        "results": [
-            _describe(resource, requested, request, broker, entries_by_overrides)
-            for resource, requested in resources.items()
-        ]
-    }
-
-
-def _describe(
-    resource: ConfigResource,
-    requested: DescribeConfigsRequestResource,
-    request: DescribeConfigsRequest,
-    broker: Broker,
-    entries_by_overrides: EntriesByOverrides,
-) -> DescribeConfigsResponseResult:
-    try:
-        entries = _entries(resource, broker, entries_by_overrides)
-    except MoldauError as error:
-        return _result(resource, [], error)
-    keys = frozenset(requested.configuration_keys or ())
-    chosen = [entry for entry in entries if not keys or entry["name"] in keys]
-    for entry in chosen:
-        if not request.include_synonyms:
-            entry["synonyms"] = []
-        if not request.include_documentation:
-            entry["documentation"] = None
-    return _result(resource, chosen, None)
-
-
-def _result(resource: ConfigResource, entries: list[Entry], error: MoldauError | None) -> DescribeConfigsResponseResult:
-    return {
-        "error_code": error_code(error),
-        "error_message": error_message(error),
-        "resource_type": resource.type,
-        "resource_name": resource.name,
-        "configs": entries,
-    }
+    results: list[DescribeConfigsResponseResult] = []
+    for resource, requested in resources.items():
+        entries: list[Entry] = []
+        failure: MoldauError | None = None
+        try:
+            if unknown is not None:
+                raise InvalidRequestError(f"Unexpected resource type {unknown.type} for resource {unknown.name}")
+            entries = _entries(resource, broker, entries_by_overrides)
+        except MoldauError as error:
+            failure = error
+        if requested.configuration_keys:
+            keys = frozenset(requested.configuration_keys)
+            entries = [entry for entry in entries if entry["name"] in keys]
+        for entry in entries:
+            if not request.include_synonyms:
+                entry["synonyms"] = []
+            if not request.include_documentation:
+                entry["documentation"] = None
+        results.append(
+            {
+                "error_code": error_code(failure),
+                "error_message": error_message(failure),
+                "resource_type": resource.type,
+                "resource_name": resource.name,
+                "configs": entries,
+            }
+        )
+    return {"results": results}
 
 
 def _entries(resource: ConfigResource, broker: Broker, entries_by_overrides: EntriesByOverrides) -> list[Entry]:
     name, settings = resource.name, broker.settings
     if resource.type == TOPIC_RESOURCE:
-        _check_topic(name, broker)
+        validate_topic_name(name)
+        if name not in broker.metadata.image.topics:
+            raise UnknownTopicOrPartitionError(f"The topic '{name}' does not exist.")
         overrides = broker.metadata.image.config(resource)
         key = frozenset(overrides.items())
         if key not in entries_by_overrides:
@@ -113,12 +103,6 @@ def _entries(resource: ConfigResource, broker: Broker, entries_by_overrides: Ent
         _check_broker_id(name, str(broker.broker_id), broker)
         return describe_loggers()
     return _stored_entries(resource, broker)
-
-
-def _check_topic(name: str, broker: Broker) -> None:
-    validate_topic_name(name)
-    if name not in broker.metadata.image.topics:
-        raise UnknownTopicOrPartitionError(f"The topic '{name}' does not exist.")
 
 
 def _check_broker_id(name: str, expected: str, broker: Broker) -> None:
