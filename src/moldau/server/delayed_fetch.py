@@ -13,13 +13,14 @@ from moldau.server.api import Broker
 from moldau.server.fetch_session import FetchPartition, LastSentOffsets
 from moldau.server.partition_lookup import find_partition
 from moldau.server.partition_watcher import PartitionKey, PartitionWatcher
-from moldau.server.replica_selector import select_replica
 
 ZSTD_FETCH_VERSION = 10
 FOLLOWER_FETCH_VERSION = 11
 """Since this version consumers can fetch from followers."""
 REPLICA_VERSION = 15
 """The first version that contains the broker epoch of the follower."""
+
+RACK_AWARE_SELECTOR = "RackAwareReplicaSelector"
 
 PARTITIONS_PER_ITERATION = 100
 """The maximum number of partitions that are read in one iteration of the event loop."""
@@ -160,19 +161,13 @@ class DelayedFetch:
 
     def _watch(self, key: PartitionKey, partition: Partition) -> None:
         """Watches a partition, so that appends wake followers and a new high watermark wakes consumers."""
+        appends, high_watermark = partition.delayed.append_listeners, partition.delayed.high_watermark_listeners
         if not self._is_replica:
-            self._watcher.watch(key, partition, wake_on=[partition.delayed.high_watermark_listeners])
+            self._watcher.watch(key, partition, wake_on=[high_watermark])
         elif self._is_follower_fetch_enabled:
-            self._watcher.watch(
-                key, partition, wake_on=[partition.delayed.append_listeners, partition.delayed.high_watermark_listeners]
-            )
+            self._watcher.watch(key, partition, wake_on=[appends, high_watermark])
         else:
-            self._watcher.watch(
-                key,
-                partition,
-                wake_on=[partition.delayed.append_listeners],
-                mark_on=[partition.delayed.high_watermark_listeners],
-            )
+            self._watcher.watch(key, partition, wake_on=[appends], mark_on=[high_watermark])
 
     def _is_satisfied(self) -> bool:
         return bool(self._immediate or self._incomplete) or self._bytes_max - self._bytes_left >= self._bytes_min
@@ -265,14 +260,30 @@ class DelayedFetch:
         return fetched if preferred is None else fetched._replace(preferred_read_replica=preferred)
 
     def _select_replica(self, partition: Partition, offset: int) -> int | None:
-        return select_replica(
-            partition,
-            offset,
-            self._params.rack,
-            self._broker.metadata.image,
-            self._params.listener,
-            self._broker.settings.broker.replica_selector_class,
-        )
+        """Returns the replica from which a consumer should read (KIP-392); None to read from the leader.
+
+        With the rack-aware selector, this is an in-sync follower in the consumer's rack that has the offset.
+        """
+        rack, listener = self._params.rack, self._params.listener
+        selector = self._broker.settings.broker.replica_selector_class
+        if not rack or not partition.is_leader or not selector.endswith(RACK_AWARE_SELECTOR):
+            return None
+        leader = partition.require_leader()
+        brokers = self._broker.metadata.image.brokers
+        own = brokers.get(leader.replica_id)
+        if own is not None and own.rack == rack:
+            return None
+        candidates = [
+            (-progress.durable_offset, replica)
+            for replica, progress in leader.followers.items()
+            if (broker := brokers.get(replica)) is not None
+            and broker.rack == rack
+            and not broker.fenced
+            and any(endpoint.listener == listener for endpoint in broker.endpoints)
+            and replica in leader.isr
+            and progress.start_offset <= offset <= progress.durable_offset
+        ]
+        return min(candidates)[1] if candidates else None
 
     async def _read_for_replica(
         self, partition: Partition, requested: FetchPartition, bytes_max: int, min_one_batch: bool, is_new_request: bool
@@ -297,7 +308,7 @@ class DelayedFetch:
         fetched = await partition.read_for_follower(
             fetch, bytes_max, min_one_batch=min_one_batch, is_new_request=is_new_request
         )
-        if is_new_request and self._broker.replication is not None and partition.leader.can_join_isr(params.replica_id):
+        if is_new_request and partition.leader.can_join_isr(params.replica_id):
             # This fetch shows that the follower has caught up, so propose a larger ISR now.
             self._broker.replication.alter_partition_manager.check_isr(partition.leader)
         return fetched
@@ -305,21 +316,17 @@ class DelayedFetch:
     # Throttling of followers that are not in the ISR
 
     def _is_throttled(self, partition: Partition) -> bool:
-        replication = self._broker.replication
-        if replication is None or not self._is_out_of_sync(partition):
+        if not self._is_out_of_sync(partition):
             return False
-        now_ms = self._broker.platform.clock.monotonic_ms()
-        return not replication.quota.leader_may_send(partition.name, now_ms)
+        quota, now_ms = self._broker.replication.quota, self._broker.platform.clock.monotonic_ms()
+        return not quota.leader_may_send(partition.name, now_ms)
 
     def _record_throttled_bytes(self) -> None:
-        replication = self._broker.replication
-        if replication is None:
-            return
         now_ms = self._broker.platform.clock.monotonic_ms()
         for key, result in self.results.items():
             size = result.records.size if isinstance(result, LogReadInfo) else 0
             if size and self._is_out_of_sync(self._partitions[key]):
-                replication.quota.record_sent(self._partitions[key].name, size, now_ms)
+                self._broker.replication.quota.record_sent(self._partitions[key].name, size, now_ms)
 
     def _is_out_of_sync(self, partition: Partition) -> bool:
         if not partition.is_leader or partition.failure is not None:

@@ -1,16 +1,16 @@
 """The dispatcher, which decodes request frames, calls their handlers and encodes the responses."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from moldau.network.connection import CloseConnectionError
 from moldau.network.response_sender import Part
 from moldau.observe.logging import get_logger
-from moldau.server.api import Broker, ClientConnection, ErrorResponse, Handler, Registry, RequestContext
+from moldau.server.api import ApiRegistration, Broker, ClientConnection, Registry, RequestContext
 from moldau.server.error_codes import ErrorCode
 from moldau.server.forwarding import ForwardedResponse, forward_to_controller
 from moldau.server.metadata_fetch import is_metadata_fetch
-from moldau.server.startup_gate import StartupGate, requires_ready_broker
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexible_header
 from moldau.wire.frames import RequestHeader, ResponseFrame, read_request_header, skip_tagged_fields
@@ -19,19 +19,22 @@ from moldau.wire.messages import FetchRequest
 log = get_logger(__name__)
 
 
+READY_TIMEOUT_S = 30.0
+"""Clients whose requests are parked for longer are disconnected, so that they can connect to another node."""
+PARKED_BYTES_MAX = 16 * 1024 * 1024
+"""The maximum total size of parked request frames. The limit leaves memory for requests between nodes."""
+
+
 class _Route(NamedTuple):
     """The decoder, handler, encoder and properties of one API version."""
 
-    handler: Handler
+    api: ApiRegistration
     decode: Callable[[memoryview], Message]
     encode: Callable[[bytearray, Mapping[str, object]], None]
     is_flexible: bool
     is_response_flexible: bool
     keeps_frame: bool
     requires_ready_broker: bool
-    error_response: ErrorResponse
-    is_forwarded: bool
-    is_inter_broker: bool
 
 
 class Dispatcher:
@@ -39,7 +42,8 @@ class Dispatcher:
         self._broker = broker
         self._registry = registry
         self._routes: dict[tuple[int, int], _Route] = {}
-        self._startup_gate = StartupGate(broker.ready)
+        self._parked_bytes = 0
+        """The total size of request frames that are parked until the cluster has accepted this node."""
         self.unexpected_errors = 0
         """The number of requests that failed with an unexpected exception."""
 
@@ -58,25 +62,27 @@ class Dispatcher:
             route = self._routes.get((header.api_key, header.version)) or self._find_route(header)
             if route is None:
                 return self._unsupported_version(header)
-            if route.is_inter_broker:
+            api = route.api
+            if api.inter_broker:
                 self._check_listener(header, connection)
             start = skip_tagged_fields(frame, header.body_start) if route.is_flexible else header.body_start
             request = route.decode(frame[start:])
         except DecodeError as error:
             raise CloseConnectionError(f"invalid request: {error}") from None
         is_early = route.requires_ready_broker and not self._broker.ready.is_set()
-        if is_early and not _is_metadata_fetch(header, request):
-            await self._startup_gate.wait(len(frame))
+        # Nodes need fetches of the metadata log to become ready.
+        if is_early and not (header.api_key == ApiKey.FETCH and is_metadata_fetch(cast(FetchRequest, request))):
+            await self._wait_until_ready(len(frame))
         if not route.keeps_frame:
             del frame
             release()
         try:
             session = RequestContext(connection, header.version, header.client_id, release=release)
             handling: Awaitable[Mapping[str, object] | ForwardedResponse | None]
-            if route.is_forwarded:
-                handling = forward_to_controller(request, frame, session, self._broker, route.error_response)
+            if api.forwarded:
+                handling = forward_to_controller(request, frame, session, self._broker, api.error_response)
             else:
-                handling = route.handler(request, session, self._broker)
+                handling = api.handler(request, session, self._broker)
             # Byte fields of the request are views of the frame. Only the handler may keep them during a long wait.
             del request
             if route.keeps_frame:
@@ -96,6 +102,25 @@ class Dispatcher:
             log.exception("request failed", api=ApiKey(header.api_key).name, version=header.version)
             raise CloseConnectionError("the request failed with an unexpected error") from error
 
+    async def _wait_until_ready(self, frame_bytes: int) -> None:
+        """Parks a client's request until the cluster has accepted this node.
+
+        Before that, a node serves only ApiVersions and requests of other nodes, because nodes need each other to start.
+        Raises CloseConnectionError after `READY_TIMEOUT_S`, or if too many bytes are already parked.
+        """
+        if self._parked_bytes + frame_bytes > PARKED_BYTES_MAX:
+            raise CloseConnectionError("the node is starting and has too many pending requests")
+        self._parked_bytes += frame_bytes
+        try:
+            # The first suspension turns this coroutine into a task. asyncio.timeout needs a task.
+            await asyncio.sleep(0)
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await self._broker.ready.wait()
+        except TimeoutError:
+            raise CloseConnectionError(f"the node could not join its cluster within {READY_TIMEOUT_S:.0f} s") from None
+        finally:
+            self._parked_bytes -= frame_bytes
+
     def _find_route(self, header: RequestHeader) -> _Route | None:
         """Creates the route of an API version at its first request. Returns None for an unsupported version."""
         api_key, version = header.api_key, header.version
@@ -106,17 +131,14 @@ class Dispatcher:
             return None
         flexible = has_flexible_header(api_key, version)
         route = self._routes[api_key, version] = _Route(
-            handler=api.handler,
+            api=api,
             decode=decoder(api_key, version, "request"),
             encode=encoder(api_key, version, "response"),
             is_flexible=flexible,
             # The ApiVersions response always has the oldest header, so that a client of any release can decode it.
             is_response_flexible=flexible and api_key != ApiKey.API_VERSIONS,
             keeps_frame=api_key == ApiKey.PRODUCE or api.forwarded,
-            requires_ready_broker=requires_ready_broker(api_key, inter_broker=api.inter_broker),
-            error_response=api.error_response,
-            is_forwarded=api.forwarded,
-            is_inter_broker=api.inter_broker,
+            requires_ready_broker=not api.inter_broker and api_key != ApiKey.API_VERSIONS,
         )
         return route
 
@@ -139,8 +161,3 @@ class Dispatcher:
             out, {"error_code": ErrorCode.unsupported_version, "api_keys": [supported]}
         )
         return out.parts()
-
-
-def _is_metadata_fetch(header: RequestHeader, request: Message) -> bool:
-    """Returns whether the request fetches the metadata log. Nodes need these fetches to become ready."""
-    return header.api_key == ApiKey.FETCH and is_metadata_fetch(cast(FetchRequest, request))

@@ -16,7 +16,7 @@ from moldau.handlers import REGISTRY
 from moldau.metadata.image import BROKER_LOGGER_RESOURCE, BROKER_RESOURCE, TOPIC_RESOURCE
 from moldau.network.connection import CloseConnectionError
 from moldau.raft.raft_client import METADATA_TOPIC_ID
-from moldau.server import startup_gate
+from moldau.server import dispatcher as dispatcher_module
 from moldau.server.api import Broker, ClientConnection, RequestContext
 from moldau.server.dispatcher import Dispatcher
 from moldau.server.forwarding import execute_forwarded
@@ -415,7 +415,7 @@ def test_client_requests_wait_until_the_node_is_ready() -> None:
 
 
 def test_a_client_that_waits_too_long_for_a_starting_node_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_gate, "READY_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(dispatcher_module, "READY_TIMEOUT_S", 0.001)
 
     async def story() -> None:
         nodes = TwoNodes()
@@ -427,7 +427,7 @@ def test_a_client_that_waits_too_long_for_a_starting_node_is_disconnected(monkey
 
 
 def test_parked_requests_of_a_starting_node_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup_gate, "PARKED_BYTES_MAX", 100)
+    monkeypatch.setattr(dispatcher_module, "PARKED_BYTES_MAX", 100)
 
     async def story() -> None:
         nodes = TwoNodes()
