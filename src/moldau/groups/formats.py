@@ -6,7 +6,7 @@ types of the newer group protocols (consumer, share, streams) are ignored, as Ka
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import field, make_dataclass
+from dataclasses import asdict, field, make_dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -43,7 +43,7 @@ _OFFSET_START = struct.Struct(">hqi")
 
 
 class _Field(NamedTuple):
-    """A field of a format and the versions that have it."""
+    """A field of a format and the versions that have it. It has the name of the attribute in `records.py`."""
 
     name: str
     hint: Any
@@ -57,13 +57,9 @@ def _entity(name: str, version: int, fields: Sequence[_Field]) -> type:
     present = [each for each in fields if each.since <= version <= each.until]
     return make_dataclass(
         f"{name}V{version}",
-        [(each.name, each.hint, field(metadata=_metadata(each))) for each in present],
+        [(each.name, each.hint, field(metadata={"kafka_type": each.kafka_type, "tag": each.tag})) for each in present],
         namespace={"__flexible__": version >= _FLEXIBLE_VERSION_MIN},
     )
-
-
-def _metadata(each: _Field) -> dict[str, Any]:
-    return {"kafka_type": each.kafka_type, "tag": each.tag}
 
 
 _OFFSET_KEY = [_Field("group", str, "string"), _Field("topic", str, "string"), _Field("partition", int, "int32")]
@@ -72,17 +68,17 @@ _OFFSET_VALUE = [
     _Field("offset", int, "int64"),
     _Field("leader_epoch", int, "int32", since=3),
     _Field("metadata", str, "string"),
-    _Field("commit_timestamp", int, "int64"),
-    _Field("expire_timestamp", int, "int64", since=1, until=1),
+    _Field("commit_timestamp_ms", int, "int64"),
+    _Field("expire_timestamp_ms", int, "int64", since=1, until=1),
     _Field("topic_id", UUID | None, "uuid", since=4, tag=0),
 ]
 _MEMBER = [
     _Field("member_id", str, "string"),
-    _Field("group_instance_id", str | None, "string", since=3),
+    _Field("instance_id", str | None, "string", since=3),
     _Field("client_id", str, "string"),
     _Field("client_host", str, "string"),
-    _Field("rebalance_timeout", int, "int32", since=1),
-    _Field("session_timeout", int, "int32"),
+    _Field("rebalance_timeout_ms", int, "int32", since=1),
+    _Field("session_timeout_ms", int, "int32"),
     _Field("subscription", bytes, "bytes"),
     _Field("assignment", bytes, "bytes"),
 ]
@@ -96,9 +92,9 @@ def _group_value_entity(version: int) -> type:
         [
             _Field("protocol_type", str, "string"),
             _Field("generation", int, "int32"),
-            _Field("protocol", str | None, "string"),
+            _Field("protocol_name", str | None, "string"),
             _Field("leader", str | None, "string"),
-            _Field("current_state_timestamp", int, "int64", since=2),
+            _Field("state_timestamp_ms", int, "int64", since=2),
             _Field("members", tuple[member, ...], ""),  # type: ignore[valid-type]
         ],
     )
@@ -129,7 +125,9 @@ def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
     """Returns the key and value of a record. Raises InvalidRequestError if a string is too long for the format."""
     if isinstance(record, GroupMetadataRecord):
         key = _encode_message(GROUP_KEY_VERSION, _write_group_key, {"group": record.group_id})
-        return key, None if record.metadata is None else _encode_group_value(record.metadata)
+        if record.metadata is None:
+            return key, None
+        return key, _encode_message(GROUP_VALUE_VERSION, _write_group_value, asdict(record.metadata))
     try:
         key = _encode_offset_key(record.group_id, record.topic) + _INT32.pack(record.partition)
         return key, None if record.committed is None else _encode_offset_value(record.committed)
@@ -151,13 +149,7 @@ def _encode_offset_key(group_id: str, topic: str) -> bytes:
 
 def _encode_offset_value(committed: CommittedOffset) -> bytes:
     if committed.expire_timestamp_ms != NO_EXPIRY:
-        tree = {
-            "offset": committed.offset,
-            "metadata": committed.metadata,
-            "commit_timestamp": committed.commit_timestamp_ms,
-            "expire_timestamp": committed.expire_timestamp_ms,
-        }
-        return _encode_message(EXPIRING_OFFSET_VALUE_VERSION, _write_expiring_offset_value, tree)
+        return _encode_message(EXPIRING_OFFSET_VALUE_VERSION, _write_expiring_offset_value, asdict(committed))
     out = bytearray(_OFFSET_START.pack(OFFSET_VALUE_VERSION, committed.offset, committed.leader_epoch))
     metadata = committed.metadata.encode()
     write_unsigned_varint(out, len(metadata) + 1)
@@ -171,31 +163,6 @@ def _encode_offset_value(committed: CommittedOffset) -> bytes:
 def _topic_id_tag(topic_id: UUID | None) -> bytes:
     """Returns the tagged fields of an offset value: no field, or tag 0 with the 16 bytes of the topic id."""
     return b"\0" if topic_id is None else b"\x01\0\x10" + topic_id.bytes
-
-
-def _encode_group_value(group: GroupMetadataValue) -> bytes:
-    tree = {
-        "protocol_type": group.protocol_type,
-        "generation": group.generation,
-        "protocol": group.protocol_name,
-        "leader": group.leader,
-        "current_state_timestamp": group.state_timestamp_ms,
-        "members": [_member_fields(member) for member in group.members],
-    }
-    return _encode_message(GROUP_VALUE_VERSION, _write_group_value, tree)
-
-
-def _member_fields(member: MemberMetadataValue) -> dict[str, Any]:
-    return {
-        "member_id": member.member_id,
-        "group_instance_id": member.instance_id,
-        "client_id": member.client_id,
-        "client_host": member.client_host,
-        "rebalance_timeout": member.rebalance_timeout_ms,
-        "session_timeout": member.session_timeout_ms,
-        "subscription": member.subscription,
-        "assignment": member.assignment,
-    }
 
 
 def _encode_message(version: int, write: _Write, tree: dict[str, Any]) -> bytes:
@@ -229,52 +196,37 @@ def decode(key: bytes | memoryview, value: bytes | memoryview | None) -> GroupRe
 
 
 def _decode_offset(value: memoryview) -> CommittedOffset:
-    read = _reader_for_version(_read_offset_value, value, "an offset")
-    message = _decode_message(read, value, "an offset")
-    return CommittedOffset(
-        offset=message.offset,
-        leader_epoch=message.get("leader_epoch", NO_LEADER_EPOCH),
-        metadata=message.metadata,
-        commit_timestamp_ms=message.commit_timestamp,
-        expire_timestamp_ms=message.get("expire_timestamp", NO_EXPIRY),
-        topic_id=message.get("topic_id"),
-    )
+    message = _decode_value(_read_offset_value, value, "an offset")
+    return CommittedOffset(**{"leader_epoch": NO_LEADER_EPOCH, **vars(message)})
 
 
 def _decode_group(value: memoryview) -> GroupMetadataValue:
-    read = _reader_for_version(_read_group_value, value, "a group")
-    message = _decode_message(read, value, "a group")
-    return GroupMetadataValue(
-        protocol_type=message.protocol_type,
-        generation=message.generation,
-        protocol_name=message.protocol,
-        leader=message.leader,
-        state_timestamp_ms=message.get("current_state_timestamp", -1),
-        members=tuple(_decode_member(member) for member in message.members),
-    )
+    message = _decode_value(_read_group_value, value, "a group")
+    members = tuple(_decode_member(member) for member in message.members)
+    return GroupMetadataValue(**{"state_timestamp_ms": -1, **vars(message), "members": members})
 
 
 def _decode_member(message: Message) -> MemberMetadataValue:
-    rebalance_timeout_ms = message.get("rebalance_timeout", -1)
+    rebalance_timeout_ms = message.get("rebalance_timeout_ms", -1)
     return MemberMetadataValue(
         member_id=message.member_id,
-        instance_id=message.get("group_instance_id"),
+        instance_id=message.get("instance_id"),
         client_id=message.client_id,
         client_host=message.client_host,
         # Version 0 has only a session timeout, which was also the rebalance timeout.
-        rebalance_timeout_ms=message.session_timeout if rebalance_timeout_ms == -1 else rebalance_timeout_ms,
-        session_timeout_ms=message.session_timeout,
+        rebalance_timeout_ms=message.session_timeout_ms if rebalance_timeout_ms == -1 else rebalance_timeout_ms,
+        session_timeout_ms=message.session_timeout_ms,
         # The bytes are copied, because a view would keep the whole batch in memory.
         subscription=bytes(message.subscription),
         assignment=bytes(message.assignment),
     )
 
 
-def _reader_for_version(readers: Sequence[_Read], value: memoryview, what: str) -> _Read:
+def _decode_value(readers: Sequence[_Read], value: memoryview, what: str) -> Message:
     version = _read_version(value, f"the value of {what}")
     if not 0 <= version < len(readers):
         raise CorruptRecordError(f"unknown version {version} of the value of {what}; supported are 0 to {_VERSION_MAX}")
-    return readers[version]
+    return _decode_message(readers[version], value, what)
 
 
 def _read_version(data: memoryview, what: str) -> int:
