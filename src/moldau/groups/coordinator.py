@@ -114,7 +114,9 @@ class GroupCoordinator:
         shard = ShardDriver(partition, self._clock, commit_timeout_ms=settings.offsets_commit_timeout_ms)
         shard.deleted_topics.update(deleted_topics)
         self._shards[index] = shard
-        if shard.is_empty and not any(each.partition is partition for each in self._closing_shards):
+        # An empty log does not need to be loaded.
+        is_empty = partition.log.start_offset == partition.log.end_offset
+        if is_empty and not any(each.partition is partition for each in self._closing_shards):
             shard.activate(GroupCoordinatorShard(self._settings.static), partition.log.end_offset)
             return
         if not self._load_tasks:
@@ -236,7 +238,7 @@ class GroupCoordinator:
         Kafka detects this when the leader syncs, and fails all members with UNKNOWN_SERVER_ERROR. Here only the member
         that is too large gets MESSAGE_TOO_LARGE.
         """
-        bytes_max = self._shard(request.group_id).record_bytes_max
+        bytes_max = self._shard(request.group_id).partition.log.settings.max_message_bytes
         if request.size_bytes > bytes_max:
             raise RecordTooLargeError(f"member of {request.size_bytes} bytes; a group's maximum is {bytes_max} bytes")
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from moldau.coordinator.runtime import CoordinatorRuntime
 from moldau.errors import (
@@ -100,15 +101,6 @@ class ShardDriver:
     @property
     def is_active(self) -> bool:
         return self._shard is not None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the log is empty. An empty log does not need to be loaded."""
-        return self.partition.log.start_offset == self.partition.log.end_offset
-
-    @property
-    def record_bytes_max(self) -> int:
-        return self.partition.log.settings.max_message_bytes
 
     async def load(
         self,
@@ -224,22 +216,19 @@ class ShardDriver:
         request_id = self._last_request_id
         future: asyncio.Future[GroupResponse] = asyncio.get_running_loop().create_future()
         self._pending_responses[request_id] = future
-        self._start(
-            self._new_operation(request_id, is_commit=is_commit),
-            lambda shard: operation(shard, self._now(), request_id),
-        )
+        self._start(lambda shard: operation(shard, self._now(), request_id), request_id, is_commit=is_commit)
         return future
 
     def run(self, operation: BackgroundOperation) -> None:
         """Runs a background operation once."""
         if self._shard is not None:
-            self._start(self._new_operation(None), lambda shard: operation(shard, self._now()))
+            self._start(lambda shard: operation(shard, self._now()))
 
     def run_repeatedly(self, operation: BackgroundOperation) -> None:
         """Repeats a background operation after each commit of its records, until the operation returns None."""
         if self._shard is not None:
-            pending = self._new_operation(None, on_committed=lambda: self.run_repeatedly(operation))
-            self._start(pending, lambda shard: operation(shard, self._now()))
+            repeat = partial(self.run_repeatedly, operation)
+            self._start(lambda shard: operation(shard, self._now()), on_committed=repeat)
 
     def on_topics_deleted(self, topics: Iterable[TopicKey]) -> None:
         """Deletes the offsets of deleted topics now, or after loading if the shard is still loading."""
@@ -280,15 +269,17 @@ class ShardDriver:
         if topics:
             self.run_repeatedly(delete)
 
-    def _new_operation(
-        self, request_id: RequestId | None, *, is_commit: bool = False, on_committed: Callable[[], None] | None = None
-    ) -> _PendingOperation:
-        deadline_ms = self._clock.monotonic_ms() + self._commit_timeout_ms
-        return _PendingOperation(request_id, deadline_ms, is_commit, on_committed)
-
     def _start(
-        self, pending: _PendingOperation, operation: Callable[[GroupCoordinatorShard], GroupResult | None]
+        self,
+        operation: Callable[[GroupCoordinatorShard], GroupResult | None],
+        request_id: RequestId | None = None,
+        *,
+        is_commit: bool = False,
+        on_committed: Callable[[], None] | None = None,
     ) -> None:
+        deadline_ms = self._clock.monotonic_ms() + self._commit_timeout_ms
+        pending = _PendingOperation(request_id, deadline_ms, is_commit, on_committed)
+
         def run(shard: GroupCoordinatorShard) -> GroupResult:
             result = None if pending.is_timed_out else operation(shard)
             if result is None:
@@ -396,20 +387,15 @@ class ShardDriver:
                 error = CoordinatorNotAvailableError("the change was not committed in time: try again")
                 self._complete_request(request_id, error)
         due_ms = self._shard.groups.next_deadline_ms
-        if due_ms is not None and max(due_ms, self._tick_not_before_ms) <= now_ms:
-            self._tick()
+        is_due = due_ms is not None and max(due_ms, self._tick_not_before_ms) <= now_ms
+        if is_due and not self._is_tick_pending:
+            self._is_tick_pending = True
+            self.run(self._tick)
         self._arm_timer()
 
-    def _tick(self) -> None:
-        if self._is_tick_pending:
-            return
-        self._is_tick_pending = True
-
-        def tick(shard: GroupCoordinatorShard, now: Now) -> GroupResult:
-            self._is_tick_pending = False
-            return shard.groups.tick(now)
-
-        self.run(tick)
+    def _tick(self, shard: GroupCoordinatorShard, now: Now) -> GroupResult:
+        self._is_tick_pending = False
+        return shard.groups.tick(now)
 
 
 def _to_coordinator_error(error: BaseException, *, is_commit: bool) -> BaseException:
