@@ -88,8 +88,8 @@ class ClassicGroup:
         check_session_timeout(request.session_timeout_ms, self._settings)
         builder = ResultBuilder(now)
         if not self._accepts_joining_member(request):
-            error = GroupMaxSizeReachedError(f"the group has the maximum of {self._settings.group_max_size} members")
-            builder.complete(request_id, error)
+            message = f"the group has the maximum of {self._settings.group_max_size} members"
+            builder.complete(request_id, GroupMaxSizeReachedError(message))
             self._remove_pending_member(request.member_id)
             if request.member_id in self._members:
                 self._remove_member(builder, request.member_id)
@@ -168,7 +168,7 @@ class ClassicGroup:
         member_id = request.member_id
         if member_id == UNKNOWN_MEMBER_ID and request.instance_id is not None:
             # A static member that rejoins without a member id replaces the member with the same instance id.
-            member_id = self._members.static_member_id(request.instance_id) or UNKNOWN_MEMBER_ID
+            member_id = self._members.static_members.get(request.instance_id) or UNKNOWN_MEMBER_ID
         match self.metadata.state:
             case GroupState.EMPTY:
                 return True
@@ -182,7 +182,7 @@ class ClassicGroup:
     def _join_new_member(self, builder: ResultBuilder, request: JoinRequest, request_id: RequestId) -> None:
         member_id = request.new_member_id
         if request.instance_id is not None:
-            old_member_id = self._members.static_member_id(request.instance_id)
+            old_member_id = self._members.static_members.get(request.instance_id)
             if old_member_id is not None:
                 old_member = self._members.by_id[old_member_id]
                 self._replace_static_member(builder, old_member, request, request_id)
@@ -365,7 +365,7 @@ class ClassicGroup:
         member_id = leaving.member_id
         if member_id == UNKNOWN_MEMBER_ID:
             # An administrator removes a static member by its instance id.
-            found = None if leaving.instance_id is None else self._members.static_member_id(leaving.instance_id)
+            found = None if leaving.instance_id is None else self._members.static_members.get(leaving.instance_id)
             if found is None:
                 return UnknownMemberIdError(f"static member {leaving.instance_id!r} is not in the group")
             member_id = found

@@ -1,13 +1,11 @@
 """Committed offsets of one partition of `__consumer_offsets`, by group, topic and partition."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from moldau.errors import MoldauError, OffsetMetadataTooLargeError
 from moldau.groups.records import NO_EXPIRY, NO_LEADER_EPOCH, CommittedOffset, OffsetCommitRecord
 from moldau.groups.requests import OffsetToCommit, PartitionErrors, TopicKey, TopicPartition
-
-_NO_TOPICS: Mapping[str, Mapping[int, CommittedOffset]] = {}
 
 
 class OffsetExpirationCondition(NamedTuple):
@@ -43,13 +41,13 @@ class CommittedOffsets:
             self._count_offsets(record, record.committed, 1)
 
     def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
-        return self._topics_of_group(group_id).get(topic, {}).get(partition)
+        return self._groups.get(group_id, {}).get(topic, {}).get(partition)
 
     def has_any(self, group_id: str) -> bool:
         return group_id in self._groups
 
     def offsets_of_group(self, group_id: str) -> Iterator[tuple[TopicPartition, CommittedOffset]]:
-        for topic, partitions in self._topics_of_group(group_id).items():
+        for topic, partitions in self._groups.get(group_id, {}).items():
             for partition, committed in partitions.items():
                 yield (topic, partition), committed
 
@@ -68,9 +66,6 @@ class CommittedOffsets:
                 is_late = committed_until_ms is not None and committed.commit_timestamp_ms > committed_until_ms
                 if committed.topic_id == topic_id and not is_late:
                     yield group_id, partition
-
-    def _topics_of_group(self, group_id: str) -> Mapping[str, Mapping[int, CommittedOffset]]:
-        return self._groups.get(group_id, _NO_TOPICS)
 
     def _remove(self, record: OffsetCommitRecord) -> None:
         topics = self._groups.get(record.group_id, {})

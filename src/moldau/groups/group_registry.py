@@ -6,7 +6,7 @@ from functools import partial
 from typing import TypeVar
 
 from moldau.coordinator import CoordinatorResult
-from moldau.errors import GroupIdNotFoundError, MemberIdRequiredError, UnknownMemberIdError
+from moldau.errors import GroupIdNotFoundError, MemberIdRequiredError, MoldauError, UnknownMemberIdError
 from moldau.groups.classic_group import ClassicGroup, check_session_timeout
 from moldau.groups.deadline_queue import DeadlineQueue
 from moldau.groups.records import GroupMetadataRecord, GroupRecord
@@ -48,10 +48,10 @@ class GroupRegistry:
 
     # Finding groups
 
-    def require(self, group_id: str) -> ClassicGroup:
+    def require(self, group_id: str, error: type[MoldauError] = GroupIdNotFoundError) -> ClassicGroup:
         group = self.groups.get(group_id)
         if group is None:
-            raise GroupIdNotFoundError(f"group {group_id!r} does not exist")
+            raise error(f"group {group_id!r} does not exist")
         return group
 
     def get_or_create(self, group_id: str) -> ClassicGroup:
@@ -73,12 +73,6 @@ class GroupRegistry:
             is_recorded = group_id in self._groups_in_log or self._has_offsets(group_id)
             if group.metadata.is_empty and not is_recorded and group.next_deadline_ms is None:
                 self._remove(group_id)
-
-    def _require_group_of_member(self, group_id: str) -> ClassicGroup:
-        group = self.groups.get(group_id)
-        if group is None:
-            raise UnknownMemberIdError(f"group {group_id!r} does not exist")
-        return group
 
     def _remove(self, group_id: str) -> None:
         self.groups.pop(group_id, None)
@@ -122,11 +116,11 @@ class GroupRegistry:
             raise
 
     def sync(self, now: Now, request: SyncRequest, request_id: RequestId) -> GroupResult:
-        group = self._require_group_of_member(request.group_id)
+        group = self.require(request.group_id, UnknownMemberIdError)
         return self.run(group, lambda group: group.sync(now, request, request_id))
 
     def heartbeat(self, now: Now, identity: MemberIdentity, request_id: RequestId) -> GroupResult:
-        group = self._require_group_of_member(identity.group_id)
+        group = self.require(identity.group_id, UnknownMemberIdError)
         return self.run(group, lambda group: group.heartbeat(now, identity, request_id))
 
     def leave(self, now: Now, group_id: str, members: Sequence[LeavingMember], request_id: RequestId) -> GroupResult:

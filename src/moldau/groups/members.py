@@ -86,7 +86,7 @@ class MemberSet:
         self.by_id: dict[str, ClassicGroupMember] = {}
         self.leader: str | None = None
         """The member id of the group leader; None if the group has no members."""
-        self._static_members: dict[str, str] = {}
+        self.static_members: dict[str, str] = {}
         """Member ids by instance id."""
         self._supported_protocols: dict[str, int] = {}
         """The number of members that support each protocol."""
@@ -104,9 +104,6 @@ class MemberSet:
     def __contains__(self, member_id: str) -> bool:
         return member_id in self.by_id
 
-    def static_member_id(self, instance_id: str) -> str | None:
-        return self._static_members.get(instance_id)
-
     def require(self, member_id: str, instance_id: str | None) -> ClassicGroupMember:
         """Returns a member. Raises UnknownMemberIdError if the member is unknown.
 
@@ -121,7 +118,7 @@ class MemberSet:
     def check_not_fenced(self, member_id: str, instance_id: str | None) -> None:
         if instance_id is None:
             return
-        current_id = self._static_members.get(instance_id)
+        current_id = self.static_members.get(instance_id)
         if current_id is None:
             raise UnknownMemberIdError(f"static member {instance_id!r} is not in the group")
         if current_id != member_id:
@@ -151,7 +148,7 @@ class MemberSet:
     def add(self, member: ClassicGroupMember) -> None:
         self.by_id[member.member_id] = member
         if member.instance_id is not None:
-            self._static_members[member.instance_id] = member.member_id
+            self.static_members[member.instance_id] = member.member_id
         self._count_protocols(member, 1)
         if self.leader is None:
             self.leader = member.member_id
@@ -159,7 +156,7 @@ class MemberSet:
     def remove(self, member_id: str) -> None:
         member = self.by_id.pop(member_id)
         if member.instance_id is not None:
-            del self._static_members[member.instance_id]
+            del self.static_members[member.instance_id]
         self._count_protocols(member, -1)
         if self.leader == member_id:
             self.leader = next(iter(self.by_id), None)

@@ -34,33 +34,27 @@ async def load(
     committed = partition.commit_future(end_offset, leader_epoch)
     if committed is not None:
         await committed
-    async with load_lock:
-        await _replay(partition, leader_epoch, shard, end_offset, bytes_per_read)
-    return end_offset
-
-
-async def _replay(
-    partition: Partition, leader_epoch: int, shard: GroupCoordinatorShard, end_offset: int, bytes_per_read: int
-) -> None:
-    offset = partition.log.start_offset
     applied = 0
-    while offset < end_offset:
-        fetched = await partition.read(offset, bytes_per_read, current_leader_epoch=leader_epoch)
-        try:
-            data = fetched.records.read()
-        except OSError as error:
-            raise StorageError(f"reading {partition.name} failed: {error}") from error
-        start_offset = offset
-        for batch in split(trim_partial_batch(data)):
-            records = _decode_batch(batch)
-            shard.apply(records, batch.next_offset)
-            offset = batch.next_offset
-            applied += len(records)
-            if applied >= RECORDS_PER_YIELD:
-                applied = 0
-                await asyncio.sleep(0)
-        if offset == start_offset:
-            raise CorruptRecordError(f"{partition.name} has no batch at offset {offset}")
+    async with load_lock:
+        offset = partition.log.start_offset
+        while offset < end_offset:
+            fetched = await partition.read(offset, bytes_per_read, current_leader_epoch=leader_epoch)
+            try:
+                data = fetched.records.read()
+            except OSError as error:
+                raise StorageError(f"reading {partition.name} failed: {error}") from error
+            start_offset = offset
+            for batch in split(trim_partial_batch(data)):
+                records = _decode_batch(batch)
+                shard.apply(records, batch.next_offset)
+                offset = batch.next_offset
+                applied += len(records)
+                if applied >= RECORDS_PER_YIELD:
+                    applied = 0
+                    await asyncio.sleep(0)
+            if offset == start_offset:
+                raise CorruptRecordError(f"{partition.name} has no batch at offset {offset}")
+    return end_offset
 
 
 def _decode_batch(batch: Batch) -> list[GroupRecord]:

@@ -23,6 +23,7 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     OffsetFetchRequest,
     OffsetFetchResponse,
+    OffsetFetchResponseGroup,
     OffsetFetchResponsePartitions,
     OffsetFetchResponseTopics,
 )
@@ -44,68 +45,49 @@ class _RequestedTopic(NamedTuple):
 async def offset_fetch(request: OffsetFetchRequest, session: RequestContext, broker: Broker) -> OffsetFetchResponse:
     version = session.api_version
     if version < BATCHED_GROUPS_VERSION:
-        return await _fetch_one_group(request, version, broker)
+        one = None if request.topics is None else [(each.name, None, each.partition_indexes) for each in request.topics]
+        code, topics = await _fetch_group(request.group_id or "", one, version, broker)
+        return {
+            "error_code": code,
+            "topics": [{"name": topic["name"] or "", "partitions": topic["partitions"]} for topic in topics],
+        }
+    groups: list[OffsetFetchResponseGroup] = []
     # Fetch the offsets of each group only once, so that a small request cannot cause a huge response.
-    groups = {group.group_id: group.topics for group in request.groups or ()}
-    fetched = {
-        group_id: await _fetch_group(
-            group_id,
-            None
-            if topics is None
-            else _requested_topics((each.name, each.topic_id, each.partition_indexes) for each in topics),
-            version,
-            broker,
-        )
-        for group_id, topics in groups.items()
+    for group in {group.group_id: group for group in request.groups or ()}.values():
+        requested = None
+        if group.topics is not None:
+            requested = [(each.name, each.topic_id, each.partition_indexes) for each in group.topics]
+        code, topics = await _fetch_group(group.group_id, requested, version, broker)
+        groups.append({"group_id": group.group_id, "error_code": code, "topics": topics})
+    return {"groups": groups}
+
+
+async def _fetch_group(
+    group_id: str, topics: Iterable[tuple[str | None, UUID | None, Sequence[int]]] | None, version: int, broker: Broker
+) -> tuple[int, list[OffsetFetchResponseTopics]]:
+    """Returns the error code of a group and the offsets of its topics, or of all topics if `topics` is None."""
+    requested = None if topics is None else _deduplicate(topics)
+    named = [(topic, topic_name(broker, topic.name, topic.topic_id)) for topic in requested or ()]
+    partitions = [(name, index) for topic, name in named if name is not None for index in topic.indexes]
+    try:
+        fetched = await broker.groups.fetch_offsets(group_id, None if requested is None else partitions)
+    except MoldauError as error:
+        code = error_code(error)
+        return code, [_error_topic(topic, code) for topic in requested or ()] if version < 2 else []
+    offsets = {
+        each: committed for each, committed in fetched.items() if not _is_of_deleted_topic(each[0], committed, broker)
     }
-    return {
-        "groups": [
-            {"group_id": group_id, "error_code": code, "topics": topics} for group_id, (code, topics) in fetched.items()
-        ]
-    }
+    if requested is None:
+        return 0, _all_topics(offsets, version, broker)
+    return 0, [_topic(topic, name, offsets) for topic, name in named]
 
 
-async def _fetch_one_group(request: OffsetFetchRequest, version: int, broker: Broker) -> OffsetFetchResponse:
-    requested = None
-    if request.topics is not None:
-        requested = _requested_topics((each.name, None, each.partition_indexes) for each in request.topics)
-    code, topics = await _fetch_group(request.group_id or "", requested, version, broker)
-    if version < 2 and code:
-        topics = [_error_topic(topic, code) for topic in requested or ()]
-    return {
-        "error_code": code,
-        "topics": [{"name": topic["name"] or "", "partitions": topic["partitions"]} for topic in topics],
-    }
-
-
-def _requested_topics(topics: Iterable[tuple[str | None, UUID | None, Sequence[int]]]) -> list[_RequestedTopic]:
-    """Returns the requested topics and partitions without duplicates."""
+def _deduplicate(topics: Iterable[tuple[str | None, UUID | None, Sequence[int]]]) -> list[_RequestedTopic]:
     distinct: dict[tuple[str | None, UUID | None], _RequestedTopic] = {}
     for name, topic_id, indexes in topics:
         requested = distinct.setdefault((name, topic_id), _RequestedTopic(name, topic_id, {}))
         requested.indexes.update(dict.fromkeys(indexes))
     return list(distinct.values())
-
-
-async def _fetch_group(
-    group_id: str, requested: list[_RequestedTopic] | None, version: int, broker: Broker
-) -> tuple[int, list[OffsetFetchResponseTopics]]:
-    """Returns the error code of a group and the offsets of its topics."""
-    named = None
-    partitions: list[TopicPartition] | None = None
-    if requested is not None:
-        named = [(topic, topic_name(broker, topic.name, topic.topic_id)) for topic in requested]
-        partitions = [(name, index) for topic, name in named if name is not None for index in topic.indexes]
-    try:
-        fetched = await broker.groups.fetch_offsets(group_id, partitions)
-    except MoldauError as error:
-        return error_code(error), []
-    offsets = {
-        each: committed for each, committed in fetched.items() if not _is_of_deleted_topic(each[0], committed, broker)
-    }
-    if named is None:
-        return 0, _all_topics(offsets, version, broker)
-    return 0, [_topic(topic, name, offsets) for topic, name in named]
 
 
 def _topic(

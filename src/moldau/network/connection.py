@@ -93,13 +93,10 @@ class Connection(asyncio.BufferedProtocol):
         self._is_advancing = False
         self._is_advance_scheduled = False
         self._is_waiting_for_memory = False
-        self._close_callbacks: list[Callable[[], None]] = []
+        self.close_callbacks: list[Callable[[], None]] = []
         self.peer: tuple[str, int] = ("", 0)
         self.last_active_s: float = 0.0
         """The loop time when bytes were last received or sent."""
-
-    def add_close_callback(self, callback: Callable[[], None]) -> None:
-        self._close_callbacks.append(callback)
 
     # Called by the transport
 
@@ -154,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
         self._partial_frames.frame_ended(self)
         self._discard_pending_frames()
         self._in_flight.clear()
-        for callback in self._close_callbacks:
+        for callback in self.close_callbacks:
             callback()
         self._on_closed(self)
 

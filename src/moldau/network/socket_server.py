@@ -12,9 +12,6 @@ from moldau.settings.broker import BrokerSettings
 
 log = get_logger(__name__)
 
-ConnectionOpened = Callable[[Connection, str], RequestProcessor]
-"""Returns the request processor of a new connection on the named listener."""
-
 
 class SocketServer:
     def __init__(
@@ -24,9 +21,12 @@ class SocketServer:
         memory_pool: MemoryPool,
         partial_frames: PartialFrameLimiter,
         quotas: ConnectionQuotas,
-        on_opened: ConnectionOpened,
+        on_opened: Callable[[Connection, str], RequestProcessor],
     ) -> None:
-        """`memory_pool`, `partial_frames` and `quotas` may be shared with other socket servers."""
+        """`on_opened` returns the request processor of a new connection on the named listener.
+
+        `memory_pool`, `partial_frames` and `quotas` may be shared with other socket servers.
+        """
         self.name = name
         self._settings = settings
         self._quotas = quotas
@@ -36,7 +36,7 @@ class SocketServer:
         self._shared_buffer = memoryview(bytearray(SHARED_BUFFER_SIZE))
         self._buffers = BufferPool()
         self._server: asyncio.Server | None = None
-        self._connections: dict[Connection, None] = {}
+        self.connections: dict[Connection, None] = {}
         self._idle_timer: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Future[None] | None = None
         self._is_closing = False
@@ -52,10 +52,6 @@ class SocketServer:
         assert self._server is not None
         await self._server.start_serving()
         self._close_idle_connections()
-
-    @property
-    def connection_count(self) -> int:
-        return len(self._connections)
 
     def _make_connection(self) -> Connection:
         return Connection(
@@ -76,21 +72,21 @@ class SocketServer:
                 "rejected a connection: too many are open", peer=connection.peer[0], open=self._quotas.connection_count
             )
             return None
-        self._connections[connection] = None
+        self.connections[connection] = None
         return self._on_opened(connection, self.name)
 
     def _connection_closed(self, connection: Connection) -> None:
-        if connection not in self._connections:
+        if connection not in self.connections:
             return
-        del self._connections[connection]
+        del self.connections[connection]
         self._quotas.release(connection.peer[0])
-        if not self._connections and self._all_closed is not None and not self._all_closed.done():
+        if not self.connections and self._all_closed is not None and not self._all_closed.done():
             self._all_closed.set_result(None)
 
     def _close_idle_connections(self) -> None:
         loop = asyncio.get_running_loop()
         idle_s = self._settings().connections_max_idle_ms / 1000
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             if connection.is_expired(loop.time(), idle_s):
                 # `close` would wait until the client has read the pending responses, so abort the connection instead.
                 connection.abort()
@@ -98,18 +94,21 @@ class SocketServer:
 
     def stop(self) -> None:
         """Stops accepting connections and reading requests. Each connection closes after its last response."""
+        self._close_socket()
+        for connection in list(self.connections):
+            connection.drain()
+
+    def _close_socket(self) -> None:
         self._is_closing = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections):
-            connection.drain()
 
     async def close(self, grace_s: float) -> None:
         """Calls `stop` and waits until all connections are closed. Aborts remaining connections after `grace_s`."""
         self.stop()
-        if self._connections:
+        if self.connections:
             loop = asyncio.get_running_loop()
             self._all_closed = loop.create_future()
             timer = loop.call_later(grace_s, self._abort_all)
@@ -118,13 +117,9 @@ class SocketServer:
 
     def abort(self) -> None:
         """Closes the socket and all connections immediately, as if the process was killed."""
-        self._is_closing = True
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-        if self._server is not None:
-            self._server.close()
+        self._close_socket()
         self._abort_all()
 
     def _abort_all(self) -> None:
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.abort()

@@ -366,7 +366,7 @@ class Node:
             self._broker.fetch_session_cache.remove_all(client)
             client.close_callbacks.close()
 
-        connection.add_close_callback(on_closed)
+        connection.close_callbacks.append(on_closed)
         return partial(self._dispatcher.handle, client)
 
     def _fail(self, error: BaseException) -> None:

@@ -376,7 +376,7 @@ def test_stopping_completes_requests_in_flight_and_takes_no_new_ones(run: Run) -
             assert await reader.read() == b""
             with pytest.raises(ConnectionError):
                 await server.connect()
-            assert server.listener.connection_count == 0
+            assert not server.listener.connections
 
     run(main())
 
@@ -466,9 +466,9 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(run: Run, tmp_
         async with Server(response, **{"connections.max.idle.ms": "1000"}) as server:
             _, writer = await server.connect()
             writer.write(framed(b"file") * 2)
-            while not server.listener.connection_count:
+            while not server.listener.connections:
                 await asyncio.sleep(0)
-            while server.listener.connection_count:
+            while server.listener.connections:
                 await asyncio.sleep(0.05)
             writer.close()
 
