@@ -148,10 +148,7 @@ class ClassicGroup:
         return builder.build()
 
     def validate_offset_commit(self, now: Now, identity: MemberIdentity) -> None:
-        """Raises an error if the sender may not commit offsets.
-
-        A member's commit extends the member's session like a heartbeat.
-        """
+        """Raises an error if the sender may not commit. A commit extends a member's session like a heartbeat."""
         if identity.generation < 0 and self.metadata.is_empty:
             return
         if identity.generation < 0 and identity.member_id == UNKNOWN_MEMBER_ID and identity.instance_id is None:
@@ -290,10 +287,7 @@ class ClassicGroup:
             self._complete_join(builder)
 
     def _complete_join(self, builder: ResultBuilder) -> None:
-        """Starts the next generation with the members that joined.
-
-        Static members that did not join stay in the group, because they may be restarting.
-        """
+        """Starts the next generation. Static members that did not join stay, because they may be restarting."""
         self._join.finish()
         for member in list(self._members):
             if member.member_id not in self._join.parked and not member.is_static:

@@ -9,10 +9,7 @@ from moldau.groups.requests import OffsetToCommit, PartitionErrors, TopicKey, To
 
 
 class OffsetExpirationCondition(NamedTuple):
-    """The condition under which offsets expire.
-
-    The retention time of an offset starts at its commit, or at `start_ms` if that is later.
-    """
+    """The expiration of offsets. The retention time starts at the commit, or at `start_ms` if that is later."""
 
     retention_ms: int
     start_ms: int = 0
@@ -56,10 +53,7 @@ class CommittedOffsets:
         return self._groups_by_topic.keys()
 
     def partitions_of_topic(self, key: TopicKey, committed_until_ms: int | None = None) -> Iterator[tuple[str, int]]:
-        """Yields the group id and the partition of each offset of a topic.
-
-        If `committed_until_ms` is set, offsets that were committed later are skipped.
-        """
+        """Yields group id and partition of the offsets of a topic that were committed until `committed_until_ms`."""
         topic, topic_id = key
         for group_id in self._groups_by_topic.get(key, ()):
             for partition, committed in self._groups[group_id][topic].items():

@@ -212,10 +212,7 @@ class GroupCoordinator:
     # Lookup of coordinators
 
     async def ensure_topic(self) -> TopicImage:
-        """Returns `__consumer_offsets`, and creates the topic first if it is missing.
-
-        Raises CoordinatorNotAvailableError if the topic cannot be created.
-        """
+        """Returns `__consumer_offsets` and creates it if needed. Raises CoordinatorNotAvailableError."""
         return await self._topic.ensure()
 
     async def coordinator_partition(self, group_id: str) -> PartitionRegistration:
@@ -309,10 +306,7 @@ class GroupCoordinator:
         await _submit(self._shard(group_id), EmptyResponse, lambda shard, now, id_: shard.delete_group(group_id, id_))
 
     async def list_groups(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[ListedGroup]:
-        """Returns the groups that this node coordinates.
-
-        Raises CoordinatorLoadInProgressError while groups are loading.
-        """
+        """Returns this node's groups. Raises CoordinatorLoadInProgressError while groups are loading."""
         shards = [self._shards[index] for index in sorted(self._shards)]
         if any(shard.is_loading for shard in shards):
             raise CoordinatorLoadInProgressError("groups are loading")

@@ -105,10 +105,7 @@ class MemberSet:
         return member_id in self.by_id
 
     def require(self, member_id: str, instance_id: str | None) -> ClassicGroupMember:
-        """Returns a member. Raises UnknownMemberIdError if the member is unknown.
-
-        Raises FencedInstanceIdError if another member has the instance id now.
-        """
+        """Raises UnknownMemberIdError, or FencedInstanceIdError if another member has the instance id now."""
         self.check_not_fenced(member_id, instance_id)
         member = self.by_id.get(member_id)
         if member is None:
@@ -134,10 +131,7 @@ class MemberSet:
         return any(self._supported_protocols.get(protocol.name, 0) == len(self) for protocol in protocols)
 
     def select_protocol(self) -> str:
-        """Returns the protocol with the most votes.
-
-        Each member votes for the first of its protocols that all members support.
-        """
+        """Returns the protocol with the most votes. A member votes for its first protocol that all support."""
         votes: dict[str, int] = {}
         for member in self:
             vote = next(name for name in member.protocol_names if self._supported_protocols[name] == len(self))
@@ -162,10 +156,7 @@ class MemberSet:
             self.leader = next(iter(self.by_id), None)
 
     def replace(self, member_id: str, replacement: ClassicGroupMember) -> None:
-        """Replaces a static member that rejoined with a new member id.
-
-        If the old member was leader, the replacement becomes leader.
-        """
+        """Replaces a static member that rejoined with a new member id. The replacement of a leader is leader."""
         was_leader = self.leader == member_id
         self.remove(member_id)
         self.add(replacement)

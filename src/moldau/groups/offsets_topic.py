@@ -56,10 +56,7 @@ class OffsetsTopic:
         self._last_logged_error = ""
 
     async def ensure(self) -> TopicImage:
-        """Returns the topic, and creates it first if it is missing.
-
-        Raises CoordinatorNotAvailableError if the topic cannot be created.
-        """
+        """Returns the topic and creates it if needed. Raises CoordinatorNotAvailableError if that fails."""
         topic = self._metadata.image.topics.get(OFFSETS_TOPIC)
         if topic is not None:
             return topic

@@ -198,10 +198,7 @@ def _tombstone_bytes(group_id: str) -> int:
 
 
 def _subscription_predicate(group: ClassicGroupMetadata) -> Callable[[str], bool]:
-    """Returns a function that returns whether the group subscribes to a topic.
-
-    The function returns True for every topic if the subscriptions are unknown.
-    """
+    """Returns a predicate for subscribed topics. It is true for every topic if the subscriptions are unknown."""
     if group.is_empty or group.protocol_type != PROTOCOL_TYPE:
         return lambda topic: False
 
@@ -215,10 +212,7 @@ def _subscription_predicate(group: ClassicGroupMetadata) -> Callable[[str], bool
 
 
 def _expiration_condition(group: ClassicGroupMetadata, retention_ms: int) -> OffsetExpirationCondition | None:
-    """Returns the condition under which the group's offsets expire, except those of subscribed topics.
-
-    Returns None if no offsets expire in the current state of the group.
-    """
+    """Returns when offsets of unsubscribed topics expire; None if they do not expire in the current state."""
     if not group.protocol_type:
         return OffsetExpirationCondition(retention_ms)
     if group.is_empty:

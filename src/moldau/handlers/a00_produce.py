@@ -161,10 +161,7 @@ async def _validate_batches(
 
 
 async def _wait_until_committed(results: Sequence[_PartitionResult], timeout_ms: int) -> None:
-    """Waits until the records of all partitions are committed.
-
-    All partitions have the same deadline. A partition that is not committed at the deadline fails.
-    """
+    """Waits until all records are committed. Partitions that are not committed at the deadline fail."""
     loop = asyncio.get_running_loop()
     is_timed_out = False
     current: asyncio.Future[None] | None = None

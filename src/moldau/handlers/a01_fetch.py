@@ -154,10 +154,7 @@ def _partitions_to_read(fetch_session: FetchSession, params: FetchParams, broker
 
 
 def _is_idle_follower(partition: Partition | None, params: FetchParams) -> bool:
-    """Returns whether the fetch is from an in-sync follower, and records the time of the fetch.
-
-    An in-sync follower already has all records of an unchanged partition.
-    """
+    """Returns whether the fetch is from an in-sync follower, and records the time of the fetch."""
     if partition is None or not params.is_replica:
         return False
     return partition.leader.on_repeated_fetch(params.replica_id, params.broker_epoch)

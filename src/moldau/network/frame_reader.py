@@ -25,10 +25,7 @@ class FrameTooLargeError(Exception):
 
 
 class FrameReader:
-    """The framing state of one connection.
-
-    The transport writes bytes into `buffer()`. Then `bytes_received()` yields the complete frames.
-    """
+    """The framing state of one connection. `bytes_received` yields the frames that were written into `buffer`."""
 
     __slots__ = ("_buffers", "_filled", "_frame", "_frame_size", "_leftover", "_limit", "_shared", "is_frame_large")
 

@@ -8,10 +8,7 @@ from moldau.settings.broker import BrokerSettings
 
 
 class MemoryPool:
-    """Counts the bytes of requests in flight.
-
-    A reservation always succeeds. Connections stop reading while the pool is exhausted.
-    """
+    """Counts the bytes of requests in flight. Connections stop reading while the pool is exhausted."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

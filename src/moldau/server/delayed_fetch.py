@@ -260,10 +260,7 @@ class DelayedFetch:
         return fetched if preferred is None else fetched._replace(preferred_read_replica=preferred)
 
     def _select_replica(self, partition: Partition, offset: int) -> int | None:
-        """Returns the replica from which a consumer should read (KIP-392); None to read from the leader.
-
-        With the rack-aware selector, this is an in-sync follower in the consumer's rack that has the offset.
-        """
+        """Returns the follower in the consumer's rack to read from (KIP-392); None to read from the leader."""
         rack, listener = self._params.rack, self._params.listener
         selector = self._broker.settings.broker.replica_selector_class
         if not rack or not partition.is_leader or not selector.endswith(RACK_AWARE_SELECTOR):

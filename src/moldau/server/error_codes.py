@@ -61,10 +61,7 @@ def error_code(error: BaseException | None) -> int:
 
 
 def error_message(error: BaseException | None) -> str | None:
-    """Returns the error message for the client, or None if there is no message.
-
-    An unexpected exception has no message for the client, because its text may contain internal data.
-    """
+    """Returns the message for the client; None for unexpected exceptions, which may contain internal data."""
     if not isinstance(error, MoldauError):
         return None
     return str(error)[:MESSAGE_LENGTH_MAX] or None

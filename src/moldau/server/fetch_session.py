@@ -87,10 +87,7 @@ class FetchSessionCache:
         uses_topic_ids: bool,
         replica_id: int = NO_REPLICA,
     ) -> FetchSession | None:
-        """Creates a session and removes earlier sessions of the connection or follower.
-
-        Returns None if the request has no partitions or the cache is full.
-        """
+        """Replaces earlier sessions. Returns None if the request has no partitions or the cache is full."""
         self.remove(replaced_session_id)
         self.remove_all(connection)
         if not partitions or (replica_id == NO_REPLICA and not self._try_evict(now_ms)):

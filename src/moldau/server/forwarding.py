@@ -33,10 +33,7 @@ class ForwardedResponse(NamedTuple):
 async def forward_to_controller(
     request: Message, frame: memoryview, session: RequestContext, broker: Broker, error_response: ErrorResponse
 ) -> Mapping[str, object] | ForwardedResponse:
-    """Returns the controller's response.
-
-    Returns an error response if no controller could be reached in time or the controller's response was lost.
-    """
+    """Returns the controller's response, or an error response if the controller did not respond in time."""
     # The first suspension turns this coroutine into a task. Handlers that wait for the quorum need a task.
     await asyncio.sleep(0)
     timeout_ms = min(request.get("timeout", REQUEST_TIMEOUT_MS_DEFAULT), FORWARD_TIMEOUT_MS_MAX)

@@ -35,10 +35,7 @@ def find_partition(broker: Broker, topic: str, index: int, topic_id: UUID | None
 
 
 def topic_name(broker: Broker, name: str | None, topic_id: UUID | None) -> str | None:
-    """Returns `name`, or the name of the topic with the id `topic_id` if `name` is None.
-
-    Returns None if no topic has the id.
-    """
+    """Returns `name`, or if it is None the name of the topic with the id; None if no topic has the id."""
     if name is None and topic_id is not None:
         return broker.metadata.image.topic_names.get(topic_id)
     return name
@@ -47,10 +44,7 @@ def topic_name(broker: Broker, name: str | None, topic_id: UUID | None) -> str |
 def current_leader(
     broker: Broker, topic: str | None, index: int, error: MoldauError
 ) -> FetchResponseLeaderIdAndEpoch | None:
-    """Returns the leader that the client should use after `error` (KIP-951).
-
-    Returns None if the error does not concern the leader, or if no leader is known.
-    """
+    """Returns the leader to use after `error` (KIP-951); None if it is unknown or the error is another one."""
     if topic is None or not isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError):
         return None
     if isinstance(error, NotLeaderOrFollowerError) and error.leader_id >= 0:

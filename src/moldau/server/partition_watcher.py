@@ -37,10 +37,7 @@ class PartitionWatcher:
         wake_on: Iterable[CallbackList],
         mark_on: Iterable[CallbackList] = (),
     ) -> None:
-        """Marks the partition as changed on every event in `wake_on` and `mark_on`.
-
-        Events in `wake_on` also call the callbacks of waiting fetches.
-        """
+        """Marks the partition as changed on every event. Events in `wake_on` also call the callbacks."""
         if self._is_closed:
             # The session ended during this fetch. Add no callbacks, because nothing would remove them later.
             return

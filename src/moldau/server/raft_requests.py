@@ -42,10 +42,7 @@ class _TopicData(Protocol[PartitionT_co]):
 
 
 def check_cluster_id(broker: Broker, cluster_id: str | None) -> None:
-    """Raises InconsistentClusterIdError if the request has the id of another cluster.
-
-    A node that does not know its cluster id sends None, which is accepted.
-    """
+    """Raises InconsistentClusterIdError for another cluster. A node that knows no cluster id sends None."""
     own = broker.metadata.image.cluster_id
     if cluster_id is not None and cluster_id != own:
         raise InconsistentClusterIdError(f"this is cluster {own}, not {cluster_id}")
@@ -67,10 +64,7 @@ def check_known_voter(node_id: int, session: RequestContext, broker: Broker) -> 
 
 
 def check_directory_id(node_id: int, directory_id: UUID | None) -> None:
-    """Raises InvalidRequestError if the directory id is missing.
-
-    The directory id is required because a replica is identified by node id and directory id.
-    """
+    """Raises InvalidRequestError if the directory id is missing, because it is part of a replica's key."""
     if directory_id is None:
         raise InvalidRequestError(f"node {node_id} must send the directory id of its metadata log")
 
@@ -141,10 +135,7 @@ def epoch_error(known_epoch: int, epoch: int) -> ErrorCode:
 
 
 def voter_from_request(request: AddRaftVoterRequest | UpdateRaftVoterRequest, broker: Broker) -> VoterNode:
-    """Returns the voter in a request. Its inter-broker endpoint comes first.
-
-    Raises InvalidRequestError if the node id, the directory id or the inter-broker endpoint is missing.
-    """
+    """Returns the voter with its inter-broker endpoint first. Raises InvalidRequestError if a field is missing."""
     listener = broker.settings.broker.inter_broker_listener
     endpoints = sorted(
         (VoterEndpoint(each.name, each.host, each.port) for each in request.listeners),

@@ -16,10 +16,7 @@ def replicas_ready_deadline_ms(broker: Broker, timeout_ms: int) -> int:
 async def wait_replicas_ready(
     broker: Broker, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
 ) -> dict[str, MoldauError]:
-    """Returns the errors of topics that are not ready at the deadline.
-
-    These topics exist and may become ready later.
-    """
+    """Returns the errors of topics that are not ready at the deadline. These topics exist and may become ready."""
     names = list(topics)
     try:
         unready = await broker.controller.wait_replicas_ready(names, deadline_ms, first_partition=first_partition)
