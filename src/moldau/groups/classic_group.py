@@ -200,7 +200,7 @@ class ClassicGroup:
             self.metadata.protocol_type = request.protocol_type
         self._members.add(member)
         self._join.park(builder, member_id, request_id)
-        self._join.add_new_member()
+        self._join.has_new_members = True
         self._session_deadlines.set(member_id, builder.deadline_ms(NEW_MEMBER_JOIN_TIMEOUT_MS))
         self._prepare_rebalance_or_complete_join(builder)
 
@@ -305,8 +305,8 @@ class ClassicGroup:
 
     def _start_next_generation(self, builder: ResultBuilder) -> None:
         self.metadata.start_generation()
-        deadline_ms = builder.deadline_ms(self._members.rebalance_timeout_ms)
-        self._sync.start(dict.fromkeys(self._members.by_id), deadline_ms)
+        self._sync.pending_members = dict.fromkeys(self._members.by_id)
+        self._sync.deadline_ms = builder.deadline_ms(self._members.rebalance_timeout_ms)
         for member in self._members:
             member.is_new = False
             self._reschedule_heartbeat(builder.now, member)

@@ -37,7 +37,8 @@ class DelayedJoin(_DelayedOperation):
     """The current delay of the first join of an empty group; None for other joins."""
     _remaining_ms: int = 0
     """The time by which the initial delay can still be extended."""
-    _is_new_member_added: bool = False
+    has_new_members: bool = False
+    """Whether members were added since the initial delay started or was extended."""
 
     @property
     def is_initial(self) -> bool:
@@ -49,12 +50,9 @@ class DelayedJoin(_DelayedOperation):
     def start_initial(self, now_ms: int, delay_ms: int, rebalance_timeout_ms: int) -> None:
         self._start_delay(now_ms, delay_ms, max(rebalance_timeout_ms - delay_ms, 0))
 
-    def add_new_member(self) -> None:
-        self._is_new_member_added = True
-
     def try_extend(self, now_ms: int, delay_ms: int) -> bool:
         """Extends the initial delay if members were added during the delay. Returns whether the delay was extended."""
-        if self._initial_delay_ms is None or not self._is_new_member_added or not self._remaining_ms:
+        if self._initial_delay_ms is None or not self.has_new_members or not self._remaining_ms:
             return False
         remaining_ms = max(self._remaining_ms - self._initial_delay_ms, 0)
         self._start_delay(now_ms, min(delay_ms, self._remaining_ms), remaining_ms)
@@ -63,7 +61,7 @@ class DelayedJoin(_DelayedOperation):
     def _start_delay(self, now_ms: int, delay_ms: int, remaining_ms: int) -> None:
         self._initial_delay_ms = delay_ms
         self._remaining_ms = remaining_ms
-        self._is_new_member_added = False
+        self.has_new_members = False
         self.deadline_ms = now_ms + delay_ms
 
     def finish(self) -> None:
@@ -77,10 +75,6 @@ class DelayedSync(_DelayedOperation):
 
     `pending_members` have not synced since the generation started.
     """
-
-    def start(self, member_ids: dict[str, None], deadline_ms: int) -> None:
-        self.pending_members = member_ids
-        self.deadline_ms = deadline_ms
 
     def mark_synced(self, member_id: str) -> None:
         self.pending_members.pop(member_id, None)

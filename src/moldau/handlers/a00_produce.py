@@ -35,7 +35,6 @@ from moldau.records.validator import may_recompress, validate
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code, error_message
 from moldau.server.partition_lookup import current_leader, find_partition, node_endpoints, topic_name
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     ProduceRequest,
     ProduceRequestPartitionData,
@@ -72,7 +71,7 @@ class _TopicResult(NamedTuple):
     partitions: list[_PartitionResult]
 
 
-@handles(ApiKey.PRODUCE, versions=(3, 13), advertised_min_version=0)
+@handles(versions=(3, 13), advertised_min_version=0)
 async def produce(request: ProduceRequest, session: RequestContext, broker: Broker) -> ProduceResponse | None:
     acks, timeout_ms = request.acks, request.timeout
     topics, appended = await _append(request, session, broker)

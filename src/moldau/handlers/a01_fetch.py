@@ -32,7 +32,6 @@ from moldau.server.fetch_session import (
 from moldau.server.metadata_fetch import fetch_metadata, is_metadata_fetch, replica_state
 from moldau.server.partition_lookup import current_leader, node_endpoints, topic_name
 from moldau.server.partition_watcher import PartitionKey, PartitionWatcher
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     FetchRequest,
     FetchResponse,
@@ -45,7 +44,7 @@ READ_COMMITTED = 1
 TOPIC_ID_VERSION = 13
 
 
-@handles(ApiKey.FETCH, versions=(4, 18))
+@handles(versions=(4, 18))
 async def fetch(request: FetchRequest, session: RequestContext, broker: Broker) -> FetchResponse:
     if is_metadata_fetch(request):
         return await fetch_metadata(request, session, broker)

@@ -17,7 +17,6 @@ from moldau.partitions.partition import Partition
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.partition_lookup import find_partition
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -31,7 +30,7 @@ _NOT_FOUND = (-1, -1, -1)
 OFFSET_NOT_AVAILABLE_VERSION = 5
 
 
-@handles(ApiKey.LIST_OFFSETS, versions=(1, 11))
+@handles(versions=(1, 11))
 async def list_offsets(request: ListOffsetsRequest, session: RequestContext, broker: Broker) -> ListOffsetsResponse:
     topics: list[ListOffsetsResponseTopic] = []
     counts = Counter((topic.name, each.partition_index) for topic in request.topics for each in topic.partitions)

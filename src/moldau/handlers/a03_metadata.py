@@ -22,7 +22,6 @@ from moldau.errors import (
     RequestTimedOutError,
     TopicExistsError,
     UnknownTopicIdError,
-    UnknownTopicOrPartitionError,
 )
 from moldau.groups.offsets_topic import OFFSETS_TOPIC
 from moldau.metadata.image import NO_LEADER, MetadataImage, PartitionRegistration, TopicImage
@@ -37,7 +36,7 @@ from moldau.server.cluster_view import (
     reachable_ids,
 )
 from moldau.server.error_codes import ErrorCode, error_code
-from moldau.wire.api_keys import ApiKey
+from moldau.server.partition_lookup import missing_topic_error
 from moldau.wire.messages import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -64,7 +63,7 @@ class _View(NamedTuple):
     excluded_leader_id: int | None
 
 
-@handles(ApiKey.METADATA, versions=(0, 13))
+@handles(versions=(0, 13))
 async def metadata(request: MetadataRequest, session: RequestContext, broker: Broker) -> MetadataResponse:
     requested = None if request.topics is None else _deduplicate(request.topics)
     if session.api_version == 0 and not requested:
@@ -161,13 +160,7 @@ def _lookup_error(
         return UnknownTopicIdError("no topic has this id")
     if topic_id is not None or name is None:
         return InvalidRequestError("a topic must be requested by name, or from version 12 on by id")
-    if name in errors:
-        return errors[name]
-    try:
-        validate_topic_name(name)
-    except InvalidTopicError as error:
-        return error
-    return UnknownTopicOrPartitionError(f"there is no topic {name}")
+    return errors.get(name) or missing_topic_error(name)
 
 
 def _topic(topic: TopicImage, image: MetadataImage, view: _View) -> MetadataResponseTopic:

@@ -21,7 +21,6 @@ from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import topic_name
 from moldau.settings.registry import LONG_MAX
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -32,7 +31,7 @@ from moldau.wire.messages import (
 GROUP_ID_NOT_FOUND_VERSION = 9
 
 
-@handles(ApiKey.OFFSET_COMMIT, versions=(2, 10))
+@handles(versions=(2, 10))
 async def offset_commit(request: OffsetCommitRequest, session: RequestContext, broker: Broker) -> OffsetCommitResponse:
     expire_ms = _expire_timestamp_ms(request.retention_time, broker)
     offsets: list[OffsetToCommit] = []

@@ -19,7 +19,6 @@ from moldau.groups.requests import TopicPartition
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import topic_name
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     OffsetFetchRequest,
     OffsetFetchResponse,
@@ -41,7 +40,7 @@ class _RequestedTopic(NamedTuple):
     indexes: dict[int, None]
 
 
-@handles(ApiKey.OFFSET_FETCH, versions=(1, 10))
+@handles(versions=(1, 10))
 async def offset_fetch(request: OffsetFetchRequest, session: RequestContext, broker: Broker) -> OffsetFetchResponse:
     version = session.api_version
     if version < BATCHED_GROUPS_VERSION:

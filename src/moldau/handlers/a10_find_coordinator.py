@@ -18,7 +18,6 @@ from moldau.metadata.image import Endpoint
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.cluster_view import reachable_brokers
 from moldau.server.error_codes import error_code, error_message
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse, FindCoordinatorResponseCoordinator
 
 GROUP, TRANSACTION = 0, 1
@@ -28,7 +27,7 @@ KEYS_PER_ITERATION = 500
 """The maximum number of keys that are looked up in one iteration of the event loop."""
 
 
-@handles(ApiKey.FIND_COORDINATOR, versions=(0, 6))
+@handles(versions=(0, 6))
 async def find_coordinator(
     request: FindCoordinatorRequest, session: RequestContext, broker: Broker
 ) -> FindCoordinatorResponse:

@@ -13,7 +13,6 @@ from moldau.errors import MemberIdRequiredError, MoldauError
 from moldau.groups.requests import NO_GENERATION, JoinRequest, JoinResponse, Protocol
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import JoinGroupRequest, JoinGroupResponse
 
 REBALANCE_TIMEOUT_VERSION = 1
@@ -25,7 +24,7 @@ MEMBER_ID_PREFIX_LENGTH_MAX = 255
 """A new member id starts with the client id or instance id, truncated to this many characters."""
 
 
-@handles(ApiKey.JOIN_GROUP, versions=(0, 9))
+@handles(versions=(0, 9))
 async def join_group(request: JoinGroupRequest, session: RequestContext, broker: Broker) -> JoinGroupResponse:
     join = _join_request(request, session, broker)
     # Drop the request, because it would keep its frame in memory during the wait, which may be long.

@@ -5,11 +5,10 @@ Versions: 3 added static members, 4 the flexible encoding.
 
 from moldau.groups.requests import MemberIdentity
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import HeartbeatRequest, HeartbeatResponse
 
 
-@handles(ApiKey.HEARTBEAT, versions=(0, 4), error_response=top_level_error)
+@handles(versions=(0, 4), error_response=top_level_error)
 async def heartbeat(request: HeartbeatRequest, session: RequestContext, broker: Broker) -> HeartbeatResponse:
     identity = MemberIdentity(
         group_id=request.group_id,

@@ -8,13 +8,12 @@ reason.
 from moldau.groups.requests import LeavingMember
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.error_codes import error_code
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import LeaveGroupRequest, LeaveGroupResponse
 
 BATCHED_MEMBERS_VERSION = 3
 
 
-@handles(ApiKey.LEAVE_GROUP, versions=(0, 5), error_response=top_level_error)
+@handles(versions=(0, 5), error_response=top_level_error)
 async def leave_group(request: LeaveGroupRequest, session: RequestContext, broker: Broker) -> LeaveGroupResponse:
     results = await broker.groups.leave(request.group_id, _leaving_members(request, session.api_version))
     if session.api_version < BATCHED_MEMBERS_VERSION:

@@ -8,13 +8,12 @@ from moldau.errors import InconsistentGroupProtocolError, MoldauError
 from moldau.groups.requests import SyncRequest
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import SyncGroupRequest, SyncGroupResponse
 
 PROTOCOL_VERSION = 5
 
 
-@handles(ApiKey.SYNC_GROUP, versions=(0, 5))
+@handles(versions=(0, 5))
 async def sync_group(request: SyncGroupRequest, session: RequestContext, broker: Broker) -> SyncGroupResponse:
     try:
         sync = _sync_request(request, session.api_version)

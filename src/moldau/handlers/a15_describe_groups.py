@@ -9,13 +9,12 @@ from moldau.groups.requests import GroupDescription, GroupState
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import GROUP_OPERATIONS, NOT_REQUESTED
 from moldau.server.error_codes import error_code, error_message
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import DescribeGroupsRequest, DescribeGroupsResponse, DescribeGroupsResponseDescribedGroup
 
 GROUP_ID_NOT_FOUND_VERSION = 6
 
 
-@handles(ApiKey.DESCRIBE_GROUPS, versions=(0, 6))
+@handles(versions=(0, 6))
 async def describe_groups(
     request: DescribeGroupsRequest, session: RequestContext, broker: Broker
 ) -> DescribeGroupsResponse:

@@ -10,14 +10,13 @@ import re
 from moldau.controller.cluster_control import SUPPORTED_FEATURES
 from moldau.server.api import REGISTRY, Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import ApiVersionsRequest, ApiVersionsResponse
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _ZERO_FEATURE_VERSION = 4
 
 
-@handles(ApiKey.API_VERSIONS, versions=(0, 4))
+@handles(versions=(0, 4))
 async def api_versions(request: ApiVersionsRequest, session: RequestContext, broker: Broker) -> ApiVersionsResponse:
     name, version = request.client_software_name, request.client_software_version
     if name is not None and version is not None:

@@ -18,7 +18,6 @@ from moldau.errors import InvalidReplicaAssignmentError, MoldauError, RequestTim
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code, error_message
 from moldau.server.replica_readiness import replicas_ready_deadline_ms, wait_replicas_ready
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     CreateTopicsRequest,
     CreateTopicsRequestCreatableTopic,
@@ -34,7 +33,7 @@ def error_response(request: CreateTopicsRequest, version: int, error: MoldauErro
     return {"topics": [*topics.values()]}
 
 
-@handles(ApiKey.CREATE_TOPICS, versions=(2, 7), error_response=error_response, forwarded=True)
+@handles(versions=(2, 7), error_response=error_response, forwarded=True)
 async def create_topics(request: CreateTopicsRequest, session: RequestContext, broker: Broker) -> CreateTopicsResponse:
     if request.timeout <= 0:
         raise RequestTimedOutError

@@ -11,7 +11,6 @@ from moldau.controller.requests import TopicRef, TopicResult
 from moldau.errors import InvalidRequestError, MoldauError, RequestTimedOutError, TopicDeletionDisabledError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code, error_message
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import DeleteTopicsRequest, DeleteTopicsResponse
 
 DELETION_DISABLED_VERSION = 3
@@ -23,7 +22,7 @@ def error_response(request: DeleteTopicsRequest, version: int, error: MoldauErro
     return _response(TopicResult(ref.name, ref.topic_id, error) for ref in _topic_refs(request, version))
 
 
-@handles(ApiKey.DELETE_TOPICS, versions=(1, 6), error_response=error_response, forwarded=True)
+@handles(versions=(1, 6), error_response=error_response, forwarded=True)
 async def delete_topics(request: DeleteTopicsRequest, session: RequestContext, broker: Broker) -> DeleteTopicsResponse:
     if request.timeout <= 0:
         raise RequestTimedOutError

@@ -14,7 +14,6 @@ from moldau.partitions.partition import Partition
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import find_partition
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -29,7 +28,7 @@ class _PendingDelete(NamedTuple):
     response: DeleteRecordsResponsePartitionResult
 
 
-@handles(ApiKey.DELETE_RECORDS, versions=(0, 2))
+@handles(versions=(0, 2))
 async def delete_records(
     request: DeleteRecordsRequest, session: RequestContext, broker: Broker
 ) -> DeleteRecordsResponse:

@@ -7,7 +7,6 @@ error that is not retriable, because there is no transaction coordinator.
 from moldau.errors import InvalidRequestError, MoldauError, TransactionalIdAuthorizationError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import InitProducerIdRequest, InitProducerIdResponse
 
 
@@ -15,7 +14,7 @@ def error_response(request: InitProducerIdRequest, version: int, error: MoldauEr
     return {"error_code": error_code(error), "producer_id": -1, "producer_epoch": -1}
 
 
-@handles(ApiKey.INIT_PRODUCER_ID, versions=(0, 5), error_response=error_response)
+@handles(versions=(0, 5), error_response=error_response)
 async def init_producer_id(
     request: InitProducerIdRequest, session: RequestContext, broker: Broker
 ) -> InitProducerIdResponse:

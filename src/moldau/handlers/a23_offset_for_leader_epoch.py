@@ -8,7 +8,6 @@ from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import find_partition
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochRequestOffsetForLeaderPartition,
@@ -20,7 +19,7 @@ DEBUGGING_CONSUMER_ID = -2
 LATEST_EPOCH = 2**31 - 1
 
 
-@handles(ApiKey.OFFSET_FOR_LEADER_EPOCH, versions=(2, 4))
+@handles(versions=(2, 4))
 async def offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, session: RequestContext, broker: Broker
 ) -> OffsetForLeaderEpochResponse:

@@ -22,7 +22,6 @@ from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.broker_loggers import describe_loggers
 from moldau.server.error_codes import error_code, error_message
 from moldau.settings.config_entries import ConfigEntry
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DescribeConfigsRequest,
     DescribeConfigsRequestResource,
@@ -41,7 +40,7 @@ EntriesByOverrides = dict[frozenset[tuple[str, str]], list[Entry]]
 """The config entries of topics by overrides. Topics with equal overrides share entries, to save time and memory."""
 
 
-@handles(ApiKey.DESCRIBE_CONFIGS, versions=(1, 4))
+@handles(versions=(1, 4))
 async def describe_configs(
     request: DescribeConfigsRequest, session: RequestContext, broker: Broker
 ) -> DescribeConfigsResponse:

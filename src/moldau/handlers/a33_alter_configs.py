@@ -8,15 +8,14 @@ fields.
 from moldau.controller.requests import ConfigOperation
 from moldau.metadata.image import ConfigResource
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.config_alterations import ConfigAlteration, apply_alterations
-from moldau.wire.api_keys import ApiKey
+from moldau.server.config_alterations import apply_alterations
 from moldau.wire.messages import AlterConfigsRequest, AlterConfigsResponse
 
 
-@handles(ApiKey.ALTER_CONFIGS, versions=(0, 2))
+@handles(versions=(0, 2))
 async def alter_configs(request: AlterConfigsRequest, session: RequestContext, broker: Broker) -> AlterConfigsResponse:
     alterations = [
-        ConfigAlteration(
+        (
             ConfigResource(each.resource_type, each.resource_name),
             [(config.name, ConfigOperation.SET, config.value) for config in each.configs],
         )

@@ -7,7 +7,6 @@ broker. v3 added a top-level error, v4 the size of the volume, v5 cordoned direc
 from moldau.errors import StorageError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
@@ -17,7 +16,7 @@ from moldau.wire.messages import (
 )
 
 
-@handles(ApiKey.DESCRIBE_LOG_DIRS, versions=(1, 5))
+@handles(versions=(1, 5))
 async def describe_log_dirs(
     request: DescribeLogDirsRequest, session: RequestContext, broker: Broker
 ) -> DescribeLogDirsResponse:

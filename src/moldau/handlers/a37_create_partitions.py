@@ -14,7 +14,6 @@ from moldau.errors import MoldauError, RequestTimedOutError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code, error_message
 from moldau.server.replica_readiness import replicas_ready_deadline_ms, wait_replicas_ready
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import CreatePartitionsRequest, CreatePartitionsRequestTopic, CreatePartitionsResponse
 
 
@@ -22,7 +21,7 @@ def error_response(request: CreatePartitionsRequest, version: int, error: Moldau
     return _response(TopicResult(topic.name, error=error) for topic in request.topics)
 
 
-@handles(ApiKey.CREATE_PARTITIONS, versions=(0, 3), error_response=error_response, forwarded=True)
+@handles(versions=(0, 3), error_response=error_response, forwarded=True)
 async def create_partitions(
     request: CreatePartitionsRequest, session: RequestContext, broker: Broker
 ) -> CreatePartitionsResponse:

@@ -3,11 +3,10 @@
 from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import DeleteGroupsRequest, DeleteGroupsResponse, DeleteGroupsResponseDeletableGroupResult
 
 
-@handles(ApiKey.DELETE_GROUPS, versions=(0, 2))
+@handles(versions=(0, 2))
 async def delete_groups(request: DeleteGroupsRequest, session: RequestContext, broker: Broker) -> DeleteGroupsResponse:
     results: list[DeleteGroupsResponseDeletableGroupResult] = []
     for group_id in dict.fromkeys(request.groups_names):

@@ -12,7 +12,6 @@ from moldau.controller.requests import ElectionType, PartitionResult
 from moldau.errors import InvalidRequestError, MoldauError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code, error_message
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import ElectLeadersRequest, ElectLeadersResponse, ElectLeadersResponsePartitionResult
 
 
@@ -21,7 +20,7 @@ def error_response(request: ElectLeadersRequest, version: int, error: MoldauErro
     return _response([PartitionResult(*each, error) for each in partitions], error)
 
 
-@handles(ApiKey.ELECT_LEADERS, versions=(0, 2), error_response=error_response, forwarded=True)
+@handles(versions=(0, 2), error_response=error_response, forwarded=True)
 async def elect_leaders(request: ElectLeadersRequest, session: RequestContext, broker: Broker) -> ElectLeadersResponse:
     election, partitions = _election_type(request), _requested_partitions(request)
     return _response(await broker.controller.elect_leaders(election, partitions))

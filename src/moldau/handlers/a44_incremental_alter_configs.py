@@ -6,17 +6,16 @@ same fields.
 
 from moldau.metadata.image import ConfigResource
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.config_alterations import ConfigAlteration, apply_alterations
-from moldau.wire.api_keys import ApiKey
+from moldau.server.config_alterations import apply_alterations
 from moldau.wire.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 
 
-@handles(ApiKey.INCREMENTAL_ALTER_CONFIGS, versions=(0, 1))
+@handles(versions=(0, 1))
 async def incremental_alter_configs(
     request: IncrementalAlterConfigsRequest, session: RequestContext, broker: Broker
 ) -> IncrementalAlterConfigsResponse:
     alterations = [
-        ConfigAlteration(
+        (
             ConfigResource(each.resource_type, each.resource_name),
             [(config.name, config.config_operation, config.value) for config in each.configs],
         )

@@ -8,7 +8,6 @@ from moldau.controller.requests import Reassignment
 from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code, error_message
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -26,7 +25,7 @@ def error_response(
     }
 
 
-@handles(ApiKey.ALTER_PARTITION_REASSIGNMENTS, versions=(0, 1), error_response=error_response, forwarded=True)
+@handles(versions=(0, 1), error_response=error_response, forwarded=True)
 async def alter_partition_reassignments(
     request: AlterPartitionReassignmentsRequest, session: RequestContext, broker: Broker
 ) -> AlterPartitionReassignmentsResponse:

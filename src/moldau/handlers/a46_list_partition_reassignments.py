@@ -4,7 +4,6 @@ The response omits partitions that are not being reassigned or do not exist.
 """
 
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
@@ -12,7 +11,7 @@ from moldau.wire.messages import (
 )
 
 
-@handles(ApiKey.LIST_PARTITION_REASSIGNMENTS, versions=(0, 0), forwarded=True)
+@handles(versions=(0, 0), forwarded=True)
 async def list_partition_reassignments(
     request: ListPartitionReassignmentsRequest, session: RequestContext, broker: Broker
 ) -> ListPartitionReassignmentsResponse:

@@ -4,11 +4,10 @@ from moldau.errors import UnknownTopicOrPartitionError
 from moldau.groups.requests import TopicPartition
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.error_codes import error_code
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import OffsetDeleteRequest, OffsetDeleteResponse
 
 
-@handles(ApiKey.OFFSET_DELETE, versions=(0, 0), error_response=top_level_error)
+@handles(versions=(0, 0), error_response=top_level_error)
 async def offset_delete(request: OffsetDeleteRequest, session: RequestContext, broker: Broker) -> OffsetDeleteResponse:
     image = broker.metadata.image
     existing: list[TopicPartition] = [

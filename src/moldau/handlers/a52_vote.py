@@ -20,13 +20,12 @@ from moldau.server.raft_requests import (
     leader_endpoints,
     metadata_partition,
 )
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import VoteRequest, VoteRequestPartitionData, VoteResponse
 
 INT_MAX = 2**31 - 1
 
 
-@handles(ApiKey.VOTE, versions=(2, 2), error_response=top_level_error, inter_broker=True)
+@handles(versions=(2, 2), error_response=top_level_error, inter_broker=True)
 async def vote(request: VoteRequest, session: RequestContext, broker: Broker) -> VoteResponse:
     check_cluster_id(broker, request.cluster_id)
     partition = metadata_partition(request.topics)

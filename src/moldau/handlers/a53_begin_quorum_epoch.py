@@ -10,11 +10,10 @@ request until it gets a response. Errors:
 from moldau.raft import messages as raft
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.raft_requests import check_cluster_id, metadata_partition, quorum_epoch_response
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import BeginQuorumEpochRequest, BeginQuorumEpochResponse
 
 
-@handles(ApiKey.BEGIN_QUORUM_EPOCH, versions=(1, 1), error_response=top_level_error, inter_broker=True)
+@handles(versions=(1, 1), error_response=top_level_error, inter_broker=True)
 async def begin_quorum_epoch(
     request: BeginQuorumEpochRequest, session: RequestContext, broker: Broker
 ) -> BeginQuorumEpochResponse:

@@ -11,7 +11,6 @@ from moldau.raft.messages import QuorumDescription, ReplicaProgress
 from moldau.raft.raft_client import METADATA_LOG
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,
@@ -20,7 +19,7 @@ from moldau.wire.messages import (
 )
 
 
-@handles(ApiKey.DESCRIBE_QUORUM, versions=(0, 2), forwarded=True)
+@handles(versions=(0, 2), forwarded=True)
 async def describe_quorum(
     request: DescribeQuorumRequest, session: RequestContext, broker: Broker
 ) -> DescribeQuorumResponse:

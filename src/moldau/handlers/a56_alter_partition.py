@@ -14,7 +14,6 @@ from uuid import UUID
 from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.error_codes import error_code
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import (
     AlterPartitionRequest,
     AlterPartitionRequestPartitionData,
@@ -25,7 +24,7 @@ from moldau.wire.messages import (
 _ZERO_UUID = UUID(int=0)
 
 
-@handles(ApiKey.ALTER_PARTITION, versions=(3, 3), error_response=top_level_error, inter_broker=True)
+@handles(versions=(3, 3), error_response=top_level_error, inter_broker=True)
 async def alter_partition(
     request: AlterPartitionRequest, session: RequestContext, broker: Broker
 ) -> AlterPartitionResponse:

@@ -9,12 +9,11 @@ import asyncio
 
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.forwarding import execute_forwarded
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.kio import ErrorCode
 from moldau.wire.messages import EnvelopeRequest, EnvelopeResponse
 
 
-@handles(ApiKey.ENVELOPE, versions=(0, 0), error_response=top_level_error, inter_broker=True)
+@handles(versions=(0, 0), error_response=top_level_error, inter_broker=True)
 async def envelope(request: EnvelopeRequest, session: RequestContext, broker: Broker) -> EnvelopeResponse:
     if not broker.controller.is_active:
         return {"error_code": ErrorCode.not_controller}

@@ -12,14 +12,13 @@ from moldau.raft.raft_client import METADATA_LOG
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.error_codes import error_code
 from moldau.server.raft_requests import check_cluster_id, check_directory_id, leader_endpoints, leadership_error
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import FetchSnapshotRequest, FetchSnapshotRequestPartitionSnapshot, FetchSnapshotResponse
 
 CHUNK_BYTES_MAX = 8 * 1024 * 1024
 """The maximum size of a chunk. Chunks are limited because the complete response is in memory."""
 
 
-@handles(ApiKey.FETCH_SNAPSHOT, versions=(1, 1), error_response=top_level_error, inter_broker=True)
+@handles(versions=(1, 1), error_response=top_level_error, inter_broker=True)
 async def fetch_snapshot(
     request: FetchSnapshotRequest, session: RequestContext, broker: Broker
 ) -> FetchSnapshotResponse:

@@ -10,14 +10,13 @@ from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_REQUESTED
 from moldau.server.cluster_view import advertised_controller_id, reachable_brokers
 from moldau.server.error_codes import ErrorCode
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import DescribeClusterRequest, DescribeClusterResponse
 
 BROKERS = 1
 CONTROLLERS = 2
 
 
-@handles(ApiKey.DESCRIBE_CLUSTER, versions=(0, 2))
+@handles(versions=(0, 2))
 async def describe_cluster(
     request: DescribeClusterRequest, session: RequestContext, broker: Broker
 ) -> DescribeClusterResponse:

@@ -4,11 +4,10 @@ from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code, error_message
 from moldau.server.partition_lookup import find_partition
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import DescribeProducersRequest, DescribeProducersResponse, DescribeProducersResponsePartition
 
 
-@handles(ApiKey.DESCRIBE_PRODUCERS, versions=(0, 0))
+@handles(versions=(0, 0))
 async def describe_producers(
     request: DescribeProducersRequest, session: RequestContext, broker: Broker
 ) -> DescribeProducersResponse:

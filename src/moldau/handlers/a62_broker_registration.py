@@ -13,11 +13,10 @@ from moldau.controller import requests as controller
 from moldau.errors import InvalidRegistrationError
 from moldau.metadata.image import Endpoint
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import BrokerRegistrationRequest, BrokerRegistrationResponse
 
 
-@handles(ApiKey.BROKER_REGISTRATION, versions=(3, 4), error_response=top_level_error, inter_broker=True)
+@handles(versions=(3, 4), error_response=top_level_error, inter_broker=True)
 async def broker_registration(
     request: BrokerRegistrationRequest, session: RequestContext, broker: Broker
 ) -> BrokerRegistrationResponse:

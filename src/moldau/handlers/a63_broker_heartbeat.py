@@ -15,11 +15,10 @@ from moldau.controller.requests import BrokerHeartbeat, OfflineReplica
 from moldau.errors import MoldauError
 from moldau.server.api import Broker, ClientConnection, RequestContext, handles
 from moldau.server.error_codes import error_code
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 
 
-@handles(ApiKey.BROKER_HEARTBEAT, versions=(0, 1), inter_broker=True)
+@handles(versions=(0, 1), inter_broker=True)
 async def broker_heartbeat(
     request: BrokerHeartbeatRequest, session: RequestContext, broker: Broker
 ) -> BrokerHeartbeatResponse:

@@ -6,11 +6,10 @@ the broker is the only broker that is known to have all committed records of a p
 """
 
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
 
 
-@handles(ApiKey.UNREGISTER_BROKER, versions=(0, 0), forwarded=True)
+@handles(versions=(0, 0), forwarded=True)
 async def unregister_broker(
     request: UnregisterBrokerRequest, session: RequestContext, broker: Broker
 ) -> UnregisterBrokerResponse:

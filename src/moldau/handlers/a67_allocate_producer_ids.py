@@ -6,11 +6,10 @@ Only nodes send this request.
 from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 
 
-@handles(ApiKey.ALLOCATE_PRODUCER_IDS, versions=(0, 0), inter_broker=True)
+@handles(versions=(0, 0), inter_broker=True)
 async def allocate_producer_ids(
     request: AllocateProducerIdsRequest, session: RequestContext, broker: Broker
 ) -> AllocateProducerIdsResponse:

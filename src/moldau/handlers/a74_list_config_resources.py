@@ -15,13 +15,12 @@ from moldau.metadata.image import (
 )
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
 
 ALL_TYPES = (TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)
 
 
-@handles(ApiKey.LIST_CONFIG_RESOURCES, versions=(0, 1))
+@handles(versions=(0, 1))
 async def list_config_resources(
     request: ListConfigResourcesRequest, session: RequestContext, broker: Broker
 ) -> ListConfigResourcesResponse:

@@ -5,14 +5,13 @@ the response also has the cursor for the next request. If the request has no top
 that case a topic that is deleted between two pages is omitted. An invalid cursor fails every topic in the request.
 """
 
-from moldau.controller.topic_names import is_internal, validate_topic_name
-from moldau.errors import InvalidTopicError
+from moldau.controller.topic_names import is_internal
 from moldau.metadata.image import MetadataImage, PartitionRegistration, TopicImage
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import NOT_REQUESTED, TOPIC_OPERATIONS
 from moldau.server.cluster_view import broker_without_lease, describe_partition, reachable_ids
-from moldau.server.error_codes import ErrorCode
-from moldau.wire.api_keys import ApiKey
+from moldau.server.error_codes import ErrorCode, error_code
+from moldau.server.partition_lookup import missing_topic_error
 from moldau.wire.messages import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
@@ -23,7 +22,7 @@ from moldau.wire.messages import (
 PARTITIONS_MAX = 2000
 
 
-@handles(ApiKey.DESCRIBE_TOPIC_PARTITIONS, versions=(0, 0))
+@handles(versions=(0, 0))
 async def describe_topic_partitions(
     request: DescribeTopicPartitionsRequest, session: RequestContext, broker: Broker
 ) -> DescribeTopicPartitionsResponse:
@@ -43,7 +42,7 @@ async def describe_topic_partitions(
             break
         topic = image.topics.get(name)
         if topic is None:
-            topics.append(_missing_topic(name, _missing_topic_error(name), TOPIC_OPERATIONS))
+            topics.append(_missing_topic(name, error_code(missing_topic_error(name)), TOPIC_OPERATIONS))
             continue
         cursor = request.cursor
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
@@ -67,15 +66,7 @@ def _names_from_cursor(request: DescribeTopicPartitionsRequest, image: MetadataI
     return sorted(name for name in requested or image.topics if name >= cursor.topic_name)
 
 
-def _missing_topic_error(name: str) -> ErrorCode:
-    try:
-        validate_topic_name(name)
-    except InvalidTopicError:
-        return ErrorCode.invalid_topic_exception
-    return ErrorCode.unknown_topic_or_partition
-
-
-def _missing_topic(name: str, code: ErrorCode, operations: int) -> DescribeTopicPartitionsResponseTopic:
+def _missing_topic(name: str, code: int, operations: int) -> DescribeTopicPartitionsResponseTopic:
     return {
         "error_code": code,
         "name": name,

@@ -6,11 +6,10 @@ request a response before the commit. This option is ignored, because an uncommi
 
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.raft_requests import check_cluster_id, voter_from_request
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AddRaftVoterRequest, AddRaftVoterResponse
 
 
-@handles(ApiKey.ADD_RAFT_VOTER, versions=(0, 1), forwarded=True)
+@handles(versions=(0, 1), forwarded=True)
 async def add_raft_voter(request: AddRaftVoterRequest, session: RequestContext, broker: Broker) -> AddRaftVoterResponse:
     check_cluster_id(broker, request.cluster_id)
     await broker.quorum.add_voter(voter_from_request(request, broker), request.timeout)

@@ -7,11 +7,10 @@ resigns when the change is committed.
 from moldau.raft.messages import ReplicaKey
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.raft_requests import check_cluster_id
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 
 
-@handles(ApiKey.REMOVE_RAFT_VOTER, versions=(0, 0), forwarded=True)
+@handles(versions=(0, 0), forwarded=True)
 async def remove_raft_voter(
     request: RemoveRaftVoterRequest, session: RequestContext, broker: Broker
 ) -> RemoveRaftVoterResponse:

@@ -8,11 +8,10 @@ from moldau.errors import MoldauError, NotControllerError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.raft_requests import check_cluster_id, leadership_error, voter_from_request
-from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import UpdateRaftVoterRequest, UpdateRaftVoterResponse
 
 
-@handles(ApiKey.UPDATE_RAFT_VOTER, versions=(0, 0), inter_broker=True)
+@handles(versions=(0, 0), inter_broker=True)
 async def update_raft_voter(
     request: UpdateRaftVoterRequest, session: RequestContext, broker: Broker
 ) -> UpdateRaftVoterResponse:

@@ -74,10 +74,11 @@ class ResponseSender:
         if self._is_closed or self._is_awaiting_writable or self._transport.get_write_buffer_size():
             return
         try:
-            if self._can_bypass_transport():
-                self._send_directly()
-            else:
+            if not self._can_bypass_transport():
                 self._send_through_transport()
+            elif self._socket is not None and not self._send_parts(self._socket):
+                self._is_awaiting_writable = True
+                asyncio.get_running_loop().add_writer(self._socket.fileno(), self._on_socket_writable)
         except OSError as error:
             if not isinstance(error, ConnectionError):
                 log.error("could not send stored records, aborting the connection", reason=str(error))
@@ -103,13 +104,6 @@ class ResponseSender:
             self._accepted_bytes += len(buffer)
             self._transport.write(buffer)
 
-    def _send_directly(self) -> None:
-        assert self._socket is not None
-        if self._send_parts(self._socket):
-            return
-        self._is_awaiting_writable = True
-        asyncio.get_running_loop().add_writer(self._socket.fileno(), self._on_socket_writable)
-
     def _send_parts(self, out: socket.socket) -> bool:
         """Sends queued parts and returns whether all of them were sent.
 
@@ -126,16 +120,12 @@ class ResponseSender:
                 return False
             bytes_left -= sent
             self._accepted_bytes += sent
-            if isinstance(part, FileSlice):
-                rest: Part = FileSlice(part.file, part.position + sent, part.size - sent)
-                is_sent = sent == part.size
-            else:
-                rest = memoryview(part)[sent:]
-                is_sent = sent == len(part)
-            if is_sent:
+            if sent == (part.size if isinstance(part, FileSlice) else len(part)):
                 parts.popleft()
+            elif isinstance(part, FileSlice):
+                parts[0] = FileSlice(part.file, part.position + sent, part.size - sent)
             else:
-                parts[0] = rest
+                parts[0] = memoryview(part)[sent:]
         return True
 
     def _send_part(self, out: socket.socket, part: Part, size_max: int, *, is_last: bool) -> int:

@@ -130,7 +130,6 @@ def top_level_error(request: object, version: int, error: MoldauError) -> Mappin
 
 
 def handles(
-    api_key: ApiKey,
     *,
     versions: tuple[int, int],
     advertised_min_version: int | None = None,
@@ -138,7 +137,7 @@ def handles(
     forwarded: bool = False,
     inter_broker: bool = False,
 ) -> Callable[[HandlerOf[RequestT, ResponseT]], HandlerOf[RequestT, ResponseT]]:
-    """Registers a handler: `async def f(request, session, broker) -> response`.
+    """Registers a handler: `async def list_groups(request, session, broker) -> response` for ApiKey.LIST_GROUPS.
 
     `wire/messages.pyi` defines the types of requests and responses. If a handler with an `error_response` raises a
     MoldauError, `error_response` builds the response. It needs the request, so the frame stays in memory until then.
@@ -146,6 +145,7 @@ def handles(
     """
 
     def register(handler: HandlerOf[RequestT, ResponseT]) -> HandlerOf[RequestT, ResponseT]:
+        api_key = ApiKey[handler.__name__.upper()]
         low, high = versions
         if error_response is not None and not forwarded:
             handler = _with_error_response(handler, error_response)

@@ -7,7 +7,6 @@ already validated by another broker.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from moldau.controller.requests import ConfigChange, ConfigOperation, ConfigResult
 from moldau.errors import InvalidConfigError, InvalidRequestError, MoldauError, NotControllerError
@@ -18,27 +17,22 @@ from moldau.server.error_codes import error_code, error_message
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AlterConfigsResponse
 
-OPERATIONS = frozenset(ConfigOperation)
-
-
-class ConfigAlteration(NamedTuple):
-    """The requested changes of one resource."""
-
-    resource: ConfigResource
-    changes: Sequence[tuple[str, int, str | None]]
-    """The name, operation and value of each change, not validated."""
+RequestedChanges = Sequence[tuple[str, int, str | None]]
+"""The name, operation and value of each change of a resource, not validated."""
+Outcomes = dict[ConfigResource, tuple[int, str | None]]
+"""The error code and the error message of each resource."""
 
 
 async def apply_alterations(
-    alterations: Sequence[ConfigAlteration],
+    alterations: Sequence[tuple[ConfigResource, RequestedChanges]],
     session: RequestContext,
     broker: Broker,
     *,
     incremental: bool,
     validate_only: bool,
 ) -> AlterConfigsResponse:
-    counts = Counter(each.resource for each in alterations)
-    outcomes: dict[ConfigResource, tuple[int, str | None]] = {}
+    counts = Counter(resource for resource, _ in alterations)
+    outcomes: Outcomes = {}
     for_controller: dict[ConfigResource, Sequence[ConfigChange]] = {}
     for resource, changes in alterations:
         try:
@@ -86,14 +80,14 @@ def _outcome(error: MoldauError | None) -> tuple[int, str | None]:
 
 async def _alter_on_controller(
     changes: Mapping[ConfigResource, Sequence[ConfigChange]], broker: Broker, incremental: bool, validate_only: bool
-) -> dict[ConfigResource, tuple[int, str | None]]:
+) -> Outcomes:
     results = await broker.controller.alter_configs(changes, incremental=incremental, validate_only=validate_only)
     return {each.resource: _outcome(_to_kafka_error(each)) for each in results}
 
 
 async def _forward(
     changes: Mapping[ConfigResource, Sequence[ConfigChange]], broker: Broker, incremental: bool, validate_only: bool
-) -> dict[ConfigResource, tuple[int, str | None]]:
+) -> Outcomes:
     # The encoder of AlterConfigs ignores `config_operation`, because AlterConfigs has no such field.
     request = {
         "resources": [
@@ -112,15 +106,15 @@ async def _forward(
     api, version = (ApiKey.INCREMENTAL_ALTER_CONFIGS, 1) if incremental else (ApiKey.ALTER_CONFIGS, 2)
     response = await broker.controller_channel.send(api, version, request)
     missing = _outcome(MoldauError("the controller's response lacks this resource"))
-    outcomes: dict[ConfigResource, tuple[int, str | None]] = dict.fromkeys(changes, missing)
+    outcomes: Outcomes = dict.fromkeys(changes, missing)
     for each in response.responses:
         outcomes[ConfigResource(each.resource_type, each.resource_name)] = each.error_code, each.error_message
     return outcomes
 
 
-def _parse_changes(changes: Sequence[tuple[str, int, str | None]]) -> list[ConfigChange]:
+def _parse_changes(changes: RequestedChanges) -> list[ConfigChange]:
     for _, operation, _ in changes:
-        if operation not in OPERATIONS:
+        if operation not in frozenset(ConfigOperation):
             raise InvalidRequestError(f"Unknown operations type {operation}")
     return [ConfigChange(name, value, ConfigOperation(operation)) for name, operation, value in changes]
 

@@ -3,9 +3,11 @@
 from collections.abc import Collection
 from uuid import UUID
 
+from moldau.controller.topic_names import validate_topic_name
 from moldau.errors import (
     FencedLeaderEpochError,
     InconsistentTopicIdError,
+    InvalidTopicError,
     MoldauError,
     NotLeaderOrFollowerError,
     UnknownTopicOrPartitionError,
@@ -32,6 +34,15 @@ def find_partition(broker: Broker, topic: str, index: int, topic_id: UUID | None
     if topic_id is not None and topic_id != partition.topic_id:
         raise InconsistentTopicIdError(f"{topic} does not have the id {topic_id}")
     return partition
+
+
+def missing_topic_error(name: str) -> MoldauError:
+    """Returns the error of a topic that does not exist. Invalid names have their own error."""
+    try:
+        validate_topic_name(name)
+    except InvalidTopicError as error:
+        return error
+    return UnknownTopicOrPartitionError(f"there is no topic {name}")
 
 
 def topic_name(broker: Broker, name: str | None, topic_id: UUID | None) -> str | None:
