@@ -8,8 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from moldau.pipelines import load
-from moldau.pipelines.planner.checks import Finding, check
+from moldau.pipelines.planner.checks import check
 from moldau.pipelines.planner.query_planner import CheckpointLocation
+from moldau.pipelines.planner.topic_checks import Finding
 from moldau.testing import Broker
 from support.log_writer import LogWriter
 

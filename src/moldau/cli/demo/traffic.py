@@ -33,7 +33,6 @@ class DemoTraffic:
         self._bootstrap = bootstrap
         self._rate = rate
         self._seed = seed
-        self._loop = asyncio.new_event_loop()
         self._work: asyncio.Task[None] | None = None
         self._is_started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="moldau demo", daemon=True)
@@ -53,13 +52,12 @@ class DemoTraffic:
     def __exit__(self, *exception: object) -> None:
         if self._work is not None:
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._work.cancel)
+                self._work.get_loop().call_soon_threadsafe(self._work.cancel)
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._run_traffic())
+            asyncio.run(self._run_traffic())
         except asyncio.CancelledError:
             pass
         except BaseException as error:

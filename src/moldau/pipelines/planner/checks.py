@@ -46,8 +46,6 @@ from moldau.spark.sink.delta_options import parse_delta_options
 from moldau.spark.sink.options import parse_topic_options
 from moldau.spark.source.options import parse_source_options
 
-__all__ = ["Finding", "check"]
-
 R = TypeVar("R")
 
 SAMPLE_RECORDS = 100

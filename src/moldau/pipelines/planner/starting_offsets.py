@@ -44,14 +44,11 @@ def starting_options_for(
             found = event_loop_thread().run(_find_offsets(options, stored))
     except SparkSourceError as error:
         raise PipelineError(f"the source {source.name}: {error}") from None
+    text = json.dumps(StreamPosition(found).to_json())
     if stored is None:
-        files.write(path, _to_json(found) + "\n")
+        files.write(path, text + "\n")
     # Partitions that are created later are read from their first record.
-    return {"startingOffsets": _to_json(found)} if found else options_of_source
-
-
-def _to_json(offsets: Offsets) -> str:
-    return json.dumps(StreamPosition(offsets).to_json())
+    return {"startingOffsets": text} if found else options_of_source
 
 
 async def _find_offsets(options: SourceOptions, stored: Offsets | None) -> Offsets:

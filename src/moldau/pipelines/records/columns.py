@@ -15,7 +15,6 @@ BAD = "__bad"
 MALFORMED, SCHEMA_MISMATCH, EXPECTATION = "malformed", "schema_mismatch", "expectation"
 """The reasons why a record is bad."""
 
-
 PREFIX = "moldau.error."
 REDRIVEN = "moldau.redriven"
 """The header that counts how often a record was sent back to its topic."""

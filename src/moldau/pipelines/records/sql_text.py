@@ -2,7 +2,6 @@
 
 
 def quoted(name: str) -> str:
-    """Quotes a column name."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -11,10 +10,8 @@ def literal(text: str) -> str:
 
 
 def struct(**fields: str) -> str:
-    """Builds a struct of expressions."""
     return f"named_struct({', '.join(f'{literal(name)}, {value}' for name, value in fields.items())})"
 
 
 def cases(*whens: tuple[str, str], otherwise: str = "NULL") -> str:
-    """Builds a CASE expression."""
     return f"CASE {' '.join(f'WHEN {condition} THEN {value}' for condition, value in whens)} ELSE {otherwise} END"

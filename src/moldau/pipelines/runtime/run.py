@@ -53,7 +53,7 @@ class RunOptions:
     generation: int | None = None
     """The number of the checkpoint generation; None for the current one."""
     replay_from: str | None = None
-    """The start of a new generation: a time, `earliest` or `latest`. None starts no new generation."""
+    """The start of a new generation: a time, `earliest` or `latest`. None uses an existing generation."""
 
 
 @dataclass(frozen=True, slots=True)
