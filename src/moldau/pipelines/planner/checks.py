@@ -117,7 +117,7 @@ class _PipelineChecker:
         return decode_records(empty_stream(self.spark, source), source, self.schemas[source.name])
 
     def _check_expectations(self, where: str, source: Source, records: DataFrame) -> bool:
-        """Returns whether all expectations are conditions."""
+        """Returns False, and adds errors, if an expectation is not a valid condition."""
         are_conditions = True
         for name, sql in source.expectations.items():
             at = f"{where}.expectations.{name}"

@@ -25,7 +25,7 @@ class HadoopFiles:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Replaces the file by a renamed temporary file, so that no reader sees a partial file."""
+        """Writes a temporary file and renames it, so that no reader sees a partial file."""
         found, system = self._resolve(path)
         unfinished, _ = self._resolve(f"{path}.unfinished")
         system.mkdirs(found.getParent())

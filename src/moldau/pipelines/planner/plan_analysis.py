@@ -85,7 +85,7 @@ def _scala_items(scala: Any) -> list[Any]:
 
 
 def output_mode_problem(frame: DataFrame, sink: Sink) -> tuple[str, str] | None:
-    """Returns the problem with the sink's output mode and its fix, or None. `prepare_for_sink` returned `frame`."""
+    """Returns the problem with the sink's output mode and its fix, or None. `frame` is from `prepare_for_sink`."""
     tried: tuple[str, ...] = ("update", "append") if sink.mode == "upsert" else (sink.mode,)
     if sink.kind is SinkKind.CONSOLE:
         tried = (sink.mode, "append", "complete")

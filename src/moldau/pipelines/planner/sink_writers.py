@@ -53,7 +53,7 @@ def _unstored_metadata(frame: DataFrame, sink: Sink) -> list[str]:
 
 
 def sink_writer(frame: DataFrame, sink: Sink, pipeline: PipelineDefinition, app_id: str, show: ShowBatch) -> Any:
-    """Returns Spark's writer without checkpoint and trigger. `prepare_for_sink` returned `frame`."""
+    """Returns Spark's writer without checkpoint and trigger. `frame` is a result of `prepare_for_sink`."""
     if sink.kind is SinkKind.TOPIC:
         options = {**data_source_options(sink.options), "includeHeaders": "false"}
         return topic_writer(frame, pipeline, sink.target, options, sink.mode)

@@ -14,7 +14,7 @@ CONFLUENT_PREFIX_BYTES = 5
 
 
 def decode_arrow(values: pa.Array, schema: str, wire: str, arrow_type: pa.DataType) -> pa.Array:
-    """Returns structs of the decoded record `v` and the text `error`. One of the two is null."""
+    """Returns structs of the decoded record `v` and the text `error`, which is null if the value could be decoded."""
     parsed = _parse(schema)
     records: list[Any] = []
     failures: list[str | None] = []

@@ -29,7 +29,7 @@ POLL_INTERVAL_S = 0.25
 FINISH_TIMEOUT_S = 60.0
 """How long the current batches may take after a stop request."""
 FINISH_TIMEOUT_AFTER_FAILURE_S = 10.0
-"""Like FINISH_TIMEOUT_S, after a query has failed. The cause of the failure may also block the other queries."""
+"""How long the batches of other queries may take after a query failed. The cause may delay the other queries too."""
 
 
 class RunObserver(Protocol):
@@ -122,8 +122,7 @@ class _Run:
             if spark is None:
                 spark = self._session()
             self.stop_request.defer_signals()
-            # Store the new generation before planning, so that its number is never reused. Plans are stored under this
-            # number.
+            # Store the new generation before planning writes files under its number, so that the number is not reused.
             self._write_generations(is_started=False)
             queries = self._planned(spark)
             self.observer.step("starting the queries")
@@ -176,7 +175,7 @@ class _Run:
         self.observer.batch(progress)
 
     def _start(self, queries: "QueryGroup") -> None:
-        """Makes the generation current and starts the queries. If one cannot start, restores the generation."""
+        """Starts the queries. If a query cannot start, the previous generation becomes the current one again."""
         self._write_generations(is_started=True)
         try:
             queries.start(self.options.available_now)

@@ -112,7 +112,7 @@ class Pipeline:
 
 
 def _decorator(name: str | None, declare: Callable[[str, TransformFunction | None], None]) -> Callable[[F], F]:
-    """Declares a source or sink that has a name. The result declares it again, with the decorated function."""
+    """Declares a source or sink if it has a name. Returns a decorator that declares it with a function."""
     if name is not None:
         declare(name, None)
 
