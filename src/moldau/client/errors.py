@@ -2,27 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from moldau.wire.kio import ErrorCode
+from moldau.wire.kio import ErrorCode as ErrorCode
 
 if TYPE_CHECKING:
     from moldau.client.record import TopicPartition
-
-__all__ = [
-    "COORDINATOR_ERRORS",
-    "AuthenticationError",
-    "ClientClosedError",
-    "CommitFailedError",
-    "ConnectionLostError",
-    "ErrorCode",
-    "IllegalStateError",
-    "KafkaError",
-    "NoOffsetForPartitionError",
-    "RebalanceInProgressError",
-    "RequestTimedOutError",
-    "UnsupportedVersionError",
-    "raise_for_code",
-    "to_error_code",
-]
 
 COORDINATOR_ERRORS = (
     ErrorCode.coordinator_not_available,

@@ -8,16 +8,9 @@ from typing import NamedTuple
 from moldau.client.consumer.fetch_manager import FetchManager
 from moldau.client.consumer.subscription_state import OffsetAndMetadata, SubscriptionState
 from moldau.client.errors import CommitFailedError, ErrorCode, KafkaError, RebalanceInProgressError
+from moldau.client.group import events
 from moldau.client.group.driver import MembershipDriver
-from moldau.client.group.events import (
-    AssignPartitions,
-    CommitFailed,
-    CommitOffsets,
-    Effect,
-    LosePartitions,
-    RaiseError,
-    RevokePartitions,
-)
+from moldau.client.group.events import Effect
 from moldau.client.group.member_state import NO_GENERATION, Generation
 from moldau.client.group.offsets import GroupOffsets
 from moldau.client.net.connection_pool import await_shared
@@ -81,7 +74,7 @@ class ConsumerCoordinator:
         pending_effects = self.member.pending_effects
         while pending_effects:
             effect = pending_effects[0]
-            if not isinstance(effect, CommitOffsets):
+            if not isinstance(effect, events.CommitOffsets):
                 await self._apply(pending_effects.popleft())
                 continue
             # The effect stays queued until the commit is done. If this poll is cancelled, the next poll completes the
@@ -92,14 +85,14 @@ class ConsumerCoordinator:
 
     async def _apply(self, effect: Effect) -> None:
         match effect:
-            case RevokePartitions(partitions):
+            case events.RevokePartitions(partitions):
                 await self._revoke_partitions(partitions, self.listener.on_revoked)
-            case LosePartitions(partitions):
+            case events.LosePartitions(partitions):
                 await self._revoke_partitions(partitions, self.listener.on_lost)
-            case AssignPartitions(partitions, added):
+            case events.AssignPartitions(partitions, added):
                 self._fetch_manager.assign(_topic_partitions(partitions))
                 await _invoke_callback(self.listener.on_assigned, _topic_partitions(added))
-            case RaiseError(error):
+            case events.RaiseError(error):
                 raise error
             case _:
                 raise AssertionError(f"{effect} is not an effect for the consumer")
@@ -132,7 +125,7 @@ class ConsumerCoordinator:
             except KafkaError as error:
                 if error.code not in (*_MEMBERSHIP_ERRORS, ErrorCode.rebalance_in_progress):
                     raise
-                self.member.step(CommitFailed(generation, error.code))
+                self.member.step(events.CommitFailed(generation, error.code))
                 raise self._commit_error(error) from None
 
     async def commit_before_revocation(self) -> None:

@@ -173,20 +173,16 @@ def _withhold_owned(
     return assignments
 
 
-_ASSIGNORS: tuple[ConsumerPartitionAssignor, ...] = (
-    RangeAssignor(),
-    RoundRobinAssignor(),
-    StickyAssignor(),
-    CooperativeStickyAssignor(),
-)
+_ASSIGNORS: Mapping[str, ConsumerPartitionAssignor] = {
+    each.name: each for each in (RangeAssignor(), RoundRobinAssignor(), StickyAssignor(), CooperativeStickyAssignor())
+}
 
 
 def get_assignor(name: str) -> ConsumerPartitionAssignor:
     """Returns the assignor of this name; raises ValueError if there is none."""
-    for assignor in _ASSIGNORS:
-        if assignor.name == name:
-            return assignor
-    raise ValueError(f"unknown assignor {name!r}; use one of {', '.join(each.name for each in _ASSIGNORS)}")
+    if name not in _ASSIGNORS:
+        raise ValueError(f"unknown assignor {name!r}; use one of {', '.join(_ASSIGNORS)}")
+    return _ASSIGNORS[name]
 
 
 # The group leader

@@ -10,28 +10,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from moldau.client.errors import ErrorCode, KafkaError, to_error_code
+from moldau.client.group import events
 from moldau.client.group.assignors import JoinGroupMember
-from moldau.client.group.events import (
-    CoordinatorFound,
-    CoordinatorNotFound,
-    Effect,
-    Event,
-    FetchMetadata,
-    FindCoordinator,
-    HeartbeatResponse,
-    HeartbeatTick,
-    JoinResponse,
-    LogWarning,
-    MetadataChanged,
-    MetadataFetchCompleted,
-    SendHeartbeat,
-    SendJoin,
-    SendLeave,
-    SendSync,
-    SyncResponse,
-    UserPoll,
-)
-from moldau.client.group.member_state import GroupRebalanceConfig
+from moldau.client.group.events import Effect, Event
+from moldau.client.group.member_state import Generation, GroupRebalanceConfig
 from moldau.client.group.membership_manager import MembershipManager
 from moldau.client.net.cluster import Cluster
 from moldau.concurrency.tasks import cancel_and_wait
@@ -56,12 +38,12 @@ class MembershipDriver:
         self._config = config
         self._wakeup = wakeup
         self._requests: Mapping[type[Effect], Callable[[Any], Coroutine[Any, Any, None]]] = {
-            FindCoordinator: self._find_coordinator,
-            SendJoin: self._send_join,
-            FetchMetadata: self._fetch_metadata,
-            SendSync: self._send_sync,
-            SendHeartbeat: self._send_heartbeat,
-            SendLeave: self._send_leave,
+            events.FindCoordinator: self._find_coordinator,
+            events.SendJoin: self._send_join,
+            events.FetchMetadata: self._fetch_metadata,
+            events.SendSync: self._send_sync,
+            events.SendHeartbeat: self._send_heartbeat,
+            events.SendLeave: self._send_leave,
         }
         self._tasks: dict[asyncio.Task[None], Effect] = {}
         self._heartbeat_timer: asyncio.TimerHandle | None = None
@@ -71,7 +53,7 @@ class MembershipDriver:
     def poll(self) -> None:
         """Handles a poll of the user, unless effects of the previous poll are still pending."""
         if not self.pending_effects:
-            self.step(UserPoll())
+            self.step(events.UserPoll())
 
     def step(self, event: Event) -> None:
         now_ms = round(asyncio.get_running_loop().time() * 1000)
@@ -86,7 +68,7 @@ class MembershipDriver:
 
     async def wait_until_left(self) -> None:
         """Waits until the LeaveGroup request in flight has a response or has failed."""
-        await asyncio.gather(*(task for task, effect in self._tasks.items() if isinstance(effect, SendLeave)))
+        await asyncio.gather(*(task for task, effect in self._tasks.items() if isinstance(effect, events.SendLeave)))
 
     async def close(self) -> None:
         """Cancels all requests. The caller must pass the event `Closed` to `step` first."""
@@ -105,7 +87,7 @@ class MembershipDriver:
             task = asyncio.get_running_loop().create_task(request(effect), name=name)
             self._tasks[task] = effect
             task.add_done_callback(self._on_task_done)
-        elif isinstance(effect, LogWarning):
+        elif isinstance(effect, events.LogWarning):
             _log.warning(effect.message, group=self._config.group_id)
         else:
             self.pending_effects.append(effect)
@@ -126,20 +108,20 @@ class MembershipDriver:
         at_ms = self.membership.next_heartbeat_at_ms()
         if at_ms is not None:
             loop = asyncio.get_running_loop()
-            self._heartbeat_timer = loop.call_at(at_ms / 1000, self._handle_event, HeartbeatTick())
+            self._heartbeat_timer = loop.call_at(at_ms / 1000, self._handle_event, events.HeartbeatTick())
 
     # Requests
 
-    async def _find_coordinator(self, _: FindCoordinator) -> None:
+    async def _find_coordinator(self, _: events.FindCoordinator) -> None:
         self._cluster.forget_coordinator(self._config.group_id)
+        event: Event
         try:
-            node_id = await self._cluster.coordinator_of(self._config.group_id)
+            event = events.CoordinatorFound(await self._cluster.coordinator_of(self._config.group_id))
         except KafkaError as error:
-            self._handle_event(CoordinatorNotFound(error.code, error.message))
-        else:
-            self._handle_event(CoordinatorFound(node_id))
+            event = events.CoordinatorNotFound(error.code, error.message)
+        self._handle_event(event)
 
-    async def _send_join(self, join: SendJoin) -> None:
+    async def _send_join(self, join: events.SendJoin) -> None:
         tree = {
             "group_id": self._config.group_id,
             "session_timeout": self._config.session_timeout_ms,
@@ -155,41 +137,35 @@ class MembershipDriver:
                 join.coordinator, ApiKey.JOIN_GROUP, tree, timeout_ms=join.timeout_ms, lane=LANE
             )
         except KafkaError as error:
-            self._handle_event(JoinResponse(join.attempt, error.code, message=error.message))
+            self._handle_event(events.JoinResponse(join.attempt, error.code, message=error.message))
             return
-        members = tuple(
-            JoinGroupMember(each.member_id, each.get("group_instance_id"), bytes(each.metadata))
-            for each in response.members
+        event = events.JoinResponse(
+            join.attempt,
+            to_error_code(response.error_code),
+            response.generation_id,
+            response.member_id,
+            response.leader,
+            response.protocol_name or "",
+            tuple(
+                JoinGroupMember(each.member_id, each.get("group_instance_id"), bytes(each.metadata))
+                for each in response.members
+            ),
+            bool(response.get("skip_assignment", False)),
         )
-        self._handle_event(
-            JoinResponse(
-                join.attempt,
-                to_error_code(response.error_code),
-                response.generation_id,
-                response.member_id,
-                response.leader,
-                response.protocol_name or "",
-                members,
-                bool(response.get("skip_assignment", False)),
-            )
-        )
+        self._handle_event(event)
 
-    async def _fetch_metadata(self, effect: FetchMetadata) -> None:
+    async def _fetch_metadata(self, effect: events.FetchMetadata) -> None:
         self._track_topics(effect.topics)
+        partition_counts = None
         try:
             await self._cluster.refresh(effect.topics)
+            partition_counts = self._partition_counts()
         except KafkaError as error:
             _log.debug("metadata fetch of the group leader failed", group=self._config.group_id, error=error)
-            self._handle_event(MetadataFetchCompleted(effect.attempt, None))
-        else:
-            self._handle_event(MetadataFetchCompleted(effect.attempt, self._partition_counts()))
+        self._handle_event(events.MetadataFetchCompleted(effect.attempt, partition_counts))
 
-    async def _send_sync(self, sync: SendSync) -> None:
-        tree = {
-            "group_id": self._config.group_id,
-            "generation_id": sync.generation.generation_id,
-            "member_id": sync.generation.member_id,
-            "group_instance_id": self._config.instance_id,
+    async def _send_sync(self, sync: events.SendSync) -> None:
+        tree = self._generation_tree(sync.generation) | {
             "protocol_type": PROTOCOL_TYPE,
             "protocol_name": sync.generation.protocol,
             "assignments": [
@@ -198,30 +174,33 @@ class MembershipDriver:
         }
         try:
             response = await self._cluster.call(sync.coordinator, ApiKey.SYNC_GROUP, tree, lane=LANE)
+            code = to_error_code(response.error_code)
+            event = events.SyncResponse(sync.attempt, code, bytes(response.assignment))
         except KafkaError as error:
-            self._handle_event(SyncResponse(sync.attempt, error.code, message=error.message))
-        else:
-            self._handle_event(
-                SyncResponse(sync.attempt, to_error_code(response.error_code), bytes(response.assignment))
-            )
+            event = events.SyncResponse(sync.attempt, error.code, message=error.message)
+        self._handle_event(event)
 
-    async def _send_heartbeat(self, effect: SendHeartbeat) -> None:
-        tree = {
-            "group_id": self._config.group_id,
-            "generation_id": effect.generation.generation_id,
-            "member_id": effect.generation.member_id,
-            "group_instance_id": self._config.instance_id,
-        }
+    async def _send_heartbeat(self, effect: events.SendHeartbeat) -> None:
+        tree = self._generation_tree(effect.generation)
+        timeout_ms = self._config.session_timeout_ms
         try:
             response = await self._cluster.call(
-                effect.coordinator, ApiKey.HEARTBEAT, tree, timeout_ms=self._config.session_timeout_ms, lane=LANE
+                effect.coordinator, ApiKey.HEARTBEAT, tree, timeout_ms=timeout_ms, lane=LANE
             )
+            code = to_error_code(response.error_code)
         except KafkaError as error:
-            self._handle_event(HeartbeatResponse(effect.heartbeat_id, error.code))
-        else:
-            self._handle_event(HeartbeatResponse(effect.heartbeat_id, to_error_code(response.error_code)))
+            code = error.code
+        self._handle_event(events.HeartbeatResponse(effect.heartbeat_id, code))
 
-    async def _send_leave(self, leave: SendLeave) -> None:
+    def _generation_tree(self, generation: Generation) -> dict[str, Any]:
+        return {
+            "group_id": self._config.group_id,
+            "generation_id": generation.generation_id,
+            "member_id": generation.member_id,
+            "group_instance_id": self._config.instance_id,
+        }
+
+    async def _send_leave(self, leave: events.SendLeave) -> None:
         """Sends LeaveGroup without retries, because the session expires anyway if the request fails.
 
         The request does not use the group's lane, because a JoinGroup in flight could delay it there.
@@ -245,7 +224,7 @@ class MembershipDriver:
         self._tracked_topics = topics
 
     def _on_metadata_update(self) -> None:
-        self._handle_event(MetadataChanged(self._partition_counts()))
+        self._handle_event(events.MetadataChanged(self._partition_counts()))
 
     def _partition_counts(self) -> Mapping[str, int]:
         return {name: len(topic.partitions) for name, topic in self._cluster.topics.items()}

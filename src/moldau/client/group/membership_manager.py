@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError
+from moldau.client.group import events
 from moldau.client.group.assignors import (
     NO_ASSIGNMENT,
     NO_USER_DATA,
@@ -20,36 +21,7 @@ from moldau.client.group.assignors import (
     perform_assignment,
     subscribed_topics,
 )
-from moldau.client.group.events import (
-    AssignPartitions,
-    Closed,
-    CommitFailed,
-    CommitOffsets,
-    CoordinatorFound,
-    CoordinatorNotFound,
-    Effect,
-    Event,
-    FetchMetadata,
-    FindCoordinator,
-    HeartbeatResponse,
-    HeartbeatTick,
-    JoinResponse,
-    LogWarning,
-    LosePartitions,
-    MetadataChanged,
-    MetadataFetchCompleted,
-    RaiseError,
-    RevokeAll,
-    RevokePartitions,
-    SendHeartbeat,
-    SendJoin,
-    SendLeave,
-    SendSync,
-    SubscriptionChanged,
-    SyncResponse,
-    Unsubscribed,
-    UserPoll,
-)
+from moldau.client.group.events import Effect, Event
 from moldau.client.group.member_state import (
     NO_GENERATION,
     Generation,
@@ -113,20 +85,20 @@ class MembershipManager:
         """The user data of the pending assignment."""
         self._pending_error: KafkaError | None = None
         self._handlers: Mapping[type, Callable[[int, Any], list[Effect]]] = {
-            UserPoll: self._on_poll,
-            HeartbeatTick: self._on_heartbeat_tick,
-            SubscriptionChanged: self._on_subscription_changed,
-            RevokeAll: self._on_revoke_all,
-            Unsubscribed: self._on_unsubscribed,
-            Closed: self._on_closed,
-            CoordinatorFound: self._on_coordinator_found,
-            CoordinatorNotFound: self._on_coordinator_not_found,
-            JoinResponse: self._on_join_response,
-            MetadataFetchCompleted: self._on_metadata_fetched,
-            MetadataChanged: self._on_metadata_changed,
-            SyncResponse: self._on_sync_response,
-            HeartbeatResponse: self._on_heartbeat_response,
-            CommitFailed: self._on_commit_failed,
+            events.UserPoll: self._on_poll,
+            events.HeartbeatTick: self._on_heartbeat_tick,
+            events.SubscriptionChanged: self._on_subscription_changed,
+            events.RevokeAll: self._on_revoke_all,
+            events.Unsubscribed: self._on_unsubscribed,
+            events.Closed: self._on_closed,
+            events.CoordinatorFound: self._on_coordinator_found,
+            events.CoordinatorNotFound: self._on_coordinator_not_found,
+            events.JoinResponse: self._on_join_response,
+            events.MetadataFetchCompleted: self._on_metadata_fetched,
+            events.MetadataChanged: self._on_metadata_changed,
+            events.SyncResponse: self._on_sync_response,
+            events.HeartbeatResponse: self._on_heartbeat_response,
+            events.CommitFailed: self._on_commit_failed,
         }
 
     def step(self, now_ms: int, event: Event) -> list[Effect]:
@@ -157,13 +129,13 @@ class MembershipManager:
 
     # The user
 
-    def _on_poll(self, now_ms: int, _: UserPoll) -> list[Effect]:
+    def _on_poll(self, now_ms: int, _: events.UserPoll) -> list[Effect]:
         self._heartbeat.record_poll(now_ms)
         if self._pending_error is not None:
             error = self._pending_error
             if self.state is not MemberState.FENCED:
                 self._pending_error = None
-            return [*self._lose_partitions(), RaiseError(error)]
+            return [*self._lose_partitions(), events.RaiseError(error)]
         if self._topics is None:
             return []
         if self.state is MemberState.JOINED:
@@ -174,21 +146,21 @@ class MembershipManager:
             return self._on_join_prepare() or self._send_join(self.coordinator)
         return []
 
-    def _on_subscription_changed(self, now_ms: int, event: SubscriptionChanged) -> list[Effect]:
+    def _on_subscription_changed(self, now_ms: int, event: events.SubscriptionChanged) -> list[Effect]:
         self._topics = tuple(sorted(event.topics))
         return []
 
-    def _on_revoke_all(self, now_ms: int, event: RevokeAll) -> list[Effect]:
+    def _on_revoke_all(self, now_ms: int, event: events.RevokeAll) -> list[Effect]:
         if not self.generation.is_member:
             return self._lose_partitions()
         owned, self.owned_partitions = self.owned_partitions, ()
         return self._revoke_partitions(owned, event.commit)
 
-    def _on_unsubscribed(self, now_ms: int, _: Unsubscribed) -> list[Effect]:
+    def _on_unsubscribed(self, now_ms: int, _: events.Unsubscribed) -> list[Effect]:
         self._topics = self._joined_topics = None
         return self._leave("the consumer unsubscribed")
 
-    def _on_closed(self, now_ms: int, _: Closed) -> list[Effect]:
+    def _on_closed(self, now_ms: int, _: events.Closed) -> list[Effect]:
         effects = self._leave("the consumer was closed")
         self.state = MemberState.CLOSED
         return effects
@@ -199,7 +171,7 @@ class MembershipManager:
         self._reset_generation("", keep_member_id=False)
         if self.config.instance_id is not None or self.coordinator is None or not generation.member_id:
             return []
-        return [SendLeave(self.coordinator, generation.member_id, reason)]
+        return [events.SendLeave(self.coordinator, generation.member_id, reason)]
 
     # Joining
 
@@ -233,14 +205,14 @@ class MembershipManager:
     def _revoke_partitions(self, partitions: tuple[Partition, ...], commit: bool = True) -> list[Effect]:
         if not partitions:
             return []
-        commits: list[Effect] = [CommitOffsets()] if commit and self.config.auto_commit else []
-        return [*commits, RevokePartitions(partitions)]
+        commits: list[Effect] = [events.CommitOffsets()] if commit and self.config.auto_commit else []
+        return [*commits, events.RevokePartitions(partitions)]
 
     def _lose_partitions(self) -> list[Effect]:
         if not self.owned_partitions or self.generation.is_member:
             return []
         lost, self.owned_partitions = self.owned_partitions, ()
-        return [LosePartitions(lost)]
+        return [events.LosePartitions(lost)]
 
     def _send_join(self, coordinator: int) -> list[Effect]:
         reason = self._current_rejoin_reason()
@@ -251,7 +223,9 @@ class MembershipManager:
         self._join_attempt += 1
         protocols = tuple((each.name, self._encode_subscription(each, topics)) for each in self.config.assignors)
         timeout_ms = self.config.poll_interval_max_ms + JOIN_GROUP_TIMEOUT_LAPSE_MS
-        return [SendJoin(self._join_attempt, coordinator, self.generation.member_id, protocols, reason, timeout_ms)]
+        return [
+            events.SendJoin(self._join_attempt, coordinator, self.generation.member_id, protocols, reason, timeout_ms)
+        ]
 
     def _encode_subscription(self, assignor: ConsumerPartitionAssignor, topics: tuple[str, ...]) -> bytes:
         user_data = assignor.user_data(self._previous_assignment)
@@ -259,7 +233,7 @@ class MembershipManager:
             Subscription(topics, user_data, self.owned_partitions, self.generation.generation_id)
         )
 
-    def _on_join_response(self, now_ms: int, response: JoinResponse) -> list[Effect]:
+    def _on_join_response(self, now_ms: int, response: events.JoinResponse) -> list[Effect]:
         if self.state is not MemberState.JOINING or response.attempt != self._join_attempt:
             return []
         if response.code == ErrorCode.member_id_required:
@@ -283,11 +257,11 @@ class MembershipManager:
             self._leader.members = decode_members(response.members)
         except DecodeError as error:
             return self._on_assignment_failed(now_ms, str(error))
-        return [FetchMetadata(self._join_attempt, subscribed_topics(self._leader.members))]
+        return [events.FetchMetadata(self._join_attempt, subscribed_topics(self._leader.members))]
 
     # Assigning and syncing
 
-    def _on_metadata_fetched(self, now_ms: int, event: MetadataFetchCompleted) -> list[Effect]:
+    def _on_metadata_fetched(self, now_ms: int, event: events.MetadataFetchCompleted) -> list[Effect]:
         if self.state is not MemberState.ASSIGNING or event.attempt != self._join_attempt:
             return []
         if event.partition_counts is None:
@@ -314,9 +288,9 @@ class MembershipManager:
             self.state = MemberState.UNJOINED
             return []
         self.state = MemberState.SYNCING
-        return [SendSync(self._join_attempt, self.coordinator, self.generation, tuple(assignments))]
+        return [events.SendSync(self._join_attempt, self.coordinator, self.generation, tuple(assignments))]
 
-    def _on_sync_response(self, now_ms: int, response: SyncResponse) -> list[Effect]:
+    def _on_sync_response(self, now_ms: int, response: events.SyncResponse) -> list[Effect]:
         if self.state is not MemberState.SYNCING or response.attempt != self._join_attempt:
             return []
         if response.code != ErrorCode.none:
@@ -347,7 +321,7 @@ class MembershipManager:
             self._rejoin_reason = "partitions were revoked for other consumers"
         self.owned_partitions = self._pending_assignment
         self._previous_assignment = PreviousAssignment(self.owned_partitions, self.generation.generation_id)
-        return [*self._revoke_partitions(revoked), AssignPartitions(self.owned_partitions, added)]
+        return [*self._revoke_partitions(revoked), events.AssignPartitions(self.owned_partitions, added)]
 
     def _on_join_failed(self, now_ms: int, code: ErrorCode, message: str, request: str) -> list[Effect]:
         if code == ErrorCode.fenced_instance_id:
@@ -392,7 +366,7 @@ class MembershipManager:
             f"another consumer of the group {self.config.group_id!r} uses the instance id "
             f"{self.config.instance_id!r}; close this one",
         )
-        return [LogWarning(self._pending_error.message)]
+        return [events.LogWarning(self._pending_error.message)]
 
     # The coordinator
 
@@ -400,16 +374,16 @@ class MembershipManager:
         if self._is_finding_coordinator or now_ms < self._find_retry.next_at_ms:
             return []
         self._is_finding_coordinator = True
-        return [FindCoordinator()]
+        return [events.FindCoordinator()]
 
-    def _on_coordinator_found(self, now_ms: int, event: CoordinatorFound) -> list[Effect]:
+    def _on_coordinator_found(self, now_ms: int, event: events.CoordinatorFound) -> list[Effect]:
         self._is_finding_coordinator = False
         self.coordinator = event.node_id
         # Send the new coordinator a heartbeat now.
         self._heartbeat.restart(now_ms, now_ms)
         return []
 
-    def _on_coordinator_not_found(self, now_ms: int, event: CoordinatorNotFound) -> list[Effect]:
+    def _on_coordinator_not_found(self, now_ms: int, event: events.CoordinatorNotFound) -> list[Effect]:
         self._is_finding_coordinator = False
         self._find_retry.record_failure(now_ms)
         if not event.code.retriable:
@@ -425,7 +399,7 @@ class MembershipManager:
             MemberState.CLOSED,
         )
 
-    def _on_heartbeat_tick(self, now_ms: int, _: HeartbeatTick) -> list[Effect]:
+    def _on_heartbeat_tick(self, now_ms: int, _: events.HeartbeatTick) -> list[Effect]:
         if not self._sends_heartbeats():
             return []
         if self.coordinator is None:
@@ -433,11 +407,11 @@ class MembershipManager:
         if now_ms >= self._heartbeat.session_deadline_ms:
             self.coordinator = None
             timeout_ms = self.config.session_timeout_ms
-            return [LogWarning(f"no heartbeat response for {timeout_ms} ms"), *self._find_coordinator(now_ms)]
+            return [events.LogWarning(f"no heartbeat response for {timeout_ms} ms"), *self._find_coordinator(now_ms)]
         if now_ms >= self._heartbeat.poll_deadline_ms:
             return self._leave_on_poll_timeout()
         if self._heartbeat.should_send(now_ms):
-            return [SendHeartbeat(self._heartbeat.send(now_ms), self.coordinator, self.generation)]
+            return [events.SendHeartbeat(self._heartbeat.send(now_ms), self.coordinator, self.generation)]
         return []
 
     def _leave_on_poll_timeout(self) -> list[Effect]:
@@ -445,9 +419,9 @@ class MembershipManager:
             f"the time between polls exceeded max_poll_interval_ms ({self.config.poll_interval_max_ms} ms), so the "
             "consumer left the group: raise it, or process fewer records per poll with max_poll_records"
         )
-        return [LogWarning(self.leave_reason), *self._leave("no poll within max.poll.interval.ms")]
+        return [events.LogWarning(self.leave_reason), *self._leave("no poll within max.poll.interval.ms")]
 
-    def _on_heartbeat_response(self, now_ms: int, response: HeartbeatResponse) -> list[Effect]:
+    def _on_heartbeat_response(self, now_ms: int, response: events.HeartbeatResponse) -> list[Effect]:
         if response.heartbeat_id != self._heartbeat.in_flight_id or not self._sends_heartbeats():
             return []
         if response.code not in (ErrorCode.none, ErrorCode.rebalance_in_progress):
@@ -460,7 +434,7 @@ class MembershipManager:
             self._rejoin_reason = "the group is rebalancing"
         return []
 
-    def _on_commit_failed(self, now_ms: int, event: CommitFailed) -> list[Effect]:
+    def _on_commit_failed(self, now_ms: int, event: events.CommitFailed) -> list[Effect]:
         if event.generation != self.generation:
             return []
         if event.code == ErrorCode.rebalance_in_progress:
@@ -475,7 +449,9 @@ class MembershipManager:
             return self._on_fenced()
         if code in _MEMBERSHIP_ERRORS:
             self._reset_generation(f"a {request} was refused: {code.name}", code == ErrorCode.illegal_generation)
-            return [LogWarning(f"the group rebalanced without this consumer: a {request} failed with {code.name}")]
+            return [
+                events.LogWarning(f"the group rebalanced without this consumer: a {request} failed with {code.name}")
+            ]
         if code in COORDINATOR_ERRORS:
             self.coordinator = None
             # Repeated lookups back off, because a lookup may return the same coordinator again.
@@ -485,7 +461,7 @@ class MembershipManager:
             self._pending_error = KafkaError(code, f"in response to a {request}")
         return []
 
-    def _on_metadata_changed(self, now_ms: int, event: MetadataChanged) -> list[Effect]:
+    def _on_metadata_changed(self, now_ms: int, event: events.MetadataChanged) -> list[Effect]:
         """Updates the partition counts. If they have changed, the leader rejoins, which rebalances the whole group."""
         if self._leader.assignment_snapshot is not None:
             self._leader.metadata_snapshot = _counts_of(self._leader.assignment_snapshot, event.partition_counts)

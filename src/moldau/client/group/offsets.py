@@ -1,6 +1,7 @@
 """Committed offsets of a group: commits and fetches them at the group's coordinator."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.errors import ErrorCode, KafkaError, raise_for_code
@@ -18,13 +19,13 @@ PartitionErrors = dict[TopicPartition, KafkaError | None]
 """The error of each partition, None for success."""
 
 
+@dataclass(frozen=True, slots=True)
 class GroupOffsets:
     """Commits and fetches the offsets of one group, with retries."""
 
-    def __init__(self, cluster: Cluster, group_id: str, instance_id: str | None = None) -> None:
-        self._cluster = cluster
-        self._group_id = group_id
-        self._instance_id = instance_id
+    cluster: Cluster
+    group_id: str
+    instance_id: str | None = None
 
     async def commit(
         self,
@@ -59,14 +60,14 @@ class GroupOffsets:
             for partition, each in offsets.items()
         )
         tree = {
-            "group_id": self._group_id,
+            "group_id": self.group_id,
             "generation_id_or_member_epoch": generation.generation_id,
             "member_id": generation.member_id,
-            "group_instance_id": self._instance_id if generation.is_member else None,
+            "group_instance_id": self.instance_id if generation.is_member else None,
             "topics": nest_by_topic(entries),
         }
-        return await self._cluster.call_coordinator(
-            self._group_id, ApiKey.OFFSET_COMMIT, tree, parse_partition_errors, timeout_ms
+        return await self.cluster.call_coordinator(
+            self.group_id, ApiKey.OFFSET_COMMIT, tree, parse_partition_errors, timeout_ms
         )
 
     async def committed(
@@ -81,9 +82,9 @@ class GroupOffsets:
         if partitions is not None:
             by_topic = group_by_topic(partitions)
             topics = [{"name": name, "partition_indexes": indexes} for name, indexes in by_topic.items()]
-        tree = {"groups": [{"group_id": self._group_id, "topics": topics}], "require_stable": require_stable}
-        return await self._cluster.call_coordinator(
-            self._group_id, ApiKey.OFFSET_FETCH, tree, _parse_committed, timeout_ms
+        tree = {"groups": [{"group_id": self.group_id, "topics": topics}], "require_stable": require_stable}
+        return await self.cluster.call_coordinator(
+            self.group_id, ApiKey.OFFSET_FETCH, tree, _parse_committed, timeout_ms
         )
 
 

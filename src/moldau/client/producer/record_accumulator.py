@@ -80,37 +80,31 @@ class _PartitionQueue:
     backoff_until_ms: int = 0
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class RecordAccumulator:
     """Collects records in batches and tracks each batch until it is acknowledged or fails."""
 
-    def __init__(
-        self,
-        *,
-        linger_ms: int,
-        batch_size: int,
-        buffer_memory: int,
-        delivery_timeout_ms: int,
-        in_flight_max: int,
-        idempotent: bool,
-        compression: int = NONE,
-    ) -> None:
-        self._linger_ms = linger_ms
-        self._batch_size = batch_size
-        self._buffer_memory = buffer_memory
-        self._delivery_timeout_ms = delivery_timeout_ms
-        self._in_flight_max = in_flight_max
-        self._idempotent = idempotent
-        self._compression = compression
-        self._producer_id_and_epoch = None if idempotent else ProducerIdAndEpoch()
-        self._queues: dict[TopicPartition, _PartitionQueue] = {}
-        self._used_bytes = 0
-        self._last_batch_number = 0
+    linger_ms: int
+    batch_size: int
+    buffer_memory: int
+    delivery_timeout_ms: int
+    in_flight_max: int
+    idempotent: bool
+    compression: int = NONE
+    _producer_id_and_epoch: ProducerIdAndEpoch | None = field(default=None, init=False)
+    _queues: dict[TopicPartition, _PartitionQueue] = field(default_factory=dict, init=False)
+    _used_bytes: int = field(default=0, init=False)
+    _last_batch_number: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.idempotent:
+            self._producer_id_and_epoch = ProducerIdAndEpoch()
 
     # Appending
 
     def has_memory(self, size: int) -> bool:
         """Returns whether the buffer has memory for a record of this size. An empty buffer accepts any size."""
-        return self._used_bytes == 0 or self._used_bytes + size <= self._buffer_memory
+        return self._used_bytes == 0 or self._used_bytes + size <= self.buffer_memory
 
     def fits_open_batch(self, partition: TopicPartition, size: int) -> bool:
         """Returns whether a record of this size can be added to an open batch, so that no new batch is needed."""
@@ -123,12 +117,12 @@ class RecordAccumulator:
         batch = self._appendable_batch(queue, size)
         is_new = batch is None
         if batch is None:
-            batch = self._start_batch(queue, partition, RecordsPayload(self._compression), now_ms)
+            batch = self._start_batch(queue, partition, RecordsPayload(self.compression), now_ms)
         assert isinstance(batch.payload, RecordsPayload), "a section's batch is never open"
         batch.payload.records.append(record)
         batch.payload.handles.append(handle)
         batch.size += size
-        batch.is_full = batch.size >= self._batch_size
+        batch.is_full = batch.size >= self.batch_size
         self._used_bytes += size
         return is_new or batch.is_full
 
@@ -158,7 +152,7 @@ class RecordAccumulator:
 
     def _appendable_batch(self, queue: _PartitionQueue, size: int) -> ProducerBatch | None:
         last = queue.waiting[-1] if queue.waiting else None
-        return last if last is not None and last.is_open and last.size + size <= self._batch_size else None
+        return last if last is not None and last.is_open and last.size + size <= self.batch_size else None
 
     def close_batches(self) -> int:
         """Closes all batches, so that they are sent without lingering. Returns the number to pass to `is_complete`."""
@@ -178,7 +172,7 @@ class RecordAccumulator:
     @property
     def needs_producer_id(self) -> bool:
         """Whether a batch waits for a (new) producer id."""
-        return self._idempotent and any(
+        return self.idempotent and any(
             queue.producer_id_and_epoch is None and queue.waiting for queue in self._queues.values()
         )
 
@@ -200,7 +194,7 @@ class RecordAccumulator:
         """Returns the next time at which a batch becomes ready or expires without another event, if any."""
         times = [self._ready_at(queue) for queue in self._queues.values()]
         times += [
-            batch.created_ms + self._delivery_timeout_ms for queue in self._queues.values() for batch in queue.waiting
+            batch.created_ms + self.delivery_timeout_ms for queue in self._queues.values() for batch in queue.waiting
         ]
         return min((at for at in times if now_ms < at < _NEVER), default=None)
 
@@ -211,11 +205,11 @@ class RecordAccumulator:
         if queue.in_flight:
             if queue.is_draining or queue.needs_epoch_bump:
                 return _NEVER
-            limit = self._in_flight_max if queue.has_acknowledged_batch or not self._idempotent else 1
+            limit = self.in_flight_max if queue.has_acknowledged_batch or not self.idempotent else 1
             if len(queue.in_flight) >= limit:
                 return _NEVER
         lingers = head.is_open and len(queue.waiting) == 1
-        return max(queue.backoff_until_ms, head.created_ms + self._linger_ms if lingers else 0)
+        return max(queue.backoff_until_ms, head.created_ms + self.linger_ms if lingers else 0)
 
     def next_batch_bytes(self, partition: TopicPartition) -> int:
         """Returns the size of the batch that `drain_next` would return."""
@@ -230,7 +224,7 @@ class RecordAccumulator:
         batch = queue.waiting[0]
         assert queue.producer_id_and_epoch is not None, "a partition without a producer id is never ready"
         producer, sequence = batch.producer_id_and_epoch or ProducerIdAndEpoch(), batch.base_sequence
-        is_new_in_sequence = self._idempotent and sequence == NO_SEQUENCE
+        is_new_in_sequence = self.idempotent and sequence == NO_SEQUENCE
         if is_new_in_sequence:
             producer, sequence = queue.producer_id_and_epoch, queue.next_sequence
         if not batch.data:
@@ -274,8 +268,8 @@ class RecordAccumulator:
         batch.last_error = error
         batch.is_possibly_written = batch.is_possibly_written or error.code not in _NOT_WRITTEN_ERRORS
         results: list[ProduceResult] = []
-        is_sequence_error = self._idempotent and error.code in _SEQUENCE_ERRORS
-        if now_ms >= batch.created_ms + self._delivery_timeout_ms:
+        is_sequence_error = self.idempotent and error.code in _SEQUENCE_ERRORS
+        if now_ms >= batch.created_ms + self.delivery_timeout_ms:
             results.append(self._abort_batch(queue, batch, error))
         elif error.code in _TOO_LARGE_ERRORS:
             halves = None if batch.is_possibly_written else batch.split()
@@ -311,9 +305,9 @@ class RecordAccumulator:
         results: list[ProduceResult] = []
         for queue in self._queues.values():
             for batch in list(queue.waiting):
-                if now_ms >= batch.created_ms + self._delivery_timeout_ms:
+                if now_ms >= batch.created_ms + self.delivery_timeout_ms:
                     queue.waiting.remove(batch)
-                    text = f"{batch.partition} accepted no records for {self._delivery_timeout_ms} ms"
+                    text = f"{batch.partition} accepted no records for {self.delivery_timeout_ms} ms"
                     if batch.last_error is not None:
                         text += f"; the last error was {batch.last_error}"
                     results.append(self._abort_batch(queue, batch, RequestTimedOutError(text)))
