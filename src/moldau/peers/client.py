@@ -108,7 +108,7 @@ class PeerClient:
         connection = await self._get_connection(node_id, lane, deadline_ms)
         left_ms = max(1, deadline_ms - self._clock.monotonic_ms())
         try:
-            return await connection.send(api, tree, timeout_ms=left_ms, version=version)
+            return await connection.call(api, tree, timeout_ms=left_ms, version=version)
         except KafkaError as error:
             was_sent = not isinstance(error, UnsupportedVersionError)
             raise _unreachable_error(f"node {node_id}", error, was_sent=was_sent) from None

@@ -182,10 +182,7 @@ class Admin:
         return single_result(await self.describe_topics([name]))
 
     async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> Results[TopicPartition, int]:
-        """Deletes all records below these offsets and returns the new log start offsets.
-
-        The offset -1 deletes all committed records.
-        """
+        """Deletes all records below these offsets (-1: all committed records). Returns the new log start offsets."""
 
         async def request_leader(
             node: int | None, partitions: list[TopicPartition], retry: Retry
@@ -220,10 +217,7 @@ class Admin:
     async def elect_leaders(
         self, kind: ElectionType, partitions: Iterable[TopicPartition] | None = None
     ) -> Results[TopicPartition, None]:
-        """Elects leaders of these partitions, or of all partitions that need an election.
-
-        In the second case the results contain only the partitions that needed an election.
-        """
+        """Elects leaders of these partitions (None: of all partitions that need an election)."""
 
         async def request(remaining: list[TopicPartition] | None, retry: Retry) -> Results[TopicPartition, None]:
             topics = None
@@ -267,7 +261,7 @@ class Admin:
     async def list_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OngoingReassignment]:
-        """Returns the ongoing reassignments of these partitions, or of all partitions."""
+        """Returns the ongoing reassignments of these partitions (None: of all)."""
         topics = None
         if partitions is not None:
             by_topic = group_by_topic(partitions)
@@ -303,8 +297,6 @@ class Admin:
     async def describe_configs(
         self, resources: Iterable[ConfigResource], *, documentation: bool = False
     ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
-        """Returns all configs of each resource, by name."""
-
         async def request(
             node: int | None, remaining: list[ConfigResource], retry: Retry
         ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
@@ -361,8 +353,6 @@ class Admin:
         single_result(await self.alter_configs({ConfigResource(ResourceType.TOPIC, topic): changes}))
 
     async def describe_log_dirs(self, brokers: Iterable[int] | None = None) -> Results[int, list[LogDir]]:
-        """Returns the log directories of these brokers, or of all brokers."""
-
         async def request(node: int | None, nodes: list[int], retry: Retry) -> Results[int, list[LogDir]]:
             response = await self.cluster.call(node, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
             result = to_error(response.error_code) or [_parse_log_dir(each) for each in response.results]
@@ -480,10 +470,7 @@ class Admin:
     async def list_group_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Returns the committed offsets of these partitions, or of all partitions if `partitions` is None.
-
-        Partitions without a committed offset are omitted.
-        """
+        """Returns the committed offsets of these partitions (None: of all), without partitions that have none."""
         offsets = GroupOffsets(self.cluster, group)
         return await offsets.committed(partitions, require_stable=False, timeout_ms=self._timeout_ms)
 

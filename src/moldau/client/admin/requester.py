@@ -26,7 +26,6 @@ class AdminRequester:
     """The retry loops that all admin requests share."""
 
     def __init__(self, cluster: Cluster, timeout_ms: int) -> None:
-        """Retriable errors are retried for `timeout_ms`."""
         self._cluster = cluster
         self._timeout_ms = timeout_ms
 

@@ -121,7 +121,6 @@ class ClusterDescription(NamedTuple):
     controller_id: int
     """The broker to which changes should be sent. Other brokers forward changes."""
     brokers: tuple[BrokerInfo, ...]
-    """The live brokers."""
     fenced: tuple[BrokerInfo, ...] = ()
     """The registered brokers that are not live, if requested."""
 
@@ -171,10 +170,7 @@ class QuorumInfo:
     """The addresses that voters use among themselves."""
 
     def replica(self, node_id: int) -> QuorumReplica | None:
-        """Returns the voter with this id, or else the observer, or None.
-
-        If a node has several directories, returns the replica that fetched last.
-        """
+        """Returns the replica of a node, preferably a voter; of several directories, the one that fetched last."""
         for replicas in (self.voters, self.observers):
             found = [each for each in replicas if each.node_id == node_id]
             if found:

@@ -40,8 +40,7 @@ class CompletedFetch(NamedTuple):
     position: int
     """The fetch offset. Callers must skip records below this offset, which the first batch may contain."""
     next_offset: int
-    """The offset of the next fetch. It can be after the last batch, because `batches` has no control batches. It can be
-    inside the last batch, because a bounded read may end there."""
+    """The offset of the next fetch: after the last batch and the control batches, or where a bounded read ends."""
     batches: Sequence[Batch]
     high_watermark: int
     last_stable_offset: int
@@ -113,10 +112,7 @@ def _split_batches(records: memoryview | None) -> Iterable[Batch]:
 
 
 def _drop_aborted(batches: Sequence[Batch], aborted: Iterable[Message]) -> list[Batch]:
-    """Returns the batches without those of aborted transactions.
-
-    An aborted transaction extends from its first offset to its abort marker.
-    """
+    """Returns the batches without those between the first offset of an aborted transaction and its abort marker."""
     pending = sorted((each.first_offset, each.producer_id) for each in aborted)
     pending.reverse()
     aborting: dict[int, None] = {}
@@ -177,8 +173,7 @@ class FetchBuffer:
     def take_records(self, records_max: int) -> list[ConsumerRecord]:
         """Returns up to `records_max` records, partition by partition, without paused partitions.
 
-        If there are no records and a partition has failed, raises PartitionFetchError, until `drop` removes that
-        partition.
+        If there are none and a partition has failed, raises PartitionFetchError until `drop` removes that partition.
         """
         taken: list[ConsumerRecord] = []
         for entry in self._readable():

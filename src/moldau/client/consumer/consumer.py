@@ -48,8 +48,7 @@ from moldau.observe.logging import get_logger
 _ISOLATION_LEVELS = {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED}
 _ITERATION_POLL_MS = 60_000
 _ITERATION_SLICE_S = 0.005
-"""How long `async for` returns buffered records before it polls, in seconds. A poll lets the group membership and other
-tasks make progress."""
+"""How long `async for` returns buffered records before it polls again."""
 
 T = TypeVar("T")
 
@@ -59,8 +58,7 @@ _log = get_logger("client.consumer")
 class _CloseTask:
     """Closes a consumer once, in stages with a common deadline.
 
-    If a caller of `wait` is cancelled, the deadline becomes the current time. All stages still start, but are cancelled
-    as soon as they wait.
+    If a caller of `wait` is cancelled, the remaining stages still start, but are cancelled as soon as they wait.
     """
 
     def __init__(self, close: Callable[["_CloseTask"], Coroutine[Any, Any, None]], timeout_ms: int) -> None:
@@ -70,7 +68,6 @@ class _CloseTask:
         self.task = loop.create_task(close(self), name="consumer closes")
 
     async def wait(self) -> None:
-        """Waits until the consumer is closed."""
         try:
             await asyncio.shield(self.task)
         except asyncio.CancelledError:
@@ -94,8 +91,6 @@ class _CloseTask:
 
 
 class ConsumerGroupMetadata(NamedTuple):
-    """The identity of a consumer in its group, for transactions that commit its offsets."""
-
     group_id: str
     generation_id: int
     member_id: str
@@ -111,10 +106,7 @@ class _State(Enum):
 
 
 class Consumer:
-    """Reads records from topics. Call `start` before use and `close` after, or use `async with`.
-
-    Only one task may poll at a time.
-    """
+    """Reads records from topics. Call `start` and `close`, or use `async with`. Only one task may poll at a time."""
 
     def __init__(
         self,
@@ -385,10 +377,7 @@ class Consumer:
         return await self._poll(timeout_ms, lambda: self._fetch_manager.take_records(records_max))
 
     async def raw_poll(self, timeout_ms: int = 1_000) -> list[CompletedFetch]:
-        """Polls like `poll`, but returns whole batches as they are stored.
-
-        Callers must skip records below the position of a `CompletedFetch`, which its first batch may contain.
-        """
+        """Polls like `poll`, but returns whole batches. Callers must skip records below the position of each fetch."""
         return await self._poll(timeout_ms, self._fetch_manager.take_batches)
 
     def __aiter__(self) -> Self:
@@ -463,10 +452,7 @@ class Consumer:
     # Positions and offsets
 
     async def position(self, partition: TopicPartition, *, timeout_ms: int | None = None) -> int:
-        """Returns the offset of the next record. Looks up the offset if it is not known.
-
-        Raises KafkaError if the lookup takes longer than `timeout_ms` (default: the cluster's request_timeout_ms).
-        """
+        """Returns the offset of the next record. If it is unknown, looks it up; raises KafkaError after the timeout."""
         self._check_open()
         limit_ms = self.cluster.request_timeout_ms if timeout_ms is None else timeout_ms
         return await self._fetch_manager.position(TopicPartition(*partition), limit_ms)

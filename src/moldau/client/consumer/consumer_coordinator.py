@@ -70,7 +70,6 @@ class ConsumerCoordinator:
             self.member.poll()
 
     async def run_pending(self) -> None:
-        """Performs the pending effects of the membership."""
         pending_effects = self.member.pending_effects
         while pending_effects:
             effect = pending_effects[0]
@@ -107,11 +106,7 @@ class ConsumerCoordinator:
     # Commits
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commits offsets.
-
-        Raises CommitFailedError when the group has rebalanced without this consumer, RebalanceInProgressError during
-        a rebalance, and other errors of the coordinator.
-        """
+        """Commits offsets in the current generation. Raises the errors of `Consumer.commit`."""
         await self._commit(offsets, self._current_generation())
 
     async def _commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation) -> None:

@@ -167,7 +167,6 @@ class FetchManager:
             raise RequestTimedOutError(f"no position of {partition} was found within {timeout_ms} ms") from None
 
     async def _wait_for_lookup(self) -> None:
-        """Waits until the running lookup has found positions or ended."""
         lookup = self._lookup_task
         if lookup is not None:
             found = asyncio.ensure_future(self._positions_found.wait())

@@ -8,19 +8,15 @@ from moldau.client.net.metadata import TopicInfo
 
 EMPTY_RESPONSES_MIN = 5
 EMPTY_DURATION_MIN_S = 2.0
-"""After this many consecutive empty responses, over at least this time, there are no records. Fewer empty responses
-prove nothing, because a leader also returns one if it cannot read remote storage in time."""
+"""After this many consecutive empty responses, over at least this time, there are no records. Fewer prove nothing,
+because a leader also returns an empty response if it cannot read remote storage in time."""
 
 
 @dataclass(slots=True, eq=False)
 class FetchPosition:
-    """The state of one fetched partition.
-
-    A seek replaces this object, so that responses for the old object are discarded.
-    """
+    """The state of one fetched partition. A seek replaces it, so that responses for the old object are discarded."""
 
     position: int
-    """The offset to fetch next."""
     until: int | None = None
     """The end offset (exclusive) of a bounded read; None if the read has no end."""
     leader_epoch: int = -1
@@ -29,14 +25,12 @@ class FetchPosition:
     has_failed: bool = False
     """Whether an error was reported. Only a seek resumes fetching."""
     failures: int = 0
-    """The number of consecutive failed fetches."""
     backoff_until: float = 0.0
     """The loop time before which the partition is not fetched again."""
     completed: CompletedFetch | None = None
     high_watermark: int = -1
     readable_end_offset: int = -1
-    """The offset up to which consumers can read: the high watermark, or with READ_COMMITTED the last stable offset; -1
-    if unknown."""
+    """The high watermark, or with READ_COMMITTED the last stable offset; -1 if unknown."""
     log_start_offset: int = -1
     empty_responses: int = 0
     """The number of consecutive empty responses, although the log should have all records up to `until`."""
@@ -45,8 +39,7 @@ class FetchPosition:
     topic_id: UUID | None = None
     """The id of the topic at the last fetch; None if brokers do not return it."""
     stale_leader_since: float | None = None
-    """The loop time since when the leader epoch in the metadata is older than that of the last batch; None if it is not
-    older."""
+    """The loop time since when the metadata has an older leader epoch than the last batch; None if it has not."""
 
     def record_empty_response(self, now: float) -> bool:
         """Counts an empty response. Returns whether the responses so far prove that there are no records."""
@@ -58,9 +51,8 @@ class FetchPosition:
     def awaits_newer_leader(self, topic: TopicInfo, index: int, now: float, timeout_s: float) -> bool:
         """Returns whether to wait for newer metadata, because the known leader is older than the last batch.
 
-        This is the case if the leader epoch in the metadata is lower than that of the last batch. The log of the known
-        leader may not contain that batch. The wait is limited to `timeout_s`, because a saved position may come from a
-        deleted topic of the same name, and epochs of different topics cannot be compared.
+        The log of an older leader may not contain that batch. The wait is limited to `timeout_s`, because a saved
+        position may come from a deleted topic of the same name, whose epochs cannot be compared.
         """
         known = topic.partition(index)
         if self.topic_id is not None and topic.topic_id != self.topic_id:

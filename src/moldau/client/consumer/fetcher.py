@@ -1,9 +1,8 @@
 """The fetcher: prefetches raw batches of many partitions, with one long poll per leader.
 
 A leader gets the next fetch when the caller has taken all batches of its last response. So batches arrive while the
-caller processes the previous ones. The buffered bytes are limited. If the buffer is full, for example because of paused
-partitions, each leader may still return one response of limited size. The caller decides where to start and what to do
-about an offset out of range.
+caller processes the previous ones. The buffered bytes are limited. If paused partitions fill the buffer, each leader
+may still return one response of limited size.
 
     fetcher = Fetcher(cluster)
     fetcher.assign({TopicPartition("orders", 0): 0})
@@ -11,17 +10,11 @@ about an offset out of range.
         for batch in fetched.batches: ...
 
 In a bounded read each partition has an end offset, `until`, and the caller takes batches until `is_finished`. The last
-records before `until` may not exist, because they were compacted or are control records. The fetcher detects this as
-follows.
-
-A leader returns at least one batch of the first partition in a request that has records below its readable end. The
-readable end is the high watermark or, with READ_COMMITTED, the last stable offset. Suppose that the readable end has
-reached `until`, and neither the partition nor the partitions before it in the request got a batch. Then the partition
-should have no more records. But a leader that cannot read records in time responds in the same way. So the fetcher
-sends several more fetches. After that the partition is finished, with an entry whose `is_empty` is set.
-
-While the readable end is below `until`, records will still arrive or the log was truncated. The fetcher continues, and
-the caller decides how long to wait.
+records before `until` may not exist, because they were compacted or are control records. The fetcher concludes this
+from empty responses. The readable end (the high watermark or, with READ_COMMITTED, the last stable offset) must have
+reached `until`, and neither the partition nor those before it in the request may have got a batch. Because a leader
+that cannot read in time responds in the same way, the fetcher sends several more fetches. Then it finishes the
+partition with an entry whose `is_empty` is set.
 """
 
 import asyncio
@@ -56,13 +49,10 @@ _log = get_logger("client.fetcher")
 
 @dataclass(slots=True, eq=False)
 class _InFlightFetch:
-    """A fetch request in flight to one leader."""
-
     positions: Mapping[TopicPartition, FetchPosition]
     bytes_max: int
     task: "asyncio.Task[None]"
     is_abandoned: bool = False
-    """Whether the response is no longer needed."""
 
 
 class Fetcher:
@@ -97,10 +87,9 @@ class Fetcher:
         self._lane = lane
         self._backoff = cluster.backoff()
         self._partitions: dict[TopicPartition, FetchPosition] = {}
-        """The partitions in the order of requests. A partition that returned batches moves to the end, so that none
-        starves."""
+        """The partitions in the order of requests. A partition that returned batches moves to the end, so none starves.
+        """
         self._in_flight: dict[int, _InFlightFetch] = {}
-        """The fetch in flight of each leader."""
         self._reserved_bytes = 0
         """The sum of the byte limits of the requests in flight."""
         self._data_available = asyncio.Event() if wakeup is None else wakeup
@@ -155,8 +144,8 @@ class Fetcher:
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
         """Sets the position of a partition and drops its fetched batches. The end offset stays the same.
 
-        `leader_epoch` is the epoch of the record before the offset, with which the leader detects a truncated log; -1
-        if unknown.
+        From `leader_epoch`, the epoch of the record before the offset (-1: unknown), the leader detects a truncated
+        log.
         """
         self._reset_position(partition, offset, self._partitions[partition].until, leader_epoch)
         self._send_fetches()

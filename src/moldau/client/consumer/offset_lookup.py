@@ -22,7 +22,6 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 OffsetsCallback = Callable[[dict[TopicPartition, OffsetAndTimestamp]], None]
-"""Called with the offsets of each leader's response."""
 
 
 async def list_offsets(
@@ -56,8 +55,7 @@ async def list_offsets_once(
 ) -> None:
     """Makes one attempt at `list_offsets`. Calls `on_offsets` with the offsets of each leader when they arrive.
 
-    A slow leader does not delay the partitions of other leaders. Raises KafkaError at the end if some partitions could
-    not be queried.
+    Raises KafkaError at the end if some partitions could not be queried.
     """
     retry = cluster.retry()
     unknown = dict.fromkeys(each.topic for each in times if cluster.partition_info(each) is None)

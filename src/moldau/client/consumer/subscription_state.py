@@ -63,10 +63,8 @@ class SubscriptionType(Enum):
 
 @dataclass(slots=True, eq=False)
 class TopicPartitionState:
-    """The position of one partition.
-
-    If `offset` is None, the position is looked up: with `reset` if it is set, otherwise as the committed offset.
-    """
+    """The position of one partition. If `offset` is None, it is looked up: by `reset` if set, else as the committed
+    offset."""
 
     offset: int | None = None
     leader_epoch: int = -1
@@ -75,8 +73,6 @@ class TopicPartitionState:
 
 
 class SubscriptionState:
-    """The subscription, the assigned partitions and the positions of a consumer."""
-
     def __init__(self, reset: OffsetResetStrategy) -> None:
         self._reset_strategy = reset
         self.subscription_type = SubscriptionType.NONE
@@ -180,20 +176,14 @@ class SubscriptionState:
         self._partitions[partition] = TopicPartitionState(reset=reset, is_paused=is_paused)
 
     def reset_out_of_range(self, partition: TopicPartition) -> None:
-        """Applies the reset strategy to a position outside the log.
-
-        Raises NoOffsetForPartitionError if the strategy is NONE.
-        """
+        """Applies the reset strategy to a position outside the log. If it is NONE, raises NoOffsetForPartitionError."""
         if self._reset_strategy is OffsetResetStrategy.NONE:
             position = self._partitions[partition].offset
             raise NoOffsetForPartitionError([partition], f"the log has no offset {position}")
         self.request_offset_reset(partition, self._reset_strategy)
 
     def reset_to_truncation_offset(self, partition: TopicPartition, offset: int, leader_epoch: int) -> None:
-        """Moves the position back to the truncation offset.
-
-        Raises NoOffsetForPartitionError if the reset strategy is NONE.
-        """
+        """Moves the position to the truncation offset. Raises NoOffsetForPartitionError if the strategy is NONE."""
         if self._reset_strategy is OffsetResetStrategy.NONE:
             raise NoOffsetForPartitionError([partition], f"the log was truncated to offset {offset}")
         self.seek(partition, offset, leader_epoch)

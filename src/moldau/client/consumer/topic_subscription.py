@@ -65,11 +65,8 @@ class TopicSubscription:
             await asyncio.gather(resolving, return_exceptions=True)
 
     def refresh_missing_topics(self, now: float) -> float | None:
-        """Refreshes the metadata if subscribed topics do not exist yet.
-
-        Returns the loop time of the next call; None if all topics exist. When a missing topic is created, the group
-        leader assigns its partitions.
-        """
+        """Refreshes the metadata if subscribed topics are missing. Returns the loop time of the next call; None if all
+        exist."""
         if self._subscriptions.subscription_type is not SubscriptionType.AUTO_TOPICS:
             return None
         missing = [name for name in self._subscriptions.topics if name not in self._cluster.topics]

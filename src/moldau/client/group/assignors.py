@@ -47,12 +47,10 @@ NO_ASSIGNMENT = PreviousAssignment()
 
 class ConsumerPartitionAssignor(ABC):
     name: ClassVar[str]
-    """The name in the group protocol."""
     is_cooperative: ClassVar[bool] = False
     """Whether members keep their partitions while they rejoin."""
 
     def user_data(self, previous_assignment: PreviousAssignment) -> bytes | None:
-        """Returns the user data of a member's subscription."""
         return None
 
     @abstractmethod
@@ -103,8 +101,7 @@ class RoundRobinAssignor(ConsumerPartitionAssignor):
 class StickyAssignor(ConsumerPartitionAssignor):
     """Balances the load. Each member keeps as many of its partitions as the balance allows.
 
-    Members revoke all partitions before they rejoin. Their user data contains the previous partitions, in Kafka's
-    format.
+    Members revoke all partitions before they rejoin. Their user data contains the previous partitions.
     """
 
     name = "sticky"
@@ -179,7 +176,6 @@ _ASSIGNORS: Mapping[str, ConsumerPartitionAssignor] = {
 
 
 def get_assignor(name: str) -> ConsumerPartitionAssignor:
-    """Returns the assignor of this name; raises ValueError if there is none."""
     if name not in _ASSIGNORS:
         raise ValueError(f"unknown assignor {name!r}; use one of {', '.join(_ASSIGNORS)}")
     return _ASSIGNORS[name]
@@ -205,8 +201,7 @@ class AssignmentUserData(NamedTuple):
     hands_over: bool = False
     """Whether the member must revoke partitions and then rejoin, because other members wait for these partitions."""
     partition_counts: Mapping[str, int] | None = None
-    """The partition counts on which the assignment is based, with which the leader detects changes. None for other
-    members."""
+    """The partition counts of the assignment, with which the leader detects changes; None for other members."""
 
 
 NO_USER_DATA = AssignmentUserData()

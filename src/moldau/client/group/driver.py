@@ -67,7 +67,6 @@ class MembershipDriver:
         return None if at_ms is None else at_ms / 1000
 
     async def wait_until_left(self) -> None:
-        """Waits until the LeaveGroup request in flight has a response or has failed."""
         await asyncio.gather(*(task for task, effect in self._tasks.items() if isinstance(effect, events.SendLeave)))
 
     async def close(self) -> None:
@@ -201,7 +200,7 @@ class MembershipDriver:
         }
 
     async def _send_leave(self, leave: events.SendLeave) -> None:
-        """Sends LeaveGroup without retries, because the session expires anyway if the request fails.
+        """Sends LeaveGroup once. If the request fails, the session expires anyway.
 
         The request does not use the group's lane, because a JoinGroup in flight could delay it there.
         """

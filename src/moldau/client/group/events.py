@@ -64,8 +64,7 @@ class JoinResponse:
     protocol: str = ""
     members: tuple[JoinGroupMember, ...] = ()
     skip_assignment: bool = False
-    """True for a leader that is a restarted static member. Then the assignment stays the same, and the leader only
-    tracks the topics again."""
+    """True if the leader is a restarted static member. Then the assignment stays, and the leader only tracks topics."""
     message: str = ""
 
 
@@ -139,8 +138,7 @@ class SendJoin:
     """The name of each assignor with the subscription encoded for it. The preferred assignor comes first."""
     reason: str
     timeout_ms: int
-    """The request timeout. It is longer than the rebalance timeout, because the coordinator may need all of that
-    time."""
+    """The request timeout, which is longer than the rebalance timeout, because the coordinator may need all of that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ class MemberState(Enum):
     """The assignment has arrived and takes effect in the user's next poll."""
     STABLE = "stable"
     FENCED = "fenced"
-    """Another consumer uses the instance id. This state is final, because otherwise the two consumers would fence each
-    other repeatedly."""
+    """Another consumer uses the instance id. This state is final; otherwise the two would fence each other repeatedly.
+    """
     CLOSED = "closed"
 
 
@@ -115,10 +115,7 @@ class RetrySchedule:
         self._failures = 0
 
     def record_failure(self, now_ms: int) -> None:
-        """Schedules the next attempt.
-
-        The first failure causes no delay, because it usually means only that the group has a new generation.
-        """
+        """Schedules the next attempt. The first failure causes no delay: usually there is just a new generation."""
         failures, self._failures = self._failures, self._failures + 1
         backoff_ms, backoff_max_ms = self._config.retry_backoff_ms, self._config.retry_backoff_max_ms
         self.next_at_ms = now_ms + (exponential_backoff_ms(failures, backoff_ms, backoff_max_ms) if failures else 0)

@@ -1,8 +1,7 @@
 """The consumer's group membership as a pure state machine: find the coordinator, join, assign, sync and heartbeat.
 
 `step` takes an event and returns effects, which `driver.py` and the consumer perform. Partitions change only in
-response to `UserPoll` or `RevokeAll`, so never while the user processes records. All other events are handled in the
-background.
+response to `UserPoll` or `RevokeAll`, so never while the user processes records.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,8 +67,8 @@ class MembershipManager:
         self._is_cooperative = all(each.is_cooperative for each in config.assignors)
         self._heartbeat = Heartbeat(config)
         self._topics: tuple[str, ...] | None = None
-        """The subscribed topics; None without a subscription. If a pattern matches no topic yet, the tuple is empty and
-        the member still joins."""
+        """The subscribed topics; None without a subscription. A member joins even if its pattern matches no topic yet.
+        """
         self._joined_topics: tuple[str, ...] | None = None
         self._rejoin_reason = ""
         self._is_join_prepared = False
@@ -82,7 +81,6 @@ class MembershipManager:
         self._leader = LeaderState()
         self._pending_assignment: tuple[Partition, ...] = ()
         self._pending_user_data = NO_USER_DATA
-        """The user data of the pending assignment."""
         self._pending_error: KafkaError | None = None
         self._handlers: Mapping[type, Callable[[int, Any], list[Effect]]] = {
             events.UserPoll: self._on_poll,
@@ -444,7 +442,6 @@ class MembershipManager:
         return self._handle_error(now_ms, event.code, "commit")
 
     def _handle_error(self, now_ms: int, code: ErrorCode, request: str) -> list[Effect]:
-        """Handles an error response to a request of the current generation."""
         if code == ErrorCode.fenced_instance_id:
             return self._on_fenced()
         if code in _MEMBERSHIP_ERRORS:

@@ -53,8 +53,7 @@ class SubscribedMember:
 def sorted_members(members: Sequence[SubscribedMember]) -> list[SubscribedMember]:
     """Returns static members first, by instance id, then the others by member id.
 
-    The order of static members does not depend on generated member ids, so a restart of the whole group moves no
-    partition.
+    So a restart of the whole group, which changes the member ids, moves no partition of static members.
     """
     return sorted(members, key=lambda each: (each.instance_id is None, each.instance_id or each.member_id))
 
@@ -115,10 +114,7 @@ class _StickyBalancer:
         ]
 
     def assign_free(self, free: Iterable[Partition]) -> None:
-        """Assigns free partitions, those of topics with few subscribers first.
-
-        Partitions of topics with many subscribers come last, because they have the most possible owners.
-        """
+        """Assigns free partitions. Topics with many subscribers come last, because they have more possible owners."""
         for topic, index in sorted(free, key=lambda each: (len(self._subscribers[each[0]]), *each)):
             self._assign(min(self._subscribers[topic], key=self._load.__getitem__), topic, index)
 
@@ -156,10 +152,7 @@ class _StickyBalancer:
         return index
 
     def _find_move_chain(self, giver: str) -> list[tuple[str, str, str]]:
-        """Returns a chain of moves that takes one partition from `giver`; [] if no chain makes the load more even.
-
-        The last move of the chain comes first.
-        """
+        """Returns moves that take one partition from `giver`, the last first; [] if none make the load more even."""
         load_max = self._load[giver] - 2
         reached: dict[str, tuple[str, str] | None] = {giver: None}
         seen_topics: set[str] = set()

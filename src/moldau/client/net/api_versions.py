@@ -72,10 +72,7 @@ SUPPORTED_VERSIONS: Mapping[ApiKey, VersionRange] = {
 def latest_usable_version(
     api: ApiKey, broker_versions: Mapping[int, VersionRange], version_max: int | None = None
 ) -> int:
-    """Returns the highest version, up to `version_max`, that client and broker support.
-
-    Raises UnsupportedVersionError if there is none.
-    """
+    """Returns the highest common version, up to `version_max`. Raises UnsupportedVersionError if there is none."""
     supported = SUPPORTED_VERSIONS[api]
     offered = _offered_versions(api, broker_versions)
     maximum = min(supported.maximum, offered.maximum)

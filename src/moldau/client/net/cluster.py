@@ -1,7 +1,4 @@
-"""The client's view of a cluster: metadata, leaders, coordinators, and requests to any node.
-
-Each Admin, Producer, Fetcher and Consumer uses a Cluster, either its own or a shared one.
-"""
+"""The client's view of a cluster: metadata, leaders, coordinators, and requests to any node."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,15 +30,7 @@ _log = get_logger("client.cluster")
 
 
 class Retry:
-    """The attempts at one operation, with backoff, until a deadline.
-
-    retry = Retry(...)
-    while True:
-        try:
-            return await attempt()
-        except KafkaError as error:
-            await retry.wait_or_raise(error)
-    """
+    """The attempts at one operation until a deadline. After each failed attempt the caller awaits `wait_or_raise`."""
 
     def __init__(self, backoff: Backoff, timeout_ms: int) -> None:
         self._backoff = backoff
@@ -53,10 +42,7 @@ class Retry:
         return max(1, round((self._deadline - asyncio.get_running_loop().time()) * 1000))
 
     async def wait_or_raise(self, error: KafkaError) -> None:
-        """Waits for the backoff before the next attempt.
-
-        Raises `error` if it is not retriable, or if the deadline would pass during the backoff.
-        """
+        """Waits for the backoff. Raises `error` if it is not retriable or the deadline would pass in the meantime."""
         if not error.is_retriable:
             raise error
         delay_s = self._backoff.next_delay_ms() / 1000
@@ -66,8 +52,6 @@ class Retry:
 
 
 class _InFlightRefresh(NamedTuple):
-    """A metadata request in flight."""
-
     topics: tuple[str, ...] | None
     """The requested topics; None for all topics."""
     create: bool
@@ -80,10 +64,7 @@ class _InFlightRefresh(NamedTuple):
 
 
 class Cluster:
-    """The metadata of a cluster and the connections to its brokers.
-
-    Call `start` before use and `close` after, or use `async with`.
-    """
+    """The metadata of a cluster and the connections to its brokers. Call `start` and `close`, or use `async with`."""
 
     def __init__(
         self,
@@ -280,7 +261,6 @@ class Cluster:
         return lambda: self._update_listeners.remove(callback)
 
     def refresh_soon(self) -> None:
-        """Requests a metadata refresh in the background."""
         self._update_requested.set()
 
     async def refresh(
@@ -399,10 +379,7 @@ class Cluster:
                     _log.exception("a metadata listener failed")
 
     async def _request_metadata(self, tree: Mapping[str, Any]) -> Message:
-        """Sends Metadata to one broker after another and returns the first successful response.
-
-        Raises KafkaError if there is none within request_timeout_ms.
-        """
+        """Sends Metadata to one broker after another until one succeeds. Raises KafkaError after request_timeout_ms."""
         limit = self.retry()
         attempts = self._connections.address_count
         while True:
@@ -446,10 +423,7 @@ class Cluster:
     async def call_coordinator(
         self, group: str, api: ApiKey, tree: Mapping[str, Any], parse: Callable[[Message], T], timeout_ms: int | None
     ) -> T:
-        """Sends a request to the coordinator of a group and returns `parse(response)`.
-
-        Retries if the request or `parse` raises a retriable error.
-        """
+        """Sends a request to the coordinator of a group and returns `parse(response)`, with retries for both."""
         retry = self.retry(timeout_ms)
         while True:
             try:

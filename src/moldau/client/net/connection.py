@@ -61,11 +61,10 @@ class Connection:
         """A hint for error messages: the likely misconfiguration if the broker disconnects now without a reason."""
         self._closes_when_idle = False
         self.reauthenticate_at: float | None = None
-        """The loop time after which callers should use a new connection, because the SASL session expires soon. None if
-        the session does not expire."""
+        """The loop time from which callers should use a new connection, because the SASL session expires; None if
+        never."""
         self.on_disconnect: Callable[[], None] | None = None
-        """Called once when the broker or the network closes the connection. It is not called when this client closes
-        the connection."""
+        """Called once when the broker or the network, and not this client, closes the connection."""
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -137,23 +136,7 @@ class Connection:
 
     # Requests
 
-    async def call(
-        self,
-        api: ApiKey,
-        tree: Mapping[str, Any],
-        *,
-        timeout_ms: int,
-        version_max: int | None = None,
-        version: int | None = None,
-    ) -> Message:
-        """Sends a request and returns the response. `api_version` of the response is the version that was used.
-
-        `version` sets an exact version, which requests between nodes need. Raises UnsupportedVersionError if the broker
-        does not support that version.
-        """
-        return await self.send(api, tree, timeout_ms=timeout_ms, version_max=version_max, version=version)
-
-    def send(
+    def call(
         self,
         api: ApiKey,
         tree: Mapping[str, Any],
@@ -162,7 +145,10 @@ class Connection:
         version_max: int | None = None,
         version: int | None = None,
     ) -> "asyncio.Future[Message]":
-        """Sends a request like `call`, but returns a future. Requests are sent in the order of the calls."""
+        """Sends a request now and returns a future of the response, whose `api_version` is the version that was used.
+
+        `version` is an exact version, which requests between nodes need. Raises UnsupportedVersionError.
+        """
         if version is None:
             version = latest_usable_version(api, self.versions, version_max)
         else:

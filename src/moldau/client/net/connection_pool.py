@@ -66,10 +66,7 @@ class ConnectionPool(Generic[K]):
             connection.close()
 
     def remove(self, keep: Callable[[K], bool], *, when_idle: bool) -> None:
-        """Removes and closes all connections for which `keep` returns False.
-
-        With `when_idle`, each connection closes only when all its responses have arrived.
-        """
+        """Removes all connections for which `keep` is false. Closes them now, or when no request is in flight."""
         for key in [key for key in self._connections if not keep(key)]:
             connection = self._connections.pop(key)
             if when_idle:
@@ -131,10 +128,8 @@ class BrokerConnections:
         return len(self._addresses())
 
     async def connection(self, node_id: int | None, lane: str, timeout_ms: int) -> Connection:
-        """Returns an open connection to a node, or to the preferred node if `node_id` is None.
-
-        Raises ConnectionLostError or RequestTimedOutError.
-        """
+        """Returns an open connection to a node (None: the preferred node). Raises ConnectionLostError or
+        RequestTimedOutError."""
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         if node_id is not None:
             broker = self._brokers.get(node_id)

@@ -44,19 +44,15 @@ class TopicInfo(NamedTuple):
 
 
 class Metadata:
-    """The latest known state of a cluster."""
-
     def __init__(self) -> None:
         self.cluster_id: str | None = None
         self.controller_id = -1
         self.brokers: dict[int, BrokerInfo] = {}
         self.topics: dict[str, TopicInfo] = {}
-        """The requested topics that exist, by name."""
         self.topic_errors: dict[str, ErrorCode] = {}
         """The error of each requested topic that is not in `topics`."""
         self._removed_topics: dict[str, TopicInfo] = {}
-        """Topics that a broker reported as missing. Their leader epochs are kept, because the metadata of that broker
-        may be stale."""
+        """Topics that a broker reported as missing. They keep their leader epochs, because the report may be stale."""
 
     def partition(self, partition: TopicPartition) -> PartitionInfo | None:
         topic = self.topics.get(partition.topic)

@@ -33,13 +33,10 @@ _log = get_logger("client.producer")
 
 
 class RecordMetadata(NamedTuple):
-    """The position of an acknowledged record."""
-
     topic: str
     partition: int
     offset: int
-    """The offset of the record; -1 if the broker did not return it, as with acks=0 or for a duplicate of an old
-    batch."""
+    """The offset of the record; -1 if the broker did not return it (acks=0, or a duplicate of an old batch)."""
     timestamp: int
     """The record's own timestamp, or the broker's if the topic uses LogAppendTime."""
 
@@ -97,8 +94,7 @@ class Producer:
         self._tracked_topics: dict[str, None] = {}
         """The topics sent to so far, which the cluster tracks."""
         self._memory_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        """The calls that wait for buffer memory, in order: the size of the record, and the future that wakes the
-        call."""
+        """The `send` calls that wait for buffer memory, in order: record size, and the future that wakes the call."""
         self._pending_flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._is_open = False
         self._is_closed = False
@@ -344,10 +340,7 @@ def _validate_section(section: Section) -> Section:
 
 
 def _validate_record(record: Record) -> Record:
-    """Raises TypeError or ValueError for a record that cannot be encoded.
-
-    This check is made before the record is added to a batch, because an encoding error fails the whole batch.
-    """
+    """Raises TypeError or ValueError for an invalid record. A later encoding error would fail the whole batch."""
     for name, part in (("key", record.key), ("value", record.value)):
         if part is not None and not isinstance(part, bytes):
             raise TypeError(f"a record's {name} must be bytes or None, not {type(part).__name__}")

@@ -136,7 +136,6 @@ class ProducerBatch:
 
     @property
     def is_open(self) -> bool:
-        """Whether the batch accepts more records."""
         return not self.is_full and self.attempts == 0
 
     def split(self) -> "list[ProducerBatch] | None":
@@ -165,7 +164,6 @@ class ProduceResult(NamedTuple):
 
 
 def estimate_record_size(record: Record) -> int:
-    """Returns about how many bytes a record takes in a batch."""
     size = _RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
     for name, value in record.headers:
         size += _HEADER_OVERHEAD_BYTES + len(name) + len(value or b"")

@@ -127,7 +127,6 @@ class RecordAccumulator:
         return is_new or batch.is_full
 
     def append_section(self, partition: TopicPartition, section: Section, handle: Any, now_ms: int) -> None:
-        """Adds a section as a separate, full batch."""
         payload = SectionPayload(section, handle)
         batch = self._start_batch(self._queue(partition), partition, payload, now_ms)
         batch.is_full = True
@@ -315,7 +314,6 @@ class RecordAccumulator:
         return results
 
     def abort_undrained(self, error: KafkaError) -> list[ProduceResult]:
-        """Fails all waiting batches."""
         results: list[ProduceResult] = []
         for queue in self._queues.values():
             waiting, queue.waiting = queue.waiting, []

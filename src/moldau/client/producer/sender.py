@@ -18,8 +18,7 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 LANE = "produce"
-"""Produce requests use a separate connection to each broker (a lane), because responses to acks=all wait for
-replicas."""
+"""Produce requests have their own connection to each broker (a lane), because acks=all waits for replicas."""
 
 _TRANSACTION_TIMEOUT_MS = 60_000
 """The value for a field of InitProducerId that only transactions use."""
@@ -52,7 +51,6 @@ class Sender:
         self._producer_id_task: asyncio.Task[None] | None = None
         self._send_tasks: dict[int, asyncio.Task[None]] = {}
         self._in_flight: dict[int, list[asyncio.Future[Message]]] = {}
-        """The outstanding responses of each node."""
         self._unreachable_nodes: dict[int, tuple[Backoff, int]] = {}
         """Unreachable nodes, with their backoff and the time of the next attempt."""
         self.failure: KafkaError | None = None
@@ -67,7 +65,6 @@ class Sender:
         await cancel_and_wait(run_task, self._producer_id_task, *self._send_tasks.values())
 
     async def wait_for_responses(self) -> None:
-        """Waits until no response is outstanding."""
         # Shield the responses, so that cancelling this call does not cancel them.
         waiting = [asyncio.shield(response) for responses in self._in_flight.values() for response in responses]
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -95,10 +92,8 @@ class Sender:
             await wait_until(self._wakeup, None if wake_at_ms is None else wake_at_ms / 1000)
 
     def _send_ready(self, now_ms: int) -> int | None:
-        """Starts sending to nodes with ready batches.
-
-        Returns the time of the next check, or None if only `wakeup` starts the next check.
-        """
+        """Starts sending to nodes with ready batches. Returns the time of the next check; None if only `wakeup` causes
+        it."""
         leaders = dict.fromkeys(map(self._cluster.known_leader_of, self._accumulator.ready_partitions(now_ms)))
         times = [self._accumulator.next_wakeup_ms(now_ms)]
         for node in leaders:
@@ -184,7 +179,7 @@ class Sender:
                 for batch in batches:
                     self._handle_results(self._accumulator.complete_batch(batch, -1))
                 return
-            response = connection.send(ApiKey.PRODUCE, tree, timeout_ms=timeout_ms)
+            response = connection.call(ApiKey.PRODUCE, tree, timeout_ms=timeout_ms)
         except KafkaError as error:
             self._handle_unsent(batches, error)
             raise

@@ -54,10 +54,8 @@ class ChannelSecurity:
             self.disconnect_hint = CERTIFICATE_HINT
 
     async def authenticate(self, connection: SaslChannel, timeout_ms: int) -> int:
-        """Authenticates by SASL, if configured, and returns the session lifetime in milliseconds, 0 for no limit.
-
-        Raises AuthenticationError.
-        """
+        """Authenticates if SASL is configured. Returns the session lifetime in ms (0: no limit). Raises
+        AuthenticationError."""
         if self.sasl is None:
             return 0
         await _handshake(connection, self.sasl, timeout_ms)

@@ -249,10 +249,7 @@ def _parse_tls(given: Mapping[str, str]) -> Tls:
 
 
 def _parse_tls_versions(text: str) -> tuple[str, ...]:
-    """Returns the listed versions that are supported. Ignores obsolete versions if a supported one is listed.
-
-    Raises ValueError for unknown versions, or if no listed version is supported.
-    """
+    """Returns the supported versions in a list. Raises ValueError for an unknown version, or if none is supported."""
     named = [version.strip() for version in text.split(",") if version.strip()]
     versions = tuple(version for version in named if version in _TLS_VERSIONS)
     unknown = [version for version in named if version not in (*_TLS_VERSIONS, *_OBSOLETE_TLS_VERSIONS)]

@@ -22,10 +22,7 @@ SaslExchange = Generator[bytes, bytes, None]
 
 
 def start_exchange(sasl: Sasl, nonce: bytes) -> SaslExchange:
-    """Returns the exchange of the configured mechanism. The exchange raises AuthenticationError if it fails.
-
-    `nonce` is NONCE_BYTES unpredictable bytes.
-    """
+    """Returns the exchange of the mechanism, which raises AuthenticationError if it fails. `nonce` has NONCE_BYTES."""
     if sasl.mechanism == PLAIN:
         return _plain_exchange(sasl)
     return _scram_exchange(sasl, b64encode(nonce).decode())

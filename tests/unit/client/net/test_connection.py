@@ -86,7 +86,7 @@ def test_an_exact_version_is_used_or_rejected() -> None:
         assert broker.received_requests[-1].version == 11
         sent = len(broker.received_requests)
         with pytest.raises(UnsupportedVersionError, match="METADATA: version 99 is needed"):
-            connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS, version=99)
+            connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS, version=99)
         assert len(broker.received_requests) == sent
 
     with_broker(test)
@@ -138,7 +138,7 @@ def test_pipelined_requests_get_their_own_responses() -> None:
 
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
         sent = [
-            connection.send(
+            connection.call(
                 ApiKey.FIND_COORDINATOR, {"key_type": 0, "coordinator_keys": [str(n)]}, timeout_ms=TIMEOUT_MS
             )
             for n in range(10)
@@ -152,8 +152,8 @@ def test_pipelined_requests_get_their_own_responses() -> None:
 
 def test_a_caller_that_gives_up_does_not_disturb_the_others() -> None:
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
-        first = asyncio.create_task(connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS))
-        second = asyncio.create_task(connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS))
+        first = connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
+        second = connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
         await asyncio.sleep(0)
         first.cancel()
         assert (await second).cluster_id == "scripted"
@@ -166,7 +166,7 @@ def test_a_response_larger_than_the_buffer_is_received() -> None:
     topics = {f"a-topic-with-a-long-name-{number:05d}": 3 for number in range(1_000)}
 
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
-        sent = [connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS) for _ in range(3)]
+        sent = [connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS) for _ in range(3)]
         for each in sent:
             assert [topic.name for topic in (await each).topics] == list(topics)
 
@@ -178,7 +178,7 @@ def test_a_response_larger_than_the_buffer_is_received() -> None:
 
 def test_a_disconnect_fails_all_requests_in_flight() -> None:
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
-        sent = [connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS) for _ in range(3)]
+        sent = [connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS) for _ in range(3)]
         for each in sent:
             with pytest.raises(ConnectionLostError, match="before the response to METADATA"):
                 await each
@@ -191,8 +191,8 @@ def test_a_disconnect_fails_all_requests_in_flight() -> None:
 
 def test_a_request_timeout_closes_the_connection() -> None:
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
-        late = connection.send(ApiKey.METADATA, METADATA, timeout_ms=20)
-        behind = connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
+        late = connection.call(ApiKey.METADATA, METADATA, timeout_ms=20)
+        behind = connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
         with pytest.raises(RequestTimedOutError, match="did not respond to METADATA within 20 ms"):
             await late
         with pytest.raises(ConnectionLostError, match="did not respond to METADATA"):
@@ -253,7 +253,7 @@ def test_a_failed_handshake_leaves_no_open_connection(answer: ScriptedResponse) 
 
 def test_close_fails_requests_in_flight() -> None:
     async def test(broker: ScriptedBroker, connection: Connection) -> None:
-        sent = connection.send(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
+        sent = connection.call(ApiKey.METADATA, METADATA, timeout_ms=TIMEOUT_MS)
         connection.close()
         with pytest.raises(ConnectionLostError, match="this client closed it"):
             await sent

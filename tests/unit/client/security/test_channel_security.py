@@ -167,7 +167,7 @@ def test_a_connection_is_replaced_before_its_sasl_session_expires() -> None:
                 return {"throttle_time": 0, "error_code": 0, "groups": []}
 
             broker.scripts[ApiKey.LIST_GROUPS] = slowly
-            waiting = first.send(ApiKey.LIST_GROUPS, {"states_filter": []}, timeout_ms=10_000)
+            waiting = first.call(ApiKey.LIST_GROUPS, {"states_filter": []}, timeout_ms=10_000)
             await asyncio.sleep(0.2)
             second = await cluster.connection(7)
             assert second is not first

@@ -88,7 +88,7 @@ class RawClient:
     def send_produce(self, batches: Mapping[Partition, bytes], acks: int) -> "asyncio.Future[Message]":
         """Sends a produce request without waiting for the response. `produce_responses` decodes the response."""
         tree = _produce_tree(batches, acks)
-        return self._connection.send(ApiKey.PRODUCE, tree, timeout_ms=REQUEST_TIMEOUT_MS)
+        return self._connection.call(ApiKey.PRODUCE, tree, timeout_ms=REQUEST_TIMEOUT_MS)
 
     @staticmethod
     def produce_responses(response: Message) -> Mapping[Partition, Message]:
