@@ -282,17 +282,14 @@ class Admin:
     # Brokers and configs
 
     async def describe_cluster(self, *, fenced_too: bool = False) -> ClusterDescription:
-        async def attempt(retry: Retry) -> ClusterDescription:
-            tree = {"include_cluster_authorized_operations": False, "include_fenced_brokers": fenced_too}
-            response = await self._requester.call(ApiKey.DESCRIBE_CLUSTER, tree)
-            found: dict[bool, list[BrokerInfo]] = {False: [], True: []}
-            for each in response.brokers:
-                broker = BrokerInfo(each.broker_id, each.host, each.port, each.rack)
-                found[each.get("is_fenced", False)].append(broker)
-            live, fenced = tuple(sorted(found[False])), tuple(sorted(found[True]))
-            return ClusterDescription(response.cluster_id, response.controller_id, live, fenced)
-
-        return await self._requester.with_retries(attempt)
+        tree = {"include_cluster_authorized_operations": False, "include_fenced_brokers": fenced_too}
+        response = await self._requester.with_retries(lambda _: self._requester.call(ApiKey.DESCRIBE_CLUSTER, tree))
+        found: dict[bool, list[BrokerInfo]] = {False: [], True: []}
+        for each in response.brokers:
+            broker = BrokerInfo(each.broker_id, each.host, each.port, each.rack)
+            found[each.get("is_fenced", False)].append(broker)
+        live, fenced = tuple(sorted(found[False])), tuple(sorted(found[True]))
+        return ClusterDescription(response.cluster_id, response.controller_id, live, fenced)
 
     async def describe_configs(
         self, resources: Iterable[ConfigResource], *, documentation: bool = False

@@ -76,9 +76,15 @@ class AdminRequester:
                 responses = await request(remaining, retry)
             except KafkaError as error:
                 responses = dict.fromkeys(remaining, error)
-            results |= {key: responses[key] if key in responses else _missing_result(key) for key in remaining}
-            failures = {key: failure for key in remaining if (failure := _retriable_error(results[key])) is not None}
-            remaining = list(failures)
+            for key in remaining:
+                missing = KafkaError(ErrorCode.unknown_server_error, f"the response lacks {key}")
+                results[key] = responses.get(key, missing)
+            failures = {
+                key: result
+                for key in remaining
+                if isinstance(result := results[key], KafkaError) and result.code not in _FINAL_ERRORS
+            }
+            remaining = [key for key, failure in failures.items() if failure.is_retriable]
             if remaining:
                 try:
                     await retry.wait_or_raise(failures[remaining[0]])
@@ -140,13 +146,3 @@ def single_result(results: Results[K, V]) -> V:
 def to_error(code: int, message: str | None = None) -> KafkaError | None:
     """Returns the error for a code, None for success."""
     return None if code == ErrorCode.none else KafkaError(code, message)
-
-
-def _retriable_error(result: object) -> KafkaError | None:
-    if isinstance(result, KafkaError) and result.is_retriable and result.code not in _FINAL_ERRORS:
-        return result
-    return None
-
-
-def _missing_result(key: object) -> KafkaError:
-    return KafkaError(ErrorCode.unknown_server_error, f"the response lacks {key}")

@@ -331,7 +331,7 @@ class Consumer:
         for each in requested:
             if not is_valid_topic_name(each.topic) or each.partition < 0:
                 raise ValueError(f"{each!r} is not a partition")
-        self._subscriptions.set_user_assigned()
+        self._subscriptions.set_subscription_type(SubscriptionType.USER_ASSIGNED)
         self._fetch_manager.assign(requested)
 
     async def unsubscribe(self) -> None:

@@ -105,14 +105,17 @@ class ConsumerCoordinator:
 
     # Commits
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Commits offsets in the current generation. Raises the errors of `Consumer.commit`."""
-        await self._commit(offsets, self._current_generation())
+    async def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation | None = None
+    ) -> None:
+        """Commits offsets that were consumed in a generation (default: the current one), which may have ended.
 
-    async def _commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation) -> None:
-        """Commits offsets for the generation in which they were consumed. That generation may have ended since then."""
+        Raises the same errors as `Consumer.commit`.
+        """
         if not offsets:
             return
+        if generation is None:
+            generation = self._current_generation()
         async with self._commit_lock:
             self._check_generation(generation)
             try:
@@ -167,7 +170,7 @@ class ConsumerCoordinator:
 
     async def _commit_or_log(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation) -> None:
         try:
-            await self._commit(offsets, generation)
+            await self.commit(offsets, generation)
         except KafkaError as error:
             _log.warning("offset commit failed", error=error)
 

@@ -125,13 +125,7 @@ class Fetcher:
             if partition not in offsets:
                 raise ValueError(f"{partition} has an end offset but no start offset")
         for partition, offset in offsets.items():
-            if partition in self._partitions:
-                self._reset_position(partition, offset, until.get(partition), epochs.get(partition, -1))
-            else:
-                epoch = epochs.get(partition, -1)
-                state = FetchPosition(_validate_offset(partition, offset), until.get(partition), epoch)
-                self._cluster.track([partition.topic])
-                self._partitions[partition] = state
+            self._set_position(partition, offset, until.get(partition), epochs.get(partition, -1))
         self._send_fetches()
 
     def remove(self, partitions: Iterable[TopicPartition]) -> None:
@@ -144,31 +138,27 @@ class Fetcher:
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
         """Sets the position of a partition and drops its fetched batches. The end offset stays the same.
 
-        From `leader_epoch`, the epoch of the record before the offset (-1: unknown), the leader detects a truncated
-        log.
+        With `leader_epoch`, that of the record before the offset (-1: unknown), the leader detects a truncated log.
         """
-        self._reset_position(partition, offset, self._partitions[partition].until, leader_epoch)
+        self._set_position(partition, offset, self._partitions[partition].until, leader_epoch)
         self._send_fetches()
 
-    def _reset_position(
-        self, partition: TopicPartition, offset: int, until: int | None, leader_epoch: int = -1
-    ) -> None:
-        before = self._partitions[partition]
-        self._partitions[partition] = FetchPosition(
-            _validate_offset(partition, offset),
-            until,
-            leader_epoch,
-            before.is_paused,
-            high_watermark=before.high_watermark,
-            log_start_offset=before.log_start_offset,
-        )
+    def _set_position(self, partition: TopicPartition, offset: int, until: int | None, leader_epoch: int) -> None:
+        if offset < 0:
+            raise ValueError(f"{partition} cannot be read from offset {offset}")
+        state, before = FetchPosition(offset, until, leader_epoch), self._partitions.get(partition)
+        if before is None:
+            self._cluster.track([partition.topic])
+        else:
+            state.is_paused = before.is_paused
+            state.high_watermark, state.log_start_offset = before.high_watermark, before.log_start_offset
+        self._partitions[partition] = state
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Stops returning batches of these partitions until `resume`. Fetched batches are kept."""
         for partition in partitions:
             self._partitions[partition].is_paused = True
-        # Send fetches now, because other partitions of the same leader may have waited until batches of these were
-        # taken.
+        # Other partitions of the same leader may have waited until batches of these are taken.
         self._send_fetches()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
@@ -241,23 +231,20 @@ class Fetcher:
             return
         self._cancel_stale_fetches()
         now = asyncio.get_running_loop().time()
-        next_attempt: float | None = None
+        retry_times: list[float] = []
         by_leader: dict[int, dict[TopicPartition, FetchPosition]] = {}
         untaken: dict[int, None] = {}
         for partition, state in self._partitions.items():
-            if state.is_paused or state.has_failed:
-                continue
-            if state.is_at_end and state.completed is None:
+            if state.is_paused or state.has_failed or (state.is_at_end and state.completed is None):
                 continue
             leader = self._cluster.known_leader_of(partition)
             if state.completed is not None:
                 untaken[leader] = None
             elif state.backoff_until > now:
-                next_attempt = min(next_attempt or state.backoff_until, state.backoff_until)
+                retry_times.append(state.backoff_until)
             elif leader == NO_LEADER or self._awaits_newer_leader(partition, state, now):
                 self._cluster.refresh_soon()
-                retry_at = now + self._cluster.retry_backoff_ms / 1000
-                next_attempt = min(next_attempt or retry_at, retry_at)
+                retry_times.append(now + self._cluster.retry_backoff_ms / 1000)
             else:
                 by_leader.setdefault(leader, {})[partition] = state
         for leader, positions in by_leader.items():
@@ -265,23 +252,22 @@ class Fetcher:
             # the next fetch of the partitions with these batches.
             if leader not in self._in_flight and leader not in untaken:
                 self._start_fetch(leader, positions)
-        self._set_timer(next_attempt)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if retry_times:
+            self._timer = asyncio.get_running_loop().call_at(min(retry_times), self._send_fetches)
 
     def _awaits_newer_leader(self, partition: TopicPartition, state: FetchPosition, now: float) -> bool:
         topic = self._cluster.topics.get(partition.topic)
         timeout_s = self._cluster.request_timeout_ms / 1000
         return topic is not None and state.awaits_newer_leader(topic, partition.partition, now, timeout_s)
 
-    def _set_timer(self, at: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if at is None else asyncio.get_running_loop().call_at(at, self._send_fetches)
-
     def _start_fetch(self, leader: int, positions: Mapping[TopicPartition, FetchPosition]) -> None:
-        room = self._buffered_bytes_max - self._reserved_bytes - self._buffered_bytes()
-        # Fetch even if the buffer is full. Paused partitions may fill it for a long time, and other partitions must not
-        # wait.
-        bytes_max = min(self._max_bytes, max(room, self._partition_max_bytes))
+        buffered = sum(each.completed.size for each in self._partitions.values() if each.completed is not None)
+        free_bytes = self._buffered_bytes_max - self._reserved_bytes - buffered
+        # Fetch even if the buffer is full, because paused partitions may fill it for a long time.
+        bytes_max = min(self._max_bytes, max(free_bytes, self._partition_max_bytes))
         self._reserved_bytes += bytes_max
         task = asyncio.get_running_loop().create_task(
             self._fetch(leader, positions, bytes_max), name=f"fetches from node {leader}"
@@ -304,9 +290,6 @@ class Fetcher:
             if not is_needed and not fetch.is_abandoned:
                 fetch.is_abandoned = True
                 fetch.task.cancel()
-
-    def _buffered_bytes(self) -> int:
-        return sum(each.completed.size for each in self._partitions.values() if each.completed is not None)
 
     async def _fetch(self, leader: int, positions: Mapping[TopicPartition, FetchPosition], bytes_max: int) -> None:
         request = self._build_request(positions, bytes_max)
@@ -389,7 +372,9 @@ class Fetcher:
             if each.error_code == ErrorCode.none:
                 self._handle_partition_data(partition, state, each, is_empty_response=is_empty_so_far)
                 continue
-            self._update_leader(partition, each)
+            leader = each.get("current_leader")
+            if leader is not None and leader.leader_id >= 0:
+                self._cluster.learn_leader(partition, leader.leader_id, leader.leader_epoch)
             error = KafkaError(each.error_code, f"{partition}")
             if _is_transient(error):
                 _warn_once(error, [state])
@@ -478,11 +463,6 @@ class Fetcher:
         )
         self._data_available.set()
 
-    def _update_leader(self, partition: TopicPartition, response: Message) -> None:
-        leader = response.get("current_leader")
-        if leader is not None and leader.leader_id >= 0:
-            self._cluster.learn_leader(partition, leader.leader_id, leader.leader_epoch)
-
 
 def _is_transient(error: KafkaError) -> bool:
     """Returns whether to retry. Unexpected broker errors are retried, because they often do not recur."""
@@ -493,9 +473,3 @@ def _warn_once(error: KafkaError, positions: Iterable[FetchPosition]) -> None:
     """Logs the first of consecutive unexpected broker errors, because users do not see errors that are retried."""
     if error.code is ErrorCode.unknown_server_error and not any(each.failures for each in positions):
         _log.warning("fetch failed at the broker and is retried", error=error)
-
-
-def _validate_offset(partition: TopicPartition, offset: int) -> int:
-    if offset < 0:
-        raise ValueError(f"{partition} cannot be read from offset {offset}")
-    return offset

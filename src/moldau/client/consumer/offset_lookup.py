@@ -42,7 +42,15 @@ async def list_offsets(
                 found[partition] = offset
 
     while remaining:
-        by_leader, failure = await _group_by_leader(cluster, remaining, retry)
+        failure: KafkaError | None = None
+        by_leader: dict[int, dict[TopicPartition, int]] = {}
+        for partition, time in remaining.items():
+            try:
+                leader = await cluster.leader_of(partition, timeout_ms=retry.remaining_ms)
+            except KafkaError as error:
+                failure = error
+            else:
+                by_leader.setdefault(leader, {})[partition] = time
         failure = await _query_leaders(cluster, by_leader, isolation_level, retry, on_offsets) or failure
         if failure is not None:
             await retry.wait_or_raise(failure)
@@ -79,21 +87,6 @@ async def list_offsets_once(
         raise failure
 
 
-async def _group_by_leader(
-    cluster: Cluster, times: Mapping[TopicPartition, int], retry: Retry
-) -> tuple[dict[int, dict[TopicPartition, int]], KafkaError | None]:
-    failure: KafkaError | None = None
-    by_leader: dict[int, dict[TopicPartition, int]] = {}
-    for partition, time in times.items():
-        try:
-            leader = await cluster.leader_of(partition, timeout_ms=retry.remaining_ms)
-        except KafkaError as error:
-            failure = error
-        else:
-            by_leader.setdefault(leader, {})[partition] = time
-    return by_leader, failure
-
-
 async def _query_leaders(
     cluster: Cluster,
     by_leader: Mapping[int, Mapping[TopicPartition, int]],
@@ -104,44 +97,37 @@ async def _query_leaders(
     """Queries all leaders concurrently. Returns a failure if there was any, preferably one that is not retriable."""
 
     async def query(leader: int, times: Mapping[TopicPartition, int]) -> KafkaError | None:
+        entries = []
+        for partition, time in times.items():
+            known = cluster.partition_info(partition)
+            epoch = -1 if known is None else known.leader_epoch
+            entry = {"partition_index": partition.partition, "current_leader_epoch": epoch, "timestamp": time}
+            entries.append((partition, entry))
+        tree = {
+            "replica_id": -1,
+            "isolation_level": isolation_level,
+            "topics": nest_by_topic(entries),
+            "timeout": retry.remaining_ms,
+        }
+        timeout_ms = min(retry.remaining_ms, cluster.request_timeout_ms)
         try:
-            offsets, failure = await _query_leader(cluster, leader, times, isolation_level, retry)
+            response = await cluster.call(leader, ApiKey.LIST_OFFSETS, tree, timeout_ms=timeout_ms)
         except KafkaError as error:
             return error
-        on_offsets(offsets)
+        responses = dict(iterate_partitions(response.topics))
+        found: dict[TopicPartition, OffsetAndTimestamp] = {}
+        failure: KafkaError | None = None
+        for partition in times:
+            each = responses.get(partition)
+            if each is None:
+                failure = KafkaError(ErrorCode.network_exception, f"the response lacks {partition}")
+            elif each.error_code != ErrorCode.none:
+                failure = KafkaError(each.error_code, f"offset lookup of {partition}")
+            else:
+                found[partition] = OffsetAndTimestamp(each.offset, each.timestamp, each.leader_epoch)
+        on_offsets(found)
         return failure
 
     failures = await asyncio.gather(*(query(leader, times) for leader, times in by_leader.items()))
     failed = [each for each in failures if each is not None]
     return min(failed, key=lambda each: each.is_retriable, default=None)
-
-
-async def _query_leader(
-    cluster: Cluster, leader: int, times: Mapping[TopicPartition, int], isolation_level: int, retry: Retry
-) -> tuple[dict[TopicPartition, OffsetAndTimestamp], KafkaError | None]:
-    entries = []
-    for partition, time in times.items():
-        known = cluster.partition_info(partition)
-        epoch = -1 if known is None else known.leader_epoch
-        entry = {"partition_index": partition.partition, "current_leader_epoch": epoch, "timestamp": time}
-        entries.append((partition, entry))
-    tree = {
-        "replica_id": -1,
-        "isolation_level": isolation_level,
-        "topics": nest_by_topic(entries),
-        "timeout": retry.remaining_ms,
-    }
-    timeout_ms = min(retry.remaining_ms, cluster.request_timeout_ms)
-    response = await cluster.call(leader, ApiKey.LIST_OFFSETS, tree, timeout_ms=timeout_ms)
-    found: dict[TopicPartition, OffsetAndTimestamp] = {}
-    failure: KafkaError | None = None
-    responses = dict(iterate_partitions(response.topics))
-    for partition in times:
-        each = responses.get(partition)
-        if each is None:
-            failure = KafkaError(ErrorCode.network_exception, f"the response lacks {partition}")
-        elif each.error_code != ErrorCode.none:
-            failure = KafkaError(each.error_code, f"offset lookup of {partition}")
-        else:
-            found[partition] = OffsetAndTimestamp(each.offset, each.timestamp, each.leader_epoch)
-    return found, failure

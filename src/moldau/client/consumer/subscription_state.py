@@ -47,11 +47,7 @@ class OffsetResetStrategy(Enum):
     NONE = 0
 
 
-RESET_STRATEGIES = {
-    "earliest": OffsetResetStrategy.EARLIEST,
-    "latest": OffsetResetStrategy.LATEST,
-    "none": OffsetResetStrategy.NONE,
-}
+RESET_STRATEGIES = {each.name.lower(): each for each in OffsetResetStrategy}
 
 
 class SubscriptionType(Enum):
@@ -84,16 +80,12 @@ class SubscriptionState:
     # Subscriptions
 
     def subscribe(self, topics: Iterable[str]) -> None:
-        self._set_subscription_type(SubscriptionType.AUTO_TOPICS)
+        self.set_subscription_type(SubscriptionType.AUTO_TOPICS)
         self.topics = tuple(sorted(set(topics)))
 
     def subscribe_pattern(self, pattern: "re.Pattern[str]") -> None:
-        self._set_subscription_type(SubscriptionType.AUTO_PATTERN)
+        self.set_subscription_type(SubscriptionType.AUTO_PATTERN)
         self.pattern = pattern
-
-    def set_user_assigned(self) -> None:
-        """Switches to manual assignment; `set_assignment` sets the partitions."""
-        self._set_subscription_type(SubscriptionType.USER_ASSIGNED)
 
     def unsubscribe(self) -> None:
         self.subscription_type = SubscriptionType.NONE
@@ -105,7 +97,7 @@ class SubscriptionState:
     def is_auto_assigned(self) -> bool:
         return self.subscription_type in (SubscriptionType.AUTO_TOPICS, SubscriptionType.AUTO_PATTERN)
 
-    def _set_subscription_type(self, subscription_type: SubscriptionType) -> None:
+    def set_subscription_type(self, subscription_type: SubscriptionType) -> None:
         if self.subscription_type not in (SubscriptionType.NONE, subscription_type):
             raise IllegalStateError(
                 f"the consumer reads {self.subscription_type.value}: unsubscribe before switching to "

@@ -71,9 +71,6 @@ class Heartbeat:
         """The id of the heartbeat whose response is awaited."""
         self._last_id = 0
 
-    def record_poll(self, now_ms: int) -> None:
-        self.poll_deadline_ms = now_ms + self._config.poll_interval_max_ms
-
     def restart(self, now_ms: int, next_send_at_ms: int) -> None:
         """Starts a new session. The response to an earlier heartbeat is ignored."""
         self._next_send_at_ms = next_send_at_ms

@@ -128,7 +128,7 @@ class MembershipManager:
     # The user
 
     def _on_poll(self, now_ms: int, _: events.UserPoll) -> list[Effect]:
-        self._heartbeat.record_poll(now_ms)
+        self._heartbeat.poll_deadline_ms = now_ms + self.config.poll_interval_max_ms
         if self._pending_error is not None:
             error = self._pending_error
             if self.state is not MemberState.FENCED:

@@ -69,12 +69,25 @@ SUPPORTED_VERSIONS: Mapping[ApiKey, VersionRange] = {
 }
 
 
-def latest_usable_version(
-    api: ApiKey, broker_versions: Mapping[int, VersionRange], version_max: int | None = None
+def choose_version(
+    api: ApiKey,
+    broker_versions: Mapping[int, VersionRange],
+    *,
+    version_max: int | None = None,
+    version: int | None = None,
 ) -> int:
-    """Returns the highest common version, up to `version_max`. Raises UnsupportedVersionError if there is none."""
+    """Returns `version` if it is set, else the highest common version up to `version_max`.
+
+    Raises UnsupportedVersionError if the broker does not support that version, or if there is no common version.
+    """
+    offered = broker_versions.get(api)
+    if offered is None:
+        raise UnsupportedVersionError(f"the broker does not support {api.name}")
+    if version is not None:
+        if not offered.minimum <= version <= offered.maximum:
+            raise UnsupportedVersionError(f"{api.name}: version {version} is needed, the broker supports {offered}")
+        return version
     supported = SUPPORTED_VERSIONS[api]
-    offered = _offered_versions(api, broker_versions)
     maximum = min(supported.maximum, offered.maximum)
     if version_max is not None:
         maximum = min(maximum, version_max)
@@ -84,17 +97,3 @@ def latest_usable_version(
             f"{api.name}: this client supports versions {supported}{limit}, the broker {offered}"
         )
     return maximum
-
-
-def check_version_usable(api: ApiKey, broker_versions: Mapping[int, VersionRange], version: int) -> None:
-    """Raises UnsupportedVersionError if the broker does not support exactly this version."""
-    offered = _offered_versions(api, broker_versions)
-    if not offered.minimum <= version <= offered.maximum:
-        raise UnsupportedVersionError(f"{api.name}: version {version} is needed, the broker supports {offered}")
-
-
-def _offered_versions(api: ApiKey, broker_versions: Mapping[int, VersionRange]) -> VersionRange:
-    offered = broker_versions.get(api)
-    if offered is None:
-        raise UnsupportedVersionError(f"the broker does not support {api.name}")
-    return offered

@@ -285,21 +285,16 @@ class Cluster:
             requested = tuple(dict.fromkeys((*self._tracked, *(topics or ()))))
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
-                await self._join_or_start_refresh(requested, create)
+                while (in_flight := self._refresh_in_flight) is not None and not in_flight.covers(requested, create):
+                    await asyncio.gather(asyncio.shield(in_flight.task), return_exceptions=True)
+                if in_flight is None:
+                    task = asyncio.get_running_loop().create_task(
+                        self._fetch_metadata(requested, create), name=f"{self.client_id} fetches metadata"
+                    )
+                    self._refresh_in_flight = in_flight = _InFlightRefresh(requested, create, task)
+                await await_shared(in_flight.task)
         except TimeoutError:
             raise RequestTimedOutError(f"no broker returned metadata within {timeout_ms} ms") from None
-
-    async def _join_or_start_refresh(self, requested: tuple[str, ...] | None, create: bool) -> None:
-        while (in_flight := self._refresh_in_flight) is not None:
-            if in_flight.covers(requested, create):
-                await await_shared(in_flight.task)
-                return
-            await asyncio.gather(asyncio.shield(in_flight.task), return_exceptions=True)
-        task = asyncio.get_running_loop().create_task(
-            self._fetch_metadata(requested, create), name=f"{self.client_id} fetches metadata"
-        )
-        self._refresh_in_flight = _InFlightRefresh(requested, create, task)
-        await await_shared(task)
 
     async def wait_for_topics(
         self, topics: Iterable[str], *, timeout_ms: int | None = None, create: bool = False

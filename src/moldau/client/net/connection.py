@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from moldau import __version__
 from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError, raise_for_code
-from moldau.client.net.api_versions import SUPPORTED_VERSIONS, VersionRange, check_version_usable, latest_usable_version
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS, VersionRange, choose_version
 from moldau.client.security.channel_security import SASL_HINT, TLS_HINT, ChannelSecurity, disconnect_error
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
@@ -149,15 +149,12 @@ class Connection:
 
         `version` is an exact version, which requests between nodes need. Raises UnsupportedVersionError.
         """
-        if version is None:
-            version = latest_usable_version(api, self.versions, version_max)
-        else:
-            check_version_usable(api, self.versions, version)
-        return self._send(api, version, tree, timeout_ms)
+        chosen = choose_version(api, self.versions, version_max=version_max, version=version)
+        return self._send(api, chosen, tree, timeout_ms)
 
-    def send_without_response(self, api: ApiKey, tree: Mapping[str, Any], *, version_max: int | None = None) -> None:
+    def send_without_response(self, api: ApiKey, tree: Mapping[str, Any]) -> None:
         """Sends the one kind of request that has no response: Produce with acks=0."""
-        self._write(api, latest_usable_version(api, self.versions, version_max), tree)
+        self._write(api, choose_version(api, self.versions), tree)
 
     async def drain(self) -> None:
         """Waits until the write buffer has room. Callers without a limit of in-flight requests must call this."""
@@ -170,7 +167,7 @@ class Connection:
         if response.error_code == ErrorCode.unsupported_version:
             offered = {each.api_key: VersionRange(each.min_version, each.max_version) for each in response.api_keys}
             # Old brokers return this error without a list of versions, but all of them support version 0.
-            version = latest_usable_version(ApiKey.API_VERSIONS, {ApiKey.API_VERSIONS: VersionRange(0, 0)} | offered)
+            version = choose_version(ApiKey.API_VERSIONS, {ApiKey.API_VERSIONS: VersionRange(0, 0)} | offered)
             response = await self._send(ApiKey.API_VERSIONS, version, software, timeout_ms)
         raise_for_code(response.error_code, f"{self} rejected ApiVersions")
         self._disconnect_hint = SASL_HINT

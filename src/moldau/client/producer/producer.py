@@ -178,7 +178,12 @@ class Producer:
                 ErrorCode.message_too_large,
                 f"a record of about {size} bytes exceeds max_request_size ({self._max_request_size})",
             )
-        if topic not in self._tracked_topics or topic not in self._cluster.topics or self._must_wait_for_memory(size):
+        if (
+            topic not in self._tracked_topics
+            or topic not in self._cluster.topics
+            or self._memory_waiters
+            or not self._accumulator.has_memory(size)
+        ):
             await self._wait_for_metadata_and_memory(topic, size)
         target = TopicPartition(topic, self._choose_partition(topic, key, partition, size))
         future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
@@ -254,9 +259,6 @@ class Producer:
                 del self._tracked_topics[topic]
                 self._cluster.untrack([topic])
             raise
-
-    def _must_wait_for_memory(self, size: int) -> bool:
-        return bool(self._memory_waiters) or not self._accumulator.has_memory(size)
 
     async def _wait_for_memory(self, size: int) -> None:
         is_behind_others = bool(self._memory_waiters)

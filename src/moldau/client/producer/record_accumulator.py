@@ -261,7 +261,8 @@ class RecordAccumulator:
             # The batch was already written, so long ago that the broker no longer knows its offset.
             return self.complete_batch(batch, -1)
         queue = self._queues[batch.partition]
-        is_first = self._is_first_incomplete(queue, batch)
+        has_earlier = any(each.order < batch.order for each in (*queue.in_flight, *queue.waiting))
+        is_first = not has_earlier and not queue.needs_epoch_bump
         queue.in_flight.remove(batch)
         queue.is_draining = bool(queue.in_flight)
         batch.last_error = error
@@ -319,11 +320,6 @@ class RecordAccumulator:
             waiting, queue.waiting = queue.waiting, []
             results += [self._abort_batch(queue, batch, error) for batch in waiting]
         return results
-
-    def _is_first_incomplete(self, queue: _PartitionQueue, batch: ProducerBatch) -> bool:
-        """Returns whether all earlier batches of the partition have their results and the sequence has no gap."""
-        earlier = [each for each in (*queue.in_flight, *queue.waiting) if each.order < batch.order]
-        return not earlier and not queue.needs_epoch_bump
 
     def _abort_batch(self, queue: _PartitionQueue, batch: ProducerBatch, error: KafkaError) -> ProduceResult:
         if batch.base_sequence != NO_SEQUENCE:

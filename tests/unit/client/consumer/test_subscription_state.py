@@ -24,7 +24,7 @@ def assigned(
     *partitions: TopicPartition, reset: OffsetResetStrategy = OffsetResetStrategy.EARLIEST
 ) -> SubscriptionState:
     positions = SubscriptionState(reset)
-    positions.set_user_assigned()
+    positions.set_subscription_type(SubscriptionType.USER_ASSIGNED)
     positions.set_assignment(partitions)
     return positions
 
@@ -34,11 +34,11 @@ def test_a_consumer_reads_one_kind_of_thing_at_a_time() -> None:
     positions.subscribe(["b", "a", "b"])
     assert positions.topics == ("a", "b")
     with pytest.raises(IllegalStateError, match="reads topics: unsubscribe"):
-        positions.set_user_assigned()
+        positions.set_subscription_type(SubscriptionType.USER_ASSIGNED)
     with pytest.raises(IllegalStateError, match="switching to a pattern"):
         positions.subscribe_pattern(re.compile("x"))
     positions.unsubscribe()
-    positions.set_user_assigned()
+    positions.set_subscription_type(SubscriptionType.USER_ASSIGNED)
     assert positions.subscription_type is SubscriptionType.USER_ASSIGNED
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moldau.client.errors import ConnectionLostError, RequestTimedOutError, UnsupportedVersionError
-from moldau.client.net.api_versions import SUPPORTED_VERSIONS, VersionRange, check_version_usable, latest_usable_version
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS, VersionRange, choose_version
 from moldau.client.net.connection import Connection
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
@@ -52,17 +52,17 @@ def test_every_version_the_client_speaks_has_a_schema() -> None:
 
 def test_the_highest_version_of_both_is_chosen() -> None:
     ours = SUPPORTED_VERSIONS[ApiKey.METADATA]
-    assert latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, 99)}) == ours.maximum
-    assert latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, ours.minimum)}) == ours.minimum
-    assert latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, 99)}, version_max=11) == 11
+    assert choose_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, 99)}) == ours.maximum
+    assert choose_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, ours.minimum)}) == ours.minimum
+    assert choose_version(ApiKey.METADATA, {ApiKey.METADATA: VersionRange(0, 99)}, version_max=11) == 11
 
 
 @pytest.mark.parametrize("theirs", [VersionRange(0, 2), VersionRange(90, 99)])
 def test_ranges_that_do_not_meet_are_a_clear_error(theirs: VersionRange) -> None:
     with pytest.raises(UnsupportedVersionError, match=f"METADATA.*10-13.*{theirs}"):
-        latest_usable_version(ApiKey.METADATA, {ApiKey.METADATA: theirs})
+        choose_version(ApiKey.METADATA, {ApiKey.METADATA: theirs})
     with pytest.raises(UnsupportedVersionError, match="does not support METADATA"):
-        latest_usable_version(ApiKey.METADATA, {})
+        choose_version(ApiKey.METADATA, {})
 
 
 def test_a_connection_speaks_with_a_real_broker() -> None:
@@ -91,14 +91,14 @@ def test_an_exact_version_is_used_or_rejected() -> None:
 
     with_broker(test)
     with pytest.raises(UnsupportedVersionError, match="does not support METADATA"):
-        check_version_usable(ApiKey.METADATA, {}, 11)
+        choose_version(ApiKey.METADATA, {}, version=11)
 
 
 def test_nodes_may_use_versions_that_the_client_does_not() -> None:
     assert SUPPORTED_VERSIONS[ApiKey.FETCH].maximum < 17
-    check_version_usable(ApiKey.FETCH, {ApiKey.FETCH: VersionRange(4, 17)}, 17)
+    choose_version(ApiKey.FETCH, {ApiKey.FETCH: VersionRange(4, 17)}, version=17)
     with pytest.raises(UnsupportedVersionError, match="FETCH: version 18 is needed, the broker supports 4-17"):
-        check_version_usable(ApiKey.FETCH, {ApiKey.FETCH: VersionRange(4, 17)}, 18)
+        choose_version(ApiKey.FETCH, {ApiKey.FETCH: VersionRange(4, 17)}, version=18)
 
 
 @pytest.mark.parametrize("theirs", [VersionRange(0, 0), VersionRange(0, 2), VersionRange(0, 3)])
