@@ -14,8 +14,7 @@ from moldau.logs.memory import MemoryLog
 from moldau.logs.store import RecordSlices
 from moldau.metadata.image import Endpoint, MetadataDelta, MetadataImage
 from moldau.metadata.loader import MetadataLoader
-from moldau.raft.events import RaftRequest, RaftResponse
-from moldau.raft.messages import VoterEndpoint, VoterNode
+from moldau.raft.messages import RaftRequest, RaftResponse, VoterEndpoint, VoterNode
 from moldau.raft.quorum_state_store import MemoryQuorumStateStore, QuorumStateStore
 from moldau.raft.raft_client import METADATA_LOG, METADATA_TOPIC_ID, RaftClient
 from moldau.raft.snapshot_store import MemorySnapshotStore

@@ -8,12 +8,13 @@ from uuid import UUID
 
 from moldau.errors import MoldauError, PeerUnreachableError
 from moldau.raft.batches import CommittedBatch
-from moldau.raft.events import RaftRequest, RaftResponse
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     FetchSnapshotRequest,
     QuorumFetchRequest,
+    RaftRequest,
+    RaftResponse,
     SnapshotId,
     VoterEndpoint,
     VoteRequest,

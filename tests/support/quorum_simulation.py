@@ -13,36 +13,36 @@ from uuid import UUID
 
 from moldau.errors import MoldauError
 from moldau.logs.leader_epochs import LeaderEpochCache
-from moldau.raft.epoch_roles import ElectionState
-from moldau.raft.events import (
+from moldau.raft.effects import (
     AppendFetchedRecords,
     AppendLeaderChange,
     AppendVoters,
-    BatchesAppended,
     Effect,
-    Event,
     FatalError,
     FetchSnapshot,
     HighWatermarkAdvanced,
     LeaderChanged,
+    PersistElection,
+    SendRequest,
+    SendResponse,
+    ServeFetch,
+    TruncateLog,
+)
+from moldau.raft.epoch_roles import ElectionState
+from moldau.raft.events import (
+    BatchesAppended,
+    Event,
     LogFlushed,
     LogTruncated,
     NodeStarted,
-    PersistElection,
-    RaftRequest,
-    RaftResponse,
     RequestFailed,
     RequestReceived,
     ResignRequested,
     ResponseReceived,
-    SendRequest,
-    SendResponse,
-    ServeFetch,
     SnapshotCreated,
     SnapshotFetchFailed,
     SnapshotInstalled,
     TimerExpired,
-    TruncateLog,
 )
 from moldau.raft.messages import (
     NO_EPOCH,
@@ -50,6 +50,8 @@ from moldau.raft.messages import (
     FetchSnapshotResponse,
     QuorumFetchRequest,
     QuorumFetchResponse,
+    RaftRequest,
+    RaftResponse,
     ReplicaKey,
     SnapshotId,
     VoterNode,

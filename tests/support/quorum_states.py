@@ -2,17 +2,9 @@
 
 from uuid import UUID
 
+from moldau.raft.effects import Effect, SendRequest, SendResponse
 from moldau.raft.epoch_roles import ElectionState
-from moldau.raft.events import (
-    BatchesAppended,
-    Effect,
-    NodeStarted,
-    RequestReceived,
-    ResponseReceived,
-    SendRequest,
-    SendResponse,
-    TimerExpired,
-)
+from moldau.raft.events import BatchesAppended, NodeStarted, RequestReceived, ResponseReceived, TimerExpired
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,
     EpochEndOffset,

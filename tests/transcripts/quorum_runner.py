@@ -7,21 +7,18 @@ import json
 from collections.abc import Callable
 
 from moldau.errors import MoldauError
-from moldau.raft.events import (
+from moldau.raft.effects import (
     AppendFetchedRecords,
     Effect,
-    Event,
     FetchSnapshot,
     HighWatermarkAdvanced,
     LeaderChanged,
     PersistElection,
-    RequestReceived,
-    ResponseReceived,
     SendRequest,
-    SnapshotInstalled,
     TruncateLog,
     VotersChanged,
 )
+from moldau.raft.events import Event, RequestReceived, ResponseReceived, SnapshotInstalled
 from moldau.raft.messages import (
     NO_LEADER,
     NO_VOTE,

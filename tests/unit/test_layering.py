@@ -42,6 +42,7 @@ PURE = [
     "moldau.metadata.records",
     "moldau.coordinator.result",
     "moldau.raft.batches",
+    "moldau.raft.effects",
     "moldau.raft.events",
     "moldau.raft.epoch_roles",
     "moldau.raft.quorum_config",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moldau.errors import CorruptRecordError
-from moldau.raft.events import AppendLeaderChange
+from moldau.raft.effects import AppendLeaderChange
 from moldau.raft.messages import EpochEndOffset, VoterNode
 from moldau.raft.raft_log_state import BatchSummary
 from moldau.raft.snapshot_format import KRAFT_VERSION, control_record, voters_from_record, voters_record

@@ -11,38 +11,18 @@ from moldau.errors import CorruptRecordError, MoldauError, NotControllerError, S
 from moldau.logs.store import Log, is_transient
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
+from moldau.raft import effects, events
 from moldau.raft.batches import batches_from_leader, leader_change_batch, summarize_batch, voters_batch
-from moldau.raft.events import (
-    AppendFailed,
-    AppendFetchedRecords,
-    AppendLeaderChange,
-    AppendVoters,
-    BatchesAppended,
-    Effect,
-    Event,
-    FatalError,
-    FetchSnapshot,
-    LeaderChanged,
-    LogFlushed,
-    LogTruncated,
-    NodeStarted,
-    PersistElection,
-    RaftResponse,
-    ReplicaOffsetRegressed,
-    ResignRequested,
-    ResponseReceived,
-    SendRequest,
-    SendResponse,
-    ServeFetch,
-    SnapshotFetchFailed,
-    SnapshotInstalled,
-    TimerExpired,
-    TruncateLog,
-    VotersChanged,
-)
 from moldau.raft.leader_state import NEVER
 from moldau.raft.log_reader import CommitDelivery
-from moldau.raft.messages import FetchSnapshotRequest, FetchSnapshotResponse, SnapshotId, VoterEndpoint, VoterNode
+from moldau.raft.messages import (
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    RaftResponse,
+    SnapshotId,
+    VoterEndpoint,
+    VoterNode,
+)
 from moldau.raft.quorum_state_store import QuorumStateStore
 from moldau.raft.raft_log_flusher import RETRY_MS, RaftLogFlusher
 from moldau.raft.raft_log_state import RaftLogState
@@ -122,7 +102,7 @@ class EffectExecutor:
         self._delivery.start_at(offset, snapshot)
         for voter in initial_voters:
             self.update_endpoints(voter.node_id, voter.endpoints)
-        await self.step(NodeStarted(log_state, offset))
+        await self.step(events.NodeStarted(log_state, offset))
         self._update_voter_endpoints()
         if self._own_append_error is not None and len(self._state.quorum.voters) == 1:
             raise self._own_append_error
@@ -134,7 +114,7 @@ class EffectExecutor:
         self._is_resigning = True
         self.progress.notify_all()
         try:
-            await self.submit(ResignRequested())
+            await self.submit(events.ResignRequested())
         except StorageError:
             # A failed node has reported its failure and has no leadership to give up.
             return
@@ -152,7 +132,7 @@ class EffectExecutor:
         """Queues a job. No event is handled while the job runs."""
         return self._jobs.submit(job)
 
-    def submit(self, event: Event) -> "asyncio.Future[RaftResponse | ServeFetch | None]":
+    def submit(self, event: events.Event) -> "asyncio.Future[RaftResponse | effects.ServeFetch | None]":
         return self._jobs.submit(lambda: self._process(event))
 
     def check_failure(self) -> None:
@@ -164,7 +144,7 @@ class EffectExecutor:
         if self._disk_full_error is not None:
             raise StorageError("this node waits for space on its disk") from self._disk_full_error
 
-    async def _process(self, event: Event) -> RaftResponse | ServeFetch | None:
+    async def _process(self, event: events.Event) -> RaftResponse | effects.ServeFetch | None:
         self.check_failure()
         if not self._has_started:
             # Reject the event, because without a loaded log the node would vote for any candidate.
@@ -174,14 +154,14 @@ class EffectExecutor:
             raise response
         return response
 
-    async def step(self, event: Event) -> RaftResponse | ServeFetch | MoldauError | None:
+    async def step(self, event: events.Event) -> RaftResponse | effects.ServeFetch | MoldauError | None:
         """Handles one event and executes its effects, inside a job. Returns the response if the event is a request."""
-        response: RaftResponse | ServeFetch | MoldauError | None = None
+        response: RaftResponse | effects.ServeFetch | MoldauError | None = None
         try:
             for effect in self._state.step(self._clock.monotonic_ms(), event, self._random.random()):
-                if isinstance(effect, SendResponse):
+                if isinstance(effect, effects.SendResponse):
                     response = effect.response
-                elif isinstance(effect, ServeFetch):
+                elif isinstance(effect, effects.ServeFetch):
                     response = effect
                 else:
                     await self._execute(effect)
@@ -195,32 +175,32 @@ class EffectExecutor:
             self.progress.notify_all()
         return response
 
-    async def _execute(self, effect: Effect) -> None:
+    async def _execute(self, effect: effects.Effect) -> None:
         match effect:
-            case PersistElection():
+            case effects.PersistElection():
                 election = effect.election
                 await self._retry_while_disk_full(lambda: self._state_store.save(election))
-            case SendRequest():
+            case effects.SendRequest():
                 self._request_sender.send(effect.node_id, effect.request)
-            case AppendLeaderChange():
+            case effects.AppendLeaderChange():
                 now_ms, base_offset = self._clock.wall_ms(), self._log.end_offset
                 await self._append_own(leader_change_batch(effect, base_offset=base_offset, timestamp=now_ms))
-            case AppendVoters():
+            case effects.AppendVoters():
                 await self._append_own(self._voters_batch(effect.voters))
-            case AppendFetchedRecords():
+            case effects.AppendFetchedRecords():
                 await self._append_fetched(effect.records)
-            case TruncateLog():
+            case effects.TruncateLog():
                 await self._truncate(effect.end_offset)
-            case FetchSnapshot():
+            case effects.FetchSnapshot():
                 self._request_sender.start_task(self._fetch_snapshot(effect))
-            case LeaderChanged():
+            case effects.LeaderChanged():
                 log.info("quorum leader changed", leader=effect.leader_id, epoch=effect.epoch)
                 self._on_leader_change(effect.leader_id, effect.epoch)
-            case VotersChanged():
+            case effects.VotersChanged():
                 self._update_voter_endpoints()
-            case ReplicaOffsetRegressed():
+            case effects.ReplicaOffsetRegressed():
                 _log_offset_regression(effect)
-            case FatalError():
+            case effects.FatalError():
                 raise StorageError(effect.reason)
 
     async def _retry_while_disk_full(self, write: Callable[[], Awaitable[None]]) -> None:
@@ -283,7 +263,7 @@ class EffectExecutor:
             # Wait again, because the node's clock is slower than the event loop's clock.
             self._arm_timer()
         else:
-            self.submit(TimerExpired())
+            self.submit(events.TimerExpired())
 
     # The log
 
@@ -296,7 +276,7 @@ class EffectExecutor:
             if self._log.failure is not None:
                 self._fail(error)
             raise
-        await self.step(BatchesAppended(summaries))
+        await self.step(events.BatchesAppended(summaries))
 
     async def append_voters(self, voters: tuple[VoterNode, ...]) -> None:
         """Appends a voters record, inside a job."""
@@ -315,7 +295,7 @@ class EffectExecutor:
                 raise
             log.warning("cannot append to the metadata log", reason=str(error))
             self._own_append_error = error
-            await self.step(AppendFailed())
+            await self.step(events.AppendFailed())
 
     async def _append_fetched(self, records: bytes) -> None:
         try:
@@ -327,7 +307,7 @@ class EffectExecutor:
             if self._last_append_error != str(error):
                 self._last_append_error = str(error)
                 log.warning("cannot append fetched metadata records", reason=self._last_append_error)
-            await self.step(AppendFailed())
+            await self.step(events.AppendFailed())
 
     async def _truncate(self, end_offset: int) -> None:
         log.info(
@@ -336,15 +316,15 @@ class EffectExecutor:
             previous_end_offset=self._log.end_offset,
         )
         await self._retry_while_disk_full(lambda: self._log.truncate_to(end_offset))
-        await self.step(LogTruncated(self._log.end_offset))
+        await self.step(events.LogTruncated(self._log.end_offset))
 
     async def _handle_flushed(self) -> None:
         self.check_failure()
-        await self.step(LogFlushed(self._log.durable_offset))
+        await self.step(events.LogFlushed(self._log.durable_offset))
 
     # Snapshots from the leader
 
-    async def _fetch_snapshot(self, effect: FetchSnapshot) -> None:
+    async def _fetch_snapshot(self, effect: effects.FetchSnapshot) -> None:
         log.info("fetching a metadata snapshot", leader=effect.leader_id, end_offset=effect.snapshot.end_offset)
         try:
             data = await self._download_snapshot(effect)
@@ -352,13 +332,13 @@ class EffectExecutor:
         except MoldauError as error:
             if not self.is_closing:
                 log.warning("cannot fetch the metadata snapshot, retrying", reason=str(error))
-                self.submit(SnapshotFetchFailed())
+                self.submit(events.SnapshotFetchFailed())
         except Exception:
             # An unexpected response from a peer must not stop this node.
             log.exception("cannot fetch the metadata snapshot, retrying")
-            self.submit(SnapshotFetchFailed())
+            self.submit(events.SnapshotFetchFailed())
 
-    async def _download_snapshot(self, effect: FetchSnapshot) -> bytes:
+    async def _download_snapshot(self, effect: effects.FetchSnapshot) -> bytes:
         node_id, data, size = effect.leader_id, bytearray(), 1
         while len(data) < size:
             is_same_epoch = self._state.epoch == effect.epoch
@@ -371,7 +351,7 @@ class EffectExecutor:
             )
             response = await self._request_sender.call(node_id, request)
             assert isinstance(response, FetchSnapshotResponse)
-            await self.submit(ResponseReceived(node_id, request, response))
+            await self.submit(events.ResponseReceived(node_id, request, response))
             if not response.is_leader:
                 raise CorruptRecordError(f"node {node_id} is no longer the leader")
             is_in_range = 0 < response.size <= SNAPSHOT_BYTES_MAX
@@ -385,7 +365,7 @@ class EffectExecutor:
         """Stores the snapshot, then resets the log. After a crash in between, the next startup resets the log."""
         self.check_failure()
         if snapshot.end_offset <= self._state.high_watermark:
-            await self.step(SnapshotFetchFailed())
+            await self.step(events.SnapshotFetchFailed())
             return
         contents = await self._snapshots.store_fetched(snapshot, data)
         try:
@@ -395,10 +375,10 @@ class EffectExecutor:
                 self._fail(error)
             raise
         self._delivery.start_at(snapshot.end_offset, contents)
-        await self.step(SnapshotInstalled(snapshot, contents.voters))
+        await self.step(events.SnapshotInstalled(snapshot, contents.voters))
 
 
-def _log_offset_regression(effect: ReplicaOffsetRegressed) -> None:
+def _log_offset_regression(effect: effects.ReplicaOffsetRegressed) -> None:
     node_id = effect.replica.node_id
     log.error(
         "a voter has fewer metadata records on disk than it had confirmed",

@@ -17,24 +17,7 @@ from moldau.errors import (
 )
 from moldau.observe.logging import get_logger
 from moldau.peers.client import PeerClient
-from moldau.raft.events import RaftRequest, RaftResponse
-from moldau.raft.messages import (
-    NO_EPOCH,
-    NO_LEADER,
-    BeginQuorumEpochRequest,
-    EndQuorumEpochRequest,
-    EpochEndOffset,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    QuorumEpochResponse,
-    QuorumFetchRequest,
-    QuorumFetchResponse,
-    ReplicaKey,
-    SnapshotId,
-    VoterEndpoint,
-    VoteRequest,
-    VoteResponse,
-)
+from moldau.raft import messages as raft
 from moldau.raft.raft_client import METADATA_LOG, METADATA_TOPIC_ID
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
@@ -57,12 +40,12 @@ _LEADERSHIP_CODES = (
 )
 
 
-_API_KEYS: dict[type[RaftRequest], ApiKey] = {
-    VoteRequest: ApiKey.VOTE,
-    BeginQuorumEpochRequest: ApiKey.BEGIN_QUORUM_EPOCH,
-    EndQuorumEpochRequest: ApiKey.END_QUORUM_EPOCH,
-    QuorumFetchRequest: ApiKey.FETCH,
-    FetchSnapshotRequest: ApiKey.FETCH_SNAPSHOT,
+_API_KEYS: dict[type[raft.RaftRequest], ApiKey] = {
+    raft.VoteRequest: ApiKey.VOTE,
+    raft.BeginQuorumEpochRequest: ApiKey.BEGIN_QUORUM_EPOCH,
+    raft.EndQuorumEpochRequest: ApiKey.END_QUORUM_EPOCH,
+    raft.QuorumFetchRequest: ApiKey.FETCH,
+    raft.FetchSnapshotRequest: ApiKey.FETCH_SNAPSHOT,
 }
 
 
@@ -97,7 +80,7 @@ class KafkaNetworkChannel:
         for node_id, (host, port) in (bootstrap or {}).items():
             peers.update_endpoint(node_id, host, port)
 
-    def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
+    def update_endpoint(self, node_id: int, endpoints: Sequence[raft.VoterEndpoint]) -> None:
         if node_id != self._peers.node_id:
             self._known_nodes[node_id] = None
         for endpoint in endpoints:
@@ -107,16 +90,16 @@ class KafkaNetworkChannel:
         if endpoints:
             self._peers.update_endpoint(node_id, endpoints[0].host, endpoints[0].port)
 
-    async def send(self, node_id: int, request: RaftRequest) -> RaftResponse:
+    async def send(self, node_id: int, request: raft.RaftRequest) -> raft.RaftResponse:
         api, lane, version, timeout_ms = _API_KEYS[type(request)], LANE, None, self._request_timeout_ms
-        if isinstance(request, QuorumFetchRequest):
+        if isinstance(request, raft.QuorumFetchRequest):
             lane, version, timeout_ms = FETCH_LANE, FETCH_VERSION, timeout_ms + request.max_wait_ms
-        elif isinstance(request, FetchSnapshotRequest):
+        elif isinstance(request, raft.FetchSnapshotRequest):
             lane = FETCH_LANE
         body = self._body(request)
         response = await self._peers.call(node_id, api, body, lane=lane, timeout_ms=timeout_ms, version=version)
         result = self._only_partition(node_id, api, response)
-        if isinstance(request, FetchSnapshotRequest):
+        if isinstance(request, raft.FetchSnapshotRequest):
             if result.error_code == ErrorCode.snapshot_not_found:
                 raise SnapshotNotFoundError(f"node {node_id} no longer has the snapshot")
             if result.error_code == ErrorCode.position_out_of_range:
@@ -124,15 +107,15 @@ class KafkaNetworkChannel:
         self._check(node_id, api, result.error_code)
         leader = result.current_leader if lane == FETCH_LANE else result
         self._update_leader_endpoint(leader.leader_id, response)
-        if isinstance(request, VoteRequest):
+        if isinstance(request, raft.VoteRequest):
             await self._check_duplicate_node(response, request.candidate, leader)
-        elif isinstance(request, QuorumFetchRequest):
+        elif isinstance(request, raft.QuorumFetchRequest):
             await self._check_duplicate_node(response, request.replica, leader)
         return _parse_response(request, response, result, leader)
 
-    def _body(self, request: RaftRequest) -> dict[str, Any]:
+    def _body(self, request: raft.RaftRequest) -> dict[str, Any]:
         match request:
-            case VoteRequest():
+            case raft.VoteRequest():
                 return {
                     "voter_id": request.voter.node_id,
                     **self._election_body(
@@ -145,7 +128,7 @@ class KafkaNetworkChannel:
                         pre_vote=request.is_pre_vote,
                     ),
                 }
-            case BeginQuorumEpochRequest():
+            case raft.BeginQuorumEpochRequest():
                 return {
                     "voter_id": request.voter.node_id,
                     "leader_endpoints": [
@@ -157,7 +140,7 @@ class KafkaNetworkChannel:
                         leader_epoch=request.epoch,
                     ),
                 }
-            case EndQuorumEpochRequest():
+            case raft.EndQuorumEpochRequest():
                 candidates = [
                     {"candidate_id": each.node_id, "candidate_directory_id": each.directory_id}
                     for each in request.preferred_candidates
@@ -168,9 +151,9 @@ class KafkaNetworkChannel:
                         leader_id=request.leader_id, leader_epoch=request.epoch, preferred_candidates=candidates
                     ),
                 }
-            case QuorumFetchRequest():
+            case raft.QuorumFetchRequest():
                 return self._fetch_body(request)
-            case FetchSnapshotRequest():
+            case raft.FetchSnapshotRequest():
                 partition = {
                     "partition": METADATA_LOG.partition,
                     "current_leader_epoch": request.epoch,
@@ -192,7 +175,7 @@ class KafkaNetworkChannel:
         topic = {"topic_name": METADATA_LOG.topic, "partitions": partitions}
         return {"cluster_id": self._cluster_id, "topics": [topic]}
 
-    def _fetch_body(self, request: QuorumFetchRequest) -> dict[str, Any]:
+    def _fetch_body(self, request: raft.QuorumFetchRequest) -> dict[str, Any]:
         partition = {
             "partition": METADATA_LOG.partition,
             "current_leader_epoch": request.epoch,
@@ -258,7 +241,7 @@ class KafkaNetworkChannel:
                 )
             )
 
-    async def _check_duplicate_node(self, response: Message, own: ReplicaKey, leader: Message) -> None:
+    async def _check_duplicate_node(self, response: Message, own: raft.ReplicaKey, leader: Message) -> None:
         """Detects another process with this node's id.
 
         This node is not the leader. If a response names it as the leader, its previous incarnation was the leader, or
@@ -266,8 +249,8 @@ class KafkaNetworkChannel:
         """
         if leader.leader_id != own.node_id:
             return
-        log_end = EpochEndOffset(NO_EPOCH, 0)
-        request = QuorumFetchRequest(own, leader.leader_epoch, log_end, high_watermark=0, bytes_max=1)
+        log_end = raft.EpochEndOffset(raft.NO_EPOCH, 0)
+        request = raft.QuorumFetchRequest(own, leader.leader_epoch, log_end, high_watermark=0, bytes_max=1)
         for each in response.node_endpoints:
             if each.node_id != own.node_id or (each.host, each.port) in self._own_addresses:
                 continue
@@ -289,36 +272,38 @@ class KafkaNetworkChannel:
     def _update_leader_endpoint(self, leader_id: int, response: Message) -> None:
         """Updates the leader's address. A node that knows no current voters finds the leader only in this way."""
         for endpoint in response.node_endpoints:
-            if endpoint.node_id == leader_id and leader_id not in (NO_LEADER, self._peers.node_id):
+            if endpoint.node_id == leader_id and leader_id not in (raft.NO_LEADER, self._peers.node_id):
                 self._peers.update_endpoint(leader_id, endpoint.host, endpoint.port)
 
 
-def _parse_response(request: RaftRequest, response: Message, result: Message, leader: Message) -> RaftResponse:
+def _parse_response(
+    request: raft.RaftRequest, response: Message, result: Message, leader: Message
+) -> raft.RaftResponse:
     """Returns the response. `result` is its only partition, and `leader` has the leader's id and epoch."""
     epoch, leader_id, is_leader = leader.leader_epoch, leader.leader_id, result.error_code == ErrorCode.none
     match request:
-        case VoteRequest():
-            return VoteResponse(epoch, leader_id, result.vote_granted, max(response.silent_ms, 0))
-        case BeginQuorumEpochRequest() | EndQuorumEpochRequest():
-            return QuorumEpochResponse(epoch, leader_id)
-        case QuorumFetchRequest():
+        case raft.VoteRequest():
+            return raft.VoteResponse(epoch, leader_id, result.vote_granted, max(response.silent_ms, 0))
+        case raft.BeginQuorumEpochRequest() | raft.EndQuorumEpochRequest():
+            return raft.QuorumEpochResponse(epoch, leader_id)
+        case raft.QuorumFetchRequest():
             diverging, snapshot = result.diverging_epoch, result.snapshot_id
             has_diverged = diverging is not None and diverging.end_offset >= 0
             has_snapshot = snapshot is not None and snapshot.end_offset >= 0
-            return QuorumFetchResponse(
+            return raft.QuorumFetchResponse(
                 epoch,
                 leader_id,
                 is_leader,
                 records=bytes(result.records or b""),
                 high_watermark=result.high_watermark,
                 log_start_offset=max(result.log_start_offset, 0),
-                diverging_epoch=EpochEndOffset(diverging.epoch, diverging.end_offset) if has_diverged else None,
-                snapshot=SnapshotId(snapshot.end_offset, snapshot.epoch) if has_snapshot else None,
+                diverging_epoch=raft.EpochEndOffset(diverging.epoch, diverging.end_offset) if has_diverged else None,
+                snapshot=raft.SnapshotId(snapshot.end_offset, snapshot.epoch) if has_snapshot else None,
                 sent_ms=response.sent_ms,
             )
-        case FetchSnapshotRequest():
+        case raft.FetchSnapshotRequest():
             data = bytes(result.unaligned_records or b"")
-            return FetchSnapshotResponse(
+            return raft.FetchSnapshotResponse(
                 epoch, leader_id, is_leader, result.size, result.position, data, response.sent_ms
             )
 

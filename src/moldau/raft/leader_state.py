@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from moldau.errors import DuplicateVoterError, InvalidRequestError, RequestTimedOutError, VoterNotFoundError
-from moldau.raft.events import ReplicaOffsetRegressed
+from moldau.raft.effects import ReplicaOffsetRegressed
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,
     QuorumFetchRequest,

@@ -163,6 +163,10 @@ class FetchSnapshotResponse:
     sent_ms: int = -1
 
 
+RaftRequest = VoteRequest | BeginQuorumEpochRequest | EndQuorumEpochRequest | QuorumFetchRequest | FetchSnapshotRequest
+RaftResponse = VoteResponse | QuorumEpochResponse | QuorumFetchResponse | FetchSnapshotResponse
+
+
 class ReplicaProgress(NamedTuple):
     """The progress of a voter or observer, as the leader sees it (DescribeQuorum)."""
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from moldau.raft.effects import AppendFetchedRecords, FatalError, FetchSnapshot, TruncateLog
 from moldau.raft.epoch_roles import FollowerState, UnattachedState
-from moldau.raft.events import AppendFetchedRecords, FatalError, FetchSnapshot, TruncateLog
 from moldau.raft.messages import EpochEndOffset, QuorumFetchRequest, QuorumFetchResponse, SnapshotId
 from moldau.raft.quorum_state import QuorumState
 from moldau.raft.step_context import StepContext

@@ -7,6 +7,7 @@ return False and change nothing.
 from dataclasses import dataclass, field, replace
 
 from moldau.errors import NotControllerError
+from moldau.raft.effects import HighWatermarkAdvanced
 from moldau.raft.epoch_roles import (
     CandidateState,
     ElectionState,
@@ -16,7 +17,6 @@ from moldau.raft.epoch_roles import (
     ResignedState,
     UnattachedState,
 )
-from moldau.raft.events import HighWatermarkAdvanced
 from moldau.raft.leader_state import NEVER, LeaderState
 from moldau.raft.messages import (
     NO_LEADER,

@@ -14,7 +14,8 @@ from moldau.logs.store import Log, LogName, LogStore
 from moldau.platform.clock import Clock
 from moldau.raft.batches import CommittedBatch, values_batch
 from moldau.raft.effect_executor import EffectExecutor
-from moldau.raft.events import AppendFailed, RaftRequest, RaftResponse, RequestReceived, ServeFetch, SnapshotCreated
+from moldau.raft.effects import ServeFetch
+from moldau.raft.events import AppendFailed, RequestReceived, SnapshotCreated
 from moldau.raft.leader_state import LeaderState, ReplicaState
 from moldau.raft.log_reader import REPLACE_VOTER_HINT, CommitDelivery, load_log_state
 from moldau.raft.messages import (
@@ -27,6 +28,8 @@ from moldau.raft.messages import (
     QuorumEpochResponse,
     QuorumFetchRequest,
     QuorumFetchResponse,
+    RaftRequest,
+    RaftResponse,
     ReplicaKey,
     SnapshotId,
     VoteRequest,

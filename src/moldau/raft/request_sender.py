@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from moldau.errors import MoldauError, PeerUnreachableError
 from moldau.observe.logging import get_logger
-from moldau.raft.events import RaftRequest, RaftResponse, RequestFailed, ResponseReceived
-from moldau.raft.messages import EndQuorumEpochRequest, QuorumFetchRequest, VoterEndpoint
+from moldau.raft.events import RequestFailed, ResponseReceived
+from moldau.raft.messages import EndQuorumEpochRequest, QuorumFetchRequest, RaftRequest, RaftResponse, VoterEndpoint
 
 log = get_logger("quorum.requests")
 

@@ -8,6 +8,8 @@ leader, and commits records when they are durable on its own disk.
 from typing import assert_never
 
 from moldau.errors import InvalidRequestError, InvalidVoterKeyError
+from moldau.raft import events
+from moldau.raft.effects import AppendLeaderChange, AppendVoters, Effect, LeaderChanged, ServeFetch, VotersChanged
 from moldau.raft.epoch_roles import (
     CandidateState,
     ElectionState,
@@ -16,30 +18,6 @@ from moldau.raft.epoch_roles import (
     ProspectiveState,
     ResignedState,
     UnattachedState,
-)
-from moldau.raft.events import (
-    AppendFailed,
-    AppendLeaderChange,
-    AppendVoters,
-    BatchesAppended,
-    Effect,
-    Event,
-    LeaderChanged,
-    LogFlushed,
-    LogTruncated,
-    NodeStarted,
-    RaftRequest,
-    RaftResponse,
-    RequestFailed,
-    RequestReceived,
-    ResignRequested,
-    ResponseReceived,
-    ServeFetch,
-    SnapshotCreated,
-    SnapshotFetchFailed,
-    SnapshotInstalled,
-    TimerExpired,
-    VotersChanged,
 )
 from moldau.raft.leader_state import LeaderState
 from moldau.raft.messages import (
@@ -52,6 +30,8 @@ from moldau.raft.messages import (
     QuorumEpochResponse,
     QuorumFetchRequest,
     QuorumFetchResponse,
+    RaftRequest,
+    RaftResponse,
     ReplicaKey,
     VoteRequest,
     VoteResponse,
@@ -95,13 +75,13 @@ class RaftStateMachine:
 
     @property
     def deadline_ms(self) -> int | None:
-        """The time when the state machine needs a TimerExpired event; None if it needs no timer."""
+        """The time when the state machine needs a events.TimerExpired event; None if it needs no timer."""
         if self.quorum.leader_state is not None:
             return self.quorum.leader_state.deadline_ms
         deadlines = (self.quorum.election_deadline_ms, self.fetcher.next_fetch_ms)
         return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
 
-    def step(self, now_ms: int, event: Event, random_fraction: float = 0.5) -> list[Effect]:
+    def step(self, now_ms: int, event: events.Event, random_fraction: float = 0.5) -> list[Effect]:
         """Handles one event and returns the effects. `random_fraction` is a new random number from 0 to 1."""
         leader, was_leader, voters = (self.leader_id, self.epoch), self.is_leader, self.quorum.voters
         self._step = step = StepContext(now_ms, random_fraction)
@@ -116,46 +96,46 @@ class RaftStateMachine:
         self.quorum.check_invariants()
         return step.effects
 
-    def _handle_event(self, event: Event) -> None:
+    def _handle_event(self, event: events.Event) -> None:
         step, log, fetcher = self._step, self.log, self.fetcher
         match event:
-            case NodeStarted():
+            case events.NodeStarted():
                 self._start(event)
-            case TimerExpired():
+            case events.TimerExpired():
                 self._on_timer()
-            case RequestReceived():
+            case events.RequestReceived():
                 self._handle_request(event.request)
-            case ResponseReceived():
+            case events.ResponseReceived():
                 self._handle_response(event.node_id, event.request, event.response)
-            case RequestFailed():
+            case events.RequestFailed():
                 self._handle_request_failure(event)
-            case BatchesAppended():
+            case events.BatchesAppended():
                 log.append(event.batches)
-            case AppendFailed():
+            case events.AppendFailed():
                 self._on_append_failed()
-            case LogFlushed():
+            case events.LogFlushed():
                 self._on_log_flushed(event.end_offset)
-            case LogTruncated():
+            case events.LogTruncated():
                 log.truncate(event.end_offset)
                 fetcher.fetch(step)
-            case SnapshotCreated():
+            case events.SnapshotCreated():
                 log.advance_start_offset(event.start_offset, event.snapshot)
-            case SnapshotInstalled():
+            case events.SnapshotInstalled():
                 fetcher.fetching_snapshot = None
                 log.reset_to_snapshot(event.snapshot, event.voters)
                 self.quorum.advance_high_watermark(step, event.snapshot.end_offset)
                 fetcher.fetch(step)
-            case SnapshotFetchFailed():
+            case events.SnapshotFetchFailed():
                 fetcher.fetching_snapshot = None
                 fetcher.schedule_after_failure(step)
-            case ResignRequested():
+            case events.ResignRequested():
                 self.quorum.is_shutting_down = True
                 self._resign()
                 self.quorum.election_deadline_ms = None
             case _:
                 assert_never(event)
 
-    def _start(self, event: NodeStarted) -> None:
+    def _start(self, event: events.NodeStarted) -> None:
         quorum, step = self.quorum, self._step
         quorum.log = event.log
         quorum.log.high_watermark = event.committed_offset
@@ -413,7 +393,7 @@ class RaftStateMachine:
             case FetchSnapshotRequest(), FetchSnapshotResponse() if response.is_leader and response.epoch == self.epoch:
                 self._on_leader_response(response)
 
-    def _handle_request_failure(self, event: RequestFailed) -> None:
+    def _handle_request_failure(self, event: events.RequestFailed) -> None:
         quorum, step, node_id = self.quorum, self._step, event.node_id
         match event.request:
             case VoteRequest() as request:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 
 from moldau.errors import MoldauError
+from moldau.raft.effects import Effect, PersistElection, SendRequest, SendResponse
 from moldau.raft.epoch_roles import ElectionState
-from moldau.raft.events import Effect, PersistElection, RaftRequest, RaftResponse, SendRequest, SendResponse
+from moldau.raft.messages import RaftRequest, RaftResponse
 
 
 @dataclass(slots=True)

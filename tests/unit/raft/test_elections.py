@@ -2,22 +2,24 @@
 
 import pytest
 
-from moldau.raft.epoch_roles import CandidateState, ElectionState, FollowerState, ProspectiveState
-from moldau.raft.events import (
+from moldau.raft.effects import (
     AppendLeaderChange,
-    BatchesAppended,
     HighWatermarkAdvanced,
     LeaderChanged,
+    PersistElection,
+    SendRequest,
+    SendResponse,
+    VotersChanged,
+)
+from moldau.raft.epoch_roles import CandidateState, ElectionState, FollowerState, ProspectiveState
+from moldau.raft.events import (
+    BatchesAppended,
     LogFlushed,
     NodeStarted,
-    PersistElection,
     RequestFailed,
     RequestReceived,
     ResponseReceived,
-    SendRequest,
-    SendResponse,
     TimerExpired,
-    VotersChanged,
 )
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,

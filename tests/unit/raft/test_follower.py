@@ -1,26 +1,28 @@
 """Followers of the state machine: fetching, truncation, snapshots, and the start of elections."""
 
-from moldau.raft.epoch_roles import ElectionState, ProspectiveState, ResignedState, UnattachedState
-from moldau.raft.events import (
+from moldau.raft.effects import (
     AppendFetchedRecords,
-    BatchesAppended,
     FatalError,
     FetchSnapshot,
     HighWatermarkAdvanced,
     LeaderChanged,
+    PersistElection,
+    SendRequest,
+    TruncateLog,
+)
+from moldau.raft.epoch_roles import ElectionState, ProspectiveState, ResignedState, UnattachedState
+from moldau.raft.events import (
+    BatchesAppended,
     LogFlushed,
     LogTruncated,
     NodeStarted,
-    PersistElection,
     RequestFailed,
     RequestReceived,
     ResignRequested,
     ResponseReceived,
-    SendRequest,
     SnapshotFetchFailed,
     SnapshotInstalled,
     TimerExpired,
-    TruncateLog,
 )
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,

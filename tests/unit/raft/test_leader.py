@@ -1,16 +1,8 @@
 """Leaders of the state machine: commits and resignation."""
 
+from moldau.raft.effects import HighWatermarkAdvanced, LeaderChanged, ServeFetch
 from moldau.raft.epoch_roles import ResignedState
-from moldau.raft.events import (
-    AppendFailed,
-    BatchesAppended,
-    HighWatermarkAdvanced,
-    LeaderChanged,
-    LogFlushed,
-    ServeFetch,
-    SnapshotCreated,
-    TimerExpired,
-)
+from moldau.raft.events import AppendFailed, BatchesAppended, LogFlushed, SnapshotCreated, TimerExpired
 from moldau.raft.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,

@@ -2,8 +2,9 @@
 
 from uuid import UUID
 
+from moldau.raft.effects import Effect, SendRequest
 from moldau.raft.epoch_roles import CandidateState, ElectionState, FollowerState, ProspectiveState
-from moldau.raft.events import Effect, NodeStarted, RequestFailed, ResponseReceived, SendRequest, TimerExpired
+from moldau.raft.events import NodeStarted, RequestFailed, ResponseReceived, TimerExpired
 from moldau.raft.messages import (
     QuorumFetchRequest,
     QuorumFetchResponse,

@@ -11,7 +11,7 @@ from moldau.logs.files.store import FileLogStore
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.raft.batches import leader_change_batch, values_batch
-from moldau.raft.events import AppendLeaderChange
+from moldau.raft.effects import AppendLeaderChange
 from moldau.raft.log_reader import load_log_state
 from moldau.raft.messages import VoterNode
 from moldau.raft.raft_client import METADATA_LOG, open_metadata_log

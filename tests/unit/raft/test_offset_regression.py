@@ -4,17 +4,14 @@ from uuid import UUID
 
 import pytest
 
+from moldau.raft.effects import Effect, HighWatermarkAdvanced, ReplicaOffsetRegressed, SendResponse
 from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.events import (
     BatchesAppended,
-    Effect,
-    HighWatermarkAdvanced,
     LogFlushed,
     NodeStarted,
-    ReplicaOffsetRegressed,
     RequestReceived,
     ResponseReceived,
-    SendResponse,
     SnapshotCreated,
     TimerExpired,
 )

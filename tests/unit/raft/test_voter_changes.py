@@ -11,18 +11,9 @@ from moldau.errors import (
     RequestTimedOutError,
     VoterNotFoundError,
 )
+from moldau.raft.effects import AppendLeaderChange, AppendVoters, HighWatermarkAdvanced, LeaderChanged
 from moldau.raft.epoch_roles import ElectionState, UnattachedState
-from moldau.raft.events import (
-    AppendLeaderChange,
-    AppendVoters,
-    BatchesAppended,
-    HighWatermarkAdvanced,
-    LeaderChanged,
-    LogFlushed,
-    LogTruncated,
-    NodeStarted,
-    TimerExpired,
-)
+from moldau.raft.events import BatchesAppended, LogFlushed, LogTruncated, NodeStarted, TimerExpired
 from moldau.raft.leader_state import LeaderState
 from moldau.raft.messages import (
     EndQuorumEpochRequest,

@@ -1,0 +1,138 @@
+"""Effects of the Raft state machine. Pure."""
+
+from dataclasses import dataclass
+
+from moldau.errors import MoldauError
+from moldau.raft.epoch_roles import ElectionState
+from moldau.raft.messages import (
+    FetchSnapshotRequest,
+    QuorumFetchRequest,
+    RaftRequest,
+    RaftResponse,
+    ReplicaKey,
+    SnapshotId,
+    VoterNode,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PersistElection:
+    """Persists the election state. The write must be durable before any later effect is executed."""
+
+    election: ElectionState
+
+
+@dataclass(frozen=True, slots=True)
+class SendRequest:
+    """Sends a request. A ResponseReceived or RequestFailed event follows."""
+
+    node_id: int
+    request: RaftRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SendResponse:
+    """The response to the RequestReceived event. An error is raised to the caller that submitted the event."""
+
+    response: RaftResponse | MoldauError
+
+
+@dataclass(frozen=True, slots=True)
+class ServeFetch:
+    """Responds to a fetch with data from the log or a snapshot, if this node is still the leader of the epoch."""
+
+    request: QuorumFetchRequest | FetchSnapshotRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLeaderChange:
+    """Appends the first batch of a leader's epoch. When it is committed, all earlier records are committed too."""
+
+    leader_id: int
+    epoch: int
+    voters: tuple[VoterNode, ...]
+    granting_voters: tuple[int, ...]
+    includes_voters: bool
+    """Whether the batch also has a voters record, because the log has none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendVoters:
+    """Appends a record with a new set of voters. Only a leader emits this effect."""
+
+    voters: tuple[VoterNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFetchedRecords:
+    """Validates records from the leader and appends them at the end of the log."""
+
+    records: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateLog:
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSnapshot:
+    """Installs the leader's snapshot. A SnapshotInstalled or SnapshotFetchFailed event follows."""
+
+    leader_id: int
+    epoch: int
+    snapshot: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class HighWatermarkAdvanced:
+    """Everything below `offset` is committed."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderChanged:
+    """The leader (NO_LEADER if none is known) or the epoch changed."""
+
+    leader_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class VotersChanged:
+    voters: tuple[VoterNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOffsetRegressed:
+    """A restarted voter fetches from `end_offset`, although it had confirmed everything below `confirmed_offset`."""
+
+    replica: ReplicaKey
+    confirmed_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FatalError:
+    """Committed records differ between nodes. The node must stop, because continuing would spread the damage."""
+
+    reason: str
+
+
+Effect = (
+    PersistElection
+    | SendRequest
+    | SendResponse
+    | ServeFetch
+    | AppendLeaderChange
+    | AppendVoters
+    | AppendFetchedRecords
+    | TruncateLog
+    | FetchSnapshot
+    | HighWatermarkAdvanced
+    | LeaderChanged
+    | VotersChanged
+    | ReplicaOffsetRegressed
+    | FatalError
+)
