@@ -43,13 +43,9 @@ class PartitionRegistration:
     leader: int
     """The id of the leader; NO_LEADER if no replica can be elected."""
     leader_epoch: int
-    """An epoch that increases with every change of the leader, and whenever the leader's log may have become
-    shorter."""
+    """Increases with every change of the leader, and whenever the leader's log may have become shorter."""
     partition_epoch: int
-    """An epoch that increases with every change of the partition.
-
-    An AlterPartition request contains the partition epoch that the request is based on.
-    """
+    """Increases with every change of the partition. An AlterPartition request contains the epoch it is based on."""
     adding_replicas: tuple[int, ...] = ()
     """Replicas that a reassignment adds; `replicas` contains them too."""
     removing_replicas: tuple[int, ...] = ()
@@ -61,18 +57,14 @@ class PartitionRegistration:
     is_recovering: bool = False
     """Whether the leader was elected uncleanly and has not yet reported that its log is consistent."""
     unclean_epoch: int = -1
-    """The leader epoch of the last unclean election; -1 if there was none.
-
-    Committed records of earlier epochs may be lost.
-    """
+    """The leader epoch of the last unclean election, which may have lost committed records; -1 if there was none."""
 
     @property
     def is_reassigning(self) -> bool:
         return bool(self.adding_replicas or self.removing_replicas)
 
     def min_isr(self, configured: int) -> int:
-        """Returns the effective min.insync.replicas. It is at most the number of replicas without those that are being
-        added."""
+        """Returns the effective min.insync.replicas: at most the number of replicas that are not being added."""
         return max(1, min(configured, len(self.replicas) - len(self.adding_replicas)))
 
 

@@ -61,10 +61,7 @@ MetadataChange = Record | ControllerChange
 def apply_changes(
     image: MetadataImage, changes: Iterable[MetadataChange], last_offset: int
 ) -> tuple[MetadataImage, MetadataDelta]:
-    """Applies changes and returns the next image and the delta. `last_offset` is the offset of the last change.
-
-    Raises CorruptRecordError for a change that contradicts the image. No controller writes such a change.
-    """
+    """Returns the next image and the delta. Raises CorruptRecordError for a change that contradicts the image."""
     if last_offset < image.offset:
         raise CorruptRecordError(f"offset {last_offset} is below the image's offset {image.offset}")
     builder = _ImageBuilder(image)

@@ -24,8 +24,7 @@ class MetadataLoader:
         self.image = MetadataImage(cluster_id=cluster_id)
         """The latest image that all publishers have handled. So the logs of its partitions are open."""
         self.committed_image = self.image
-        """The image with all committed records. Publishers may not have handled it yet, because opening logs can take
-        long."""
+        """The image with all committed records. Publishers may not have handled it yet."""
         self._commit_listeners: list[CommitListener] = []
         self._publishers: list[MetadataPublisher] = []
         self._image_listeners: list[ImageListener] = []
@@ -46,10 +45,7 @@ class MetadataLoader:
         self._commit_listeners.append(listener)
 
     def add_publisher(self, publisher: MetadataPublisher) -> None:
-        """Adds a publisher. Publishers are called in the order in which they were added.
-
-        All publishers must be added before the first commit, so that none of them misses a change.
-        """
+        """Adds a publisher. Publishers are called in the order in which they were added."""
         self._check_before_first_commit()
         self._publishers.append(publisher)
 
@@ -62,10 +58,7 @@ class MetadataLoader:
         self._image_listeners.append(listener)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Adds a callback for the case that the metadata log fails, or that a change cannot be applied or published.
-
-        After such a failure the image is no longer updated, so the node must stop.
-        """
+        """Adds a callback for a failure after which the image is no longer updated, so that the node must stop."""
         self._failure_callbacks.append(callback)
 
     def commit(self, batches: Sequence[CommittedBatch]) -> None:
@@ -75,8 +68,7 @@ class MetadataLoader:
             self._pending_bytes += sum(len(value) for batch in batches for value in batch.values)
 
     def load_snapshot(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int) -> None:
-        """Replaces the image with a snapshot, unless the image is newer. The delta is the difference between the
-        two."""
+        """Replaces the image with a snapshot, unless the image is newer."""
         if snapshot.end_offset - 1 > self.committed_image.offset and not self._is_stopped:
             self._update(lambda: self._snapshot_update(values, snapshot, leader_id))
 

@@ -36,8 +36,7 @@ class _Schema:
     __version__: ClassVar[int] = 0
     """The version that is written."""
     __lowest__: ClassVar[int] = -1
-    """The oldest version that can be read; -1 if only `__version__` can be read. Older versions have fewer tagged
-    fields."""
+    """The oldest version that can be read; -1 if only `__version__` can be read."""
     __api_key__: ClassVar[int]
 
 
@@ -111,10 +110,7 @@ class PartitionRecord(_Schema):
     eligible_leader_replicas: tuple[int, ...] | None = field(metadata=_wire("int32", tag=1), default=None)
     last_known_elr: tuple[int, ...] | None = field(metadata=_wire("int32", tag=2), default=None)
     unclean_epoch: int = field(metadata=_wire("int32", tag=FIRST_TAG), default=-1)
-    """The leader epoch of the last unclean election.
-
-    Kafka does not have this field. It is needed in snapshots.
-    """
+    """The leader epoch of the last unclean election. Kafka does not have this field. Snapshots need it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +171,7 @@ class ProducerIdsRecord(_Schema):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRegistrationChangeRecord(_Schema):
-    """A change of a broker's registration.
-
-    For `fenced`, 1 fences the broker, -1 unfences it, and 0 changes nothing. For `in_controlled_shutdown`, 1 starts the
-    controlled shutdown.
-    """
+    """A change of a broker's registration. For `fenced`, 1 fences the broker, -1 unfences it, 0 changes nothing."""
 
     __api_key__: ClassVar[int] = 17
     __version__: ClassVar[int] = 2
@@ -238,8 +230,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(value: bytes) -> Record:
-    """Decodes the value of a record. The checksum must have been verified, because the codec trusts the element
-    counts."""
+    """Decodes the value of a record whose checksum was verified. The codec trusts the element counts."""
     if len(value) < _FRAME_SIZE:
         raise CorruptRecordError(f"a metadata record of {len(value)} bytes is shorter than its frame")
     frame_version, api_key, version = value[0], value[1], value[2]

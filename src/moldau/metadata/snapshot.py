@@ -41,8 +41,7 @@ def image_to_records(image: MetadataImage) -> Iterator[Record]:
 def image_from_records(
     records: Iterable[Record], *, cluster_id: str, end_offset: int, epoch: int, leader_id: int
 ) -> MetadataImage:
-    """Returns the image that a snapshot's records describe. Raises CorruptRecordError if the records are
-    inconsistent."""
+    """Returns the image that a snapshot's records describe. Raises CorruptRecordError if they are inconsistent."""
     changes = chain([ControllerChange(leader_id, epoch)], records)
     return apply_changes(MetadataImage(cluster_id=cluster_id), changes, end_offset - 1)[0]
 

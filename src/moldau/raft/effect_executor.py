@@ -199,7 +199,16 @@ class EffectExecutor:
             case effects.VotersChanged():
                 self._update_voter_endpoints()
             case effects.ReplicaOffsetRegressed():
-                _log_offset_regression(effect)
+                node_id = effect.replica.node_id
+                log.error(
+                    "a voter has fewer metadata records on disk than it had confirmed",
+                    node=node_id,
+                    confirmed_offset=effect.confirmed_offset,
+                    end_offset=effect.end_offset,
+                    todo="if an older copy of its data directory was restored, it may have lost a vote too: run "
+                    f"`moldau cluster remove-voter {node_id}`, start it with an empty data directory, run "
+                    f"`moldau cluster add-voter {node_id}`",
+                )
             case effects.FatalError():
                 raise StorageError(effect.reason)
 
@@ -376,15 +385,3 @@ class EffectExecutor:
             raise
         self._delivery.start_at(snapshot.end_offset, contents)
         await self.step(events.SnapshotInstalled(snapshot, contents.voters))
-
-
-def _log_offset_regression(effect: effects.ReplicaOffsetRegressed) -> None:
-    node_id = effect.replica.node_id
-    log.error(
-        "a voter has fewer metadata records on disk than it had confirmed",
-        node=node_id,
-        confirmed_offset=effect.confirmed_offset,
-        end_offset=effect.end_offset,
-        todo=f"if an older copy of its data directory was restored, it may have lost a vote too: run `moldau cluster "
-        f"remove-voter {node_id}`, start it with an empty data directory, run `moldau cluster add-voter {node_id}`",
-    )

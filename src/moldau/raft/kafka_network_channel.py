@@ -226,20 +226,17 @@ class KafkaNetworkChannel:
             log.error("request rejected by a voter", node=node_id, reason=reason)
         self._errors[node_id, api] = reason
         if code == ErrorCode.inconsistent_cluster_id:
-            self._on_foreign_node(node_id)
-        return PeerUnreachableError(f"node {node_id} rejects quorum requests: {reason}")
-
-    def _on_foreign_node(self, node_id: int) -> None:
-        """Reports a fatal error once most known nodes, not only a misconfigured one, belong to another cluster."""
-        self._foreign_nodes[node_id] = None
-        if 2 * len(self._foreign_nodes) > len(self._known_nodes):
-            self._on_rejected(
-                InconsistentClusterIdError(
-                    f"this node belongs to cluster {self._cluster_id}, but the configured voters belong to another "
-                    "one; correct controller.quorum.voters, or, to join their cluster, set its cluster.id and an "
-                    "empty data.dir"
+            self._foreign_nodes[node_id] = None
+            # A single node of another cluster may be misconfigured itself.
+            if 2 * len(self._foreign_nodes) > len(self._known_nodes):
+                self._on_rejected(
+                    InconsistentClusterIdError(
+                        f"this node belongs to cluster {self._cluster_id}, but the configured voters belong to another "
+                        "one; correct controller.quorum.voters, or, to join their cluster, set its cluster.id and an "
+                        "empty data.dir"
+                    )
                 )
-            )
+        return PeerUnreachableError(f"node {node_id} rejects quorum requests: {reason}")
 
     async def _check_duplicate_node(self, response: Message, own: raft.ReplicaKey, leader: Message) -> None:
         """Detects another process with this node's id.

@@ -139,10 +139,7 @@ class LeaderState:
         return replica
 
     def handle_fetch(self, step: StepContext, request: QuorumFetchRequest) -> QuorumFetchResponse | None:
-        """Returns the response if the replica's log diverges or ends before the start of this log.
-
-        Returns None if records can be served.
-        """
+        """Returns the response if the replica needs a snapshot or must truncate its log, otherwise None."""
         log, fetch_end = self.log, request.log_end
         replica = self.record_contact(request.replica, step.now_ms, request.leader_sent_ms)
         if request.leader_sent_ms == NEVER and fetch_end.offset < replica.end_offset:
@@ -226,8 +223,7 @@ class LeaderState:
     def learned_voters(self) -> tuple[VoterNode, ...]:
         """Returns the voters with the directories learned from their fetches, and this node's current endpoints.
 
-        The settings contain no directory ids. With a directory id in the log, a node that restarts with an empty disk
-        is not mistaken for the voter.
+        With a directory id in the log, a node that restarts with an empty disk is not mistaken for the voter.
         """
         return tuple(
             replace(

@@ -149,12 +149,9 @@ class QuorumState:
         self.schedule_election(at_ms)
 
     def can_be_candidate(self) -> bool:
-        """Returns whether this node may start an election.
-
-        A node whose removal from the voters is not committed yet may start one too, because it may be the only node
-        with all committed records. Its own vote does not count.
-        """
         history = self.log.voters
+        # While the removal of this node from the voters is not committed, it may be the only node with all committed
+        # records. Its own vote does not count then.
         if history.last_entry.offset >= self.log.high_watermark and find_voter(history.previous, self.key):
             return True
         return self.is_voter

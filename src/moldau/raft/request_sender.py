@@ -35,25 +35,21 @@ class RequestSender:
         self._channel = channel
         self._request_timeout_ms = request_timeout_ms
         self._on_completed = on_completed
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._resign_tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._resign_tasks: dict[asyncio.Task[None], None] = {}
         """The tasks among `_tasks` that send EndQuorumEpoch."""
-        self._last_task_id = 0
 
     def send(self, node_id: int, request: RaftRequest) -> None:
         task = self.start_task(self._send(node_id, request))
         if isinstance(request, EndQuorumEpochRequest):
-            task_id = self._last_task_id
-            self._resign_tasks[task_id] = task
-            task.add_done_callback(lambda _: self._resign_tasks.pop(task_id, None))
+            self._resign_tasks[task] = None
+            task.add_done_callback(self._resign_tasks.pop)
 
     def start_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Starts a task that `close` cancels."""
-        self._last_task_id += 1
-        task_id = self._last_task_id
         task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks[task_id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(task_id, None))
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     async def call(self, node_id: int, request: RaftRequest) -> RaftResponse:
@@ -84,10 +80,10 @@ class RequestSender:
 
     async def wait_for_resign_requests(self) -> None:
         """Waits until every EndQuorumEpoch has a response or has timed out."""
-        await asyncio.gather(*self._resign_tasks.values(), return_exceptions=True)
+        await asyncio.gather(*self._resign_tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

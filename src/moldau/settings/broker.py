@@ -26,8 +26,7 @@ SECTION_STARTS = {
     "producer.id.expiration.ms": "Log maintenance",
     "log.format": "Process",
 }
-"""The sections of the documentation, each with its first setting as the key. The settings below are declared in this
-order."""
+"""The first setting of each section of the documentation. The settings below are declared in this order."""
 SECTIONS = (*SECTION_STARTS.values(), TOPIC_DEFAULTS)
 
 

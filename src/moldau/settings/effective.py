@@ -38,8 +38,7 @@ class EffectiveSettings:
         self.broker = self._apply_dynamic_configs()
         """The current broker settings. Callers must not keep this object, because every dynamic change replaces it."""
         self._topics: dict[str, TopicSettings] = {}
-        """Cached settings of topics that have configs. Other topics use the broker's defaults and are not cached, so
-        that unknown topic names use no memory."""
+        """Cached settings of topics that have configs. Other topics use the broker's defaults."""
 
     def topic(self, name: str) -> TopicSettings:
         settings = self._topics.get(name)
@@ -93,11 +92,7 @@ class EffectiveSettings:
 
 
 def _parse_configs(configs: Mapping[str, str], definitions: Mapping[str, SettingDefinition]) -> dict[str, Any]:
-    """Parses configs and ignores invalid configs.
-
-    Configs were validated before they were committed, but possibly by another version of Moldau. Invalid configs must
-    not prevent startup.
-    """
+    """Parses configs, and ignores invalid ones, which another version of Moldau may have accepted."""
     values = {}
     for name, text in configs.items():
         if name not in definitions:

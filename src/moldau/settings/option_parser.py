@@ -69,10 +69,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_duration(text: str, default_unit: str | None = None) -> Duration:
-    """Parses a duration such as `10 seconds`, `500ms` or `1 h`.
-
-    A number without a unit has the default unit, and is invalid if `default_unit` is None.
-    """
+    """Parses a duration such as `10 seconds`, `500ms` or `1 h`. A number without a unit has the default unit."""
     found = _DURATION.fullmatch(text.strip().lower())
     unit = "" if found is None else found[2] or default_unit or ""
     unit = _ABBREVIATIONS.get(unit, unit.removesuffix("s"))

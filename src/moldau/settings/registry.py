@@ -69,10 +69,9 @@ class SettingDefinition:
 
 
 def setting(default: T, doc: str, **more: Any) -> T:
-    """Declares a dataclass field as a setting.
+    """Declares a dataclass field as a setting. `more` has other attributes of its `SettingDefinition`.
 
-    The field's annotation is the type of the setting. The name of the setting is the field's name with dots, unless
-    `name` is among the other attributes of `SettingDefinition` in `more`.
+    The field's annotation is the setting's type, and the field's name with dots is the setting's default name.
     """
     field: T = dataclasses.field(default=default, metadata={"setting": {"doc": doc, **more}})
     return field

@@ -139,10 +139,7 @@ def _parse_raw(definition: SettingDefinition, alias: Alias, written: RawSetting)
 
 
 def _parse_scaled(definition: SettingDefinition, alias: Alias, text: str) -> Any:
-    """Converts a value from the alias's unit to the setting's unit.
-
-    Negative values such as -1 (no limit) are not converted.
-    """
+    """Converts a value from the alias's unit to the setting's unit, except -1 (no limit)."""
     try:
         value = parse_integer(text)
     except OptionValueError:
