@@ -1,5 +1,7 @@
 """Domain errors. `server/error_codes.py` maps every error class to a Kafka error code."""
 
+from typing import Self
+
 
 class MoldauError(Exception):
     """Base of all expected errors. The message is sent to the client."""
@@ -201,6 +203,14 @@ class BrokerIdNotRegisteredError(MoldauError):
 
 class DuplicateBrokerRegistrationError(MoldauError):
     """Another live process has registered with this node id."""
+
+    @classmethod
+    def with_advice(cls, node_id: int, detail: object) -> Self:
+        """Returns the error for the operator of this process. `detail` says how the other process was found."""
+        return cls(
+            f"another process is running as node {node_id} of this cluster ({detail}); give this one another node.id, "
+            "or stop the other one first"
+        )
 
 
 class InvalidRegistrationError(MoldauError):

@@ -383,10 +383,7 @@ def explain_rejection(error: MoldauError, node_id: int) -> MoldauError:
                 "setting, or use an empty data.dir to join this cluster"
             )
         case DuplicateBrokerRegistrationError():
-            return DuplicateBrokerRegistrationError(
-                f"another process is running as node {node_id} of this cluster ({error}); give this one another "
-                "node.id, or stop the other one first"
-            )
+            return DuplicateBrokerRegistrationError.with_advice(node_id, error)
         case UnsupportedVersionError():
             return UnsupportedVersionError(
                 f"node {node_id} does not support the cluster's feature levels ({error}); start it with the version "

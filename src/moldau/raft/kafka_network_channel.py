@@ -260,10 +260,7 @@ class KafkaNetworkChannel:
                 continue
             if result.error_code == ErrorCode.none and result.current_leader.leader_id == own.node_id:
                 self._on_rejected(
-                    DuplicateBrokerRegistrationError(
-                        f"another process runs as node {own.node_id} of this cluster, at {each.host}:{each.port}; "
-                        "change the node.id of this one, or stop the other one first"
-                    )
+                    DuplicateBrokerRegistrationError.with_advice(own.node_id, f"at {each.host}:{each.port}")
                 )
 
     def _update_leader_endpoint(self, leader_id: int, response: Message) -> None:
