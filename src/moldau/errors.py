@@ -34,10 +34,7 @@ class UnsupportedMagicError(MoldauError):
 
 
 class InvalidRecordError(MoldauError):
-    """A well-formed batch that the topic does not accept.
-
-    `record_index` is the index of the invalid record, or None if the error concerns the whole batch.
-    """
+    """A well-formed batch that the topic does not accept. `record_index` is None if no single record is invalid."""
 
     def __init__(self, message: str, record_index: int | None = None) -> None:
         super().__init__(message)

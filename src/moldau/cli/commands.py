@@ -1,7 +1,4 @@
-"""The command tree.
-
-The module of a command is imported when the command runs or prints its help. `moldau --help` does not import it.
-"""
+"""The command tree. The module of a command is imported only when the command runs or prints its own help."""
 
 import platform
 from importlib import import_module

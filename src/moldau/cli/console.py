@@ -85,10 +85,7 @@ class TextTable(Table):
 
 
 def make_table(*columns: str, numbers: tuple[str, ...] = (), truncated: tuple[str, ...] = ()) -> TextTable:
-    """Makes a table. The columns in `numbers` are right-aligned.
-
-    Cells that are too wide for the terminal are truncated in the columns in `truncated`, and folded in other columns.
-    """
+    """Makes a table. Columns in `numbers` are right-aligned. Wide cells are folded, or truncated in `truncated`."""
     table = TextTable(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(

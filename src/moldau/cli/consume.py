@@ -20,11 +20,9 @@ POLL_MS = 200
 TOPIC_TIMEOUT_MS = 500
 """How long to wait for a topic that was just created and is not known to all brokers yet."""
 ASSIGNMENT_NOTICE_DELAY_S = 5.0
-"""Delay before a notice says that the group waits for other members. The delay is longer than the brokers' initial
-rebalance delay, so the usual cause is a member that is slow to join."""
+"""Delay before a notice says that the group waits for other members. It is longer than the initial rebalance delay."""
 UNASSIGNED_TIMEOUT_S = 3.0
-"""How long an assignment may stay empty with --exit. After this time the command fails, because other members of the
-group have all partitions."""
+"""How long an assignment may stay empty with --exit, before the command fails."""
 POSITIONS_TIMEOUT_S = 5.0
 FINAL_WRITE_TIMEOUT_S = 2.0
 """How long the last write to standard output may take after a stop signal."""
@@ -181,7 +179,12 @@ class _RecordPrinter:
     async def _is_at_end(self) -> bool:
         partitions = self._consumer.assignment
         if not partitions:
-            self._check_has_partitions()
+            now = asyncio.get_running_loop().time()
+            if self._assigned_at is not None and now > self._assigned_at + UNASSIGNED_TIMEOUT_S:
+                raise CommandError(
+                    f"No partitions are assigned: other members of group {self._group} have all of them. Run "
+                    f"`moldau group describe {self._group}` to see them."
+                )
             return False
         ends = await self._consumer.end_offsets(partitions)
         try:
@@ -191,14 +194,6 @@ class _RecordPrinter:
         except TimeoutError:
             return False
         return all(position >= ends[each] for each, position in zip(partitions, positions, strict=True))
-
-    def _check_has_partitions(self) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._assigned_at is not None and now > self._assigned_at + UNASSIGNED_TIMEOUT_S:
-            raise CommandError(
-                f"No partitions are assigned: other members of group {self._group} have all of them. Run "
-                f"`moldau group describe {self._group}` to see them."
-            )
 
 
 def _format_value(record: ConsumerRecord) -> bytes:

@@ -12,10 +12,7 @@ LOCK_FILE = ".lock"
 
 @contextmanager
 def data_lock(data_dir: str) -> Iterator[None]:
-    """Locks a data directory, and creates the directory first if it is missing.
-
-    Raises StorageError if the directory is in use or not writable.
-    """
+    """Creates a data directory if needed, and locks it. Raises StorageError if it is in use or not writable."""
     try:
         os.makedirs(data_dir, exist_ok=True)
         descriptor = os.open(os.path.join(data_dir, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -1,7 +1,4 @@
-"""A node: creates its components, starts them in order, and closes them in reverse order.
-
-A single node is a quorum of one voter and its own controller.
-"""
+"""A node: creates its components, starts them in order, and closes them in reverse order."""
 
 import asyncio
 from collections.abc import Callable
@@ -63,10 +60,7 @@ class Node:
         on_fatal: Callable[[BaseException], None] | None = None,
         connect: Connect | None = None,
     ) -> None:
-        """`on_fatal` is called when the node cannot continue. It should stop the node.
-
-        `connect` replaces the function that connects to other nodes.
-        """
+        """`on_fatal` must stop a node that cannot continue. `connect` replaces the connections to other nodes."""
         check_quorum_settings(settings)
         self._connect = connect
         self._platform = platform

@@ -15,10 +15,7 @@ BOOTSTRAP_ID_MAX = -2
 def initial_voters(
     settings: BrokerSettings, meta: MetaProperties, addresses: Sequence[ListenerEndpoint]
 ) -> tuple[VoterNode, ...]:
-    """Returns the voters from the settings.
-
-    If the settings have no voters, returns this node, or no voters if there are bootstrap servers.
-    """
+    """Returns the voters in the settings, or else no voters if there are bootstrap servers, or else this node."""
     listener = settings.inter_broker_listener
     if settings.voters:
         return tuple(

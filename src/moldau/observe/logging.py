@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 ROOT = "moldau"
-FIELDS = "moldau_facts"
+FIELDS = "moldau_fields"
 COLOURS = {"DEBUG": "\x1b[2m", "INFO": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m"}
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -64,7 +64,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = "" if self._clock is None else f"{_to_datetime(self._clock()):%Y-%m-%d %H:%M:%S.%f}"[:23] + " "
         level = f"{record.levelname:<7}"
-        fields = "".join(f" {name}={_format_field(value)}" for name, value in _fields(record).items())
+        fields = "".join(f" {name}={_format_field(value)}" for name, value in getattr(record, FIELDS, {}).items())
         message = _escape_message(record.getMessage())
         if self._colour:
             time = f"{DIM}{time}{PLAIN}"
@@ -86,7 +86,8 @@ class JsonFormatter(logging.Formatter):
             line["time"] = _to_datetime(self._clock()).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line |= {"level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
         # Fields come last. They never replace the standard keys.
-        line |= {f"{name}_" if name in line else name: value for name, value in _fields(record).items()}
+        fields = getattr(record, FIELDS, {})
+        line |= {f"{name}_" if name in line else name: value for name, value in fields.items()}
         if traceback := _traceback(self, record):
             line["traceback"] = traceback
         return json.dumps(line, default=_to_text, ensure_ascii=False)
@@ -95,10 +96,7 @@ class JsonFormatter(logging.Formatter):
 def configure(
     *, level: str = "info", style: str = "text", clock: WallClock | None = None, stream: TextIO | None = None
 ) -> None:
-    """Sends all log lines to one stream, by default stderr, and replaces an earlier configuration.
-
-    Without a clock, lines have no timestamp. Simulations use no clock.
-    """
+    """Sends all log lines to one stream, by default stderr. Without a clock, lines have no timestamp."""
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
     if style == "json":
@@ -111,11 +109,6 @@ def configure(
     root.propagate = False
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    fields: dict[str, Any] = getattr(record, FIELDS, {})
-    return fields
-
-
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     return formatter.formatException(record.exc_info) if record.exc_info and record.exc_info[0] else ""
 
@@ -125,10 +118,7 @@ def _to_datetime(wall_ms: int) -> datetime:
 
 
 def _to_text(value: Any) -> str:
-    """Returns the text of a value.
-
-    An object without its own `__str__` or `__repr__` is shown as its type name, without a memory address.
-    """
+    """Returns the text of a value, or the type name if the text would contain a memory address."""
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {value}" if str(value) else type(value).__name__
     kind: Any = type(value)

@@ -60,10 +60,9 @@ class PeerClient:
     # Addresses
 
     def update_endpoint(self, node_id: int, host: str, port: int) -> None:
-        """Sets a voter's address from the quorum. Requests in flight to the old address continue.
+        """Sets a voter's address from the quorum, unless the quorum has not changed the address.
 
-        Ignores an address that the quorum has not changed, because the node may have registered another address since
-        then.
+        In that case the address from a later registration stays valid. Requests in flight to an old address continue.
         """
         address = Address(host, port)
         if self._quorum_addresses.get(node_id) != address:

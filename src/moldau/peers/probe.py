@@ -17,8 +17,7 @@ class ProbeResult(Enum):
 
 
 _LOCAL_ADDRESS_ERRORS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-"""Errors that prove nothing about the peer. This machine lacks the address family, for example IPv6 in many
-containers."""
+"""Errors of a machine without the address family, such as IPv6. They prove nothing about the peer."""
 
 
 async def probe_address(host: str, port: int, timeout_ms: int) -> ProbeResult:

@@ -9,8 +9,7 @@ class Clock(Protocol):
         """Returns a time in milliseconds that never decreases, for deadlines, timeouts and leases."""
 
     def wall_ms(self) -> int:
-        """Returns milliseconds since 1970. Only record timestamps and retention may use this clock, because it may
-        jump."""
+        """Returns milliseconds since 1970. This clock may jump, so only record timestamps and retention use it."""
 
 
 # Use CLOCK_BOOTTIME, because it also counts the time while the machine is suspended. Leases must expire during that

@@ -1,8 +1,4 @@
-"""The disk of the operating system.
-
-Appends and reads access the page cache on the event loop. Fsyncs run in separate threads, because they wait for the
-device.
-"""
+"""The disk of the operating system. Fsyncs run in threads, because they wait for the device."""
 
 import asyncio
 import errno

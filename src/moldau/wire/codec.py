@@ -6,8 +6,7 @@ and a zero UUID becomes None. Record data becomes a memoryview of the frame and 
 Encoders take trees of dicts and lists. Keys that are not fields of the version are ignored, so that one tree serves
 every version.
 
-Decoders and encoders are Python functions generated for each message (`decoder_compiler.py`, `encoder_compiler.py`).
-`generated_source` returns their source.
+`generated_source` returns the Python source of the compiled functions.
 """
 
 import struct

@@ -71,10 +71,7 @@ def encode_assignment(assignment: Assignment) -> bytes:
 
 
 def decode_assignment(data: bytes | memoryview) -> Assignment:
-    """Decodes an assignment. Raises DecodeError.
-
-    Empty bytes are an empty assignment: the group leader assigned nothing to the member.
-    """
+    """Decodes an assignment. Empty bytes are an empty assignment. Raises DecodeError."""
     if not data:
         return Assignment(())
     message = _decode("Assignment", data)
@@ -89,10 +86,7 @@ def encode_sticky_user_data(partitions: Iterable[Partition], generation_id: int)
 
 
 def decode_sticky_user_data(data: bytes) -> tuple[tuple[Partition, ...], int]:
-    """Returns the previous partitions and their generation. Clients before Kafka 2.3 send no generation, which is -1.
-
-    Raises DecodeError.
-    """
+    """Returns the previous partitions and their generation; -1 from clients before Kafka 2.3. Raises DecodeError."""
     view = memoryview(data)
     try:
         message = _DECODE_STICKY(view)

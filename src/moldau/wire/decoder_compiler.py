@@ -67,10 +67,7 @@ def _write_unpack(source: SourceBuilder, run: Run) -> None:
 
 
 def _write_definitions(source: SourceBuilder, entity: type) -> None:
-    """Writes the message class of an entity and the functions that read its tagged fields.
-
-    Does the same for all entities that are nested in the entity.
-    """
+    """Writes the message classes of an entity and its nested entities, and functions that read their tagged fields."""
     if not source.define_once(f"class {entity.__name__}"):
         return
     fields = schema_fields(entity)
@@ -152,10 +149,7 @@ def _literal(default: Any) -> str:
 
 
 def _absent_fields(entity: type) -> dict[str, Any]:
-    """Returns the fields that a request struct has only in other served versions.
-
-    Each field comes with the value that it gets in this version.
-    """
+    """Returns the fields that a request struct has only in other served versions, with their values in this version."""
     package, _, kind = entity.__module__.rpartition(".")
     if kind != "request":
         return {}

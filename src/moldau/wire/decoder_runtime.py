@@ -131,8 +131,5 @@ def read_tags(
 
 @lru_cache(maxsize=1024)
 def decode_uuid(raw: bytes) -> UUID | None:
-    """Returns the UUID, or None for the zero UUID.
-
-    Results are cached, because constructing a UUID is slow and fetches repeat the same topic ids.
-    """
+    """Returns the UUID, or None for the zero UUID. The cache saves time, because fetches repeat the same topic ids."""
     return None if raw == ZERO_UUID else UUID(bytes=raw)

@@ -1,8 +1,7 @@
 """Compiler of message encoders, and the functions that generated encoders call.
 
 An encoder is one function that encodes a tree of dicts and appends the result to a buffer. Nested structs are inlined.
-One call packs adjacent fields of fixed size. Keys that are not fields of the version are ignored, so that one tree
-serves every version.
+One call packs adjacent fields of fixed size.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""All imports from kio, the library with the schemas of Kafka's messages.
+"""Imports from kio, the library with the schemas of Kafka's messages.
 
 If hypothesis is installed, as in many test environments, kio imports hypothesis and registers strategies, which takes
 two seconds. Moldau does not need these strategies, so this module hides hypothesis while kio is imported.

@@ -98,7 +98,7 @@ _ZEROS: dict[str, Any] = {"string": "", "bytes": b"", "records": b"", "bool": Fa
 @cache
 def schema_fields(entity: type) -> tuple[SchemaField, ...]:
     """Returns the fields of an entity in wire order, followed by Moldau's extension fields."""
-    fields = [_field(field, field.type) for field in dataclasses.fields(entity)]
+    fields = [_field(field) for field in dataclasses.fields(entity)]
     if is_flexible(entity):
         fields += EXTENSION_FIELDS.get(entity.__name__, ())
     if entity.__module__.endswith(".response"):
@@ -117,25 +117,17 @@ def _with_response_default(field: SchemaField) -> SchemaField:
     return dataclasses.replace(field, default=[]) if field.is_array and not field.nullable else field
 
 
-def _field(field: "dataclasses.Field[Any]", hint: Any) -> SchemaField:
-    hint, nullable = _without_none(hint)
+def _field(declared: "dataclasses.Field[Any]") -> SchemaField:
+    hint, nullable = _without_none(declared.type)
     is_array = typing.get_origin(hint) is tuple
     if is_array:
         hint, _ = _without_none(typing.get_args(hint)[0])
-    entity = hint if dataclasses.is_dataclass(hint) else None
-    kafka_type = "" if entity else field.metadata["kafka_type"]
-    tag = field.metadata.get("tag")
+    entity: Any = hint if dataclasses.is_dataclass(hint) else None
+    kafka_type = "" if entity else declared.metadata["kafka_type"]
     # A time is not nullable on the wire. kio declares it nullable, because kio reads -1 as None.
     nullable = nullable and kafka_type != "datetime_i64"
-    return SchemaField(
-        name=field.name,
-        kafka_type=kafka_type,
-        entity=entity,  # type: ignore[arg-type]
-        is_array=is_array,
-        nullable=nullable,
-        tag=tag,
-        default=_default(field, hint, kafka_type, is_array, nullable, tag),
-    )
+    field = SchemaField(declared.name, kafka_type, entity, is_array, nullable, declared.metadata.get("tag"))
+    return dataclasses.replace(field, default=_default(field, declared.default))
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -145,38 +137,28 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
-def _default(
-    field: "dataclasses.Field[Any]", hint: Any, kafka_type: str, is_array: bool, nullable: bool, tag: int | None
-) -> Any:
-    value = field.default
-    if value is dataclasses.MISSING:
-        if tag is None:
-            return REQUIRED
-        return _zero_value(hint, kafka_type, is_array, nullable)
-    if is_array:
-        return None if value is None else list(value)
-    if kafka_type == "datetime_i64" and value is None:
+def _default(field: SchemaField, declared: Any) -> Any:
+    if declared is dataclasses.MISSING:
+        return REQUIRED if field.tag is None else _zero_value(field)
+    if field.is_array:
+        return None if declared is None else list(declared)
+    if field.kafka_type == "datetime_i64" and declared is None:
         return -1
-    if dataclasses.is_dataclass(value):
-        return {each.name: _to_plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    return _to_plain(value)
+    if dataclasses.is_dataclass(declared):
+        return {each.name: _to_plain(getattr(declared, each.name)) for each in dataclasses.fields(declared)}
+    return _to_plain(declared)
 
 
-def _zero_value(hint: Any, kafka_type: str, is_array: bool, nullable: bool) -> Any:
+def _zero_value(field: SchemaField) -> Any:
     """Returns the value of an absent tagged field that declares no default."""
-    if is_array:
+    if field.is_array:
         return []
-    if nullable:
+    if field.nullable:
         return None
-    if kafka_type:
-        return _ZEROS.get(kafka_type, 0)
-    inner = schema_fields(hint)
-    return {
-        each.name: _zero_value(each.entity, each.kafka_type, each.is_array, each.nullable)
-        if each.default is REQUIRED
-        else each.default
-        for each in inner
-    }
+    if field.entity is None:
+        return _ZEROS.get(field.kafka_type, 0)
+    inner = schema_fields(field.entity)
+    return {each.name: _zero_value(each) if each.default is REQUIRED else each.default for each in inner}
 
 
 def _to_plain(value: Any) -> Any:

@@ -74,10 +74,7 @@ class SourceBuilder:
         return self.constant(f"{method}_{format_.replace('?', 't')}", f'Struct(">{format_}").{method}')
 
     def define_once(self, name: str) -> bool:
-        """Returns whether the name is new, and records the name.
-
-        A message may contain the same struct in several places, but the struct is defined only once.
-        """
+        """Returns whether the name is new, and records it, because a message may contain a struct several times."""
         is_new = name not in self._defined
         self._defined.add(name)
         return is_new

@@ -8,7 +8,7 @@ from moldau.cli.console import make_table, out_console, pluralize, print_table
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.types import ClusterDescription, QuorumInfo
-from moldau.client.net.metadata import PartitionInfo, TopicInfo
+from moldau.client.net.metadata import TopicInfo
 
 PARTITIONS_SHOWN_MAX = 10
 """Maximum number of partitions listed per problem."""
@@ -81,13 +81,10 @@ def _metadata_lag(quorum: QuorumInfo, node_id: int) -> str:
 
 
 def _print_partitions(state: ClusterState) -> None:
-    def format_name(topic: TopicInfo, partition: PartitionInfo) -> str:
-        return f"{topic.name}-{partition.index}"
-
-    partitions = [(topic, each) for topic in state.topics for each in topic.partitions]
-    leaderless = [format_name(*each) for each in partitions if each[1].leader < 0]
-    without_isr = [format_name(*each) for each in partitions if each[1].leader < 0 and not each[1].in_sync]
-    under_replicated = [format_name(*each) for each in partitions if len(each[1].in_sync) < len(each[1].replicas)]
+    partitions = [(f"{topic.name}-{each.index}", each) for topic in state.topics for each in topic.partitions]
+    leaderless = [name for name, each in partitions if each.leader < 0]
+    without_isr = [name for name, each in partitions if each.leader < 0 and not each.in_sync]
+    under_replicated = [name for name, each in partitions if len(each.in_sync) < len(each.replicas)]
     out_console.print(f"partitions  {len(partitions)} in {pluralize(len(state.topics), 'topic')}")
     for problem, names in (
         ("without a leader", leaderless),

@@ -89,10 +89,7 @@ def kind_of(path: Path) -> LogFileKind | None:
 
 
 def find_log_files(paths: Iterable[Path]) -> list[LogFile]:
-    """Returns the log files in `paths`, and those in directories in `paths`. Files of one log are next to each other.
-
-    In directories, temporary files of deletion or compaction are ignored.
-    """
+    """Returns log files: those in `paths`, and those in directories in `paths` except temporary files."""
     log_files: list[LogFile] = []
     for path in paths:
         if path.is_dir():
@@ -118,10 +115,7 @@ def find_log_files(paths: Iterable[Path]) -> list[LogFile]:
 
 
 def read_batches(path: Path) -> Iterator[tuple[int, Batch]]:
-    """Yields the position of each batch and the batch. Does not check checksums.
-
-    Raises CorruptRecordError if a batch is incomplete or has an invalid header.
-    """
+    """Yields each batch with its position, without checking checksums. Raises CorruptRecordError."""
     with path.open("rb") as file:
         end = file.seek(0, 2)
         if not end:
@@ -146,10 +140,7 @@ def read_batches(path: Path) -> Iterator[tuple[int, Batch]]:
 
 
 def read_entries(path: Path, layout: struct.Struct) -> list[tuple[int, int]]:
-    """Returns index entries without the zeros that Kafka preallocates.
-
-    Raises CorruptRecordError if the file size is not a multiple of the entry size.
-    """
+    """Returns index entries without the zeros that Kafka preallocates. Raises CorruptRecordError."""
     data = path.read_bytes()
     if len(data) % layout.size:
         raise CorruptRecordError(f"{len(data)} bytes are not a multiple of the entry size {layout.size}")

@@ -155,10 +155,7 @@ class DirectoryVerifier:
             yield from _check_records(file, batch)
 
     def _segment_of(self, file: LogFile) -> SegmentSummary | None:
-        """Returns the segment that an index belongs to, or None if the segment does not exist.
-
-        Reads the segment first if only the index is checked.
-        """
+        """Returns the segment of an index, which is read first if it was not checked; None if it does not exist."""
         if file.log not in self._segments:
             if not file.log.is_file():
                 return None

@@ -67,14 +67,12 @@ def up(
             for notice in check_host(plan):
                 print_notice(notice)
             write_plan(data_dir, plan)
-            code = asyncio.run(_run(plan))
+            raise typer.Exit(asyncio.run(_run(plan)))
     except (CommandError, StorageError) as error:
         print_error(error)
-        raise typer.Exit(1) from None
     except OSError as error:
         print_error(CommandError(f"{error.filename or data_dir}: {error.strerror or error}"))
-        raise typer.Exit(1) from None
-    raise typer.Exit(code)
+    raise typer.Exit(1)
 
 
 async def _run(plan: ClusterPlan) -> int:
@@ -102,10 +100,7 @@ async def _run(plan: ClusterPlan) -> int:
 
 
 async def _wait_all_ready(processes: list[NodeProcess], stop_requested: "asyncio.Future[int]") -> bool:
-    """Waits until all nodes are ready. Returns False if a stop is requested first.
-
-    Raises CommandError if a node exits.
-    """
+    """Waits until all nodes are ready. Returns False if a stop is requested first. Raises CommandError if one exits."""
 
     async def wait_ready(process: NodeProcess) -> None:
         node = process.plan

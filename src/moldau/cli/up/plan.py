@@ -64,10 +64,7 @@ class ClusterPlan:
 def make_plan(
     directory: Path, nodes: int, port: int | None, settings: Mapping[str, str], *, write_caching: bool
 ) -> ClusterPlan:
-    """Plans a new cluster, or the existing cluster in the directory.
-
-    Raises CommandError if the options contradict the existing cluster.
-    """
+    """Plans a new or the existing cluster. Raises CommandError if the options contradict the existing cluster."""
     stored = _read_cluster_file(directory)
     is_new = stored is None
     if stored is None:
@@ -155,10 +152,7 @@ def _check_port(node: NodePlan) -> None:
 
 
 def write_plan(directory: Path, plan: ClusterPlan) -> None:
-    """Writes the cluster file, then the config file of each node.
-
-    The cluster file is written first, so that an interrupted first start can be repeated.
-    """
+    """Writes the cluster file first, so that an interrupted first start can be repeated, then the config files."""
     directory.mkdir(parents=True, exist_ok=True)
     if plan.is_new:
         stored = {"cluster_id": plan.cluster_id, "nodes": len(plan.nodes), "port": plan.nodes[0].port}
