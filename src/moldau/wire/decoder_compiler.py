@@ -9,34 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from moldau.wire.decoder_runtime import (
-    SAFE_STRING_BYTES,
-    Message,
-    ReadFunction,
-    compact_string_length,
-    decode_string,
-    decode_uuid,
-    read_tags,
-    too_many_elements_error,
-    too_short_error,
-    varint,
-)
+from moldau.wire import decoder_runtime
+from moldau.wire.decoder_runtime import SAFE_STRING_BYTES, ReadFunction
 from moldau.wire.messages import ABSENT_FIELDS
 from moldau.wire.schema import SchemaField, is_flexible, schema_fields
 from moldau.wire.source_builder import FIXED_SIZE_FORMATS, Run, SourceBuilder, compile_function
 
-_NAMES = {
-    "Message": Message,
-    "Struct": struct.Struct,
-    "decode_uuid": decode_uuid,
-    "read_tags": read_tags,
-    "decode_string": decode_string,
-    "compact_string_length": compact_string_length,
-    "too_many_elements_error": too_many_elements_error,
-    "too_short_error": too_short_error,
-    "unpack_from": struct.unpack_from,
-    "varint": varint,
-}
+_NAMES = {**vars(decoder_runtime), "Struct": struct.Struct, "unpack_from": struct.unpack_from}
+"""The globals of generated decoders."""
 
 
 def compile_decoder(entity: type) -> ReadFunction:

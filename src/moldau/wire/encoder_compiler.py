@@ -4,8 +4,8 @@ An encoder is one function that encodes a tree of dicts and appends the result t
 One call packs adjacent fields of fixed size.
 """
 
-import struct
 from collections.abc import Callable
+from struct import Struct
 from typing import Any
 
 from moldau.wire.decoder_runtime import ZERO_UUID
@@ -14,7 +14,7 @@ from moldau.wire.source_builder import FIXED_SIZE_FORMATS, Run, SourceBuilder, c
 
 WriteFunction = Callable[[bytearray, Any], None]
 
-_INT32 = struct.Struct(">i")
+_INT32 = Struct(">i")
 _BYTES = (bytes, bytearray, memoryview)
 
 
@@ -54,18 +54,9 @@ def write_compact_records(out: bytearray, value: Any) -> None:
         out.splice(value)  # type: ignore[attr-defined]
 
 
-_NAMES = {
-    "ZERO_UUID": ZERO_UUID,
-    "Struct": struct.Struct,
-    "write_compact_records": write_compact_records,
-    "write_records": write_records,
-    "write_tags": write_tags,
-    "write_unsigned_varint": write_unsigned_varint,
-}
-
-
 def compile_encoder(entity: type) -> WriteFunction:
-    write: WriteFunction = compile_function(encoder_source(entity), f"write_{entity.__name__}", entity, _NAMES)
+    names = globals() | {"ZERO_UUID": ZERO_UUID}
+    write: WriteFunction = compile_function(encoder_source(entity), f"write_{entity.__name__}", entity, names)
     return write
 
 

@@ -88,6 +88,6 @@ def compile_function(text: str, name: str, entity: type, names: dict[str, Any]) 
     """Executes the source with `names` as globals and returns one of its functions. Tracebacks show the lines."""
     file = f"<{name} of {entity.__module__}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    space = {"__name__": __name__, **names}
+    space = dict(names)
     exec(compile(text, file, "exec"), space)
     return space[name]

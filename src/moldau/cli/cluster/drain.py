@@ -82,7 +82,10 @@ async def move_all(admin: Admin, node: int) -> None:
             rejected = await _start_moves(admin, plan.moves)
             started = {each: to for each, to in (plan.moves | plan.moving).items() if each not in rejected}
             stalled = rejected | plan.stalled
-            _print_stalled(stalled, printed)
+            for partition, reason in stalled.items():
+                if printed.get(partition) != reason:
+                    print_notice(f"{partition} cannot be moved yet: {reason}")
+            printed |= stalled
             stalled_polls = stalled_polls + 1 if len(stalled) == plan.remaining_count else 0
             if stalled_polls == STALLED_POLLS_MAX:
                 raise CommandError(
@@ -91,14 +94,6 @@ async def move_all(admin: Admin, node: int) -> None:
                     "are lost, elect other leaders with `moldau cluster elect-leaders --unclean`, or delete the topics."
                 )
             await asyncio.sleep(POLL_INTERVAL_S)
-
-
-def _print_stalled(stalled: Reasons, printed: Reasons) -> None:
-    """Prints why partitions cannot be moved. Prints the same reason only once per partition."""
-    for partition, reason in stalled.items():
-        if printed.get(partition) != reason:
-            print_notice(f"{partition} cannot be moved yet: {reason}")
-    printed |= stalled
 
 
 async def _plan(admin: Admin, node: int, started: Moves) -> DrainPlan:
