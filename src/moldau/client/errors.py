@@ -37,10 +37,7 @@ class KafkaError(Exception):
 
 
 class ConnectionLostError(KafkaError):
-    """A connection failed to open or was lost; the broker may or may not have received the request.
-
-    `errno` is the error number of the operating system; None if there is none.
-    """
+    """A connection failed (`errno`, if any, says why). The broker may or may not have received the request."""
 
     def __init__(self, message: str, errno: int | None = None) -> None:
         super().__init__(ErrorCode.network_exception, message)

@@ -1,7 +1,4 @@
-"""Completed fetches: the validated batches of one partition, and the buffer of batches that no poll has returned yet.
-
-READ_COMMITTED removes the batches of aborted transactions.
-"""
+"""Completed fetches: the validated batches of one partition, and the buffer of those that no poll has returned yet."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence

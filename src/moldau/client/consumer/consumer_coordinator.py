@@ -56,8 +56,7 @@ class ConsumerCoordinator:
         self._auto_commit_task: asyncio.Task[None] | None = None
         self._revocation_commit_task: asyncio.Task[None] | None = None
         """The task that commits before a revocation; None after a caller has awaited its end."""
-        # Commits run one at a time, because an older commit that arrives after a newer one would reset the committed
-        # offsets.
+        # Commits run one at a time, because an older commit that arrives last would reset the offsets.
         self._commit_lock = asyncio.Lock()
 
     # Rebalances
@@ -76,8 +75,7 @@ class ConsumerCoordinator:
             if not isinstance(effect, events.CommitOffsets):
                 await self._apply(pending_effects.popleft())
                 continue
-            # The effect stays queued until the commit is done. If this poll is cancelled, the next poll completes the
-            # commit.
+            # The effect stays queued until the commit is done, so that the next poll completes it after a cancellation.
             await self.commit_before_revocation()
             if pending_effects and pending_effects[0] is effect:
                 pending_effects.popleft()
@@ -108,10 +106,7 @@ class ConsumerCoordinator:
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation | None = None
     ) -> None:
-        """Commits offsets that were consumed in a generation (default: the current one), which may have ended.
-
-        Raises the same errors as `Consumer.commit`.
-        """
+        """Commits offsets that were consumed in a generation (default: the current one). It may have ended by now."""
         if not offsets:
             return
         if generation is None:

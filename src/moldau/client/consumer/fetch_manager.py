@@ -184,7 +184,10 @@ class FetchManager:
 
     async def _look_up_positions(self) -> None:
         try:
-            await self._look_up_committed()
+            requested = self._subscriptions.initializing_partitions()
+            if requested:
+                found = {} if self._group_offsets is None else await self._group_offsets.committed(requested)
+                self._subscriptions.apply_committed(requested, found)
             self._publish_found()
             await self._look_up_reset_offsets()
             self._backoff.reset()
@@ -201,12 +204,6 @@ class FetchManager:
             self._lookup_task = None
             self._wakeup.set()
         self._sync_fetcher()
-
-    async def _look_up_committed(self) -> None:
-        requested = self._subscriptions.initializing_partitions()
-        if requested:
-            found = {} if self._group_offsets is None else await self._group_offsets.committed(requested)
-            self._subscriptions.apply_committed(requested, found)
 
     async def _look_up_reset_offsets(self) -> None:
         requested = self._subscriptions.partitions_needing_reset()
@@ -227,8 +224,7 @@ class FetchManager:
     def _is_fatal(self, error: KafkaError) -> bool:
         """Returns whether to raise an error to the user instead of retrying.
 
-        The error for a missing partition is fatal if the user assigned the partition. It is not fatal in a group,
-        because the next assignment does not contain the partition.
+        A missing partition is an error only if the user assigned it. In a group, the next assignment omits it.
         """
         if error.code == ErrorCode.unknown_topic_or_partition:
             return self._subscriptions.subscription_type is SubscriptionType.USER_ASSIGNED

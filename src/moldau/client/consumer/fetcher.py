@@ -87,8 +87,7 @@ class Fetcher:
         self._lane = lane
         self._backoff = cluster.backoff()
         self._partitions: dict[TopicPartition, FetchPosition] = {}
-        """The partitions in the order of requests. A partition that returned batches moves to the end, so none starves.
-        """
+        """The partitions in the order of requests. A partition that returned batches moves to the end."""
         self._in_flight: dict[int, _InFlightFetch] = {}
         self._reserved_bytes = 0
         """The sum of the byte limits of the requests in flight."""

@@ -61,10 +61,7 @@ async def list_offsets(
 async def list_offsets_once(
     cluster: Cluster, times: Mapping[TopicPartition, int], on_offsets: OffsetsCallback, *, isolation_level: int = 0
 ) -> None:
-    """Makes one attempt at `list_offsets`. Calls `on_offsets` with the offsets of each leader when they arrive.
-
-    Raises KafkaError at the end if some partitions could not be queried.
-    """
+    """Makes one attempt at `list_offsets`. Calls `on_offsets` with the offsets of each leader. Raises KafkaError."""
     retry = cluster.retry()
     unknown = dict.fromkeys(each.topic for each in times if cluster.partition_info(each) is None)
     if unknown:
@@ -77,8 +74,7 @@ async def list_offsets_once(
     if failure is None and without_leader:
         for partition in without_leader:
             if cluster.partition_info(partition) is None:
-                # Wait for the partition, because it may be new. `leader_of` raises an error if it does not appear in
-                # time.
+                # The partition may be new. `leader_of` raises an error if it does not appear in time.
                 await cluster.leader_of(partition, timeout_ms=retry.remaining_ms)
         names = ", ".join(map(str, without_leader))
         failure = KafkaError(ErrorCode.leader_not_available, f"no leader to look up an offset of {names}")

@@ -16,10 +16,7 @@ from moldau.client.record import TopicPartition
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed offset, which is that of the next record to read.
-
-    `leader_epoch` is the epoch of the record before this offset, -1 if unknown.
-    """
+    """The offset of the next record to read, and the leader epoch of the record before it (-1: unknown)."""
 
     offset: int
     metadata: str = ""
@@ -59,8 +56,7 @@ class SubscriptionType(Enum):
 
 @dataclass(slots=True, eq=False)
 class TopicPartitionState:
-    """The position of one partition. If `offset` is None, it is looked up: by `reset` if set, else as the committed
-    offset."""
+    """The position of one partition. If `offset` is None, it is looked up by `reset` or as the committed offset."""
 
     offset: int | None = None
     leader_epoch: int = -1

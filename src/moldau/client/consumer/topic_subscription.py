@@ -65,8 +65,7 @@ class TopicSubscription:
             await asyncio.gather(resolving, return_exceptions=True)
 
     def refresh_missing_topics(self, now: float) -> float | None:
-        """Refreshes the metadata if subscribed topics are missing. Returns the loop time of the next call; None if all
-        exist."""
+        """Refreshes the metadata if subscribed topics are missing. Returns the loop time of the next call, if any."""
         if self._subscriptions.subscription_type is not SubscriptionType.AUTO_TOPICS:
             return None
         missing = [name for name in self._subscriptions.topics if name not in self._cluster.topics]

@@ -1,7 +1,6 @@
 """Partition assignors: how a group leader assigns partitions to members. Names and formats are those of Kafka.
 
-Assignors are pure functions without state. Data from earlier generations comes from the subscriptions of the members.
-Racks are ignored.
+Assignors have no state: data from earlier generations comes with the members' subscriptions. Racks are ignored.
 """
 
 import json
@@ -61,8 +60,7 @@ class ConsumerPartitionAssignor(ABC):
 class RangeAssignor(ConsumerPartitionAssignor):
     """Assigns contiguous ranges, topic by topic.
 
-    If topics have the same subscribers and partition counts, partitions with the same index go to the same member.
-    Joins of such topics need this.
+    Topics with the same subscribers and partition counts are assigned in the same way, which joins of topics need.
     """
 
     name = "range"
@@ -193,10 +191,7 @@ class JoinGroupMember(NamedTuple):
 
 
 class AssignmentUserData(NamedTuple):
-    """The state that a static member needs after a restart, sent with its assignment. Other clients ignore it.
-
-    A static member that restarts gets its assignment back without a rebalance, but has lost all other state.
-    """
+    """The state that a static member needs after a restart, because it gets its assignment back without a rebalance."""
 
     hands_over: bool = False
     """Whether the member must revoke partitions and then rejoin, because other members wait for these partitions."""

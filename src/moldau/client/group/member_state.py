@@ -19,8 +19,7 @@ class MemberState(Enum):
     """The assignment has arrived and takes effect in the user's next poll."""
     STABLE = "stable"
     FENCED = "fenced"
-    """Another consumer uses the instance id. This state is final; otherwise the two would fence each other repeatedly.
-    """
+    """Another consumer uses the instance id. This state is final, so that the two do not fence each other forever."""
     CLOSED = "closed"
 
 

@@ -13,7 +13,6 @@ from moldau.client.group import events
 from moldau.client.group.assignors import (
     NO_ASSIGNMENT,
     NO_USER_DATA,
-    ConsumerPartitionAssignor,
     PreviousAssignment,
     decode_members,
     decode_user_data,
@@ -67,8 +66,7 @@ class MembershipManager:
         self._is_cooperative = all(each.is_cooperative for each in config.assignors)
         self._heartbeat = Heartbeat(config)
         self._topics: tuple[str, ...] | None = None
-        """The subscribed topics; None without a subscription. A member joins even if its pattern matches no topic yet.
-        """
+        """The subscribed topics; None without a subscription. A pattern may match no topics yet."""
         self._joined_topics: tuple[str, ...] | None = None
         self._rejoin_reason = ""
         self._is_join_prepared = False
@@ -219,17 +217,14 @@ class MembershipManager:
         self._rejoin_reason = ""
         topics = self._joined_topics = self._topics or ()
         self._join_attempt += 1
-        protocols = tuple((each.name, self._encode_subscription(each, topics)) for each in self.config.assignors)
+        protocols = []
+        for each in self.config.assignors:
+            user_data = each.user_data(self._previous_assignment)
+            subscription = Subscription(topics, user_data, self.owned_partitions, self.generation.generation_id)
+            protocols.append((each.name, encode_subscription(subscription)))
         timeout_ms = self.config.poll_interval_max_ms + JOIN_GROUP_TIMEOUT_LAPSE_MS
-        return [
-            events.SendJoin(self._join_attempt, coordinator, self.generation.member_id, protocols, reason, timeout_ms)
-        ]
-
-    def _encode_subscription(self, assignor: ConsumerPartitionAssignor, topics: tuple[str, ...]) -> bytes:
-        user_data = assignor.user_data(self._previous_assignment)
-        return encode_subscription(
-            Subscription(topics, user_data, self.owned_partitions, self.generation.generation_id)
-        )
+        member_id = self.generation.member_id
+        return [events.SendJoin(self._join_attempt, coordinator, member_id, tuple(protocols), reason, timeout_ms)]
 
     def _on_join_response(self, now_ms: int, response: events.JoinResponse) -> list[Effect]:
         if self.state is not MemberState.JOINING or response.attempt != self._join_attempt:

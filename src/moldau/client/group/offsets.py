@@ -26,16 +26,9 @@ class GroupOffsets:
     group_id: str
     instance_id: str | None = None
 
-    async def commit(
-        self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        generation: Generation,
-        *,
-        timeout_ms: int | None = None,
-    ) -> None:
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation) -> None:
         """Commits offsets. Raises KafkaError if a partition fails; the other partitions are still committed."""
-        errors = await self.commit_each(offsets, generation, timeout_ms=timeout_ms)
-        for error in errors.values():
+        for error in (await self.commit_each(offsets, generation)).values():
             if error is not None:
                 raise error
 

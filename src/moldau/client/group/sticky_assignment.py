@@ -21,10 +21,9 @@ OwnershipClaim = tuple[str, int, Iterable[Partition]]
 
 
 def resolve_owners(claims: Iterable[OwnershipClaim]) -> dict[str, list[Partition]]:
-    """Returns the partitions that each member owns.
+    """Returns the partitions that each member owns. The claim with the newest generation wins.
 
-    If several members claim a partition, the claim with the newest generation wins. If two claims have that generation,
-    no member owns the partition.
+    If two claims have that generation, no member owns the partition.
     """
     newest: dict[Partition, tuple[int, str | None]] = {}
     for member_id, generation_id, partitions in claims:

@@ -119,8 +119,7 @@ class Cluster:
                 await self.refresh(timeout_ms=retry.remaining_ms)
                 break
             except KafkaError as error:
-                # Keep the earlier error if the last attempt timed out, because the earlier error shows the cause
-                # better.
+                # After a timeout raise the earlier error, because it shows the cause better.
                 failure = failure if failure and isinstance(error, RequestTimedOutError) else error
                 await retry.wait_or_raise(failure)
         if self._refresh_task is not None:
@@ -180,8 +179,7 @@ class Cluster:
             raise
         except asyncio.CancelledError:
             if api is ApiKey.FETCH:
-                # Close the connection if no other caller waits on it, because the broker would respond to later
-                # requests only after this fetch.
+                # The broker would respond to later requests only after this fetch.
                 connection.close_if_abandoned()
             raise
 

@@ -61,8 +61,7 @@ class Connection:
         """A hint for error messages: the likely misconfiguration if the broker disconnects now without a reason."""
         self._closes_when_idle = False
         self.reauthenticate_at: float | None = None
-        """The loop time from which callers should use a new connection, because the SASL session expires; None if
-        never."""
+        """The loop time from which callers should use a new connection, because the SASL session expires."""
         self.on_disconnect: Callable[[], None] | None = None
         """Called once when the broker or the network, and not this client, closes the connection."""
         self._writable = asyncio.Event()
@@ -278,9 +277,8 @@ class Connection:
 def _decode_response(frame: memoryview, api: ApiKey, version: int) -> Message:
     start = _SIZE.size
     if api is ApiKey.API_VERSIONS:
-        # The header of an ApiVersions response has no tagged fields in any version. A broker that does not support the
-        # version of the request responds in version 0, because the client cannot know yet which versions the broker
-        # supports.
+        # The header of an ApiVersions response never has tagged fields. A broker that does not support the version of
+        # the request responds in version 0.
         if len(frame) >= start + 2 and _CODE.unpack_from(frame, start)[0] == ErrorCode.unsupported_version:
             version = 0
     elif has_flexible_header(api, version):

@@ -128,8 +128,7 @@ class BrokerConnections:
         return len(self._addresses())
 
     async def connection(self, node_id: int | None, lane: str, timeout_ms: int) -> Connection:
-        """Returns an open connection to a node (None: the preferred node). Raises ConnectionLostError or
-        RequestTimedOutError."""
+        """Returns an open connection to a node (None: the preferred node). Raises KafkaError."""
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         if node_id is not None:
             broker = self._brokers.get(node_id)
@@ -177,13 +176,9 @@ class BrokerConnections:
 
     def _usable_connection(self, address: Address, lane: str) -> Connection | None:
         connection = self._pool.get((address, lane))
-        if connection is None:
-            return None
-        must_reauthenticate = (
-            connection.reauthenticate_at is not None
-            and asyncio.get_running_loop().time() >= connection.reauthenticate_at
-        )
-        return None if must_reauthenticate else connection
+        if connection is None or connection.reauthenticate_at is None:
+            return connection
+        return connection if asyncio.get_running_loop().time() < connection.reauthenticate_at else None
 
     async def _connect(self, address: Address, lane: str, deadline: float) -> Connection:
         if self._pool.is_closed:

@@ -61,7 +61,7 @@ class Metadata:
     def update(self, response: Message, *, all_topics: bool) -> bool:
         """Merges a response and returns whether brokers or topics have changed.
 
-        `all_topics` means that the request was for all topics, so a topic that is not in the response was deleted.
+        If all topics were requested (`all_topics`), a topic that is not in the response was deleted.
         """
         before = (self.brokers, dict(self.topics))
         self.cluster_id = response.cluster_id
@@ -112,8 +112,7 @@ class Metadata:
     def _mark_missing(self, name: str, known: TopicInfo | None, code: ErrorCode) -> None:
         self.topics.pop(name, None)
         self.topic_errors[name] = code
-        # Keep the topic only if it has an id. Only the id distinguishes a topic that reappears from a new topic of the
-        # same name.
+        # Only an id distinguishes a topic that reappears from a new topic of the same name.
         if known is not None and known.topic_id is not None:
             self._removed_topics[name] = known
 

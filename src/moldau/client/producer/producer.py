@@ -275,8 +275,7 @@ class Producer:
                 if waiter in self._memory_waiters:
                     self._memory_waiters.remove(waiter)
                 else:
-                    # This waiter was woken, and perhaps cancelled afterwards. In both cases there may be enough memory
-                    # for the next waiter.
+                    # This waiter was woken, perhaps also cancelled. There may be enough memory for the next one.
                     asyncio.get_running_loop().call_soon(self._wake_memory_waiter)
             self._check_open()
 

@@ -58,8 +58,7 @@ _NOT_WRITTEN_ERRORS = (
     ErrorCode.policy_violation,
     ErrorCode.unsupported_version,
 )
-"""Errors that brokers return before they write a batch. After any other error, even NOT_LEADER_OR_FOLLOWER, the batch
-may have been written."""
+"""Errors that brokers return before they write a batch. After other errors the batch may have been written."""
 
 
 @dataclass(slots=True)

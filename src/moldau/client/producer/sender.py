@@ -92,8 +92,7 @@ class Sender:
             await wait_until(self._wakeup, None if wake_at_ms is None else wake_at_ms / 1000)
 
     def _send_ready(self, now_ms: int) -> int | None:
-        """Starts sending to nodes with ready batches. Returns the time of the next check; None if only `wakeup` causes
-        it."""
+        """Starts sending to nodes with ready batches. Returns the time of the next check, if one is needed."""
         leaders = dict.fromkeys(map(self._cluster.known_leader_of, self._accumulator.ready_partitions(now_ms)))
         times = [self._accumulator.next_wakeup_ms(now_ms)]
         for node in leaders:

@@ -54,8 +54,7 @@ class ChannelSecurity:
             self.disconnect_hint = CERTIFICATE_HINT
 
     async def authenticate(self, connection: SaslChannel, timeout_ms: int) -> int:
-        """Authenticates if SASL is configured. Returns the session lifetime in ms (0: no limit). Raises
-        AuthenticationError."""
+        """Authenticates if SASL is configured. Returns the session lifetime in milliseconds (0: no limit)."""
         if self.sasl is None:
             return 0
         await _handshake(connection, self.sasl, timeout_ms)

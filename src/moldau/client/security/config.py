@@ -110,8 +110,7 @@ _IGNORED = (
     "enable.sasl.oauthbearer.unsecure.jwt",
 )
 _IGNORED_PREFIXES = ("sasl.kerberos.", "sasl.login.", "sasl.oauthbearer.")
-"""Properties that tune other clients or belong to other mechanisms. They are ignored, so that a properties file written
-for such a client can be used unchanged."""
+"""Ignored properties, so that a properties file written for another client can be used unchanged."""
 
 _REJECTED = {
     "security.providers": "Java classes cannot decide here which brokers are trusted",
