@@ -101,8 +101,7 @@ class Broker:
 
 
 async def create_topics(node: Node, topics: Iterable[str] | Mapping[str, int]) -> None:
-    """Creates topics with these names, or with these names and partition counts. Raises the error of a topic that
-    cannot be created."""
+    """Creates topics by name, or by name and partition count. Raises the first error."""
     if isinstance(topics, str):
         topics = [topics]
     counts = topics if isinstance(topics, Mapping) else dict.fromkeys(topics, -1)

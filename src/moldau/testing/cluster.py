@@ -76,8 +76,7 @@ class Cluster:
         return max(views, key=views.count, default=-1)
 
     def leader_of(self, topic: str, partition: int = 0) -> int:
-        """Returns the leader of a partition according to the newest metadata of the running nodes. Returns -1 if the
-        partition has no leader."""
+        """Returns the leader according to the newest metadata of the running nodes, or -1 if there is no leader."""
         images = [node.broker.metadata.image for node in self._responsive_nodes()]
         found = max(images, key=lambda image: image.offset).partition(topic, partition)
         return -1 if found is None else found.leader
@@ -102,8 +101,7 @@ class Cluster:
             thread.join()
 
     def restart(self, node_id: int) -> None:
-        """Starts a killed or stopped node with its data. A running node is stopped first. Returns when the node serves
-        requests."""
+        """Starts a node with its data and returns when it serves requests. A running node is stopped first."""
         if node_id in self._running:
             self.stop(node_id)
         self._start_nodes([node_id])
@@ -210,8 +208,7 @@ class Cluster:
 
 
 def _free_ports(count: int) -> dict[int, int]:
-    """Returns a free port for each node id. All sockets stay bound until every port is chosen, so that no port is
-    chosen twice."""
+    """Returns a free port by node id. All sockets stay bound until the end, so that no port is chosen twice."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

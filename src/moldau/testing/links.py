@@ -57,8 +57,7 @@ class NodeLinks:
         self._lock = threading.Lock()
         self._blocked: set[Direction] = set()
         self._open: dict[int, list[tuple[int, asyncio.AbstractEventLoop, _BlockableConnection]]] = {}
-        """Open connections by the id of the node that opened them. Each entry has the target node id, the event loop
-        and the connection."""
+        """By the id of the node that opened them: target node id, event loop and connection."""
 
     def connector_for(self, node_id: int) -> Callable[..., Any]:
         """Returns the function with which a node opens connections to other nodes."""

@@ -20,8 +20,7 @@ class NodeThread:
         connect: Callable[..., Any] | None = None,
         on_kill: Callable[[], None] = lambda: None,
     ) -> None:
-        """`connect` opens connections to other nodes. `on_kill` is called in the node's event loop when the node is
-        killed."""
+        """`connect` opens connections to other nodes. A kill calls `on_kill` in the node's event loop."""
         self.node = Node(system_platform(), settings, connect=connect)
         self._on_kill = on_kill
         self._loop = _new_loop()
@@ -32,8 +31,7 @@ class NodeThread:
         self._killed = threading.Event()
 
     def start(self) -> "Future[None]":
-        """Starts the thread and the node. The future completes when the node has started, or fails with the error of
-        the start."""
+        """Starts the thread and the node. The future completes when the node has started or failed to start."""
         self._thread.start()
         return self.submit(self.node.start())
 

@@ -1,5 +1,4 @@
-"""Group ablations. Each disables one safeguard of the group coordinator. The simulation must then report a
-violation."""
+"""Group ablations. Each disables a safeguard of the group coordinator, so that the simulation reports a violation."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager

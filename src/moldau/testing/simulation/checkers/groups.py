@@ -6,7 +6,7 @@ must read every record, and must not commit a record before reading it.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from moldau.testing.simulation.checkers.fencing import FencingIndex
 from moldau.testing.simulation.checkers.history import Partition
@@ -22,7 +22,7 @@ from moldau.testing.simulation.checkers.history_groups import (
     OperationResult,
     SyncOperation,
 )
-from moldau.testing.simulation.checkers.records import Anomalies, Violation
+from moldau.testing.simulation.checkers.records import Anomalies, Violation, violations
 from moldau.testing.simulation.checkers.register import Interval, RegisterValue, contradictions
 
 Key = tuple[str, Partition]
@@ -32,15 +32,13 @@ NOTHING = "nothing"
 
 
 def check_groups(history: GroupHistory) -> list[Violation]:
-    return [Violation(anomaly, detail) for anomaly, detail in _violations(history)]
-
-
-def _violations(history: GroupHistory) -> Anomalies:
-    yield from _check_committed_offsets(history)
-    yield from _check_double_ownership(history)
-    yield from _check_fencing(history)
-    yield from _check_commits_were_read(history)
-    yield from _check_final_state(history)
+    return violations(
+        _check_committed_offsets(history),
+        _check_double_ownership(history),
+        _check_fencing(history),
+        _check_commits_were_read(history),
+        _check_final_state(history),
+    )
 
 
 # Committed offsets
@@ -122,8 +120,7 @@ def _check_regressed_commits(
     values: Mapping[str, RegisterValue],
     offset_fetches: Sequence[OffsetFetchOperation],
 ) -> Anomalies:
-    """Checks that a member does not commit a lower offset than an earlier commit. A member continues from the committed
-    offset. If a member commits a lower offset, it was not the owner or did not fetch the committed offset."""
+    """Checks that no member commits a lower offset than an earlier commit. Members continue from committed offsets."""
     for commit in commits:
         if commit.result is not OperationResult.OK or commit.identity.generation == NO_GENERATION:
             continue
@@ -167,13 +164,13 @@ def _check_double_ownership(history: GroupHistory) -> Anomalies:
 
 
 def _owner(sync: SyncOperation) -> str:
-    """Returns the instance id of a static member, because a static member keeps its partitions across restarts. Returns
-    the member id of other members."""
+    """Returns the instance id of a static member, which keeps its partitions across restarts, or else the member id."""
     return sync.identity.instance_id or sync.identity.member
 
 
 def _was_deleted_between(history: GroupHistory, first: SyncOperation, second: SyncOperation) -> bool:
-    invoked_at, completed_at = (min(first.invoked_at, second.invoked_at), max(first.completed_by, second.completed_by))
+    invoked_at = min(first.invoked_at, second.invoked_at)
+    completed_at = max(first.completed_by, second.completed_by)
     return any(
         each.group == first.identity.group
         and each.partition is None
@@ -184,18 +181,16 @@ def _was_deleted_between(history: GroupHistory, first: SyncOperation, second: Sy
     )
 
 
-def _accepted_requests(history: GroupHistory) -> Iterator[tuple[str, CommitOperation | HeartbeatOperation]]:
-    """Yields the commits and heartbeats that the coordinator accepted from members."""
-    for commit in history.commits:
-        if commit.result is OperationResult.OK and commit.identity.generation != NO_GENERATION:
-            yield "commit", commit
-    for heartbeat in history.heartbeats:
-        yield "heartbeat", heartbeat
-
-
 def _check_fencing(history: GroupHistory) -> Anomalies:
+    """Checks that the coordinator accepted no commit or heartbeat of a fenced member."""
     fencing = FencingIndex(history)
-    for what, operation in _accepted_requests(history):
+    accepted: list[CommitOperation | HeartbeatOperation] = [
+        commit
+        for commit in history.commits
+        if commit.result is OperationResult.OK and commit.identity.generation != NO_GENERATION
+    ]
+    for operation in (*accepted, *history.heartbeats):
+        what = "commit" if isinstance(operation, CommitOperation) else "heartbeat"
         identity = operation.identity
         if (newer := fencing.newer_generation(identity, operation.invoked_at)) is not None:
             who = f"{what} of {identity.member} in generation {identity.generation} of {identity.group}"
@@ -209,8 +204,7 @@ def _check_fencing(history: GroupHistory) -> Anomalies:
 
 
 def _check_commits_were_read(history: GroupHistory) -> Anomalies:
-    """Checks that every record below a member's commit was delivered to some member before. Groups read from offset
-    0."""
+    """Checks that each record from offset 0 up to a member's commit was delivered to some member before the commit."""
     read: defaultdict[Key, set[int]] = defaultdict(set)
     next_unread: defaultdict[Key, int] = defaultdict(int)
     deliveries = iter(history.deliveries)

@@ -10,8 +10,7 @@ LogContent = Sequence[tuple[int, bytes]]
 
 @dataclass(slots=True)
 class SendOperation:
-    """A batch that a producer sends to one partition. The retries of an idempotent producer belong to the same
-    operation."""
+    """A batch that a producer sends to one partition, including the retries of an idempotent producer."""
 
     producer: str
     partition: Partition
@@ -23,8 +22,7 @@ class SendOperation:
     completed_at: int | None = None
     is_acknowledged: bool = False
     offset: int | None = None
-    """The offset of the first record. None before the acknowledgement, or if the broker confirmed a duplicate without
-    an offset."""
+    """The offset of the first record. None before the acknowledgement, and if a duplicate is confirmed without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +88,7 @@ class History:
 @dataclass(slots=True)
 class ClusterHistory(History):
     lossy_topics: dict[str, str] = field(default_factory=dict)
-    """Topics that may lose acknowledged records, with the reason. The reason is unclean elections, or cached writes on
-    several nodes that stop uncleanly."""
+    """Topics that may lose acknowledged records, with the reason."""
     replicas: dict[Partition, Mapping[int, LogContent]] = field(default_factory=dict)
     """The final log of each replica after healing, by partition and node id."""
     readers: dict[str, Sequence[Partition]] = field(default_factory=dict)

@@ -41,8 +41,7 @@ class ClientOperation:
 
     @property
     def completed_by(self) -> float:
-        """The latest time at which the operation can have taken effect. Infinite for an operation without a
-        completion."""
+        """The latest time at which the operation can have taken effect. Infinite if it has not completed."""
         return math.inf if self.completed_at is None else self.completed_at
 
 

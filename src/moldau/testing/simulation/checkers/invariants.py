@@ -107,8 +107,7 @@ class InvariantChecker:
         )
 
     def is_converged(self) -> bool:
-        """Returns whether all replicas of each partition end at the same offset, and the leader's high watermark is at
-        this offset."""
+        """Returns whether the replicas of each partition and the leader's high watermark have the same end offset."""
         ends: dict[Key, set[int]] = {}
         for server in self.servers:
             for partition in _partitions(server.broker):
@@ -237,8 +236,7 @@ class InvariantChecker:
                     self.counts["in-sync shrinks"] += 1
 
     def _check_lease(self, before: MetadataImage, after: MetadataImage) -> None:
-        """Checks that the lease of a broker has expired when the broker becomes fenced, because other brokers may now
-        become leaders."""
+        """Checks that the lease of a fenced broker has expired, because other brokers may now become leaders."""
         for server in self.servers:
             earlier, later = before.brokers.get(server.node_id), after.brokers.get(server.node_id)
             if earlier is None or later is None or server.broker is None or server.is_stopping:
@@ -308,8 +306,7 @@ class InvariantChecker:
             self._committed.setdefault(key, {})[partition.leader_epoch] = after
 
     def _compare_committed(self, server: ServerHost, key: object, name: str, log: Log, before: int, after: int) -> None:
-        """Checks that logs are equal up to their high watermarks. Committed records at the same offset must have the
-        same leader epoch."""
+        """Checks that a committed record has the same leader epoch in every log."""
         committed = self._epochs.setdefault(key, {})
         for offset in range(max(before, after - COMPARED_RECORDS_MAX), after):
             if offset == after - 1 or offset in committed:
@@ -320,8 +317,7 @@ class InvariantChecker:
                     return
 
     def _check_isr(self, server: ServerHost, partition: Partition, high_watermark: int) -> None:
-        """Checks that every in-sync replica has the committed records on disk. Both the leader's ISR and the
-        controller's ISR are checked."""
+        """Checks that every replica in the ISR of the leader or the controller has the committed records on disk."""
         is_cached = partition.log.settings.write_caching
         state = partition.leader.state
         assert state is not None

@@ -39,21 +39,21 @@ class Violation:
 def check_records(history: History) -> list[Violation]:
     """Returns all violations in the history. Producers without idempotence must not retry. Partitions without a final
     log are skipped."""
-    return _violations(_check_history(history, history.sends, ()), _check_high_watermarks(history))
+    return violations(_check_history(history, history.sends, ()), _check_high_watermarks(history))
 
 
 def check_cluster(history: ClusterHistory) -> list[Violation]:
     """Returns all violations in the history of a cluster. Producers without idempotence may retry, which may duplicate
     and reorder their records. Partitions without a final log are skipped."""
     idempotent_sends = [send for send in history.sends if send.is_idempotent]
-    return _violations(
+    return violations(
         _check_history(history, idempotent_sends, history.lossy_topics),
         _check_replicas_agree(history),
         _check_unread(history),
     )
 
 
-def _violations(*checks: Anomalies) -> list[Violation]:
+def violations(*checks: Anomalies) -> list[Violation]:
     return [Violation(anomaly, detail) for anomaly, detail in itertools.chain(*checks)]
 
 

@@ -27,8 +27,7 @@ class RegisterValue(NamedTuple):
 
     @property
     def latest_invocation(self) -> float:
-        """The latest invocation of an operation on the value. The value was current at some time after this
-        invocation."""
+        """The latest invocation of an operation on the value. The value was current at some later time."""
         return max(self.write.invoked_at, *(read.invoked_at for read in self.reads), -math.inf)
 
 

@@ -52,8 +52,7 @@ for _name in FORBIDDEN_LOOP_METHODS:
 
 @contextlib.contextmanager
 def forbid_nondeterminism() -> Iterator[None]:
-    """Makes the forbidden calls raise DeterminismError. Disables automatic garbage collection, because finalizers at
-    random times would break replay."""
+    """Makes forbidden calls raise DeterminismError. Disables automatic garbage collection, which would break replay."""
     was_collecting = gc.isenabled()
     gc.collect()
     gc.freeze()

@@ -111,8 +111,7 @@ class SimulatedDisk:
         return next_boot
 
     def kill(self) -> "SimulatedDisk":
-        """Ends only the process. No written data is lost, because it stays in the page cache. Returns the disk of the
-        next boot."""
+        """Ends only the process. Written data stays in the page cache. Returns the disk of the next boot."""
         self.check_alive()
         self._is_dead = True
         return SimulatedDisk(self.random, self._trace, self.settings, volume=self.volume, name=self._name)
@@ -243,8 +242,7 @@ class SimulatedDisk:
         await waiter
 
     async def _replace_all(self, path: str) -> None:
-        """Runs the queued replacements of a file in order. Runs as its own task, because a replacement continues when
-        its caller is cancelled."""
+        """Runs the queued replacements of a file in order. They continue even if their callers are cancelled."""
         queue = self._replacements[path]
         while queue:
             data, waiter = queue[0]

@@ -219,8 +219,7 @@ class SimulatedLoop(DeterministicLoop):
         self._tasks.pop(number, None)
 
     def destroy(self, incarnation: Incarnation) -> None:
-        """Ends all tasks and timers of an incarnation. `finally` blocks run, but disk and network calls in them
-        fail."""
+        """Ends all tasks and timers of an incarnation. Disk and network calls in their `finally` blocks fail."""
         owned_tasks = [(number, task) for number, task in self._tasks.items() if task.incarnation is incarnation]
         for number, task in owned_tasks:
             del self._tasks[number]
@@ -406,8 +405,7 @@ class SimulatedLoop(DeterministicLoop):
 
 
 def _close_coroutine(coroutine: Any) -> None:
-    """Closes a coroutine after the coroutines that it awaits. Tries again if the coroutine awaits in a `finally`
-    block."""
+    """Closes a coroutine after those that it awaits. Tries again if it awaits in a `finally` block."""
     for _ in range(CLOSE_ATTEMPTS_MAX):
         awaited = getattr(coroutine, "cr_await", None)
         if inspect.iscoroutine(awaited):

@@ -7,9 +7,10 @@ the bytes.
 import asyncio
 import contextvars
 import errno
+import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +33,7 @@ class NetworkSettings:
     """Probability that a packet has an additional delay of up to `slow_packet_ms_max`."""
     slow_packet_ms_max: float = 200.0
     loss_chance: float = 0.0
-    """Probability that a packet is lost and then retransmitted. Later packets of the stream wait for the lost
-    packet."""
+    """Probability that a packet is lost and retransmitted. Later packets of the stream wait for it."""
     retransmit_timeout_ms_min: float = 200.0
     """The first retransmission timeout of a packet. The timeout doubles each time the packet is lost again."""
     duplication_chance: float = 0.0
@@ -78,28 +78,22 @@ class SimulatedNetwork:
 
         Packets are not lost but arrive after `heal`, because TCP would retransmit them.
         """
-        for a in sorted(one):
-            for b in sorted(other):
-                if a == b:
-                    continue
-                self._partitioned.add((a, b))
-                if not one_way:
-                    self._partitioned.add((b, a))
+        for a, b in _pairs(one, other):
+            if a != b:
+                self._partitioned.update([(a, b)] if one_way else [(a, b), (b, a)])
         self.loop.trace.add(self.loop.now_ns, "partition", *sorted(one), "|", *sorted(other), int(one_way))
 
     def delay(self, one: Collection[str], other: Collection[str], milliseconds: float) -> None:
         """Delays every packet between the two sides, in both directions."""
-        for a in sorted(one):
-            for b in sorted(other):
-                self._extra_delay_ms[a, b] = self._extra_delay_ms[b, a] = milliseconds
+        for a, b in _pairs(one, other):
+            self._extra_delay_ms[a, b] = self._extra_delay_ms[b, a] = milliseconds
 
     def heal_between(self, one: Collection[str], other: Collection[str]) -> None:
         """Ends partitions and delays between the two sides, in both directions."""
-        for a in sorted(one):
-            for b in sorted(other):
-                for path in ((a, b), (b, a)):
-                    self._partitioned.discard(path)
-                    self._extra_delay_ms.pop(path, None)
+        for a, b in _pairs(one, other):
+            for path in ((a, b), (b, a)):
+                self._partitioned.discard(path)
+                self._extra_delay_ms.pop(path, None)
         self.loop.trace.add(self.loop.now_ns, "heal-between", *sorted(one), "|", *sorted(other))
         self._send_held_packets()
 
@@ -143,8 +137,7 @@ class SimulatedNetwork:
                 self.send(host, transport.host, transport.reset)
 
     def send(self, source: str, target: str, packet: Callable[[], None]) -> None:
-        """Calls `packet` when the packet arrives at the target. Packets may arrive in another order than they were
-        sent."""
+        """Calls `packet` when the packet arrives at the target. Packets may overtake each other."""
         settings, draw = self.settings, self.random.random
         if source == target:
             delay_ms = 0.005 + 0.045 * draw()
@@ -194,8 +187,7 @@ class SimulatedNetwork:
         if sock is not None or ssl:
             raise DeterminismError("simulated servers take neither a socket nor TLS")
         owner = self._running_incarnation()
-        names = [host] if isinstance(host, str) or host is None else host
-        for name in names:
+        for name in [host] if isinstance(host, str) or host is None else host:
             if self._resolve(name or owner.host) != owner.host and name not in ("", "0.0.0.0", "::"):
                 raise OSError(errno.EADDRNOTAVAIL, f"{name} is not an address of {owner.host}")
         port = port or self._allocate_port(owner.host)
@@ -302,6 +294,10 @@ class SimulatedNetwork:
             port += 1
         self._next_port[host] = port + 1
         return port
+
+
+def _pairs(one: Collection[str], other: Collection[str]) -> Iterator[tuple[str, str]]:
+    return itertools.product(sorted(one), sorted(other))
 
 
 def _fail_with_timeout(response: "asyncio.Future[SimulatedServer | None]") -> None:

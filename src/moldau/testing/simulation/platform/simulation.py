@@ -102,8 +102,7 @@ class Host:
         return self._simulation.loop.create_task(coroutine, name=name, context=context)
 
     async def run(self, coroutine: Coroutine[Any, Any, T], name: str | None = None) -> T:
-        """Runs a coroutine on this host and returns its result. Raises HostCrashed in the caller if the host crashes
-        first."""
+        """Runs a coroutine on this host and returns its result. Raises HostCrashed if the host crashes first."""
         if not self.is_up:
             coroutine.close()
             raise HostCrashed(self.name)
@@ -198,8 +197,7 @@ class Simulation:
         return self.trace.digest
 
     def random_for(self, purpose: str) -> random.Random:
-        """Returns the random stream of a purpose. Each purpose has its own stream, so that an extra draw from one
-        stream does not change another."""
+        """Returns the random stream of a purpose. A draw from one stream does not change the other streams."""
         return random.Random(f"{self.seed}/{purpose}")
 
     def collect_garbage(self) -> None:

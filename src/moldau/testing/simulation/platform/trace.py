@@ -6,19 +6,8 @@ from collections import deque
 
 LAST_EVENTS_KEPT = 200
 ROUTINE_KINDS = (
-    "run",
-    "deliver",
-    "append",
-    "sync",
-    "sync_directory",
-    "create",
-    "mkdir",
-    "rename",
-    "remove",
-    "truncate",
-    "eof",
-    "connect",
-    "reset",
+    *("append", "create", "mkdir", "remove", "rename", "sync", "sync_directory", "truncate"),
+    *("connect", "deliver", "eof", "reset"),
 )
 """Kinds of events that are too frequent to be shown."""
 

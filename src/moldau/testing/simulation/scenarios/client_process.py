@@ -4,13 +4,14 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from moldau.client.errors import KafkaError
 from moldau.testing.simulation.checkers.history_groups import GroupHistory
 from moldau.testing.simulation.platform.simulation import Host, Simulation
 from moldau.testing.simulation.scenarios.outcome import ScenarioError, format_error
-from moldau.testing.simulation.workloads.groups import ClusterFactory, ClusterWorkload, GroupMember, GroupMemberPlan
+from moldau.testing.simulation.workloads.groups import ClusterWorkload, GroupMember, GroupMemberPlan
 from moldau.testing.simulation.workloads.recorder import RecordingCluster
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ class GroupClients:
 
     def open_cluster(self, client_id: str) -> RecordingCluster:
         """Opens a cluster client on the first client host, which is never taken down."""
-        return self._cluster_factory(self.hosts[0])(client_id)
+        return self._open_cluster(self.hosts[0], client_id)
 
     def member_process(self, name: str, plan: GroupMemberPlan) -> ClientProcess:
         """Adds a host for a group member. Each start of the process is a new client with its own random stream."""
@@ -93,23 +94,19 @@ class GroupClients:
 
         def create(host: Host) -> ClusterWorkload:
             label = f"{name}-{next(incarnations)}"
-            return GroupMember(
-                label, self.simulation.random_for(label), self._cluster_factory(host), plan, self.history
-            )
+            open_cluster = partial(self._open_cluster, host)
+            return GroupMember(label, self.simulation.random_for(label), open_cluster, plan, self.history)
 
         self.hosts.append(self.simulation.add_host(name))
         return ClientProcess(self.hosts[-1], create)
 
-    def _cluster_factory(self, host: Host) -> ClusterFactory:
-        def open_cluster(client_id: str) -> RecordingCluster:
-            return RecordingCluster(
-                self.bootstrap,
-                self.history,
-                client_id=client_id,
-                clock=host.platform.clock,
-                random=host.platform.random,
-                request_timeout_ms=REQUEST_TIMEOUT_MS,
-                metadata_max_age_ms=self.metadata_max_age_ms,
-            )
-
-        return open_cluster
+    def _open_cluster(self, host: Host, client_id: str) -> RecordingCluster:
+        return RecordingCluster(
+            self.bootstrap,
+            self.history,
+            client_id=client_id,
+            clock=host.platform.clock,
+            random=host.platform.random,
+            request_timeout_ms=REQUEST_TIMEOUT_MS,
+            metadata_max_age_ms=self.metadata_max_age_ms,
+        )

@@ -13,7 +13,6 @@ from typing import ClassVar
 from moldau.client.errors import KafkaError
 from moldau.groups.offsets_topic import OFFSETS_TOPIC
 from moldau.logs.store import Log
-from moldau.records.batch import LOG_OVERHEAD, Batch
 from moldau.records.record import iterate_records
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.topic import TopicSettings
@@ -28,6 +27,7 @@ from moldau.testing.simulation.scenarios.faulty_cluster import FaultPlan, Faulty
 from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
 from moldau.testing.simulation.scenarios.scenario import Scenario
 from moldau.testing.simulation.scenarios.server import PORT
+from moldau.testing.simulation.workloads.client import split_batches
 from moldau.testing.simulation.workloads.cluster import (
     ClusterTopicChurn,
     PartitionReader,
@@ -269,8 +269,7 @@ class ClusterScenario(Scenario):
         )
 
     async def _read_final_state(self) -> None:
-        """Reads topics and committed offsets into the histories. The checkers compare them with the acknowledged
-        changes and commits."""
+        """Reads the final topics and committed offsets into the histories."""
 
         async def fetch_all(cluster: RecordingCluster) -> None:
             for group in sorted({commit.identity.group for commit in self.groups.commits}):
@@ -301,19 +300,14 @@ async def _read_replica(log: Log) -> LogContent:
     found: list[tuple[int, bytes]] = []
     position, end = log.start_offset, log.end_offset
     while position < end:
-        data = memoryview((await log.read(position, READ_BYTES, end)).read())
-        read_start = position
-        while len(data) > LOG_OVERHEAD:
-            size = int.from_bytes(data[8:12], "big", signed=True) + LOG_OVERHEAD
-            if size > len(data):
-                break
-            batch = Batch(data[:size])
-            if not batch.has_valid_checksum():
-                raise AssertionError(f"{log.name} holds {batch!r} with a wrong checksum")
-            if not batch.is_control:
-                found.extend((record.offset, record.value or b"") for record in iterate_records(batch))
-            position = batch.next_offset
-            data = data[size:]
-        if position == read_start:
+        batches = list(split_batches(memoryview((await log.read(position, READ_BYTES, end)).read())))
+        if not batches:
             raise AssertionError(f"no batch at {position} of {log.name}, which ends at {end}")
+        found += [
+            (record.offset, record.value or b"")
+            for batch in batches
+            if not batch.is_control
+            for record in iterate_records(batch)
+        ]
+        position = batches[-1].next_offset
     return found

@@ -26,6 +26,8 @@ NODE_DOWN_FAULTS = ("power cuts", "silent power cuts", "kills", "restarts", "las
 POWER_FAULTS = ("power cuts", "power cuts", "silent power cuts", "power cuts of all", "kills", "restarts")
 KILL_FAULTS = ("kills", "kills", "kills of all", "restarts", "rolling restarts", "power cuts")
 NETWORK_FAULTS = ("isolations", "halves", "one-way cuts", "bridges", "client cuts", "resets", "delays", "losses")
+CLUSTER_FAULTS = (*NETWORK_FAULTS, "power cuts of all", "kills of all", "last copies", "rolling restarts")
+"""Faults that can be injected even if every node already has a fault."""
 DISK_FAULTS = ("sync errors", "append errors", "read errors", "full disks", "power cuts", "kills")
 
 PROFILES: Mapping[str, Sequence[str]] = {
@@ -180,7 +182,10 @@ class FaultyCluster:
             if self.outcome.violations:
                 return
             kind = self.random.choice(PROFILES[self.plan.profile])
-            self._fault_tasks = [task for task in self._fault_tasks if not _is_finished(task)]
+            for task in self._fault_tasks:
+                if task.done():
+                    task.result()
+            self._fault_tasks = [task for task in self._fault_tasks if not task.done()]
             if self.plan.needs_healthy_cluster(kind) and not await self.outcome.poll_until(self._is_healthy):
                 continue
             self._fault_tasks.append(asyncio.create_task(self._inject_fault(kind), name=kind))
@@ -188,43 +193,29 @@ class FaultyCluster:
                 await self._fault_tasks[-1]
 
     def _is_healthy(self) -> bool:
-        return (
-            all(server.is_serving and not server.has_fault for server in self.servers)
-            and self.invariants.is_fully_replicated()
-        )
+        is_serving = all(server.is_serving and not server.has_fault for server in self.servers)
+        return is_serving and self.invariants.is_fully_replicated()
 
     async def _inject_fault(self, kind: str) -> None:
-        if kind in NETWORK_FAULTS:
-            self._count_fault(kind)
-            await self._inject_network_fault(kind)
-            return
-        if kind in ("power cuts of all", "kills of all"):
-            await self._take_down_all(kind)
-            return
-        if kind == "last copies":
-            self._count_fault(kind)
-            await self._shrink_isr_to_leader(self.random.choice(self._durable_topics))
-            return
-        if kind == "rolling restarts":
-            self._count_fault(kind)
-            for server in self.servers:
-                if not server.has_fault:
-                    await self._inject_server_fault(server, "restarts")
-            return
         available = [server for server in self.servers if not server.has_fault]
-        if not available:
+        if kind not in CLUSTER_FAULTS and not available:
             # Inject a network fault, because every node already has a fault.
             kind = self.random.choice(NETWORK_FAULTS)
-            self._count_fault(kind)
-            await self._inject_network_fault(kind)
-            return
-        self._count_fault(kind)
-        await self._inject_server_fault(self._choose_target(available), kind)
-
-    def _count_fault(self, kind: str) -> None:
         self.outcome.counts["faults"] += 1
         self.outcome.counts[kind] += 1
         self._trace_event("fault", kind)
+        if kind in NETWORK_FAULTS:
+            await self._inject_network_fault(kind)
+        elif kind in ("power cuts of all", "kills of all"):
+            await self._take_down_all(available, "kills" if kind == "kills of all" else "power cuts")
+        elif kind == "last copies":
+            await self._shrink_isr_to_leader(self.random.choice(self._durable_topics))
+        elif kind == "rolling restarts":
+            for server in self.servers:
+                if not server.has_fault:
+                    await self._inject_server_fault(server, "restarts")
+        else:
+            await self._inject_server_fault(self._choose_target(available), kind)
 
     def _choose_target(self, servers: Sequence[ServerHost]) -> ServerHost:
         if self.plan.profile == "rejoins":
@@ -289,14 +280,12 @@ class FaultyCluster:
             await asyncio.sleep(0.01)
             server.boot()
 
-    async def _take_down_all(self, kind: str) -> None:
-        """Takes all nodes down at once, and starts them one after the other."""
-        available = [server for server in self.servers if not server.has_fault]
-        self._count_fault(kind)
-        for server in available:
+    async def _take_down_all(self, servers: Sequence[ServerHost], kind: str) -> None:
+        """Takes the nodes down at once, and starts them one after the other."""
+        for server in servers:
             server.has_fault = True
-            self._take_down(server, "kills" if kind == "kills of all" else "power cuts")
-        for server in self.random.sample(available, len(available)):
+            self._take_down(server, kind)
+        for server in self.random.sample(servers, len(servers)):
             await asyncio.sleep(self.random.choice((0, 0.01, 0.5, 2.0)))
             await self._boot_with_crashes(server)
             server.has_fault = False
@@ -387,10 +376,3 @@ class FaultyCluster:
         self.simulation.network.partition(one, other, one_way=one_way)
         await asyncio.sleep(max(0.2, self._draw_duration_s()))
         self.simulation.network.heal_between(one, other)
-
-
-def _is_finished(task: "asyncio.Task[None]") -> bool:
-    if not task.done():
-        return False
-    task.result()
-    return True

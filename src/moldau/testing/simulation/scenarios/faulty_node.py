@@ -22,8 +22,7 @@ from moldau.testing.simulation.workloads.client import LATEST, RawClient
 T = TypeVar("T")
 
 BAD_DISK_START_TIMEOUT_S = 30
-"""How long a node may try to start before its bad disk is repaired, in seconds. A node with a full disk waits for free
-space."""
+"""The time after which the bad disk of a starting node is repaired. A node with a full disk waits for free space."""
 
 PROFILES: Mapping[str, Sequence[str]] = {
     "power cuts": ("crash", "crash", "crash", "kill", "restart"),
@@ -169,8 +168,7 @@ class FaultyNode:
         return await self.run_client(lambda client: client.list_offset(partition, LATEST))
 
     async def read_logs(self, partitions: Iterable[Partition]) -> dict[Partition, LogContent]:
-        """Returns the offsets and values of all records by partition. A partition that cannot be read is reported as a
-        violation and omitted."""
+        """Returns the records by partition. Reports a violation for a partition that cannot be read, and omits it."""
         logs: dict[Partition, LogContent] = {}
         for partition in partitions:
             try:

@@ -40,11 +40,7 @@ from moldau.testing.simulation.workloads.groups import (
 )
 
 ASSIGNORS: Sequence[Sequence[str]] = (
-    ("range",),
-    ("roundrobin",),
-    ("sticky",),
-    ("cooperative-sticky",),
-    ("cooperative-sticky",),
+    *(("range",), ("roundrobin",), ("sticky",), ("cooperative-sticky",), ("cooperative-sticky",)),
     ("range", "cooperative-sticky"),
 )
 METADATA_AGE_MS_MAX = 3_000
@@ -101,8 +97,7 @@ class GroupsScenario(Scenario):
         self._is_quiet = False
         self._pauses = self.node.simulation.random_for("pauses")
         self._duplicate_instances: list[ClientProcess] = []
-        """Members that use the instance id of a running static member. They are killed before groups must become
-        stable."""
+        """Members with the instance id of another member. They are killed before groups must become stable."""
 
     async def main(self) -> None:
         node = self.node
@@ -190,8 +185,7 @@ class GroupsScenario(Scenario):
                     self._duplicate_instances.append(self._clients.member_process(f"{name}-twin", plan))
 
     def _pause(self, usual_s: float, long_chance: float) -> float:
-        """Returns the pause between a member's polls, in seconds. During churn, the pause is sometimes longer than the
-        member's poll interval. After churn it is short."""
+        """Returns the pause between a member's polls. During churn, it sometimes exceeds the member's poll interval."""
         if self._is_quiet:
             return 0.02
         if self._pauses.random() < long_chance:
@@ -233,8 +227,7 @@ class GroupsScenario(Scenario):
             raise ScenarioError("a consumer did not stop")
 
     async def _read_end_offsets(self) -> None:
-        """Reads the end offsets after the last produce request. First reads the partition counts, because topics may
-        have more partitions than the workloads know."""
+        """Reads the end offsets of all partitions, including partitions that were added during the run."""
         counts = await self.node.run_client(RawClient.topics)
         self._partitions = [(topic, index) for topic in self._topics for index in range(counts[topic])]
         for partition in self._partitions:
@@ -261,11 +254,8 @@ class GroupsScenario(Scenario):
 
     def _is_stable(self, group: str, final: FinalGroupState) -> bool:
         owned = sorted(itertools.chain.from_iterable(final.assignments.values()))
-        return (
-            final.state == "Stable"
-            and len(final.assignments) == self._sizes[group]
-            and owned == sorted(self._partitions)
-        )
+        has_all_members = len(final.assignments) == self._sizes[group]
+        return final.state == "Stable" and has_all_members and owned == sorted(self._partitions)
 
     def _is_at_end(self, committed: Mapping[Partition, int]) -> bool:
         return all(committed.get(partition, 0) == end for partition, end in self.history.end_offsets.items())

@@ -50,8 +50,7 @@ class SimulationOutcome:
     async def poll_until(
         self, condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = HEAL_TIMEOUT_S
     ) -> bool:
-        """Polls the condition until it is true, the timeout expires, or there is a violation. Returns whether the
-        condition is true."""
+        """Polls the condition until it is true, the timeout expires or there is a violation. Returns its last value."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while True:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import ClassVar
 
+from moldau.errors import MoldauError
 from moldau.testing.simulation.platform.loop import DeadlockError, LivelockError
 from moldau.testing.simulation.platform.simulation import SimulationTimeout, UnhandledError
 from moldau.testing.simulation.scenarios.faulty_cluster import FaultyCluster
@@ -16,16 +17,16 @@ from moldau.testing.simulation.workloads.workload import Workload
 
 RUN_TIMEOUT_MS = 600_000
 PROGRESS_MIN = 3
+FAILURES = (ScenarioError, UnhandledError, SimulationTimeout, DeadlockError, LivelockError, AssertionError, MoldauError)
+"""Errors that end a run and count as a violation."""
 
 
 class Scenario:
     NAME: ClassVar[str]
     IGNORED_FSYNCS: ClassVar[Mapping[str, str]] = {}
-    """The ablations that disable fsync, by name. The value is a glob of the files or directories whose fsync is
-    disabled."""
+    """The ablations that disable fsync, with a glob of the affected files or directories."""
     SWITCHES: ClassVar[Mapping[str, Callable[[], AbstractContextManager[object]]]] = {}
-    """The other ablations, by name. The value returns a context manager that disables a safeguard in the code under
-    test."""
+    """The other ablations. The context manager disables a safeguard in the code under test."""
     system: FaultyNode | FaultyCluster
 
     def __init__(self, seed: int, ablation: str | None = None) -> None:
@@ -55,14 +56,7 @@ class Scenario:
                 with self.SWITCHES.get(self.ablation, nullcontext)():
                     simulation.run(self.main, RUN_TIMEOUT_MS)
                 outcome.violations += map(str, self.check())
-            except (
-                ScenarioError,
-                UnhandledError,
-                SimulationTimeout,
-                DeadlockError,
-                LivelockError,
-                AssertionError,
-            ) as error:
+            except FAILURES as error:
                 outcome.add_violation(f"{type(error).__name__}: {error}")
             outcome.log = list(lines)
         outcome.trace_hash = simulation.trace_hash
@@ -92,8 +86,7 @@ class Scenario:
 def run_seeds(
     scenarios: Sequence[type[Scenario]], seeds: range, ablation: str | None, jobs: int
 ) -> Iterator[Iterator[list[SimulationOutcome]]]:
-    """Yields an iterator over the outcomes of each seed, in order. If `jobs` is above 1, the seeds run in parallel
-    processes."""
+    """Yields an iterator over the outcomes of each seed, in order. Runs `jobs` seeds in parallel processes."""
     main = partial(_run_seed, scenarios, ablation)
     if jobs == 1:
         yield map(main, seeds)

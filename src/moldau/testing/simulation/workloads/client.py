@@ -4,7 +4,7 @@ The workload decides what to do about a lost connection or an error code.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +33,7 @@ class PartitionFetch:
 
 
 class RawClient:
-    """A client with one connection, which `connect` opens. Raises KafkaError for connection failures and error
-    codes."""
+    """A client with one connection. Raises KafkaError for connection failures and error codes."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -77,8 +76,7 @@ class RawClient:
         return response.producer_id, response.producer_epoch
 
     async def produce(self, batches: Mapping[Partition, bytes], acks: int) -> Mapping[Partition, Message]:
-        """Sends one request with a batch per partition. Returns the responses by partition, which are empty with
-        acks=0."""
+        """Sends one request with a batch per partition. Returns the responses by partition, or none with acks=0."""
         tree = _produce_tree(batches, acks)
         if acks == 0:
             self._connection.send_without_response(ApiKey.PRODUCE, tree)
@@ -115,7 +113,8 @@ class RawClient:
         raise_for_code(response.error_code)
         found = response.responses[0].partitions[0]
         raise_for_code(found.error_code)
-        records = [record for record in _read_records(found.records) if record.offset >= offset]
+        batches = split_batches(found.records or memoryview(b""))
+        records = [record for batch in batches for record in iterate_records(batch) if record.offset >= offset]
         return PartitionFetch(found.high_watermark, found.log_start_offset, records)
 
     async def read_all(self, partition: Partition, *, until: int) -> list[tuple[int, bytes]]:
@@ -159,20 +158,20 @@ def _produce_tree(batches: Mapping[Partition, bytes], acks: int) -> Mapping[str,
     }
 
 
-def _read_records(data: memoryview | None) -> list[Record]:
-    """Decodes the records of all complete batches. The byte limit of the fetch may have truncated the last batch."""
-    records: list[Record] = []
-    position, end = 0, 0 if data is None else len(data)
-    while data is not None and end - position > LOG_OVERHEAD:
-        size = int.from_bytes(data[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
-        if position + size > end:
-            break
+def split_batches(data: memoryview) -> Iterator[Batch]:
+    """Yields all complete batches. The byte limit of a read may have truncated the last batch.
+
+    Raises AssertionError for an invalid batch.
+    """
+    while len(data) > LOG_OVERHEAD:
+        size = int.from_bytes(data[8:12], "big", signed=True) + LOG_OVERHEAD
+        if size > len(data):
+            return
         try:
-            batch = Batch(data[position : position + size])
-            records.extend(iterate_records(batch))
+            batch = Batch(data[:size])
         except MoldauError as error:
-            raise AssertionError(f"the broker sent an invalid batch: {error}") from error
+            raise AssertionError(f"invalid batch: {error}") from error
         if not batch.has_valid_checksum():
-            raise AssertionError(f"the broker sent {batch!r} with a wrong checksum")
-        position += size
-    return records
+            raise AssertionError(f"{batch!r} has a wrong checksum")
+        yield batch
+        data = data[size:]

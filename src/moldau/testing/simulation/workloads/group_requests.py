@@ -17,8 +17,7 @@ async def _call_coordinator(cluster: RecordingCluster, group: str, api: ApiKey, 
 
 
 async def fetch_offsets(cluster: RecordingCluster, group: str, partitions: Sequence[Partition]) -> dict[Partition, int]:
-    """Returns the committed offsets of the partitions that have one. Raises KafkaError for an error code, and forgets
-    the coordinator."""
+    """Returns the committed offsets of the partitions that have one. An error code also forgets the coordinator."""
     topics = [{"name": topic, "partition_indexes": [index]} for topic, index in partitions]
     tree = {"groups": [{"group_id": group, "topics": topics}]}
     found = (await _call_coordinator(cluster, group, ApiKey.OFFSET_FETCH, tree)).groups[0]
@@ -58,18 +57,18 @@ async def commit(cluster: RecordingCluster, identity: RequestIdentity, offsets: 
     return ErrorCode(response.topics[0].partitions[0].error_code)
 
 
-async def delete_offsets(cluster: RecordingCluster, group: str, partitions: Sequence[Partition]) -> Message:
+async def delete_offsets(cluster: RecordingCluster, group: str, partitions: Sequence[Partition]) -> None:
     topics = [{"name": topic, "partitions": [{"partition_index": index}]} for topic, index in partitions]
-    return await _call_coordinator(cluster, group, ApiKey.OFFSET_DELETE, {"group_id": group, "topics": topics})
+    await _call_coordinator(cluster, group, ApiKey.OFFSET_DELETE, {"group_id": group, "topics": topics})
 
 
-async def delete_group(cluster: RecordingCluster, group: str) -> Message:
-    return await _call_coordinator(cluster, group, ApiKey.DELETE_GROUPS, {"groups_names": [group]})
+async def delete_group(cluster: RecordingCluster, group: str) -> None:
+    await _call_coordinator(cluster, group, ApiKey.DELETE_GROUPS, {"groups_names": [group]})
 
 
 async def join(
     cluster: RecordingCluster, group: str, topics: Sequence[str], assignors: Sequence[str], timeout_ms: int
-) -> ErrorCode:
+) -> None:
     """Joins the group and does nothing else."""
     metadata = encode_subscription(Subscription(tuple(topics)))
     tree = {
@@ -84,8 +83,7 @@ async def join(
     }
     response = await _call_coordinator(cluster, group, ApiKey.JOIN_GROUP, tree)
     if response.error_code == ErrorCode.member_id_required:
-        response = await _call_coordinator(cluster, group, ApiKey.JOIN_GROUP, {**tree, "member_id": response.member_id})
-    return ErrorCode(response.error_code)
+        await _call_coordinator(cluster, group, ApiKey.JOIN_GROUP, {**tree, "member_id": response.member_id})
 
 
 async def heartbeat(cluster: RecordingCluster, identity: RequestIdentity) -> None:
@@ -108,13 +106,8 @@ async def create_partitions(cluster: RecordingCluster, topic: str, partitions: i
     return ErrorCode(response.results[0].error_code)
 
 
-async def list_groups(cluster: RecordingCluster) -> None:
-    await cluster.call(None, ApiKey.LIST_GROUPS, {"states_filter": [], "types_filter": []})
-
-
 async def describe_group(cluster: RecordingCluster, group: str) -> FinalGroupState:
-    """Returns the group as its coordinator describes it. The state is `Dead` if the group does not exist. Raises
-    KafkaError for other errors."""
+    """Returns the group as its coordinator describes it. The state is `Dead` if the group does not exist."""
     tree = {"groups": [group], "include_authorized_operations": False}
     found = (await _call_coordinator(cluster, group, ApiKey.DESCRIBE_GROUPS, tree)).groups[0]
     if found.error_code not in (ErrorCode.none, ErrorCode.group_id_not_found):

@@ -5,6 +5,7 @@ All workloads use a RecordingCluster, which writes the history.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from moldau.client.consumer.consumer import Consumer
@@ -22,11 +23,11 @@ from moldau.testing.simulation.workloads.group_requests import (
     fetch_offsets,
     heartbeat,
     join,
-    list_groups,
 )
 from moldau.testing.simulation.workloads.recorder import RecordingCluster
 from moldau.testing.simulation.workloads.records import TIMESTAMP_MS
 from moldau.testing.simulation.workloads.workload import Workload
+from moldau.wire.api_keys import ApiKey
 
 ClusterFactory = Callable[[str], RecordingCluster]
 """A function that opens a cluster client with this client id on a fixed host."""
@@ -58,8 +59,7 @@ class ClusterWorkload(Workload):
                 await cluster.close()
 
     async def _on_connect(self, cluster: RecordingCluster) -> None:
-        """Called after each connect. Subclasses read state here, before `_run_once` overwrites state that a crash may
-        have lost."""
+        """Called after each connect, to read state that a crash may have lost before `_run_once` overwrites it."""
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         raise NotImplementedError
@@ -161,18 +161,15 @@ class GroupMember(ClusterWorkload):
             self.history.deliveries.append(Delivery(self.history.next_event(), plan.group, partition, record.offset))
             self.progress += 1
         if not plan.auto_commit and draw.random() < 0.5:
-            try:
+            # Ignore an error, because the next owner of the partition reads the records again.
+            with suppress(KafkaError):
                 await consumer.commit()
-            except KafkaError:
-                # Ignore the error, because the next owner of the partition reads the records again.
-                pass
         await asyncio.sleep(plan.pause())
 
 
 @dataclass(eq=False)
 class OffsetStoreWorkload(ClusterWorkload):
-    """Commits offsets under a group id without joining the group. Several workloads may share a group id and its
-    offsets."""
+    """Commits offsets under a group id without joining the group. Several workloads may share a group id."""
 
     group: str
     partitions: Sequence[Partition]
@@ -200,8 +197,7 @@ class OffsetStoreWorkload(ClusterWorkload):
 
 @dataclass(eq=False)
 class FencedMember(ClusterWorkload):
-    """Sends commits and heartbeats of fenced members. This simulates a client that was paused too long, or a delayed
-    packet."""
+    """Sends commits and heartbeats of fenced members, like a client that was paused too long or a delayed packet."""
 
     MUST_PROGRESS = False
 
@@ -262,8 +258,7 @@ class PartitionGrower(ClusterWorkload):
 
 @dataclass(eq=False)
 class GroupAdminWorkload(ClusterWorkload):
-    """Lists and describes groups, fetches their offsets, and tries to delete groups and offsets while members join and
-    leave. A deleted group starts again without offsets."""
+    """Lists and describes groups, fetches their offsets, and tries to delete groups and offsets while they are used."""
 
     groups: Sequence[str]
     partitions: Sequence[Partition]
@@ -281,7 +276,7 @@ class GroupAdminWorkload(ClusterWorkload):
             case "describe":
                 await describe_group(cluster, group)
             case "list":
-                await list_groups(cluster)
+                await cluster.call(None, ApiKey.LIST_GROUPS, {"states_filter": [], "types_filter": []})
             case "delete offsets":
                 await delete_offsets(cluster, group, [draw.choice(self.partitions)])
             case _:

@@ -4,11 +4,12 @@ Recording happens below the client library, so that requests of consumers and si
 way.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
 from moldau.client.net.cluster import Cluster
+from moldau.testing.simulation.checkers.history import Partition
 from moldau.testing.simulation.checkers.history_groups import (
     ClientOperation,
     CommitOperation,
@@ -37,17 +38,18 @@ DEFINITE_FAILURES = (
     ErrorCode.coordinator_load_in_progress,
     ErrorCode.unknown_topic_or_partition,
 )
-"""Error codes after which the request definitely had no effect. After other error codes, the request may have had an
-effect."""
+"""Error codes after which the request definitely had no effect. Other error codes leave this open."""
 
 SendRequest = Callable[[Mapping[str, Any]], Awaitable[Message]]
+Recorder = Callable[[Mapping[str, Any], int, SendRequest], Awaitable[Message]]
+"""Sends and records a request. The arguments are the request, the invocation time and the function that sends it."""
 
 
 class RecordingCluster(Cluster):
     def __init__(self, bootstrap: str, history: GroupHistory, **options: Any) -> None:
         super().__init__(bootstrap, **options)
         self._history = history
-        self._recorders: Mapping[ApiKey, Callable[[Mapping[str, Any], SendRequest], Awaitable[Message]]] = {
+        self._recorders: Mapping[ApiKey, Recorder] = {
             ApiKey.OFFSET_COMMIT: self._commit,
             ApiKey.OFFSET_FETCH: self._fetch_offsets,
             ApiKey.OFFSET_DELETE: self._delete_offsets,
@@ -57,76 +59,61 @@ class RecordingCluster(Cluster):
             ApiKey.HEARTBEAT: self._heartbeat,
         }
 
-    async def call(
-        self,
-        node_id: int | None,
-        api: ApiKey,
-        tree: Mapping[str, Any],
-        *,
-        timeout_ms: int | None = None,
-        version_max: int | None = None,
-        lane: str = "",
-    ) -> Message:
-        async def send(tree: Mapping[str, Any]) -> Message:
-            return await super(RecordingCluster, self).call(
-                node_id, api, tree, timeout_ms=timeout_ms, version_max=version_max, lane=lane
-            )
+    async def call(self, node_id: int | None, api: ApiKey, tree: Mapping[str, Any], **options: Any) -> Message:
+        call = super().call
+
+        def send(tree: Mapping[str, Any]) -> Awaitable[Message]:
+            return call(node_id, api, tree, **options)
 
         record = self._recorders.get(api)
-        return await (send(tree) if record is None else record(tree, send))
+        return await (send(tree) if record is None else record(tree, self._history.next_event(), send))
 
-    async def _commit(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
-        invoked_at = self._history.next_event()
-        identity = _identity(tree, "generation_id_or_member_epoch")
-        stamped = deepcopy(dict(tree))
-        commits: dict[tuple[str, int], CommitOperation] = {}
-        for topic in stamped["topics"]:
+    async def _commit(self, tree: Mapping[str, Any], invoked_at: int, send: SendRequest) -> Message:
+        tagged = deepcopy(dict(tree))
+        commits: dict[Partition, CommitOperation] = {}
+        for topic in tagged["topics"]:
             for each in topic["partitions"]:
                 each["committed_metadata"] = tag = f"{self.client_id} at {invoked_at}"
                 partition = topic["name"], each["partition_index"]
                 commits[partition] = CommitOperation(
                     invoked_at=invoked_at,
                     tag=tag,
-                    identity=identity,
+                    identity=_identity(tree, "generation_id_or_member_epoch"),
                     partition=partition,
                     offset=each["committed_offset"],
                 )
         self._history.commits += commits.values()
-        response = await send(stamped)
+        response = await send(tagged)
         completed_at = self._history.next_event()
-        for topic in response.topics:
-            for each in topic.partitions:
-                _complete(commits[topic.name, each.partition_index], each.error_code, completed_at)
+        for partition, each in _partitions(response):
+            _complete(commits[partition], each.error_code, completed_at)
         return response
 
-    async def _fetch_offsets(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
-        invoked_at = self._history.next_event()
+    async def _fetch_offsets(self, tree: Mapping[str, Any], invoked_at: int, send: SendRequest) -> Message:
         response = await send(tree)
         completed_at = self._history.next_event()
-        for group in response.groups:
-            for topic in group.topics:
-                for each in topic.partitions:
-                    if ErrorCode.none == group.error_code == each.error_code:
-                        self._history.offset_fetches.append(
-                            OffsetFetchOperation(
-                                group=group.group_id,
-                                partition=(topic.name, each.partition_index),
-                                invoked_at=invoked_at,
-                                completed_at=completed_at,
-                                offset=each.committed_offset,
-                                tag=each.metadata or "",
-                            )
-                        )
+        self._history.offset_fetches += [
+            OffsetFetchOperation(
+                group=group.group_id,
+                partition=partition,
+                invoked_at=invoked_at,
+                completed_at=completed_at,
+                offset=each.committed_offset,
+                tag=each.metadata or "",
+            )
+            for group in response.groups
+            for partition, each in _partitions(group)
+            if ErrorCode.none == group.error_code == each.error_code
+        ]
         return response
 
-    async def _delete_offsets(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
-        invoked_at = self._history.next_event()
+    async def _delete_offsets(self, tree: Mapping[str, Any], invoked_at: int, send: SendRequest) -> Message:
+        partitions = [
+            (topic["name"], each["partition_index"]) for topic in tree["topics"] for each in topic["partitions"]
+        ]
         deletions = {
-            (topic["name"], each["partition_index"]): DeleteOperation(
-                invoked_at=invoked_at, group=tree["group_id"], partition=(topic["name"], each["partition_index"])
-            )
-            for topic in tree["topics"]
-            for each in topic["partitions"]
+            partition: DeleteOperation(invoked_at=invoked_at, group=tree["group_id"], partition=partition)
+            for partition in partitions
         }
         self._history.deletions += deletions.values()
         response = await send(tree)
@@ -134,13 +121,11 @@ class RecordingCluster(Cluster):
         if response.error_code != ErrorCode.none:
             for deletion in deletions.values():
                 _complete(deletion, response.error_code, completed_at)
-        for topic in response.topics:
-            for each in topic.partitions:
-                _complete(deletions[topic.name, each.partition_index], each.error_code, completed_at)
+        for partition, each in _partitions(response):
+            _complete(deletions[partition], each.error_code, completed_at)
         return response
 
-    async def _delete_groups(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
-        invoked_at = self._history.next_event()
+    async def _delete_groups(self, tree: Mapping[str, Any], invoked_at: int, send: SendRequest) -> Message:
         deletions = {
             name: DeleteOperation(invoked_at=invoked_at, group=name, partition=None) for name in tree["groups_names"]
         }
@@ -151,40 +136,45 @@ class RecordingCluster(Cluster):
             _complete(deletions[each.group_id], each.error_code, completed_at)
         return response
 
-    async def _join(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
-        invoked_at = self._history.next_event()
+    async def _join(self, tree: Mapping[str, Any], invoked_at: int, send: SendRequest) -> Message:
         response = await send(tree)
         if response.error_code == ErrorCode.none and response.member_id != tree["member_id"]:
-            join = JoinOperation(
-                invoked_at=invoked_at,
-                group=tree["group_id"],
-                instance_id=tree["group_instance_id"],
-                member=response.member_id,
+            self._history.joins.append(
+                JoinOperation(
+                    **self._success(invoked_at),
+                    group=tree["group_id"],
+                    instance_id=tree["group_instance_id"],
+                    member=response.member_id,
+                )
             )
-            _complete(join, response.error_code, self._history.next_event())
-            self._history.joins.append(join)
         return response
 
-    async def _sync(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
-        invoked_at = self._history.next_event()
+    async def _sync(self, tree: Mapping[str, Any], invoked_at: int, send: SendRequest) -> Message:
         response = await send(tree)
         if response.error_code == ErrorCode.none:
+            identity = _identity(tree, "generation_id")
             partitions = decode_assignment(response.assignment).partitions
-            sync = SyncOperation(
-                invoked_at=invoked_at, identity=_identity(tree, "generation_id"), partitions=partitions
+            self._history.syncs.append(
+                SyncOperation(**self._success(invoked_at), identity=identity, partitions=partitions)
             )
-            _complete(sync, response.error_code, self._history.next_event())
-            self._history.syncs.append(sync)
         return response
 
-    async def _heartbeat(self, tree: Mapping[str, Any], send: SendRequest) -> Message:
-        invoked_at = self._history.next_event()
+    async def _heartbeat(self, tree: Mapping[str, Any], invoked_at: int, send: SendRequest) -> Message:
         response = await send(tree)
         if response.error_code == ErrorCode.none:
-            heartbeat = HeartbeatOperation(invoked_at=invoked_at, identity=_identity(tree, "generation_id"))
-            _complete(heartbeat, response.error_code, self._history.next_event())
-            self._history.heartbeats.append(heartbeat)
+            identity = _identity(tree, "generation_id")
+            self._history.heartbeats.append(HeartbeatOperation(**self._success(invoked_at), identity=identity))
         return response
+
+    def _success(self, invoked_at: int) -> dict[str, Any]:
+        """Returns the fields of an operation that has now completed successfully."""
+        return {"invoked_at": invoked_at, "completed_at": self._history.next_event(), "result": OperationResult.OK}
+
+
+def _partitions(response: Message) -> Iterator[tuple[Partition, Message]]:
+    for topic in response.topics:
+        for each in topic.partitions:
+            yield (topic.name, each.partition_index), each
 
 
 def _identity(tree: Mapping[str, Any], generation: str) -> RequestIdentity:

@@ -113,8 +113,7 @@ class PlainProducer(ClientWorkload):
             values = self._values(self._sent)
             sends[partition] = self.history.send(self.name, partition, values, acks=self.acks)
             batches[partition] = self._batch(values)
-        responses = await client.produce(batches, self.acks)
-        for partition, response in responses.items():
+        for partition, response in (await client.produce(batches, self.acks)).items():
             if response.error_code == ErrorCode.none:
                 self.history.acknowledge(sends[partition], response.base_offset)
                 self.progress += 1
@@ -139,9 +138,7 @@ class IdempotentProducer(ClientWorkload):
         if self._producer is None:
             self._producer = await client.init_producer_id()
             self.history.producer_ids.append(self._producer[0])
-        responses: deque[asyncio.Future[Message]] = deque()
-        for _, batch in self._window:
-            responses.append(self._send(client, batch))
+        responses = deque(self._send(client, batch) for _, batch in self._window)
         while not self._stopping:
             while len(self._window) < IN_FLIGHT_MAX and (not self._window or self.randomness.random() < 0.7):
                 self._make_batch()
@@ -227,18 +224,19 @@ class TopicChurn(ClientWorkload):
     _topics: list[str] = field(default_factory=list, init=False)
 
     async def _run_once(self, client: RawClient) -> None:
-        if self._topics and self.randomness.random() < 0.5:
-            topic = self._topics.pop(self.randomness.randrange(len(self._topics)))
-            change = TopicChange(topic, is_creation=False)
-            self.history.topic_changes.append(change)
-            await client.delete_topic(topic)
-        else:
+        is_creation = not self._topics or self.randomness.random() >= 0.5
+        if is_creation:
             self._created += 1
             topic = f"side-{self._created}"
-            change = TopicChange(topic, is_creation=True)
-            self.history.topic_changes.append(change)
+        else:
+            topic = self._topics.pop(self.randomness.randrange(len(self._topics)))
+        change = TopicChange(topic, is_creation)
+        self.history.topic_changes.append(change)
+        if is_creation:
             await client.create_topic(topic, self.randomness.randint(1, 3))
             self._topics.append(topic)
+        else:
+            await client.delete_topic(topic)
         change.is_acknowledged = True
         self.progress += 1
         await asyncio.sleep(self.randomness.uniform(0, 1))
