@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from moldau.client.errors import RequestTimedOutError
@@ -14,19 +15,6 @@ CONNECT_POLL_INTERVAL_S = 0.02
 
 Direction = tuple[int, int]
 """The ids of the sending node and the receiving node."""
-
-
-class _DroppingTransport:
-    """A transport that discards all data written to a blocked link."""
-
-    def __init__(self, transport: Any) -> None:
-        self._transport = transport
-
-    def write(self, data: Any) -> None:
-        """Drops the data."""
-
-    def abort(self) -> None:
-        self._transport.abort()
 
 
 class _BlockableConnection(Connection):
@@ -42,7 +30,8 @@ class _BlockableConnection(Connection):
         if receiving:
             transport.pause_reading()
         if sending:
-            self._transport = _DroppingTransport(transport)  # type: ignore[assignment]
+            dropping_transport = SimpleNamespace(write=lambda data: None, abort=transport.abort)
+            self._transport = dropping_transport  # type: ignore[assignment]
 
     def close_if_blocked(self) -> None:
         if self.is_blocked:

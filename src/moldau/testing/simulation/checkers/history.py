@@ -33,7 +33,7 @@ class PollOperation:
     partition: Partition
     position: int
     high_watermark: int
-    records: Sequence[tuple[int, bytes]]
+    records: LogContent
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,6 @@ class UnexpectedError:
 
 @dataclass(slots=True)
 class TopicChange:
-    """A creation or deletion of a topic."""
-
     topic: str
     is_creation: bool
     is_acknowledged: bool = False
@@ -62,7 +60,7 @@ class History:
     producer_ids: list[int] = field(default_factory=list)
     """Producer ids in the order of their allocation; each must be unique."""
     topic_changes: list[TopicChange] = field(default_factory=list)
-    logs: dict[Partition, Sequence[tuple[int, bytes]]] = field(default_factory=dict)
+    logs: dict[Partition, LogContent] = field(default_factory=dict)
     """Final logs by partition."""
     topics: Sequence[str] | None = None
     """Final topics; None if they were not read."""

@@ -112,7 +112,7 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FinalGroupState:
-    """Final state of a group, as its coordinator describes it."""
+    """The state of a group at the end, as its coordinator describes it."""
 
     state: str
     assignments: Mapping[str, Sequence[Partition]]
@@ -129,7 +129,6 @@ class GroupHistory:
     heartbeats: list[HeartbeatOperation] = field(default_factory=list)
     deliveries: list[Delivery] = field(default_factory=list)
     final_groups: dict[str, FinalGroupState] = field(default_factory=dict)
-    """Final states of the consumer groups."""
     end_offsets: dict[Partition, int] = field(default_factory=dict)
     """The end offsets of the partitions. Every group in `final_groups` must have read up to these offsets."""
     _events: int = 0

@@ -2,7 +2,7 @@
 requests between nodes."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
@@ -45,59 +45,31 @@ def new_request_buffers() -> RecordedRequests:
 @contextmanager
 def install_hooks(invariants: InvariantChecker, recorded_requests: RecordedRequests) -> Iterator[None]:
     """Patches the code under test. `recorded_requests` receives the latest requests that can be replayed."""
-    with (
-        mock.patch.object(RaftStateMachine, "_on_vote_response", _report_votes(invariants)),
-        mock.patch.object(PeerClient, "call", _record_calls(recorded_requests)),
-        mock.patch.object(NodeToControllerChannel, "alter_partition", _record_isr_changes(recorded_requests)),
-    ):
-        served = REGISTRY[ApiKey.PRODUCE]
-        REGISTRY[ApiKey.PRODUCE] = served._replace(handler=_report_acknowledgements(served.handler, invariants))
-        try:
-            yield
-        finally:
-            REGISTRY[ApiKey.PRODUCE] = served
+    count_vote, call = RaftStateMachine._on_vote_response, PeerClient.call
+    alter, served = NodeToControllerChannel.alter_partition, REGISTRY[ApiKey.PRODUCE]
 
+    def record(node_id: int, api: ApiKey, tree: Mapping[str, Any], version: int | None) -> None:
+        recorded_requests[api].append(RecordedRequest(node_id, api, tree, version))
 
-def _report_votes(invariants: InvariantChecker) -> object:
-    count_vote = RaftStateMachine._on_vote_response
-
-    def vote_answered(state: RaftStateMachine, by: int, request: VoteRequest, reply: VoteResponse) -> None:
+    def on_vote_response(state: RaftStateMachine, by: int, request: VoteRequest, reply: VoteResponse) -> None:
         if reply.is_granted and not request.is_pre_vote:
             invariants.on_vote_granted(by, request.epoch, request.candidate.node_id)
         count_vote(state, by, request, reply)
 
-    return vote_answered
-
-
-def _record_calls(recorded_requests: RecordedRequests) -> object:
-    call = PeerClient.call
-
-    async def watched_call(
-        peers: PeerClient, node_id: int, api: ApiKey, tree: Mapping[str, Any], **options: Any
-    ) -> Any:
+    async def call_peer(peers: PeerClient, node_id: int, api: ApiKey, tree: Mapping[str, Any], **options: Any) -> Any:
         if api in REPLAYABLE_APIS:
-            recorded_requests[api].append(RecordedRequest(node_id, api, tree, options.get("version")))
+            record(node_id, api, tree, options.get("version"))
         return await call(peers, node_id, api, tree, **options)
 
-    return watched_call
-
-
-def _record_isr_changes(recorded_requests: RecordedRequests) -> object:
-    alter, api = NodeToControllerChannel.alter_partition, ApiKey.ALTER_PARTITION
-
     async def alter_partition(
-        controller_channel: NodeToControllerChannel, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
+        channel: NodeToControllerChannel, broker_id: int, broker_epoch: int, changes: Sequence[IsrChange]
     ) -> list[IsrChangeResult]:
         tree = alter_partition_request(broker_id, broker_epoch, changes)
-        recorded_requests[api].append(RecordedRequest(TO_CONTROLLER, api, tree, None))
-        return await alter(controller_channel, broker_id, broker_epoch, changes)
+        record(TO_CONTROLLER, ApiKey.ALTER_PARTITION, tree, None)
+        return await alter(channel, broker_id, broker_epoch, changes)
 
-    return alter_partition
-
-
-def _report_acknowledgements(handler: Callable[..., Any], invariants: InvariantChecker) -> Any:
     async def produce(request: Any, session: Any, broker: Any) -> Any:
-        response = await handler(request, session, broker)
+        response: Any = await served.handler(request, session, broker)
         if request.acks == ACKS_ALL:
             for topic in response["responses"]:
                 for each in topic["partition_responses"]:
@@ -105,4 +77,10 @@ def _report_acknowledgements(handler: Callable[..., Any], invariants: InvariantC
                         invariants.on_acknowledged(broker.broker_id, f"{topic.get('name')}-{each['index']}")
         return response
 
-    return produce
+    with (
+        mock.patch.object(RaftStateMachine, "_on_vote_response", on_vote_response),
+        mock.patch.object(PeerClient, "call", call_peer),
+        mock.patch.object(NodeToControllerChannel, "alter_partition", alter_partition),
+        mock.patch.dict(REGISTRY, {ApiKey.PRODUCE: served._replace(handler=produce)}),
+    ):
+        yield

@@ -180,13 +180,11 @@ class Host:
 
 
 class Simulation:
-    def __init__(
-        self, seed: int, *, network: NetworkSettings | None = None, timer_lateness_ms_max: float = TIMER_LATENESS_MS_MAX
-    ) -> None:
+    def __init__(self, seed: int, *, network: NetworkSettings | None = None) -> None:
         self.seed = seed
         self.trace = Trace()
         self.loop = SimulatedLoop(  # type: ignore[abstract]
-            self.trace, self.random_for("timers"), timer_lateness_ms_max=timer_lateness_ms_max
+            self.trace, self.random_for("timers"), timer_lateness_ms_max=TIMER_LATENESS_MS_MAX
         )
         self.network = SimulatedNetwork(self.loop, self.random_for("network"), network)
         self.hosts: dict[str, Host] = {}

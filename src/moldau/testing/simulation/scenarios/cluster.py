@@ -36,7 +36,7 @@ from moldau.testing.simulation.workloads.cluster import (
     VoterChurn,
     draw_topics,
 )
-from moldau.testing.simulation.workloads.group_requests import fetch_offsets
+from moldau.testing.simulation.workloads.group_requests import fetch_all_offsets
 from moldau.testing.simulation.workloads.groups import (
     ClusterFactory,
     ClusterProducer,
@@ -272,8 +272,7 @@ class ClusterScenario(Scenario):
         """Reads the final topics and committed offsets into the histories."""
 
         async def fetch_all(cluster: RecordingCluster) -> None:
-            for group in sorted({commit.identity.group for commit in self.groups.commits}):
-                await fetch_offsets(cluster, group, self._partitions)
+            await fetch_all_offsets(cluster, self._partitions)
             await cluster.refresh(all_topics=True)
             self.records.topics = sorted(cluster.topics)
 

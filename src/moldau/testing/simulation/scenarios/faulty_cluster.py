@@ -60,7 +60,6 @@ class FaultPlan:
     fault_duration_s_min: float = 0.0
     fault_duration_s_max: float = 5.0
     sync_ms_max: float = 3.0
-    clock_drift_max: float = CLOCK_DRIFT_MAX
 
     @property
     def is_one_at_a_time(self) -> bool:
@@ -127,9 +126,10 @@ class FaultyCluster:
         self._fault_tasks: list[asyncio.Task[None]] = []
 
     def _add_host(self, name: str) -> Host:
-        draw, drift = self.random, self.plan.clock_drift_max
+        draw = self.random
         disk = DiskSettings(sync_ms_max=self.plan.sync_ms_max, slow_sync_chance=draw.choice((0, 0.02)))
-        return self.simulation.add_host(name, disk=disk, clock_rate=1 + draw.uniform(-drift, drift))
+        clock_rate = 1 + draw.uniform(-CLOCK_DRIFT_MAX, CLOCK_DRIFT_MAX)
+        return self.simulation.add_host(name, disk=disk, clock_rate=clock_rate)
 
     @property
     def bootstrap(self) -> str:

@@ -26,7 +26,7 @@ from moldau.testing.simulation.scenarios.outcome import ScenarioError
 from moldau.testing.simulation.scenarios.scenario import Scenario
 from moldau.testing.simulation.scenarios.server import PORT
 from moldau.testing.simulation.workloads.client import RawClient
-from moldau.testing.simulation.workloads.group_requests import describe_group, fetch_offsets
+from moldau.testing.simulation.workloads.group_requests import describe_group, fetch_all_offsets, fetch_offsets
 from moldau.testing.simulation.workloads.groups import (
     AbandonedJoin,
     ClusterFactory,
@@ -261,11 +261,8 @@ class GroupsScenario(Scenario):
         return all(committed.get(partition, 0) == end for partition, end in self.history.end_offsets.items())
 
     async def _read_final_state(self) -> None:
-        """Fetches all committed offsets. The recording client adds them to the history."""
-
-        async def fetch_all() -> None:
+        async def fetch() -> None:
             async with self._clients.open_cluster("observer") as cluster:
-                for group in sorted({commit.identity.group for commit in self.history.commits}):
-                    await fetch_offsets(cluster, group, self._partitions)
+                await fetch_all_offsets(cluster, self._partitions)
 
-        await run_client(self.node.clients[0], fetch_all())
+        await run_client(self.node.clients[0], fetch())

@@ -24,7 +24,6 @@ class ScenarioError(Exception):
 
 
 def format_error(error: BaseException) -> str:
-    """Formats an exception with its traceback."""
     return "".join(traceback.format_exception(error)).rstrip()
 
 

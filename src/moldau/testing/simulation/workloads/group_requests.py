@@ -32,6 +32,12 @@ async def fetch_offsets(cluster: RecordingCluster, group: str, partitions: Seque
     }
 
 
+async def fetch_all_offsets(cluster: RecordingCluster, partitions: Sequence[Partition]) -> None:
+    """Fetches the offsets of all groups with commits. The cluster records the offsets in its history."""
+    for group in sorted({commit.identity.group for commit in cluster.history.commits}):
+        await fetch_offsets(cluster, group, partitions)
+
+
 async def commit(cluster: RecordingCluster, identity: RequestIdentity, offsets: Mapping[Partition, int]) -> ErrorCode:
     tree = {
         "group_id": identity.group,

@@ -112,8 +112,6 @@ class ClusterProducer(ClusterWorkload):
 
 @dataclass(frozen=True, slots=True)
 class GroupMemberPlan:
-    """Configuration of a group member."""
-
     group: str
     topics: Sequence[str]
     assignors: Sequence[str]

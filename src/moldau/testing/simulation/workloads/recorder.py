@@ -48,7 +48,7 @@ Recorder = Callable[[Mapping[str, Any], int, SendRequest], Awaitable[Message]]
 class RecordingCluster(Cluster):
     def __init__(self, bootstrap: str, history: GroupHistory, **options: Any) -> None:
         super().__init__(bootstrap, **options)
-        self._history = history
+        self.history = history
         self._recorders: Mapping[ApiKey, Recorder] = {
             ApiKey.OFFSET_COMMIT: self._commit,
             ApiKey.OFFSET_FETCH: self._fetch_offsets,
@@ -66,7 +66,7 @@ class RecordingCluster(Cluster):
             return call(node_id, api, tree, **options)
 
         record = self._recorders.get(api)
-        return await (send(tree) if record is None else record(tree, self._history.next_event(), send))
+        return await (send(tree) if record is None else record(tree, self.history.next_event(), send))
 
     async def _commit(self, tree: Mapping[str, Any], invoked_at: int, send: SendRequest) -> Message:
         tagged = deepcopy(dict(tree))
@@ -82,17 +82,17 @@ class RecordingCluster(Cluster):
                     partition=partition,
                     offset=each["committed_offset"],
                 )
-        self._history.commits += commits.values()
+        self.history.commits += commits.values()
         response = await send(tagged)
-        completed_at = self._history.next_event()
+        completed_at = self.history.next_event()
         for partition, each in _partitions(response):
             _complete(commits[partition], each.error_code, completed_at)
         return response
 
     async def _fetch_offsets(self, tree: Mapping[str, Any], invoked_at: int, send: SendRequest) -> Message:
         response = await send(tree)
-        completed_at = self._history.next_event()
-        self._history.offset_fetches += [
+        completed_at = self.history.next_event()
+        self.history.offset_fetches += [
             OffsetFetchOperation(
                 group=group.group_id,
                 partition=partition,
@@ -115,9 +115,9 @@ class RecordingCluster(Cluster):
             partition: DeleteOperation(invoked_at=invoked_at, group=tree["group_id"], partition=partition)
             for partition in partitions
         }
-        self._history.deletions += deletions.values()
+        self.history.deletions += deletions.values()
         response = await send(tree)
-        completed_at = self._history.next_event()
+        completed_at = self.history.next_event()
         if response.error_code != ErrorCode.none:
             for deletion in deletions.values():
                 _complete(deletion, response.error_code, completed_at)
@@ -129,9 +129,9 @@ class RecordingCluster(Cluster):
         deletions = {
             name: DeleteOperation(invoked_at=invoked_at, group=name, partition=None) for name in tree["groups_names"]
         }
-        self._history.deletions += deletions.values()
+        self.history.deletions += deletions.values()
         response = await send(tree)
-        completed_at = self._history.next_event()
+        completed_at = self.history.next_event()
         for each in response.results:
             _complete(deletions[each.group_id], each.error_code, completed_at)
         return response
@@ -139,7 +139,7 @@ class RecordingCluster(Cluster):
     async def _join(self, tree: Mapping[str, Any], invoked_at: int, send: SendRequest) -> Message:
         response = await send(tree)
         if response.error_code == ErrorCode.none and response.member_id != tree["member_id"]:
-            self._history.joins.append(
+            self.history.joins.append(
                 JoinOperation(
                     **self._success(invoked_at),
                     group=tree["group_id"],
@@ -154,7 +154,7 @@ class RecordingCluster(Cluster):
         if response.error_code == ErrorCode.none:
             identity = _identity(tree, "generation_id")
             partitions = decode_assignment(response.assignment).partitions
-            self._history.syncs.append(
+            self.history.syncs.append(
                 SyncOperation(**self._success(invoked_at), identity=identity, partitions=partitions)
             )
         return response
@@ -163,12 +163,12 @@ class RecordingCluster(Cluster):
         response = await send(tree)
         if response.error_code == ErrorCode.none:
             identity = _identity(tree, "generation_id")
-            self._history.heartbeats.append(HeartbeatOperation(**self._success(invoked_at), identity=identity))
+            self.history.heartbeats.append(HeartbeatOperation(**self._success(invoked_at), identity=identity))
         return response
 
     def _success(self, invoked_at: int) -> dict[str, Any]:
         """Returns the fields of an operation that has now completed successfully."""
-        return {"invoked_at": invoked_at, "completed_at": self._history.next_event(), "result": OperationResult.OK}
+        return {"invoked_at": invoked_at, "completed_at": self.history.next_event(), "result": OperationResult.OK}
 
 
 def _partitions(response: Message) -> Iterator[tuple[Partition, Message]]:

@@ -34,6 +34,7 @@ TIMESTAMP_MS = 1_767_139_200_000
 """A day before the start of simulated clocks, so that no clock jump puts records in the future."""
 NO_PRODUCER = -1, -1
 VALUE_BYTES_MAX = 3000
+FETCH_BYTES = (1, 1000, 100_000, 10_000_000)
 COMPRESSIONS = (compression.NONE, compression.NONE, compression.GZIP, compression.LZ4, compression.ZSTD)
 
 
@@ -70,6 +71,10 @@ class ClientWorkload(Workload):
         if self._client is not None:
             self._client.close()
             self._client = None
+
+    def _stop_with(self, code: ErrorCode, partition: Partition) -> None:
+        self.history.unexpected_errors.append(UnexpectedError(self.name, partition, f"refused: {code.name}"))
+        self._stopping = True
 
     async def _pause(self) -> None:
         if self.randomness.random() < 0.5:
@@ -168,8 +173,7 @@ class IdempotentProducer(ClientWorkload):
             return
         if code in (ErrorCode.out_of_order_sequence_number, ErrorCode.unknown_producer_id):
             # All earlier batches were acknowledged, so the broker has lost producer state that it must keep.
-            self.history.unexpected_errors.append(UnexpectedError(self.name, self.partition, f"refused: {code.name}"))
-            self._stopping = True
+            self._stop_with(code, self.partition)
         raise KafkaError(code)
 
 
@@ -191,16 +195,11 @@ class PartitionConsumer(ClientWorkload):
                 self.position,
                 max_wait_ms=self.randomness.choice((0, 10, 500)),
                 min_bytes=self.randomness.choice((0, 1, 10_000)),
-                max_bytes=READ_BYTES
-                if self.reads_large_fetches
-                else self.randomness.choice((1, 1000, 100_000, 10_000_000)),
+                max_bytes=READ_BYTES if self.reads_large_fetches else self.randomness.choice(FETCH_BYTES),
             )
         except KafkaError as error:
             if error.code == ErrorCode.offset_out_of_range:
-                self.history.unexpected_errors.append(
-                    UnexpectedError(self.name, self.partition, f"refused: {error.code.name}")
-                )
-                self._stopping = True
+                self._stop_with(error.code, self.partition)
             raise
         self._record_poll(fetched)
         await self._pause()
