@@ -10,7 +10,7 @@ from moldau.groups.records import GroupRecord
 from moldau.groups.shard import GroupCoordinatorShard
 from moldau.partitions.partition import Partition
 from moldau.platform.clock import Clock
-from moldau.records.batch import Batch, split, trim_partial_batch
+from moldau.records.batch import Batch, split
 from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record, iterate_records
 
@@ -44,7 +44,7 @@ async def load(
             except OSError as error:
                 raise StorageError(f"reading {partition.name} failed: {error}") from error
             start_offset = offset
-            for batch in split(trim_partial_batch(data)):
+            for batch in split(data, allow_partial=True):
                 records = _decode_batch(batch)
                 shard.apply(records, batch.next_offset)
                 offset = batch.next_offset

@@ -1,8 +1,4 @@
-"""The delayed operations of a partition, which Kafka keeps in purgatories.
-
-Produce requests wait for the high watermark, fetches wait for new records, and DeleteRecords requests wait for the low
-watermark. Nothing here polls. Each request has its own timer for its deadline.
-"""
+"""The delayed operations of a partition, which Kafka keeps in purgatories. Each request has its own timer."""
 
 import asyncio
 import heapq
@@ -76,15 +72,13 @@ class DelayedOperations:
         self.high_watermark_listeners = CallbackList()
         """Called when consumers may read more records, and on errors and role changes."""
         self.append_listeners = CallbackList()
-        """Called when the log has grown or its start offset has advanced, and on errors and role changes. Delayed
-        fetches of followers listen here, because followers read up to the end of the log."""
+        """Called when followers may read more records or the start offset has advanced, and on errors and role
+        changes."""
         self.lease_listeners = CallbackList()
-        """Called when this broker has lost its lease."""
         self.commits = OffsetWaiters()
         """Appends that wait for the high watermark."""
         self.acks_all = OffsetWaiters()
-        """Appends with acks=all that wait for the high watermark. They fail when the ISR shrinks below
-        min.insync.replicas."""
+        """As `commits`. These also fail when the ISR shrinks below min.insync.replicas."""
         self.deletions = OffsetWaiters()
         """DeleteRecords requests that wait for the low watermark."""
 

@@ -60,14 +60,12 @@ class FollowerReplica:
         return self._flusher.flushed_offset()
 
     def fetch_position(self) -> FollowerFetchPosition | None:
-        """Returns where to fetch next; None without a leader, after a failure, or while the end of the log is not
-        flushed."""
+        """Returns where to fetch next; None without a leader, after a failure, or before the log is flushed."""
         state, log_ = self.state, self.log
         if state is None or not state.has_leader or self._guarded_log.failure is not None:
             return None
         if self.replicated_offset() < log_.end_offset:
-            # Do not fetch yet, because a fetch would acknowledge records that are not flushed. A previous leader can
-            # have such records.
+            # A fetch would acknowledge records that are not flushed. A previous leader can have such records.
             return None
         return FollowerFetchPosition(log_.end_offset, log_.epochs.latest, state.leader_epoch, log_.start_offset)
 
@@ -76,9 +74,8 @@ class FollowerReplica:
     ) -> None:
         """Appends the batches of a fetch response unchanged and returns when they are flushed.
 
-        Raises FencedLeaderEpochError if the response is from another leader epoch, NotLeaderOrFollowerError if this
-        broker does not follow the partition, CorruptRecordError if batches are damaged or do not continue this log, and
-        StorageError if the disk fails.
+        Raises FencedLeaderEpochError if the response is from another leader epoch, NotLeaderOrFollowerError,
+        CorruptRecordError if batches are damaged or do not continue this log, and StorageError.
         """
         async with self._guarded_log.lock:
             state = self._require_state(leader_epoch)
@@ -106,19 +103,14 @@ class FollowerReplica:
                 raise CorruptRecordError(
                     f"the leader sent offset {first.base_offset} of {self.name}, which ends at {log_.end_offset}"
                 )
-            # The empty log starts inside this batch. Append the whole batch, and restore the start offset afterwards,
-            # so that earlier records stay hidden.
+            # The empty log starts inside this batch. Append the whole batch, then restore the start offset.
             await self._guarded_log.guard(log_.truncate_fully_and_start_at(first.base_offset))
         await self._guarded_log.append(batches)
         if start_offset > log_.start_offset:
             await self._guarded_log.guard(log_.advance_start_offset(start_offset))
 
     async def truncate_to_divergence(self, diverging: EpochEndOffset, leader_epoch: int) -> None:
-        """Truncates the log to the offset where it diverges from the leader's log.
-
-        `diverging` is the latest epoch that both logs may have in common, with the end offset of this epoch in the
-        leader's log.
-        """
+        """Truncates the log to the offset where it diverges from the leader's log; see `truncation_offset`."""
         async with self._guarded_log.lock:
             state = self._require_state(leader_epoch)
             log_ = self.log
@@ -127,13 +119,12 @@ class FollowerReplica:
             self._check_leader_has_committed(state, diverging)
             committed = state.high_watermark
             await self._truncate(state, offset, log_.truncate_to(offset))
-            # Also remove an epoch that starts at the end of the log and has no records. Otherwise the next fetch
-            # would send this epoch again.
+            # Also remove an epoch without records at the end of the log. Otherwise the next fetch would send it again.
             log_.epochs.truncate_from_end(log_.end_offset)
             state.on_truncated(log_.end_offset)
             if log_.end_offset < committed:
-                report = log.warning if state.image.is_recovering else log.error
-                report(
+                log_event = log.warning if state.image.is_recovering else log.error
+                log_event(
                     "truncated committed records that the leader does not have",
                     partition=str(self.name),
                     leader=state.leader_id,
@@ -151,12 +142,10 @@ class FollowerReplica:
         )
 
     def _check_leader_has_committed(self, state: PartitionFollowerState, diverging: EpochEndOffset) -> None:
-        """Takes the replica offline and raises StorageError if the leader has lost committed records that this replica
-        has.
+        """Takes this replica offline and raises StorageError if the leader lacks committed records.
 
-        A leader elected from the ISR must have all committed records. If some are missing, the leader's disk has lost
-        them, and this replica may have the last copy. The check is skipped with write.caching and after an unclean
-        election, because committed records may be lost in these cases.
+        A leader elected from the ISR must have all committed records. If its disk has lost some, this replica may have
+        the last copy. With write.caching and after an unclean election, committed records may be lost.
         """
         committed, log_ = state.high_watermark, self.log
         if diverging.offset >= committed or log_.settings.write_caching:
@@ -174,10 +163,7 @@ class FollowerReplica:
         raise error
 
     async def reset_to(self, offset: int, leader_epoch: int) -> None:
-        """Resets the log to `offset`, the start of the leader's log.
-
-        Does nothing if this log has records and ends at or after `offset`.
-        """
+        """Resets the log to the start of the leader's log, unless this log has records and ends at or after it."""
         async with self._guarded_log.lock:
             state, log_ = self._require_state(leader_epoch), self.log
             if offset <= log_.end_offset and log_.start_offset < log_.end_offset:
@@ -187,17 +173,14 @@ class FollowerReplica:
         log.info("reset the log to the start of the leader's", partition=str(self.name), offset=offset)
 
     async def _truncate(self, state: PartitionFollowerState, offset: int, truncation: Awaitable[None]) -> None:
-        """Lowers the high watermark to `offset`, then awaits the truncation.
-
-        The high watermark is lowered first, because it may be checkpointed during the truncation.
-        """
+        """Lowers the high watermark first, because it may be checkpointed during the truncation."""
         high_watermark = state.high_watermark
         state.on_truncated(offset)
         try:
             await self._guarded_log.guard(truncation)
         except StorageError:
             if self.log.failure is None:
-                # The log was not truncated, so restore the high watermark.
+                # The log was not truncated.
                 state.high_watermark = high_watermark
             raise
 

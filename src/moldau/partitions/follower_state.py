@@ -9,7 +9,7 @@ from moldau.logs.store import LogName
 from moldau.metadata.image import NO_LEADER, PartitionRegistration
 from moldau.platform.disk import Buffer
 from moldau.raft.messages import EpochEndOffset
-from moldau.records.batch import Batch, split, trim_partial_batch
+from moldau.records.batch import Batch, split
 
 
 class FollowerFetchPosition(NamedTuple):
@@ -56,9 +56,8 @@ class PartitionFollowerState:
 def truncation_offset(epochs: LeaderEpochCache, end_offset: int, diverging: EpochEndOffset) -> int:
     """Returns the offset to which a follower truncates its log, which ends at `end_offset`.
 
-    `diverging` is the latest epoch that both logs can have in common, with its end offset in the leader's log. If the
-    follower's log does not have this epoch, it is truncated to the end of its previous epoch, and the next fetch checks
-    again. The follower's high watermark is not used as a limit, because more records may be committed.
+    `diverging` is the latest epoch that both logs can have in common, with its end offset in the leader's log. A log
+    without this epoch is truncated to the end of its previous epoch, and the next fetch checks again.
     """
     epoch, epoch_end = epochs.end_offset_for(diverging.epoch, end_offset)
     if epoch == NO_EPOCH:
@@ -69,11 +68,9 @@ def truncation_offset(epochs: LeaderEpochCache, end_offset: int, diverging: Epoc
 
 
 def parse_batches(data: Buffer, name: LogName, leader_epoch: int) -> list[Batch]:
-    """Returns the complete batches of a fetch response. Ignores a partial batch at the end.
-
-    Raises CorruptRecordError for a wrong checksum, offset or epoch.
-    """
-    batches = list(split(trim_partial_batch(data)))
+    """Returns the complete batches of a fetch response. Raises CorruptRecordError for a wrong checksum, offset or
+    epoch."""
+    batches = list(split(data, allow_partial=True))
     expected = 0
     for batch in batches:
         if batch.base_offset < expected or batch.last_offset_delta < 0:

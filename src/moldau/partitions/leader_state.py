@@ -1,7 +1,4 @@
-"""The state of a partition leader: the high watermark, the ISR, and checks of callers. Pure.
-
-On a single broker the ISR is this broker, and the high watermark is the durable offset of its log.
-"""
+"""The state of a partition leader: the high watermark, the ISR, and checks of callers. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, replace
@@ -23,10 +20,7 @@ NO_EPOCH = -1
 
 
 def check_epoch(current_leader_epoch: int, leader_epoch: int) -> None:
-    """Raises FencedLeaderEpochError if the caller's epoch is too old, UnknownLeaderEpochError if it is too new.
-
-    `current_leader_epoch` is the epoch that the caller knows. NO_EPOCH skips the check.
-    """
+    """Raises FencedLeaderEpochError if the caller's epoch is too old, UnknownLeaderEpochError if it is too new."""
     if current_leader_epoch < 0 or current_leader_epoch == leader_epoch:
         return
     if current_leader_epoch < leader_epoch:
@@ -37,8 +31,6 @@ def check_epoch(current_leader_epoch: int, leader_epoch: int) -> None:
 
 
 class FollowerFetch(NamedTuple):
-    """A follower's fetch of one partition."""
-
     replica_id: int
     broker_epoch: int
     offset: int
@@ -98,16 +90,13 @@ class PartitionLeaderState:
 
     @property
     def isr(self) -> tuple[int, ...]:
-        """The committed ISR."""
         return self.image.isr
 
     # The high watermark
 
     def maximal_isr(self) -> tuple[int, ...]:
-        """Returns all replicas that are or may be in the ISR, because a proposal may have been committed.
-
-        Each of these replicas can become the next leader, so each must have all committed records.
-        """
+        """Returns all replicas that are or may be in the ISR. Each can be the next leader and needs all committed
+        records."""
         proposed = [each.isr for each in (self.proposal, self.rejected_proposal) if each is not None]
         return tuple(dict.fromkeys(chain(self.image.isr, self.departing_replicas, *proposed)))
 
@@ -122,8 +111,7 @@ class PartitionLeaderState:
         return self.advance_high_watermark()
 
     def on_fetch(self, fetch: FollowerFetch, now_ms: int) -> bool:
-        """Records a fetch, which acknowledges all records below its offset. Returns whether the high watermark
-        advanced."""
+        """Records the progress that a fetch shows. Returns whether the high watermark advanced."""
         follower = self.followers.get(fetch.replica_id)
         if follower is None:
             follower = self.followers[fetch.replica_id] = FollowerProgress()
@@ -294,7 +282,6 @@ class PartitionLeaderState:
     # Checks of callers
 
     def check_min_isr(self) -> None:
-        """Raises NotEnoughReplicasError if records cannot be committed."""
         if not self.has_min_isr:
             raise NotEnoughReplicasError(
                 f"the ISR has {len(self.image.isr)} replicas, and min.insync.replicas is {self.min_isr}"

@@ -1,5 +1,4 @@
-"""Periodic maintenance of all logs: retention, compaction, high watermark checkpoints, and retries after a full
-disk."""
+"""Periodic maintenance of all logs: retention, compaction, high watermark checkpoints, retries after a full disk."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -52,19 +51,11 @@ class LogMaintenance:
 
     async def run_retention(self) -> None:
         await self._partitions.retry_offline_logs()
-        await self._apply_retention()
-
-    async def _apply_retention(self) -> None:
-        for partition in self._partitions:
-            if partition.failure is None:
-                await self._run_on_partition(partition, partition.apply_retention(self._clock.wall_ms()))
+        await self._for_each_partition(Partition.apply_retention)
 
     async def run_compaction(self) -> None:
-        if not self._settings.broker.log_cleaner_enable:
-            return
-        for partition in self._partitions:
-            if partition.failure is None:
-                await self._run_on_partition(partition, partition.compact(self._clock.wall_ms()))
+        if self._settings.broker.log_cleaner_enable:
+            await self._for_each_partition(Partition.compact)
 
     async def checkpoint_high_watermarks(self) -> None:
         try:
@@ -83,13 +74,15 @@ class LogMaintenance:
         if not was_full:
             # Apply retention only once while the disk is full. Without appends, few more records expire before the
             # next regular round.
-            await self._apply_retention()
+            await self._for_each_partition(Partition.apply_retention)
 
-    async def _run_on_partition(self, partition: Partition, work: Awaitable[object]) -> None:
-        """Awaits the work. Logs an error instead of raising it, so that the other partitions are handled too."""
-        try:
-            await work
-        except MoldauError as error:
-            log.warning("log maintenance skipped a partition", partition=str(partition.name), reason=str(error))
-        except Exception:
-            log.exception("log maintenance failed on a partition", partition=str(partition.name))
+    async def _for_each_partition(self, work: Callable[[Partition, int], Awaitable[object]]) -> None:
+        """Calls `work` with the current time. An error does not stop the work on the other partitions."""
+        for partition in self._partitions:
+            if partition.failure is None:
+                try:
+                    await work(partition, self._clock.wall_ms())
+                except MoldauError as error:
+                    log.warning("log maintenance skipped a partition", partition=str(partition.name), reason=str(error))
+                except Exception:
+                    log.exception("log maintenance failed on a partition", partition=str(partition.name))

@@ -35,7 +35,7 @@ NO_BROKERS: Mapping[int, BrokerRegistration] = MappingProxyType({})
 
 
 class Lease(Protocol):
-    """The controller's guarantee that, while valid, no other broker becomes leader of this broker's partitions."""
+    """While it is valid, the controller elects no other leader for this broker's partitions."""
 
     def is_valid(self) -> bool: ...
 
@@ -103,7 +103,7 @@ class Partition:
     ) -> None:
         """Becomes leader or follower as the metadata says. Ignores an image older than the current one.
 
-        Acquires the lock, so that a running append completes in the leader epoch in which it started.
+        Takes the lock, so that a running append completes in the leader epoch in which it started.
         """
         async with self._lock:
             if self.guarded_log.is_closed or self._is_stale(image):
@@ -182,7 +182,6 @@ class Partition:
 
     @property
     def failure(self) -> StorageError | None:
-        """Why the partition is offline; None if it is online."""
         return self.guarded_log.failure
 
     @property
@@ -335,7 +334,7 @@ class Partition:
         return (self.delayed.acks_all if acks_all else self.delayed.commits).add(next_offset)
 
     async def wait_for_flush(self) -> None:
-        """Waits for the running flush, so that a producer with acks=1 finds its records below the high watermark."""
+        """Waits for a running flush, so that a producer with acks=1 finds its records below the high watermark."""
         if self.is_leader and self._flusher.is_running:
             await self._flusher.wait_until_flushed(self.log.end_offset)
 
@@ -364,8 +363,7 @@ class Partition:
             self._check_fetch_offset(offset, last_fetched_epoch)
         except (DivergingEpochError, OffsetOutOfRangeError):
             if isinstance(role, PartitionLeaderState):
-                # If the lease has expired, raise NotLeaderOrFollowerError instead, because the log of a newer leader
-                # may have this offset.
+                # Without a lease raise NotLeaderOrFollowerError instead, because a newer leader may have this offset.
                 self.check_lease()
             raise
         high_watermark, last_stable_offset = role.high_watermark, self.last_stable_offset
@@ -378,8 +376,7 @@ class Partition:
     def _check_follower_has(self, follower: PartitionFollowerState, offset: int, last_fetched_epoch: int) -> None:
         """Raises OffsetNotAvailableError if this follower may not have replicated the records yet.
 
-        Otherwise OFFSET_OUT_OF_RANGE would make the consumer reset its position, and a diverging epoch would make the
-        consumer report lost records.
+        After OFFSET_OUT_OF_RANGE or a diverging epoch the consumer would reset its position or report lost records.
         """
         is_newer = last_fetched_epoch > self.log.epochs.latest and offset > follower.high_watermark
         if offset > self.log.end_offset or is_newer:
@@ -394,8 +391,7 @@ class Partition:
     ) -> LogReadInfo:
         """Returns the records from the follower's fetch offset on, and marks earlier records as replicated.
 
-        `is_new_request` is False when a delayed fetch is retried. Raises the same errors as `read`, and
-        StaleBrokerEpochError.
+        `is_new_request` is False when a delayed fetch reads again. Raises errors as `read`, and StaleBrokerEpochError.
         """
         leader = self.require_leader()
         leader.check_follower_fetch(fetch)
@@ -433,8 +429,7 @@ class Partition:
     def end_offset_for_epoch(self, epoch: int, current_leader_epoch: int = NO_EPOCH) -> EpochEndOffset:
         """Returns the latest epoch up to `epoch` in this log (-1 if there is none), and the end offset of this epoch.
 
-        Raises the same errors as `require_leader`. Also raises NotLeaderOrFollowerError if the lease has expired and a
-        newer leader could return another result.
+        Raises errors as `require_leader`, also if the lease has expired and a newer leader could have another result.
         """
         leader = self.require_leader(current_leader_epoch)
         found = EpochEndOffset(*self.log.epochs.end_offset_for(epoch, self.log.end_offset))
@@ -448,10 +443,8 @@ class Partition:
         return EpochEndOffset(self.log.epochs.latest, self.log.end_offset)
 
     def latest_offset(self, current_leader_epoch: int = NO_EPOCH) -> int:
-        """Returns the high watermark, which is the latest offset for consumers.
-
-        Raises OffsetNotAvailableError while a new leader does not know yet which records the previous leader committed.
-        """
+        """Returns the high watermark. Raises OffsetNotAvailableError while a new leader does not know yet which records
+        the previous leader committed."""
         leader = self.require_leader(current_leader_epoch)
         if leader.high_watermark < leader.epoch_start:
             raise OffsetNotAvailableError(
@@ -509,6 +502,6 @@ class Partition:
     async def compact(self, now_ms: int) -> bool:
         """Runs one round of compaction. Returns whether anything was cleaned.
 
-        Does not hold the lock, because compaction takes long and changes only closed segments.
+        Does not take the lock, because compaction takes long and changes only closed segments.
         """
         return await self.guarded_log.guard(self.log.compact(now_ms, self.high_watermark))

@@ -98,16 +98,11 @@ class ReplicaManager:
     def offline_replicas(self) -> tuple[OfflineReplica, ...]:
         """Returns the replicas that cannot be opened, read or written, for the broker's heartbeat."""
         reasons = {**self._unwritable, **self.unopened_logs, **self._offline}
+        topics, unwritable = self._image.topics, self._unwritable
         return tuple(
-            OfflineReplica(
-                self._image.topics[key[0]].topic_id,
-                key[1],
-                self._node_id,
-                str(reasons[key]),
-                is_transient=key in self._unwritable,
-            )
+            OfflineReplica(topics[key[0]].topic_id, key[1], self._node_id, str(reasons[key]), key in unwritable)
             for key in sorted(reasons)
-            if key[0] in self._image.topics
+            if key[0] in topics
         )
 
     def leader_partitions(self) -> list[Partition]:
@@ -182,9 +177,13 @@ class ReplicaManager:
     async def _apply_partition(self, topic: TopicImage, image: PartitionRegistration) -> Partition | None:
         """Opens, changes or deletes a replica as the image says. Returns its partition, if there is one."""
         key = (topic.name, image.index)
-        if self._node_id not in image.replicas:
-            return await self._delete_replica(key)
         partition = self._partitions.get(key)
+        if self._node_id not in image.replicas:
+            if partition is None:
+                self._discard(key)
+                return None
+            log.info("deleting a replica that was reassigned", partition=str(partition.name))
+            return await self._delete_partition(key)
         if partition is None:
             opened = await self._open_log(LogName(*key), topic.topic_id)
             if opened is None:
@@ -211,15 +210,6 @@ class ReplicaManager:
         if not self._defers_notification:
             for callback in self.on_offline_replicas_changed:
                 callback()
-
-    async def _delete_replica(self, key: tuple[str, int]) -> Partition | None:
-        """Deletes a replica that was reassigned to other brokers, which have all its records."""
-        partition = self._discard(key)
-        if partition is not None:
-            log.info("deleting a replica that was reassigned", partition=str(partition.name))
-            await partition.close()
-            await self._delete_log(partition.name)
-        return partition
 
     def _discard(self, key: tuple[str, int]) -> Partition | None:
         self.unopened_logs.pop(key, None)
@@ -258,15 +248,13 @@ class ReplicaManager:
         partition = self._discard(key)
         if partition is not None:
             await partition.close()
-        await self._delete_log(LogName(*key))
-        return partition
-
-    async def _delete_log(self, name: LogName) -> None:
+        name = LogName(*key)
         try:
             await self.store.remove(name)
         except StorageError as error:
             # No client can access this log any more. The next start renames it to a stray log.
             log.error("the log of a deleted partition was not deleted", partition=str(name), reason=str(error))
+        return partition
 
     async def retry_offline_logs(self, *, transient_only: bool = False) -> None:
         """Tries again to open the logs that could not be opened because of a disk error.

@@ -1,6 +1,6 @@
 """Batches of the metadata log: building, validating and reading them. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moldau.errors import CorruptRecordError
@@ -9,7 +9,7 @@ from moldau.raft.messages import EpochEndOffset, VoterNode
 from moldau.raft.raft_log_state import BatchSummary
 from moldau.raft.snapshot_format import KRAFT_VERSION, control_record, voters_from_record, voters_record
 from moldau.records import control_records as control
-from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, Batch
+from moldau.records.batch import Batch, split
 from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record, iterate_records
 
@@ -73,23 +73,9 @@ def voters_batch(voters: Sequence[VoterNode], *, base_offset: int, epoch: int, t
     return _control_batch([voters_record(voters)], base_offset, epoch, timestamp)
 
 
-def iterate_batches(data: bytes) -> Iterator[Batch]:
-    """Yields the complete batches of a read. The next read returns an incomplete last batch again."""
-    view = memoryview(data)
-    position = 0
-    while position + HEADER_SIZE <= len(view):
-        size = int.from_bytes(view[position + 8 : position + LOG_OVERHEAD], "big", signed=True) + LOG_OVERHEAD
-        if size < HEADER_SIZE:
-            raise CorruptRecordError(f"a batch has an invalid size of {size} bytes")
-        if position + size > len(view):
-            return
-        yield Batch(view[position : position + size])
-        position += size
-
-
 def batches_from_leader(data: bytes, log_end: EpochEndOffset, epoch: int) -> list[Batch]:
     """Returns the batches that the leader of `epoch` sent. Raises CorruptRecordError if they do not fit the log."""
-    batches = list(iterate_batches(data))
+    batches = list(split(data, allow_partial=True))
     if not batches:
         raise CorruptRecordError(f"the leader sent {len(data)} bytes without a complete batch")
     last_epoch, offset = log_end

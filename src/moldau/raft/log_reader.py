@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from moldau.errors import CorruptRecordError, StorageError
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.store import Log
-from moldau.raft.batches import CommittedBatch, iterate_batches, read_committed_batch, summarize_batch, verify_checksum
+from moldau.raft.batches import CommittedBatch, read_committed_batch, summarize_batch, verify_checksum
 from moldau.raft.messages import NO_EPOCH, SnapshotId, VoterNode
 from moldau.raft.raft_log_state import RaftLogState
 from moldau.raft.snapshot_format import SnapshotContents
 from moldau.raft.snapshot_store import SnapshotStore
 from moldau.raft.voter_set import VoterSetHistory
-from moldau.records.batch import Batch
+from moldau.records.batch import Batch, split
 
 READ_BYTES_MAX = 8 * 1024 * 1024
 REPLACE_VOTER_HINT = (
@@ -116,7 +116,7 @@ async def read_batches(log: Log, offset: int, end_offset: int) -> AsyncIterator[
     while offset < end_offset:
         slices = await log.read(offset, READ_BYTES_MAX, end_offset)
         from_offset = offset
-        for batch in iterate_batches(slices.read()):
+        for batch in split(slices.read(), allow_partial=True):
             if batch.next_offset > offset:
                 yield batch
                 offset = batch.next_offset

@@ -52,11 +52,7 @@ SEQUENCE_LIMIT = 2**31
 
 @dataclass(slots=True, init=False, eq=False, repr=False)
 class Batch:
-    """The bytes of a batch and the fields of its header.
-
-    `base_offset` and `leader_epoch` may be assigned. `parts()` returns the bytes with the assigned values, without
-    copying the records.
-    """
+    """The bytes of a batch and the fields of its header. `base_offset` and `leader_epoch` may be assigned."""
 
     base_offset: int
     leader_epoch: int
@@ -152,29 +148,20 @@ class Batch:
         return f"Batch({self.base_offset}..{self.last_offset}, {self.size} bytes)"
 
 
-def split(data: Buffer) -> Iterator[Batch]:
-    """Yields the consecutive batches in `data`. Raises CorruptRecordError if the last one is not whole."""
+def split(data: Buffer, *, allow_partial: bool = False) -> Iterator[Batch]:
+    """Yields the consecutive batches in `data`. Raises CorruptRecordError if the last one is not whole.
+
+    With `allow_partial` a partial last batch is ignored, because a byte limit may have truncated it.
+    """
     view = memoryview(data)
     position, end = 0, len(view)
     while position < end:
-        if end - position < HEADER_SIZE:
+        size = int.from_bytes(view[position + 8 : position + LOG_OVERHEAD], "big", signed=True) + LOG_OVERHEAD
+        if end - position < LOG_OVERHEAD or size > end - position:
+            if allow_partial:
+                return
             raise CorruptRecordError(f"{end - position} bytes are left after the last whole batch")
-        size = int.from_bytes(view[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
-        if size < HEADER_SIZE or position + size > end:
-            raise CorruptRecordError(f"the length field of a batch says {size} bytes, and {end - position} are left")
-        yield Batch(view[position : position + size])
-        position += size
-
-
-def trim_partial_batch(data: Buffer) -> memoryview:
-    """Returns `data` without a last batch that a byte limit has truncated. Raises CorruptRecordError."""
-    view = memoryview(data)
-    whole = 0
-    while whole + LOG_OVERHEAD <= len(view):
-        size = int.from_bytes(view[whole + 8 : whole + LOG_OVERHEAD], "big", signed=True) + LOG_OVERHEAD
         if size < HEADER_SIZE:
             raise CorruptRecordError(f"the length field of a batch says {size} bytes")
-        if whole + size > len(view):
-            break
-        whole += size
-    return view[:whole]
+        yield Batch(view[position : position + size])
+        position += size

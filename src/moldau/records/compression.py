@@ -1,7 +1,7 @@
-"""The codecs of record batches. Decompression uses at most twice its limit of memory.
+"""The codecs of record batches.
 
-Snappy is written with the framing of Kafka's Java library (xerial: a header, then chunks with lengths). It is read with
-or without this framing. LZ4 is written as frames of independent blocks, because Java consumers read no other frames.
+Snappy is written with the framing of Kafka's Java library (xerial), and read with or without it. LZ4 is written as
+frames of independent blocks, because Java consumers read no other frames.
 """
 
 import zlib
@@ -70,8 +70,7 @@ def decompress(codec: int, data: Buffer, limit: int = DECOMPRESSED_BYTES_MAX) ->
 
 
 def _decompress_gzip(data: Buffer, limit: int) -> bytes:
-    """Decompresses one or more gzip members. The input is passed in chunks, because zlib copies all input after the end
-    of a member."""
+    """Decompresses gzip members. Passes the input in chunks, because zlib copies all input after a member's end."""
     view = memoryview(data)
     parts: list[bytes] = []
     room = limit

@@ -13,8 +13,7 @@ from moldau.records.compression import DECOMPRESSED_BYTES_MAX, decompress
 from moldau.records.varint import read_varint, write_varint
 
 RECORD_BYTES_MIN = 7
-"""The minimum size of a record: one byte each for length, attributes, two deltas, null key, null value and no
-headers."""
+"""The minimum size of a record: one byte for each field."""
 
 TIMESTAMP_MAX = 2**63 - 65
 TIMESTAMP_MIN = -(2**63) + 64
@@ -51,11 +50,7 @@ def section(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> bytes:
 
 
 def spans(batch: Batch, data: bytes) -> Iterator[Span]:
-    """Yields the spans of the records in `data`, which `section` has decompressed.
-
-    Raises CorruptRecordError if a length or the number of records is wrong, or if offsets are not ascending and within
-    the batch.
-    """
+    """Yields the spans of the records in `data`, which `section` has decompressed. Raises CorruptRecordError."""
     count, size = batch.count, len(data)
     if count < 0 or count * RECORD_BYTES_MIN > size:
         raise CorruptRecordError(f"{batch!r} claims {count} records in {size} bytes")
@@ -170,8 +165,7 @@ def encode_record(
 
 
 def read_headers(data: bytes, position: int, end: int) -> tuple[Header, ...]:
-    """Returns the headers of a record. They start at `position`, after the value, and end at `end`. Raises
-    CorruptRecordError."""
+    """Returns the headers of a record, which are between `position` and `end`. Raises CorruptRecordError."""
     try:
         count, position = read_varint(data, position)
         if not 0 <= 2 * count <= end - position:

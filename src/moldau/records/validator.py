@@ -1,6 +1,6 @@
 """Validation of a producer's batches before they get their offsets, as in Kafka.
 
-Unlike in Kafka, records are decoded only if the topic is compacted, or limits the age of records.
+Unlike in Kafka, records are decoded only if the topic is compacted or limits the age of records.
 """
 
 from moldau.errors import (
@@ -45,8 +45,8 @@ def validate(
 ) -> list[Batch]:
     """Returns the batches of one partition in a Produce request. There must be exactly one batch.
 
-    `now_ms` is wall-clock time. Raises InvalidRecordError, CorruptRecordError, RecordTooLargeError,
-    InvalidTimestampError or UnsupportedCompressionError, with a message for the producer.
+    Raises InvalidRecordError, CorruptRecordError, RecordTooLargeError, InvalidTimestampError or
+    UnsupportedCompressionError, with a message for the producer.
     """
     batch = _parse_single_batch(data)
     _check_header(batch, settings, api_version)
@@ -173,8 +173,7 @@ def _check_records(batch: Batch, compacted: bool, oldest_ms: int | None, limit: 
                     f"{oldest_ms} is the oldest now"
                 )
     except CorruptRecordError as error:
-        # Raise an error that is not retriable. The checksum is correct, so the producer itself has built a wrong
-        # batch.
+        # Raise an error that is not retriable, because the checksum is correct: the producer built a wrong batch.
         raise InvalidRecordError(str(error)) from None
 
 

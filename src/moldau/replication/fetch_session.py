@@ -27,17 +27,13 @@ class FetchRequestData(NamedTuple):
 
 
 class FetchSessionHandler:
-    """Builds one request at a time. After any failure, the next fetch is a full fetch in a new session.
-
-    Only a full fetch iterates over all partitions, because there may be thousands, and few of them change.
-    """
+    """Builds one request at a time. After any failure, the next fetch is a full fetch in a new session."""
 
     def __init__(self) -> None:
         self._id = INVALID_SESSION_ID
         self._epoch = INITIAL_EPOCH
         self._positions: dict[PartitionKey, FollowerFetchPosition] = {}
-        """The positions to fetch from. The most recently changed partitions are last, so that no partition starves if
-        the leader has no session."""
+        """The positions to fetch from, the most recently changed last, so that no partition starves in full fetches."""
         self._sent: dict[PartitionKey, FollowerFetchPosition] = {}
         """The positions that the leader knows from the requests of this session."""
         self._changed: dict[PartitionKey, None] = {}

@@ -119,7 +119,8 @@ def test_a_truncation_whose_directory_sync_fails_is_done() -> None:
     async def body() -> None:
         follower = Follower(0, 1, committed=4)
         partition = await follower.start()
-        await until(lambda: not partition._flusher.is_running)
+        flusher = partition._flusher
+        await until(lambda: not flusher.is_running and flusher._finalizer is None)
         await partition.apply_image(PartitionRegistration(0, (LEADER, SELF), (LEADER,), LEADER, 2, 2, unclean_epoch=2))
         # The first directory sync is for the epochs, the second for the deleted segments.
         fault = follower.disk.inject("sync_directory", f"*{NAME}", error=errno.EMFILE, after=1, times=2)

@@ -54,7 +54,7 @@ async def run_uncancelled(work: Coroutine[Any, Any, None]) -> None:
 
 
 class LogHealth:
-    """The health of a log. Every disk error that is not transient takes the log offline."""
+    """Whether a log is online. Every disk error that is not transient takes it offline."""
 
     def __init__(self, name: LogName, directory: str) -> None:
         self._name = name
@@ -82,7 +82,7 @@ class LogHealth:
         return StorageError(damage_message(self.directory, str(error)))
 
     def on_read_error(self, error: CorruptRecordError | OSError) -> StorageError:
-        """Returns the error to raise after a failed read. Takes the log offline after a permanent disk error."""
+        """Takes the log offline after a permanent disk error. Returns the error to raise."""
         if isinstance(error, OSError):
             return self.on_disk_error("reading from", error)
         return self.damage_error(error)
@@ -124,11 +124,9 @@ class FileLog(Log):
         self.truncations = 0
         """How many truncations have reached the point after which they cannot be undone."""
         self._is_epoch_checkpoint_stale = False
-        """Whether a failed truncation may have written the leader epoch checkpoint, without the truncated epochs.
-        Recovery restores these epochs from the records, as long as the recovery point is not advanced beyond the
-        truncation offset."""
+        """Whether the leader epoch checkpoint may lack epochs, after a failed truncation. Recovery restores them from
+        the records, unless the recovery point is advanced before the checkpoint is written again."""
         self._maintenance_lock = asyncio.Lock()
-        """Held while files other than the active segment are added, removed or replaced; see `maintenance`."""
         self.configure(settings)
         self._saved_state = self._state_key() if is_cleanly_closed else None
         """The `_state_key` when indexes, snapshots and checkpoints were last written for the whole log, or None."""
@@ -156,7 +154,7 @@ class FileLog(Log):
 
     @asynccontextmanager
     async def maintenance(self) -> AsyncIterator[None]:
-        """Allows one maintenance operation at a time.
+        """Held while files other than the active segment are added, removed or replaced.
 
         Raises StorageError if the log is offline or closed. After a close another log may use the same directory.
         """
@@ -172,8 +170,7 @@ class FileLog(Log):
         if not batches:
             return
         if self._directory_changes_synced < self._truncation_change:
-            # Sync the directory first. Otherwise a power failure could bring truncated segments back, after the
-            # batches that are appended now.
+            # Sync the directory first. Otherwise a power failure could bring truncated segments back after the append.
             await self._sync()
         last = batches[-1]
         parts: Sequence[Buffer]
@@ -209,9 +206,9 @@ class FileLog(Log):
         return self.health.on_disk_error("appending to", error)
 
     def roll(self, next_base: int, last_offset: int) -> LogSegment:
-        """Closes the active segment and returns a new one.
+        """Closes the active segment and returns a new one for batches with offsets from next_base to last_offset.
 
-        The new segment starts at the end of the log, so that there is no gap between the segments.
+        The new segment starts at the end of the log, unless last_offset is then out of its range.
         """
         base_offset = self.end_offset
         if last_offset - base_offset > OFFSET_RANGE:
@@ -247,8 +244,7 @@ class FileLog(Log):
                 await segment.file.sync()
             await active.file.sync()
         except OSError as error:
-            # Take the log offline. The page cache may have dropped the data, and the next fsync would not report the
-            # loss.
+            # The page cache may have dropped the data, and the next fsync would not report the loss.
             self.health.mark_offline(f"syncing {self.name} failed: {error}")
         self.health.check()
         if self._directory_changes_synced < changes:
@@ -269,8 +265,7 @@ class FileLog(Log):
 
     async def finalize_segments(self) -> None:
         async with self.maintenance():
-            unfinalized = self.segments.unfinalized
-            flushed = [each for each in unfinalized if each.next_offset <= self.durable_offset]
+            flushed = [each for each in self.segments.unfinalized if each.next_offset <= self.durable_offset]
             try:
                 for segment in flushed:
                     await self._finalize(segment)
@@ -394,8 +389,7 @@ class FileLog(Log):
                 yield
             except (CorruptRecordError, OSError) as error:
                 if self.truncations != truncations:
-                    # Take the log offline, because the files are only partly truncated. Only recovery can repair
-                    # them.
+                    # The files are only partly truncated, and only recovery can repair them.
                     self.health.mark_offline(f"truncating {self.name} failed: {error}")
                     raise StorageError(str(self.failure)) from error
                 if isinstance(error, OSError):
@@ -407,17 +401,16 @@ class FileLog(Log):
         keep = segments.count_up_to(offset)
         segment = segments[keep - 1]
         position = segment.position_of(offset)
-        # The new end offset is the end of the last batch that is kept. A higher end offset, in a gap between batches,
-        # would be lost in a restart.
+        # The log ends after the last batch. A higher end offset, in a gap between batches, would be lost in a restart.
         end = segment.next_offset_before(position)
         if end < self.start_offset:
-            # The batch with the start offset is truncated, so no readable record remains. Reset the log.
+            # The batch with the start offset is truncated, so no readable record remains.
             await self._reset(await self._reset_keeping_producers(self.start_offset, end))
             return
         # Lower the checkpoints first. Otherwise recovery after a crash would treat the truncated records as lost.
         await self.checkpoints.truncate(self.name, end)
-        # Truncate the epochs before the records. If a crash left an epoch without its records, this log would look
-        # newer than it is. Records without their epoch are harmless, because recovery rebuilds epochs from records.
+        # Truncate the epochs before the records. After a crash, an epoch without its records would make this log look
+        # newer than it is, but recovery restores missing epochs from the records.
         self._is_epoch_checkpoint_stale = True
         await self._checkpoint_leader_epochs(self.epochs.text_below(end))
         self._is_epoch_checkpoint_stale = False
@@ -449,10 +442,8 @@ class FileLog(Log):
             log.warning("directory was not synced yet", log=str(self.name), reason=str(error))
 
     async def _reset_keeping_producers(self, offset: int, end: int) -> LogReset:
-        """Returns a reset to `offset` that keeps the producer state of the batches below `end`.
-
-        The reset deletes these batches. The producer state is kept, because producers may resend their last batches.
-        """
+        """Returns a reset to `offset` that keeps the producer state of the batches below `end`, because producers may
+        resend their last batches."""
         producers = ProducerStateManager()
         await rebuild_producer_state(self.disk, self.directory, self.segments, producers, end)
         snapshot = producers.snapshot() if len(producers) else None
@@ -546,7 +537,7 @@ class FileLog(Log):
             self._mark_closed("is closed")
 
     async def abandon(self) -> None:
-        """Closes a log that is being deleted. When this method returns, nothing accesses its directory any more."""
+        """Closes a log that is being deleted. Afterwards nothing accesses its directory."""
         async with self._maintenance_lock:
             self._mark_closed("is deleted")
 

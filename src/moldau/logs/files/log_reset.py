@@ -1,7 +1,6 @@
 """Reset of a log: deletes all records and starts an empty log at another offset.
 
-A reset takes several steps on disk, so a marker file is written first. After a crash the next open of the log finds the
-marker and repeats all steps. Without a marker the log is unchanged.
+A marker file commits the reset. After a crash the next open of the log finds the marker and repeats all steps.
 """
 
 import base64
@@ -33,12 +32,11 @@ class LogReset(NamedTuple):
 
 
 async def write_reset_marker(disk: Disk, directory: str, reset: LogReset) -> None:
-    """Commits the reset by writing the marker. After an OSError the log is unchanged, unless the marker exists."""
+    """Commits the reset. After an OSError the log is unchanged, unless the marker exists."""
     await disk.replace(f"{directory}/{MARKER}", _to_json(reset))
 
 
 def has_reset_marker(disk: Disk, directory: str) -> bool:
-    """Returns whether the next open of the log will complete a reset."""
     return disk.exists(f"{directory}/{MARKER}")
 
 
@@ -76,13 +74,8 @@ async def reset_log(
 
 
 def _to_json(reset: LogReset) -> bytes:
-    producers = reset.producers
-    content = {
-        "version": _VERSION,
-        "offset": reset.offset,
-        "producers": None if producers is None else base64.b64encode(producers).decode(),
-        "epochs": reset.epochs,
-    }
+    producers = None if reset.producers is None else base64.b64encode(reset.producers).decode()
+    content = {"version": _VERSION, "offset": reset.offset, "producers": producers, "epochs": reset.epochs}
     return json.dumps(content).encode()
 
 

@@ -1,15 +1,14 @@
 """Loading a log from its directory, with recovery after a crash.
 
-All records below the recovery point were flushed, so recovery does not read segments that are completely below it.
-Recovery reads the other segments batch by batch, and truncates the log at the first incomplete batch. This is safe,
-because a crash can tear only records that were not acknowledged.
-
-Damage below the recovery point is different. Truncation would lose acknowledged records, so the log stays offline until
-an operator has repaired it.
+All records below the recovery point were flushed, so recovery does not read segments that are completely below it. It
+reads the other segments batch by batch and truncates the log at the first torn batch, which was not acknowledged.
+Truncation below the recovery point would lose acknowledged records. A log that is damaged there stays offline until an
+operator has repaired it.
 """
 
 import asyncio
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -116,15 +115,13 @@ async def _replay_headers(producers: ProducerStateManager, headers: Iterator[Bat
             await asyncio.sleep(0)
 
 
+@dataclass
 class _LogLoader:
-    def __init__(
-        self, disk: Disk, directory: str, index_interval_bytes: int, recovery_point: int, start_offset: int
-    ) -> None:
-        self._disk = disk
-        self._directory = directory
-        self._index_interval_bytes = index_interval_bytes
-        self._recovery_point = recovery_point
-        self._start_offset = start_offset
+    _disk: Disk
+    _directory: str
+    _index_interval_bytes: int
+    _recovery_point: int
+    _start_offset: int
 
     async def load(self, clean: bool) -> LoadedLog:
         await self._remove_leftover_files()
@@ -182,24 +179,19 @@ class _LogLoader:
             self._start_offset = max(self._start_offset, base_offsets[0])
         else:
             base_offsets = [self._start_offset]
-            await self._create(base_offsets[0])
+            await self._disk.open(f"{self._directory}/{segment_file_name(self._start_offset, LOG_SUFFIX)}").sync()
+            await self._disk.sync_directory(self._directory)
         segments = [LogSegment(self._disk, self._directory, base, self._index_interval_bytes) for base in base_offsets]
         for segment, following in pairwise(segments):
             segment.next_offset = following.base_offset
         return segments
-
-    async def _create(self, base: int) -> None:
-        file = self._disk.open(f"{self._directory}/{segment_file_name(base, LOG_SUFFIX)}")
-        await file.sync()
-        await self._disk.sync_directory(self._directory)
 
     # Recovery
 
     def _first_unflushed(self, segments: list[LogSegment]) -> int:
         """Returns the number of the first segment that does not end before the recovery point.
 
-        A segment that ends exactly at the recovery point is included. It may have been rolled after the checkpoint, and
-        its index files may be missing.
+        A segment that ends exactly there may have been rolled after the checkpoint, so its indexes may be missing.
         """
         for number in range(len(segments) - 1):
             if segments[number + 1].base_offset >= self._recovery_point:
@@ -246,15 +238,15 @@ class _LogLoader:
             if segment is not segments[first]:
                 # Write the producer snapshot at the start of this segment, because the segments before it may soon be
                 # deleted or compacted.
-                await self._disk.replace(f"{self._directory}/{segment_file_name(base, SNAPSHOT_SUFFIX)}", state)
+                await write_snapshot(self._disk, self._directory, base, state)
         if len(segments) - first > 1:
             await self._disk.replace(f"{self._directory}/{LEADER_EPOCH_CHECKPOINT}", epochs.to_text().encode())
 
     def _load_snapshot(self, producers: ProducerStateManager, offset: int) -> None:
-        """Loads the producer snapshot at `offset` if it exists, because it may contain more than the batches do.
+        """Loads the producer snapshot at `offset` if it exists.
 
-        Compaction may have removed a producer's last batch before `offset`, because the producer had later batches. The
-        crash may have lost these later batches.
+        It may have more than the batches do: compaction may have removed a producer's last batch before `offset`
+        because of later batches, which the crash may have lost.
         """
         data = read_small_file(self._disk, _snapshot_path(self._directory, offset))
         if data is not None:
@@ -337,8 +329,7 @@ class _LogLoader:
 async def complete_swap(disk: Disk, directory: str, base: int) -> None:
     """Replaces the old segments in the offset range of a compacted segment with the compacted segment.
 
-    The compacted segment keeps the suffix .swap until the old segments are durably deleted. After another crash the
-    next start completes the swap.
+    It keeps the suffix .swap until the old segments are durably deleted, so that a crash can interrupt this function.
     """
     swap = f"{directory}/{segment_file_name(base, LOG_SUFFIX + SWAP_SUFFIX)}"
     file = disk.open(swap)
@@ -355,11 +346,7 @@ async def complete_swap(disk: Disk, directory: str, base: int) -> None:
 
 
 def delete_segment_files(disk: Disk, directory: str, base: int, *, indexes_only: bool = False) -> None:
-    for suffix in (
-        (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX)
-        if indexes_only
-        else (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, LOG_SUFFIX)
-    ):
+    for suffix in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX) + (() if indexes_only else (LOG_SUFFIX,)):
         disk.remove(f"{directory}/{segment_file_name(base, suffix)}")
 
 

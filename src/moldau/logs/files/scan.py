@@ -7,9 +7,7 @@ from moldau.platform.disk import File
 from moldau.records.batch import HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
 
 _CHUNK_SIZE = 4096
-"""How many bytes a scan of headers reads at once. A chunk has the headers of many small batches. The records of large
-batches are skipped."""
-
+"""How many bytes a scan of headers reads at once: enough for many small batches."""
 _BLOCK_SIZE = 1024 * 1024
 """How many bytes a scan of whole batches reads at once."""
 
@@ -59,10 +57,7 @@ class BatchHeader:
 
 
 def scan_headers(file: File, position: int, end: int) -> Iterator[BatchHeader]:
-    """Yields the headers of the batches between `position` and `end`. `position` must be the start of a batch.
-
-    Raises CorruptRecordError.
-    """
+    """Yields the headers of the batches from `position`, the start of a batch, to `end`. Raises CorruptRecordError."""
     last_offset = -1
     while position < end:
         chunk = file.read(position, min(_CHUNK_SIZE, end - position))
@@ -87,8 +82,7 @@ def read_batch(file: File, header: BatchHeader) -> Batch:
 
 
 def scan_batches(file: File, position: int, end: int) -> Iterator[tuple[int, Batch]]:
-    """Yields the position and the batch. Raises CorruptRecordError at the first batch that is torn or has a wrong
-    checksum."""
+    """Yields positions and batches. Raises CorruptRecordError at a torn batch or a wrong checksum."""
     while position < end:
         block = memoryview(file.read(position, min(_BLOCK_SIZE, end - position)))
         start = 0

@@ -1,7 +1,6 @@
 """A segment of a log: a file of batches, its two indexes, and its timestamps.
 
-The indexes of the active segment are in memory. The indexes of a closed segment are in files and are loaded on demand.
-They can be rebuilt from the segment.
+The indexes of the active segment are in memory. Those of a closed segment are loaded from files on demand.
 """
 
 from array import array
@@ -99,8 +98,7 @@ class LogSegment:
         last_offset = batch.base_offset + batch.last_offset_delta
         timestamp = batch.max_timestamp
         if not 0 <= last_offset - self.base_offset <= OFFSET_RANGE:
-            # The offset may be damaged even if the checksum is correct, because the checksum does not cover the
-            # offset.
+            # The checksum does not cover the offset, so it may be damaged.
             raise CorruptRecordError(f"a batch with offset {last_offset} is in {self.path(LOG_SUFFIX)}")
         if position == 0:
             self.first_timestamp = timestamp
@@ -144,10 +142,9 @@ class LogSegment:
         offset_index = self._offset_index
         if offset_index is None:
             try:
-                data = read_small_file(self._disk, self.path(OFFSET_INDEX_SUFFIX))
-                if data is None:
-                    raise CorruptRecordError("the offset index is missing")
-                offset_index = self._offset_index = OffsetIndex.from_bytes(data, self.size)
+                offset_index = self._offset_index = OffsetIndex.from_bytes(
+                    self._read_index(OFFSET_INDEX_SUFFIX), self.size
+                )
             except CorruptRecordError as error:
                 offset_index, _ = self.rebuild_indexes(str(error))
         return offset_index
@@ -157,13 +154,16 @@ class LogSegment:
         time_index = self._time_index
         if time_index is None:
             try:
-                data = read_small_file(self._disk, self.path(TIME_INDEX_SUFFIX))
-                if data is None:
-                    raise CorruptRecordError("the time index is missing")
-                time_index = self._time_index = TimeIndex.from_bytes(data)
+                time_index = self._time_index = TimeIndex.from_bytes(self._read_index(TIME_INDEX_SUFFIX))
             except CorruptRecordError as error:
                 _, time_index = self.rebuild_indexes(str(error))
         return time_index
+
+    def _read_index(self, suffix: str) -> bytes:
+        data = read_small_file(self._disk, self.path(suffix))
+        if data is None:
+            raise CorruptRecordError(f"the {suffix} file is missing")
+        return data
 
     def rebuild_indexes(self, reason: str) -> tuple[OffsetIndex, TimeIndex]:
         """Rebuilds the indexes and the state of the segment from the headers of all batches."""
@@ -251,8 +251,7 @@ class LogSegment:
         return self.size
 
     def next_offset_before(self, position: int) -> int:
-        """Returns the offset after the last batch before `position`, which must be a batch start or the end of the
-        segment."""
+        """Returns the end offset of the last batch before `position`, the start of a batch or the segment's end."""
         end = self.base_offset
         for header in scan_headers(self.file, self.offset_index.batch_start_before(max(0, position - 1)), position):
             end = header.last_offset + 1
@@ -279,7 +278,7 @@ class LogSegment:
         return offset_index.positions[entry] if entry >= 0 else 0
 
     def _check_offset_entry(self, offset_index: OffsetIndex, entry: int) -> None:
-        """Raises CorruptRecordError if the entry does not point to its batch. The whole index is then damaged."""
+        """Raises CorruptRecordError if the entry does not point to its batch."""
         position = offset_index.positions[entry]
         header = BatchHeader(self.file.read(position, HEADER_SIZE).ljust(HEADER_SIZE, b"\0"), 0, position)
         if header.last_offset != self.base_offset + offset_index.offsets[entry]:

@@ -1,7 +1,7 @@
 """The segments of a log in files, and the policy for rolling the active segment."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import crc32c
 
@@ -55,7 +55,7 @@ class LogSegments:
 
     def __init__(self, segments: list[LogSegment]) -> None:
         self._segments = segments
-        self._base_offsets = [segment.base_offset for segment in segments]
+        self.base_offsets = [segment.base_offset for segment in segments]
         self.active = segments[-1]
         self.unfinalized: list[LogSegment] = []
         """Closed segments that may not be flushed yet, or whose indexes are not written to their files yet."""
@@ -72,10 +72,6 @@ class LogSegments:
         return iter(self._segments)
 
     @property
-    def base_offsets(self) -> Sequence[int]:
-        return self._base_offsets
-
-    @property
     def closed(self) -> list[LogSegment]:
         return self._segments[:-1]
 
@@ -89,12 +85,12 @@ class LogSegments:
         """Closes the active segment and makes this one active."""
         self.unfinalized.append(self.active)
         self._segments.append(segment)
-        self._base_offsets.append(segment.base_offset)
+        self.base_offsets.append(segment.base_offset)
         self.active = segment
 
     def remove_first(self) -> LogSegment:
         segment = self._segments.pop(0)
-        self._base_offsets.pop(0)
+        self.base_offsets.pop(0)
         if segment in self._with_indexes:
             self._with_indexes.remove(segment)
         return segment
@@ -102,7 +98,7 @@ class LogSegments:
     def truncate(self, count: int) -> list[LogSegment]:
         """Keeps the first `count` segments, of which the last becomes active, and returns the others."""
         removed = self._segments[count:]
-        del self._segments[count:], self._base_offsets[count:]
+        del self._segments[count:], self.base_offsets[count:]
         self.active = self._segments[-1]
         self.unfinalized = [segment for segment in self.unfinalized if segment in self.closed]
         self._with_indexes = []
@@ -110,19 +106,19 @@ class LogSegments:
 
     def reset(self, segment: LogSegment) -> None:
         self._segments[:] = [segment]
-        self._base_offsets[:] = [segment.base_offset]
+        self.base_offsets[:] = [segment.base_offset]
         self.active = segment
         self.unfinalized = []
         self._with_indexes = []
 
     def has_group(self, group: list[LogSegment]) -> bool:
-        first = self._number_of(group[0].base_offset)
+        first = self.count_up_to(group[0].base_offset) - 1
         return self._segments[first : first + len(group)] == group
 
     def replace_group(self, group: list[LogSegment], segment: LogSegment) -> None:
-        first = self._number_of(group[0].base_offset)
+        first = self.count_up_to(group[0].base_offset) - 1
         self._segments[first : first + len(group)] = [segment]
-        self._base_offsets[first : first + len(group)] = [segment.base_offset]
+        self.base_offsets[first : first + len(group)] = [segment.base_offset]
         self._with_indexes = [each for each in self._with_indexes if each not in group]
 
     def cache_indexes(self, segment: LogSegment) -> None:
@@ -136,19 +132,15 @@ class LogSegments:
             if evicted is not self.active and evicted not in self.unfinalized:
                 evicted.drop_indexes()
 
-    def _number_of(self, offset: int) -> int:
-        """Returns the number of the segment that contains `offset`; -1 if `offset` is below the first segment."""
-        return bisect_right(self._base_offsets, offset) - 1
-
     def count_up_to(self, offset: int) -> int:
         """Returns how many segments start at or below `offset`."""
-        return bisect_right(self._base_offsets, offset)
+        return bisect_right(self.base_offsets, offset)
 
     # Lookups
 
     def read(self, offset: int, bytes_max: int, below: int, min_one_batch: bool) -> RecordSlices:
         segments = self._segments
-        for number in range(max(0, bisect_right(self._base_offsets, offset) - 1), len(segments)):
+        for number in range(max(0, bisect_right(self.base_offsets, offset) - 1), len(segments)):
             segment = segments[number]
             start = segment.position_of(offset)
             end = segment.size if below >= segment.next_offset else segment.position_of(below)
@@ -165,7 +157,7 @@ class LogSegments:
 
     def in_range(self, start_offset: int, below: int) -> list[LogSegment]:
         """Returns the segments with offsets from `start_offset` on and before `below`."""
-        first = max(0, self._number_of(start_offset))
+        first = max(0, self.count_up_to(start_offset) - 1)
         return [segment for segment in self._segments[first:] if segment.base_offset < below]
 
 
