@@ -38,7 +38,7 @@ def decode_records(
         return
     topic, partition = source
     is_log_append_time, leader_epoch = batch.is_log_append_time, batch.leader_epoch
-    for offset, timestamp, key, value, headers, _ in iterate_records(batch, limit):
+    for offset, timestamp, key, value, headers in iterate_records(batch, limit):
         if offset >= from_offset:
             yield ConsumerRecord(
                 topic, partition, offset, timestamp, is_log_append_time, key, value, headers, leader_epoch

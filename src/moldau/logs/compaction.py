@@ -15,7 +15,7 @@ from moldau.logs.producer_state import ProducerStateManager
 from moldau.records.batch import COMPRESSION_MASK, DELETE_HORIZON_MASK, NO_TIMESTAMP, Batch
 from moldau.records.batch_builder import replace_records
 from moldau.records.compression import compress
-from moldau.records.record import UNDECODABLE_ERRORS, Span, keys, section, spans
+from moldau.records.record import UNDECODABLE_ERRORS, Span, section, spans
 from moldau.records.varint import read_varint, write_varint
 from moldau.settings.topic import TopicSettings
 
@@ -74,17 +74,19 @@ class OffsetMap:
         """Adds the keys of the next batch from `end_offset` on. Returns False if the map became full."""
         if not batch.is_control:
             try:
-                if not self._add_keys(list(keys(batch))):
-                    return False
+                found = list(spans(batch, section(batch)))
             except UNDECODABLE_ERRORS:
                 # `clean_batch` retains this batch, and all older records with its keys.
-                pass
+                found = []
+            if not self._add_keys(batch.base_offset, found):
+                return False
         self.end_offset = max(self.end_offset, batch.next_offset)
         return True
 
-    def _add_keys(self, offsets_and_keys: list[tuple[int, bytes | None]]) -> bool:
+    def _add_keys(self, base_offset: int, found: list[Span]) -> bool:
         offsets, entries_max = self._offsets, self._entries_max
-        for offset, key in offsets_and_keys:
+        for _, _, _, offset_delta, key, _, _ in found:
+            offset = base_offset + offset_delta
             if offset < self.end_offset:
                 continue
             if key is not None:

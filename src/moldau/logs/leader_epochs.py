@@ -26,11 +26,6 @@ class LeaderEpochCache:
         """Yields (epoch, start offset), ascending."""
         return iter(zip(self._epochs, self._starts, strict=True))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, LeaderEpochCache) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
     def assign(self, epoch: int, offset: int) -> None:
         """Adds `epoch` with the start offset `offset`. Removes entries with the same or a higher epoch or start offset.
 

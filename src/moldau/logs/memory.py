@@ -67,15 +67,15 @@ class MemoryLog(Log):
     async def flush(self) -> None:
         self.durable_offset = self.end_offset
 
+    def _indexes(self, offset: int, below: int) -> range:
+        """Returns the indexes of the batches that end at or after `offset` and before `below`."""
+        return range(bisect_left(self._last_offsets, offset), bisect_left(self._last_offsets, below))
+
     async def read(self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True) -> RecordSlices:
-        if offset >= below:
-            return EMPTY_SLICES
         parts: list[bytes] = []
         size = 0
-        for index in range(bisect_left(self._last_offsets, offset), len(self._batches)):
+        for index in self._indexes(offset, below):
             data = self._batches[index]
-            if self._last_offsets[index] >= below:
-                break
             if size + len(data) > bytes_max and (parts or not min_one_batch):
                 break
             parts.append(data)
@@ -83,9 +83,7 @@ class MemoryLog(Log):
         return RecordSlices(parts, size) if parts else EMPTY_SLICES
 
     async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
-        for index in range(bisect_left(self._last_offsets, self.start_offset), len(self._batches)):
-            if self._last_offsets[index] >= below:
-                return None
+        for index in self._indexes(self.start_offset, below):
             if self._max_timestamps[index] >= timestamp_ms:
                 found = first_record_at_or_after(Batch(self._batches[index]), timestamp_ms, self.start_offset)
                 if found is not None:
@@ -94,9 +92,7 @@ class MemoryLog(Log):
 
     async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
         latest: TimestampAndOffset | None = None
-        for index in range(bisect_left(self._last_offsets, self.start_offset), len(self._batches)):
-            if self._last_offsets[index] >= below:
-                break
+        for index in self._indexes(self.start_offset, below):
             if latest is None or self._max_timestamps[index] > latest.timestamp_ms:
                 found = max_timestamp_record(Batch(self._batches[index]), self.start_offset)
                 if found is not None and (latest is None or found.timestamp_ms > latest.timestamp_ms):
@@ -224,7 +220,6 @@ class MemoryLogStore(LogStore):
     def __init__(self, producer_expiration_ms: int = PRODUCER_EXPIRATION_MS_DEFAULT) -> None:
         self._producer_expiration_ms = producer_expiration_ms
         self._logs: dict[LogName, MemoryLog] = {}
-        self.strays: list[MemoryLog] = []
 
     async def start(self) -> None:
         pass
@@ -246,9 +241,7 @@ class MemoryLogStore(LogStore):
         self._logs.pop(name, None)
 
     async def move_to_stray(self, name: LogName) -> None:
-        log = self._logs.pop(name, None)
-        if log is not None:
-            self.strays.append(log)
+        self._logs.pop(name, None)
 
     async def checkpoint_high_watermarks(self) -> None:
         pass

@@ -34,7 +34,6 @@ class Record(NamedTuple):
     value: bytes | None = None
     headers: Sequence[Header] = ()
     """Header names that are not UTF-8 have surrogate escapes."""
-    offset_delta: int = -1
 
 
 Span = tuple[int, int, int, int, bytes | None, int, int]
@@ -139,14 +138,7 @@ def iterate_records(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Iterat
         if data[position] or position + 1 != end:
             headers = read_headers(data, position, end)
         timestamp = base_timestamp + timestamp_delta if append_time is None else append_time
-        yield Record(base_offset + offset_delta, timestamp, key, value, headers, offset_delta)
-
-
-def keys(batch: Batch, limit: int = DECOMPRESSED_BYTES_MAX) -> Iterator[tuple[int, bytes | None]]:
-    """Yields the offset and the key of each record."""
-    base_offset = batch.base_offset
-    for _, _, _, offset_delta, key, _, _ in spans(batch, section(batch, limit)):
-        yield base_offset + offset_delta, key
+        yield Record(base_offset + offset_delta, timestamp, key, value, headers)
 
 
 def encode_record(

@@ -91,9 +91,6 @@ class PartitionFetchStates:
     def __len__(self) -> int:
         return len(self._partitions)
 
-    def __contains__(self, key: PartitionKey) -> bool:
-        return key in self._partitions
-
     def is_fetching(self, key: PartitionKey) -> bool:
         state = self._partitions.get(key)
         return state is not None and not state.has_failed and key not in self._delayed
