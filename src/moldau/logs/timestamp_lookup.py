@@ -32,13 +32,10 @@ def max_timestamp_record(batch: Batch, start_offset: int) -> TimestampAndOffset 
 
 def _timestamps(batch: Batch) -> Iterator[tuple[int, int]]:
     """Yields the timestamp and the offset of each record."""
-    base_offset, base_timestamp = batch.base_offset, batch.base_timestamp
-    if batch.is_log_append_time:
-        for _, _, _, offset_delta, *_ in spans(batch, section(batch)):
-            yield batch.max_timestamp, base_offset + offset_delta
-    else:
-        for _, _, timestamp_delta, offset_delta, *_ in spans(batch, section(batch)):
-            yield base_timestamp + timestamp_delta, base_offset + offset_delta
+    append_time = batch.max_timestamp if batch.is_log_append_time else None
+    for _, _, timestamp_delta, offset_delta, *_ in spans(batch, section(batch)):
+        timestamp = batch.base_timestamp + timestamp_delta if append_time is None else append_time
+        yield timestamp, batch.base_offset + offset_delta
 
 
 def _batch_position(batch: Batch, start_offset: int) -> TimestampAndOffset:

@@ -118,29 +118,26 @@ class ReplicaManager:
     async def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Applies the image. New partitions serve clients when this method returns."""
         async with self._change_lock:
-            await self._publish(delta, image)
-
-    async def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        self._image = image
-        changed: Iterable[tuple[str, int]] = delta.partitions_changed
-        if not self._is_current:
-            if not self._shows_current_incarnation(image):
-                return
-            self._is_current = True
-            if self.incarnation_id is not None:
-                await self.move_stray_logs()
-            changed = [(name, each.index) for name, topic in image.topics.items() for each in topic.partitions]
-        changed_partitions = await _run_concurrently(self._partition_deletions(delta.topics_deleted))
-        changed_partitions += await _run_concurrently(
-            self._apply_partition(image.topics[name], image.topics[name].partitions[index])
-            for name, index in changed
-            if name in image.topics
-        )
-        if delta.brokers_changed:
-            for partition in self.leader_partitions():
-                partition.leader.on_brokers(image.brokers)
-        self._configure(delta)
-        self._notify_changed(changed_partitions)
+            self._image = image
+            changed: Iterable[tuple[str, int]] = delta.partitions_changed
+            if not self._is_current:
+                if not self._shows_current_incarnation(image):
+                    return
+                self._is_current = True
+                if self.incarnation_id is not None:
+                    await self.move_stray_logs()
+                changed = [(name, each.index) for name, topic in image.topics.items() for each in topic.partitions]
+            changed_partitions = await _run_concurrently(self._partition_deletions(delta.topics_deleted))
+            changed_partitions += await _run_concurrently(
+                self._apply_partition(image.topics[name], image.topics[name].partitions[index])
+                for name, index in changed
+                if name in image.topics
+            )
+            if delta.brokers_changed:
+                for partition in self.leader_partitions():
+                    partition.leader.on_brokers(image.brokers)
+            self._configure(delta)
+            self._notify_changed(changed_partitions)
 
     def _notify_changed(self, changed_partitions: Sequence[Partition]) -> None:
         if changed_partitions:

@@ -72,27 +72,20 @@ class ReplicationQuotaManager:
     # Leader, for replicas that are not in the ISR
 
     def leader_may_send(self, partition: LogName, now_ms: int) -> bool:
-        if not self._is_throttled_leader(partition):
-            return True
-        self._leader_bucket.set_rate(self._settings.broker.leader_replication_throttled_rate, now_ms)
-        return not self._leader_bucket.is_exceeded(now_ms)
+        return not (self._is_throttled_leader(partition, now_ms) and self._leader_bucket.is_exceeded(now_ms))
 
     def record_sent(self, partition: LogName, size: int, now_ms: int) -> None:
-        if self._is_throttled_leader(partition):
-            self._leader_bucket.set_rate(self._settings.broker.leader_replication_throttled_rate, now_ms)
+        if self._is_throttled_leader(partition, now_ms):
             self._leader_bucket.consume(size, now_ms)
 
     # Follower
 
     def should_throttle_follower(self, partition: LogName, now_ms: int, *, is_in_sync: bool) -> bool:
-        if is_in_sync or not self._is_throttled_follower(partition):
-            return False
-        self._follower_bucket.set_rate(self._settings.broker.follower_replication_throttled_rate, now_ms)
-        return self._follower_bucket.is_exceeded(now_ms)
+        is_throttled = not is_in_sync and self._is_throttled_follower(partition, now_ms)
+        return is_throttled and self._follower_bucket.is_exceeded(now_ms)
 
     def record_fetched(self, partition: LogName, size: int, now_ms: int, *, is_in_sync: bool) -> None:
-        if not is_in_sync and self._is_throttled_follower(partition):
-            self._follower_bucket.set_rate(self._settings.broker.follower_replication_throttled_rate, now_ms)
+        if not is_in_sync and self._is_throttled_follower(partition, now_ms):
             self._follower_bucket.consume(size, now_ms)
 
     def throttle_time_ms(self, now_ms: int) -> int:
@@ -100,12 +93,18 @@ class ReplicationQuotaManager:
         change."""
         return min(self._follower_bucket.wait_ms(now_ms), WINDOW_MS)
 
-    def _is_throttled_leader(self, partition: LogName) -> bool:
-        settings = self._settings.topic(partition.topic)
-        return is_throttled_replica(settings.leader_replication_throttled_replicas, partition.partition, self._node_id)
+    def _is_throttled_leader(self, partition: LogName, now_ms: int) -> bool:
+        """Returns whether this replica is listed as throttled. If so, applies the current rate."""
+        replicas = self._settings.topic(partition.topic).leader_replication_throttled_replicas
+        if not is_throttled_replica(replicas, partition.partition, self._node_id):
+            return False
+        self._leader_bucket.set_rate(self._settings.broker.leader_replication_throttled_rate, now_ms)
+        return True
 
-    def _is_throttled_follower(self, partition: LogName) -> bool:
-        settings = self._settings.topic(partition.topic)
-        return is_throttled_replica(
-            settings.follower_replication_throttled_replicas, partition.partition, self._node_id
-        )
+    def _is_throttled_follower(self, partition: LogName, now_ms: int) -> bool:
+        """Returns whether this replica is listed as throttled. If so, applies the current rate."""
+        replicas = self._settings.topic(partition.topic).follower_replication_throttled_replicas
+        if not is_throttled_replica(replicas, partition.partition, self._node_id):
+            return False
+        self._follower_bucket.set_rate(self._settings.broker.follower_replication_throttled_rate, now_ms)
+        return True

@@ -21,8 +21,6 @@ class BatchHeader:
         "attributes",
         "base_offset",
         "base_sequence",
-        "base_timestamp",
-        "count",
         "last_offset",
         "last_offset_delta",
         "leader_epoch",
@@ -42,12 +40,12 @@ class BatchHeader:
             _,
             self.attributes,
             self.last_offset_delta,
-            self.base_timestamp,
+            _,
             self.max_timestamp,
             self.producer_id,
             self.producer_epoch,
             self.base_sequence,
-            self.count,
+            _,
         ) = HEADER.unpack_from(data, start)
         self.size = length + LOG_OVERHEAD
         self.position = position
