@@ -366,12 +366,13 @@ class Partition:
                 # Without a lease raise NotLeaderOrFollowerError instead, because a newer leader may have this offset.
                 self.check_lease()
             raise
-        high_watermark, last_stable_offset = role.high_watermark, self.last_stable_offset
+        # The high watermark is also the last stable offset, because there are no transactions yet.
+        high_watermark = role.high_watermark
         below = self.visible_end(committed_only=committed_only)
         records = EMPTY_SLICES
         if offset < below:
             records = await self.guarded_log.guard(self.log.read(offset, bytes_max, below, min_one_batch=min_one_batch))
-        return LogReadInfo(records, high_watermark, last_stable_offset, self.log.start_offset)
+        return LogReadInfo(records, high_watermark, high_watermark, self.log.start_offset)
 
     def _check_follower_has(self, follower: PartitionFollowerState, offset: int, last_fetched_epoch: int) -> None:
         """Raises OffsetNotAvailableError if this follower may not have replicated the records yet.
