@@ -46,7 +46,9 @@ async def list_offsets(request: ListOffsetsRequest, session: RequestContext, bro
                     partition, each.timestamp, each.current_leader_epoch, session.api_version
                 )
             except MoldauError as error:
-                code = _error_code(error, session.api_version)
+                code = error_code(error)
+                if isinstance(error, OffsetNotAvailableError) and session.api_version < OFFSET_NOT_AVAILABLE_VERSION:
+                    code = ErrorCode.leader_not_available
             partitions.append(
                 {
                     "partition_index": each.partition_index,
@@ -79,13 +81,8 @@ async def _find_offset(
         found = await partition.max_timestamp()
     else:
         found = await partition.offset_for_timestamp(timestamp)
-    if found is None:
-        # Raises OffsetNotAvailableError if a matching record may be committed, but this new leader does not know yet.
-        partition.latest_offset(current_leader_epoch)
-    return _NOT_FOUND if found is None else (found.timestamp_ms, found.offset, found.leader_epoch)
-
-
-def _error_code(error: MoldauError, version: int) -> int:
-    if isinstance(error, OffsetNotAvailableError) and version < OFFSET_NOT_AVAILABLE_VERSION:
-        return int(ErrorCode.leader_not_available)
-    return error_code(error)
+    if found is not None:
+        return found.timestamp_ms, found.offset, found.leader_epoch
+    # Raises OffsetNotAvailableError if a matching record may be committed, but this new leader does not know yet.
+    partition.latest_offset(current_leader_epoch)
+    return _NOT_FOUND

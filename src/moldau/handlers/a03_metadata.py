@@ -65,7 +65,10 @@ class _View(NamedTuple):
 
 @handles(versions=(0, 13))
 async def metadata(request: MetadataRequest, session: RequestContext, broker: Broker) -> MetadataResponse:
-    requested = None if request.topics is None else _deduplicate(request.topics)
+    requested = None
+    if request.topics is not None:
+        # Describe each topic only once, so that a small request cannot cause a huge response.
+        requested = list({(topic.name, topic.topic_id): topic for topic in request.topics}.values())
     if session.api_version == 0 and not requested:
         requested = None
     errors: dict[str, MoldauError] = {}
@@ -91,11 +94,6 @@ async def metadata(request: MetadataRequest, session: RequestContext, broker: Br
         if request.include_cluster_authorized_operations
         else NOT_REQUESTED,
     }
-
-
-def _deduplicate(topics: list[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
-    """Returns each topic once, so that a small request cannot cause a huge response."""
-    return list({(topic.name, topic.topic_id): topic for topic in topics}.values())
 
 
 async def _auto_create_topics(names: list[str], broker: Broker) -> dict[str, MoldauError]:
@@ -140,17 +138,13 @@ def _requested_topic(
         topic = None if name is None else image.topics.get(name)
     if topic is not None:
         return _topic(topic, image, view)
+    error = _lookup_error(name, topic_id, supports_topic_ids, errors)
+    is_unavailable = isinstance(error, CONTROLLER_UNAVAILABLE)
     return {
-        "error_code": _metadata_error_code(_lookup_error(name, topic_id, supports_topic_ids, errors)),
+        "error_code": ErrorCode.leader_not_available if is_unavailable else error_code(error),
         "name": name if supports_topic_ids else name or "",
         "topic_id": topic_id,
     }
-
-
-def _metadata_error_code(error: MoldauError) -> int:
-    if isinstance(error, CONTROLLER_UNAVAILABLE):
-        return int(ErrorCode.leader_not_available)
-    return error_code(error)
 
 
 def _lookup_error(

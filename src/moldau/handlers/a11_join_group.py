@@ -10,7 +10,7 @@ response can tell the group leader to skip the assignment.
 
 from moldau.controller.ids import random_uuid
 from moldau.errors import MemberIdRequiredError, MoldauError
-from moldau.groups.requests import NO_GENERATION, JoinRequest, JoinResponse, Protocol
+from moldau.groups.requests import NO_GENERATION, JoinRequest, Protocol
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
 from moldau.wire.messages import JoinGroupRequest, JoinGroupResponse
@@ -32,8 +32,25 @@ async def join_group(request: JoinGroupRequest, session: RequestContext, broker:
     try:
         reply = await broker.groups.join(join)
     except MoldauError as error:
-        return _error_response(join.member_id, session.api_version, error)
-    return _response(reply)
+        return {
+            "error_code": error_code(error),
+            "generation_id": NO_GENERATION,
+            "protocol_name": None if session.api_version >= NULL_PROTOCOL_VERSION else "",
+            "leader": "",
+            "member_id": error.member_id if isinstance(error, MemberIdRequiredError) else join.member_id,
+        }
+    return {
+        "generation_id": reply.generation,
+        "protocol_type": reply.protocol_type,
+        "protocol_name": reply.protocol_name,
+        "leader": reply.leader,
+        "skip_assignment": reply.skip_assignment,
+        "member_id": reply.member_id,
+        "members": [
+            {"member_id": each.member_id, "group_instance_id": each.instance_id, "metadata": each.metadata}
+            for each in reply.members
+        ],
+    }
 
 
 def _join_request(request: JoinGroupRequest, session: RequestContext, broker: Broker) -> JoinRequest:
@@ -57,28 +74,3 @@ def _join_request(request: JoinGroupRequest, session: RequestContext, broker: Br
         supports_skipping_assignment=version >= SKIP_ASSIGNMENT_VERSION,
         reason=request.reason or "",
     )
-
-
-def _response(reply: JoinResponse) -> JoinGroupResponse:
-    return {
-        "generation_id": reply.generation,
-        "protocol_type": reply.protocol_type,
-        "protocol_name": reply.protocol_name,
-        "leader": reply.leader,
-        "skip_assignment": reply.skip_assignment,
-        "member_id": reply.member_id,
-        "members": [
-            {"member_id": each.member_id, "group_instance_id": each.instance_id, "metadata": each.metadata}
-            for each in reply.members
-        ],
-    }
-
-
-def _error_response(member_id: str, version: int, error: MoldauError) -> JoinGroupResponse:
-    return {
-        "error_code": error_code(error),
-        "generation_id": NO_GENERATION,
-        "protocol_name": None if version >= NULL_PROTOCOL_VERSION else "",
-        "leader": "",
-        "member_id": error.member_id if isinstance(error, MemberIdRequiredError) else member_id,
-    }

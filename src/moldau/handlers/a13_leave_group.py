@@ -15,18 +15,16 @@ BATCHED_MEMBERS_VERSION = 3
 
 @handles(versions=(0, 5), error_response=top_level_error)
 async def leave_group(request: LeaveGroupRequest, session: RequestContext, broker: Broker) -> LeaveGroupResponse:
-    results = await broker.groups.leave(request.group_id, _leaving_members(request, session.api_version))
     if session.api_version < BATCHED_MEMBERS_VERSION:
-        return {"error_code": error_code(results[0].error)}
+        (result,) = await broker.groups.leave(request.group_id, [LeavingMember(request.member_id or "", None)])
+        return {"error_code": error_code(result.error)}
+    members = [
+        LeavingMember(each.member_id, each.group_instance_id, each.reason or "") for each in request.members or ()
+    ]
+    results = await broker.groups.leave(request.group_id, members)
     return {
         "members": [
             {"member_id": each.member_id, "group_instance_id": each.instance_id, "error_code": error_code(each.error)}
             for each in results
         ]
     }
-
-
-def _leaving_members(request: LeaveGroupRequest, version: int) -> list[LeavingMember]:
-    if version < BATCHED_MEMBERS_VERSION:
-        return [LeavingMember(request.member_id or "", None)]
-    return [LeavingMember(each.member_id, each.group_instance_id, each.reason or "") for each in request.members or ()]

@@ -18,7 +18,8 @@ TOPIC_ID_VERSION = 6
 
 
 def error_response(request: DeleteTopicsRequest, version: int, error: MoldauError) -> DeleteTopicsResponse:
-    error = _error_for_version(error, version)
+    if isinstance(error, TopicDeletionDisabledError) and version < DELETION_DISABLED_VERSION:
+        error = InvalidRequestError(str(error))
     return _response(TopicResult(ref.name, ref.topic_id, error) for ref in _topic_refs(request, version))
 
 
@@ -49,9 +50,3 @@ def _topic_refs(request: DeleteTopicsRequest, version: int) -> list[TopicRef]:
     if version < TOPIC_ID_VERSION:
         return [TopicRef(name=name) for name in request.topic_names]
     return [TopicRef(name=topic.name, topic_id=topic.topic_id) for topic in request.topics or ()]
-
-
-def _error_for_version(error: MoldauError, version: int) -> MoldauError:
-    if isinstance(error, TopicDeletionDisabledError) and version < DELETION_DISABLED_VERSION:
-        return InvalidRequestError(str(error))
-    return error

@@ -7,38 +7,19 @@ broker. v3 added a top-level error, v4 the size of the volume, v5 cordoned direc
 from moldau.errors import StorageError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import ErrorCode
-from moldau.wire.messages import (
-    DescribeLogDirsRequest,
-    DescribeLogDirsResponse,
-    DescribeLogDirsResponsePartition,
-    DescribeLogDirsResponseResult,
-    DescribeLogDirsResponseTopic,
-)
+from moldau.wire.messages import DescribeLogDirsRequest, DescribeLogDirsResponse, DescribeLogDirsResponsePartition
 
 
 @handles(versions=(1, 5))
 async def describe_log_dirs(
     request: DescribeLogDirsRequest, session: RequestContext, broker: Broker
 ) -> DescribeLogDirsResponse:
-    return {"results": [_log_dir(request, broker)]}
-
-
-def _log_dir(request: DescribeLogDirsRequest, broker: Broker) -> DescribeLogDirsResponseResult:
     settings = broker.settings.broker
     log_dir = settings.data_dir if settings.store == "files" else settings.store
     try:
         total_bytes, usable_bytes = broker.replica_manager.store.space()
     except (OSError, StorageError):
-        return {"error_code": ErrorCode.kafka_storage_error, "log_dir": log_dir}
-    return {
-        "log_dir": log_dir,
-        "topics": _topics(request, broker),
-        "total_bytes": total_bytes,
-        "usable_bytes": usable_bytes,
-    }
-
-
-def _topics(request: DescribeLogDirsRequest, broker: Broker) -> list[DescribeLogDirsResponseTopic]:
+        return {"results": [{"error_code": ErrorCode.kafka_storage_error, "log_dir": log_dir}]}
     requested = None
     if request.topics is not None:
         requested = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
@@ -54,4 +35,13 @@ def _topics(request: DescribeLogDirsRequest, broker: Broker) -> list[DescribeLog
                     "is_future_key": False,
                 }
             )
-    return [{"name": topic, "partitions": of_topic} for topic, of_topic in partitions.items()]
+    return {
+        "results": [
+            {
+                "log_dir": log_dir,
+                "topics": [{"name": topic, "partitions": partitions[topic]} for topic in partitions],
+                "total_bytes": total_bytes,
+                "usable_bytes": usable_bytes,
+            }
+        ]
+    }

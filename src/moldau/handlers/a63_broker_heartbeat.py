@@ -13,7 +13,7 @@ does not have to wait for the session timeout.
 
 from moldau.controller.requests import BrokerHeartbeat, OfflineReplica
 from moldau.errors import MoldauError
-from moldau.server.api import Broker, ClientConnection, RequestContext, handles
+from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code
 from moldau.wire.messages import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 
@@ -24,7 +24,10 @@ async def broker_heartbeat(
 ) -> BrokerHeartbeatResponse:
     try:
         reply = await broker.controller.heartbeat(_heartbeat(request))
-        _watch_connection(session.connection, (request.broker_id, request.broker_epoch), broker)
+        connection, incarnation = session.connection, (request.broker_id, request.broker_epoch)
+        if connection.broker_incarnation != incarnation:
+            connection.broker_incarnation = incarnation
+            connection.close_callbacks.add(lambda: broker.controller.broker_connection_closed(*incarnation))
     except MoldauError as error:
         return {"error_code": error_code(error), "is_fenced": True, "should_shut_down": False}
     return {
@@ -51,10 +54,3 @@ def _heartbeat(request: BrokerHeartbeatRequest) -> BrokerHeartbeat:
             if each.topic_id is not None
         ],
     )
-
-
-def _watch_connection(connection: ClientConnection, incarnation: tuple[int, int], broker: Broker) -> None:
-    """Notifies the controller when the connection of a broker closes. `incarnation` is the broker's id and epoch."""
-    if connection.broker_incarnation != incarnation:
-        connection.broker_incarnation = incarnation
-        connection.close_callbacks.add(lambda: broker.controller.broker_connection_closed(*incarnation))
