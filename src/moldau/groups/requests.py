@@ -7,7 +7,7 @@ error as its response.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 from moldau.coordinator import CoordinatorResult
@@ -213,7 +213,8 @@ PartitionOffsets = dict[TopicPartition, CommittedOffset | None]
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
     group_id: str
-    state: GroupState
+    state: GroupState | Literal[""]
+    """Empty if the group could not be described."""
     protocol_type: str
     protocol_name: str
     members: tuple[MemberMetadataValue, ...]

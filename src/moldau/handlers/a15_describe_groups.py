@@ -22,44 +22,35 @@ async def describe_groups(
     groups: list[DescribeGroupsResponseDescribedGroup] = []
     # Describe each group only once, so that a small request cannot cause a huge response.
     for group_id in dict.fromkeys(request.groups):
+        failure: MoldauError | None = None
         try:
-            group = _group_response(await broker.groups.describe(group_id))
+            group = await broker.groups.describe(group_id)
         except GroupIdNotFoundError as error:
-            has_code = session.api_version >= GROUP_ID_NOT_FOUND_VERSION
-            group = _empty_group_response(group_id, GroupState.DEAD, error if has_code else None)
+            failure = error if session.api_version >= GROUP_ID_NOT_FOUND_VERSION else None
+            group = GroupDescription(group_id, GroupState.DEAD, "", "", ())
         except MoldauError as error:
-            group = _empty_group_response(group_id, "", error)
-        group["authorized_operations"] = operations
-        groups.append(group)
-    return {"groups": groups}
-
-
-def _group_response(group: GroupDescription) -> DescribeGroupsResponseDescribedGroup:
-    return {
-        "group_id": group.group_id,
-        "group_state": str(group.state),
-        "protocol_type": group.protocol_type,
-        "protocol_data": group.protocol_name,
-        "members": [
+            failure = error
+            group = GroupDescription(group_id, "", "", "", ())
+        groups.append(
             {
-                "member_id": each.member_id,
-                "group_instance_id": each.instance_id,
-                "client_id": each.client_id,
-                "client_host": each.client_host,
-                "member_metadata": each.subscription,
-                "member_assignment": each.assignment,
+                "error_code": error_code(failure),
+                "error_message": error_message(failure),
+                "group_id": group.group_id,
+                "group_state": str(group.state),
+                "protocol_type": group.protocol_type,
+                "protocol_data": group.protocol_name,
+                "members": [
+                    {
+                        "member_id": each.member_id,
+                        "group_instance_id": each.instance_id,
+                        "client_id": each.client_id,
+                        "client_host": each.client_host,
+                        "member_metadata": each.subscription,
+                        "member_assignment": each.assignment,
+                    }
+                    for each in group.members
+                ],
+                "authorized_operations": operations,
             }
-            for each in group.members
-        ],
-    }
-
-
-def _empty_group_response(group_id: str, state: str, error: MoldauError | None) -> DescribeGroupsResponseDescribedGroup:
-    return {
-        "error_code": error_code(error),
-        "error_message": error_message(error),
-        "group_id": group_id,
-        "group_state": str(state),
-        "protocol_type": "",
-        "protocol_data": "",
-    }
+        )
+    return {"groups": groups}

@@ -1,6 +1,6 @@
 """Limits that all connections share: bytes of requests in flight, bytes of partial frames, number of connections."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -73,16 +73,16 @@ class ConnectionQuotas:
 
     def __init__(self, settings: Callable[[], BrokerSettings]) -> None:
         self._settings = settings
-        self._per_address: dict[str, int] = {}
+        self._per_address: Counter[str] = Counter()
         self.connection_count = 0
 
     def acquire(self, address: str) -> bool:
         settings = self._settings()
-        count = self._per_address.get(address, 0)
-        if self.connection_count >= settings.max_connections or count >= settings.max_connections_per_ip:
+        is_address_full = self._per_address[address] >= settings.max_connections_per_ip
+        if self.connection_count >= settings.max_connections or is_address_full:
             return False
         self.connection_count += 1
-        self._per_address[address] = count + 1
+        self._per_address[address] += 1
         return True
 
     def release(self, address: str) -> None:

@@ -42,8 +42,7 @@ async def fetch_metadata(request: FetchRequest, session: RequestContext, broker:
     except MoldauError as error:
         return _error_response(request, session.api_version, error_code(error))
     try:
-        replica_id = _replica_id(request, session, broker)
-        raft_fetch = _raft_fetch(request, partition, replica_id)
+        raft_fetch = _raft_fetch(request, partition, _replica_id(request, session, broker))
     except MoldauError as error:
         return _response(_partition_response(error_code(error), None))
     try:
