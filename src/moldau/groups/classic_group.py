@@ -258,11 +258,9 @@ class ClassicGroup:
         was_empty = self.metadata.is_empty
         self.metadata.prepare_rebalance()
         if was_empty:
-            self._join.start_initial(
-                builder.now.monotonic_ms,
-                self._settings.group_initial_rebalance_delay_ms,
-                self._members.rebalance_timeout_ms,
-            )
+            delay_ms = self._settings.group_initial_rebalance_delay_ms
+            remaining_ms = max(self._members.rebalance_timeout_ms - delay_ms, 0)
+            self._join.start_delay(builder.now.monotonic_ms, delay_ms, remaining_ms)
         elif self._join.has_all_joined(len(self._members)):
             self._complete_join(builder)
         else:
@@ -280,7 +278,7 @@ class ClassicGroup:
     @property
     def _can_complete_join(self) -> bool:
         is_preparing = self.metadata.state is GroupState.PREPARING_REBALANCE
-        return is_preparing and not self._join.is_initial and self._join.has_all_joined(len(self._members))
+        return is_preparing and self._join.initial_delay_ms is None and self._join.has_all_joined(len(self._members))
 
     def _maybe_complete_join(self, builder: ResultBuilder) -> None:
         if self._can_complete_join:

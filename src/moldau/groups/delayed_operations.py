@@ -33,39 +33,32 @@ class DelayedJoin(_DelayedOperation):
     is delayed, and new members extend the delay.
     """
 
-    _initial_delay_ms: int | None = None
+    initial_delay_ms: int | None = None
     """The current delay of the first join of an empty group; None for other joins."""
     _remaining_ms: int = 0
     """The time by which the initial delay can still be extended."""
     has_new_members: bool = False
     """Whether members were added since the initial delay started or was extended."""
 
-    @property
-    def is_initial(self) -> bool:
-        return self._initial_delay_ms is not None
-
     def has_all_joined(self, member_count: int) -> bool:
         return len(self.parked) == member_count and not self.pending_members
 
-    def start_initial(self, now_ms: int, delay_ms: int, rebalance_timeout_ms: int) -> None:
-        self._start_delay(now_ms, delay_ms, max(rebalance_timeout_ms - delay_ms, 0))
-
     def try_extend(self, now_ms: int, delay_ms: int) -> bool:
         """Extends the initial delay if members were added during the delay. Returns whether the delay was extended."""
-        if self._initial_delay_ms is None or not self.has_new_members or not self._remaining_ms:
+        if self.initial_delay_ms is None or not self.has_new_members or not self._remaining_ms:
             return False
-        remaining_ms = max(self._remaining_ms - self._initial_delay_ms, 0)
-        self._start_delay(now_ms, min(delay_ms, self._remaining_ms), remaining_ms)
+        remaining_ms = max(self._remaining_ms - self.initial_delay_ms, 0)
+        self.start_delay(now_ms, min(delay_ms, self._remaining_ms), remaining_ms)
         return True
 
-    def _start_delay(self, now_ms: int, delay_ms: int, remaining_ms: int) -> None:
-        self._initial_delay_ms = delay_ms
+    def start_delay(self, now_ms: int, delay_ms: int, remaining_ms: int) -> None:
+        self.initial_delay_ms = delay_ms
         self._remaining_ms = remaining_ms
         self.has_new_members = False
         self.deadline_ms = now_ms + delay_ms
 
     def finish(self) -> None:
-        self._initial_delay_ms = None
+        self.initial_delay_ms = None
         self.deadline_ms = None
 
 

@@ -221,11 +221,15 @@ def _response(topics: list[_TopicResult], session: RequestContext, broker: Broke
 
 def _partition_response(result: _PartitionResult) -> ProduceResponsePartition:
     if result.error is not None:
+        record_errors: list[ProduceResponseBatchIndexAndErrorMessage] = []
+        if isinstance(result.error, InvalidRecordError) and result.error.record_index is not None:
+            message = error_message(result.error)
+            record_errors = [{"batch_index": result.error.record_index, "batch_index_error_message": message}]
         return {
             "index": result.index,
             "error_code": error_code(result.error),
             "base_offset": -1,
-            "record_errors": _record_errors(result.error),
+            "record_errors": record_errors,
             "error_message": error_message(result.error),
         }
     assert result.appended is not None
@@ -235,12 +239,6 @@ def _partition_response(result: _PartitionResult) -> ProduceResponsePartition:
         "log_append_time": result.appended.append_time_ms,
         "log_start_offset": result.log_start_offset,
     }
-
-
-def _record_errors(error: MoldauError) -> list[ProduceResponseBatchIndexAndErrorMessage]:
-    if not isinstance(error, InvalidRecordError) or error.record_index is None:
-        return []
-    return [{"batch_index": error.record_index, "batch_index_error_message": error_message(error)}]
 
 
 def _close_on_error(topics: list[_TopicResult]) -> None:

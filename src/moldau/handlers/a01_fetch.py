@@ -107,7 +107,21 @@ def _resolve_session(
     sessions = broker.fetch_session_cache
     session_id, epoch = request.session_id, request.session_epoch
     now_ms = broker.platform.clock.monotonic_ms()
-    requested = {each.key: each for each in _requested_partitions(request, broker)}
+    requested: dict[PartitionKey, FetchPartition] = {}
+    for topic in request.topics:
+        name = topic_name(broker, topic.topic, topic.topic_id)
+        for each in topic.partitions:
+            partition = FetchPartition(
+                topic=name,
+                topic_id=topic.topic_id,
+                partition=each.partition,
+                offset=each.fetch_offset,
+                bytes_max=each.partition_max_bytes,
+                current_leader_epoch=each.current_leader_epoch,
+                last_fetched_epoch=each.last_fetched_epoch,
+                log_start_offset=each.log_start_offset,
+            )
+            requested[partition.key] = partition
     if epoch == FINAL_EPOCH:
         sessions.remove(session_id)
         return None, requested
@@ -122,7 +136,11 @@ def _resolve_session(
             replica_id=params.replica_id if _is_cluster_replica(params, broker) else NO_REPLICA,
         )
         return created, requested
-    forgotten = _forgotten_partitions(request)
+    forgotten = [
+        (topic.topic_id or topic.topic or "", index)
+        for topic in request.forgotten_topics_data or ()
+        for index in topic.partitions
+    ]
     continued = sessions.continue_session(session_id, epoch, requested, forgotten, now_ms, uses_topic_ids=by_id)
     return continued, requested
 
@@ -157,28 +175,6 @@ def _is_idle_follower(partition: Partition | None, params: FetchParams) -> bool:
     if partition is None or not params.is_replica:
         return False
     return partition.leader.on_repeated_fetch(params.replica_id, params.broker_epoch)
-
-
-def _requested_partitions(request: FetchRequest, broker: Broker) -> Iterable[FetchPartition]:
-    for topic in request.topics:
-        name = topic_name(broker, topic.topic, topic.topic_id)
-        for each in topic.partitions:
-            yield FetchPartition(
-                topic=name,
-                topic_id=topic.topic_id,
-                partition=each.partition,
-                offset=each.fetch_offset,
-                bytes_max=each.partition_max_bytes,
-                current_leader_epoch=each.current_leader_epoch,
-                last_fetched_epoch=each.last_fetched_epoch,
-                log_start_offset=each.log_start_offset,
-            )
-
-
-def _forgotten_partitions(request: FetchRequest) -> Iterable[PartitionKey]:
-    for topic in request.forgotten_topics_data or ():
-        for index in topic.partitions:
-            yield (topic.topic_id or topic.topic or "", index)
 
 
 def _update_session(

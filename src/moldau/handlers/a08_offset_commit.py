@@ -33,11 +33,13 @@ GROUP_ID_NOT_FOUND_VERSION = 9
 
 @handles(versions=(2, 10))
 async def offset_commit(request: OffsetCommitRequest, session: RequestContext, broker: Broker) -> OffsetCommitResponse:
-    expire_ms = _expire_timestamp_ms(request.retention_time, broker)
+    expire_ms = NO_EXPIRY
+    if request.retention_time >= 0:
+        expire_ms = min(broker.platform.clock.wall_ms() + request.retention_time, LONG_MAX)
     offsets: list[OffsetToCommit] = []
     topics: list[tuple[OffsetCommitRequestTopic, TopicImage | None]] = []
     for topic in request.topics:
-        found = _find_topic(topic, broker)
+        found = broker.metadata.image.topics.get(topic_name(broker, topic.name, topic.topic_id) or "")
         topics.append((topic, found))
         if found is not None:
             offsets += [
@@ -64,15 +66,6 @@ async def offset_commit(request: OffsetCommitRequest, session: RequestContext, b
             for topic, found in topics
         ]
     }
-
-
-def _expire_timestamp_ms(retention_ms: int, broker: Broker) -> int:
-    return NO_EXPIRY if retention_ms < 0 else min(broker.platform.clock.wall_ms() + retention_ms, LONG_MAX)
-
-
-def _find_topic(topic: OffsetCommitRequestTopic, broker: Broker) -> TopicImage | None:
-    name = topic_name(broker, topic.name, topic.topic_id)
-    return None if name is None else broker.metadata.image.topics.get(name)
 
 
 def _offset_to_commit(topic: TopicImage, partition: OffsetCommitRequestPartition, expire_ms: int) -> OffsetToCommit:

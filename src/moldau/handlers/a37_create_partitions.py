@@ -14,7 +14,7 @@ from moldau.errors import MoldauError, RequestTimedOutError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.error_codes import error_code, error_message
 from moldau.server.replica_readiness import replicas_ready_deadline_ms, wait_replicas_ready
-from moldau.wire.messages import CreatePartitionsRequest, CreatePartitionsRequestTopic, CreatePartitionsResponse
+from moldau.wire.messages import CreatePartitionsRequest, CreatePartitionsResponse
 
 
 def error_response(request: CreatePartitionsRequest, version: int, error: MoldauError) -> CreatePartitionsResponse:
@@ -27,7 +27,14 @@ async def create_partitions(
 ) -> CreatePartitionsResponse:
     if request.timeout <= 0:
         raise RequestTimedOutError
-    increases = [_partition_increase(topic) for topic in request.topics]
+    increases = [
+        PartitionIncrease(
+            topic=topic.name,
+            count=topic.count,
+            assignments=None if topic.assignments is None else [each.broker_ids for each in topic.assignments],
+        )
+        for topic in request.topics
+    ]
     deadline_ms = replicas_ready_deadline_ms(broker, request.timeout)
     topics = broker.metadata.image.topics
     counts = {each.topic: len(topics[each.topic].partitions) for each in increases if each.topic in topics}
@@ -50,11 +57,3 @@ def _response(results: Iterable[TopicResult]) -> CreatePartitionsResponse:
             for name, result in distinct.items()
         ]
     }
-
-
-def _partition_increase(topic: CreatePartitionsRequestTopic) -> PartitionIncrease:
-    return PartitionIncrease(
-        topic=topic.name,
-        count=topic.count,
-        assignments=None if topic.assignments is None else [each.broker_ids for each in topic.assignments],
-    )

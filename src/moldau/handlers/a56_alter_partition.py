@@ -14,12 +14,7 @@ from uuid import UUID
 from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.server.error_codes import error_code
-from moldau.wire.messages import (
-    AlterPartitionRequest,
-    AlterPartitionRequestPartitionData,
-    AlterPartitionResponse,
-    AlterPartitionResponsePartitionData,
-)
+from moldau.wire.messages import AlterPartitionRequest, AlterPartitionResponse, AlterPartitionResponsePartitionData
 
 _ZERO_UUID = UUID(int=0)
 
@@ -28,23 +23,23 @@ _ZERO_UUID = UUID(int=0)
 async def alter_partition(
     request: AlterPartitionRequest, session: RequestContext, broker: Broker
 ) -> AlterPartitionResponse:
-    changes = [_isr_change(topic.topic_id, each) for topic in request.topics for each in topic.partitions]
+    changes = [
+        IsrChange(
+            topic.topic_id or _ZERO_UUID,
+            each.partition_index,
+            each.leader_epoch,
+            each.partition_epoch,
+            tuple((replica.broker_id, replica.broker_epoch) for replica in each.new_isr_with_epochs),
+            bool(each.leader_recovery_state),
+        )
+        for topic in request.topics
+        for each in topic.partitions
+    ]
     results = await broker.controller.alter_partition(request.broker_id, request.broker_epoch, changes)
     by_topic: dict[UUID, list[AlterPartitionResponsePartitionData]] = {}
     for result in results:
         by_topic.setdefault(result.topic_id, []).append(_partition_response(result))
     return {"topics": [{"topic_id": topic_id, "partitions": responses} for topic_id, responses in by_topic.items()]}
-
-
-def _isr_change(topic_id: UUID | None, partition: AlterPartitionRequestPartitionData) -> IsrChange:
-    return IsrChange(
-        topic_id or _ZERO_UUID,
-        partition.partition_index,
-        partition.leader_epoch,
-        partition.partition_epoch,
-        tuple((replica.broker_id, replica.broker_epoch) for replica in partition.new_isr_with_epochs),
-        bool(partition.leader_recovery_state),
-    )
 
 
 def _partition_response(result: IsrChangeResult) -> AlterPartitionResponsePartitionData:

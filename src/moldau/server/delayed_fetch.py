@@ -93,13 +93,13 @@ class DelayedFetch:
         # Never wait for more than bytes_max, because a response has at most bytes_max.
         self._bytes_min = min(bytes_min, max(self._bytes_max, 1))
         changed = _ChangeQueue()
-        self._watcher.add_callback(changed.add)
+        self._watcher.callbacks.append(changed.add)
         try:
             await self._read(keys, is_new_request=True)
             if wait_ms > 0 and self._requested and not self._is_satisfied():
                 await self._wait(changed, wait_ms, close_callbacks)
         finally:
-            self._watcher.remove_callback(changed.add)
+            self._watcher.callbacks.remove(changed.add)
             self._requeue_partitions()
         if self._is_replica:
             self._record_throttled_bytes()

@@ -5,6 +5,7 @@ changed.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -26,7 +27,8 @@ class PartitionWatcher:
         self.changed: dict[PartitionKey, None] = {}
         """Partitions that changed since their last read or have unread records, longest waiting partition first."""
         self._watched: dict[PartitionKey, _WatchedPartition] = {}
-        self._callbacks: list[OnChange] = []
+        self.callbacks: list[OnChange] = []
+        """Called with the partition on every event in `wake_on`. Used by the fetches that wait."""
         self._is_closed = False
 
     def watch(
@@ -47,7 +49,7 @@ class PartitionWatcher:
                 return
             self.forget(key)
         tickets = [(each, each.add(lambda: self._mark_and_wake(key))) for each in wake_on]
-        tickets += [(each, each.add(lambda: self._mark(key))) for each in mark_on]
+        tickets += [(each, each.add(partial(self.changed.setdefault, key))) for each in mark_on]
         self._watched[key] = _WatchedPartition(partition, tickets)
 
     def forget(self, key: PartitionKey) -> None:
@@ -67,17 +69,7 @@ class PartitionWatcher:
         for key in list(self._watched):
             self.forget(key)
 
-    def add_callback(self, on_change: OnChange) -> None:
-        """Calls `on_change` on every event in `wake_on`, until the callback is removed."""
-        self._callbacks.append(on_change)
-
-    def remove_callback(self, on_change: OnChange) -> None:
-        self._callbacks.remove(on_change)
-
-    def _mark(self, key: PartitionKey) -> None:
-        self.changed[key] = None
-
     def _mark_and_wake(self, key: PartitionKey) -> None:
         self.changed[key] = None
-        for on_change in self._callbacks:
+        for on_change in self.callbacks:
             on_change(key)
