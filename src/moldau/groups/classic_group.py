@@ -256,7 +256,8 @@ class ClassicGroup:
             self._reset_assignments(builder)
         self._sync.cancel()
         was_empty = self.metadata.is_empty
-        self.metadata.prepare_rebalance()
+        self.metadata.state = GroupState.PREPARING_REBALANCE
+        self.metadata.empty_since_ms = None
         if was_empty:
             delay_ms = self._settings.group_initial_rebalance_delay_ms
             remaining_ms = max(self._members.rebalance_timeout_ms - delay_ms, 0)

@@ -68,10 +68,6 @@ class ClassicGroupMetadata:
 
     # Transitions
 
-    def prepare_rebalance(self) -> None:
-        self.state = GroupState.PREPARING_REBALANCE
-        self.empty_since_ms = None
-
     def start_generation(self) -> None:
         self.generation += 1
         self.protocol_name = self.members.select_protocol()

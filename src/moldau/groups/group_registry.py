@@ -61,10 +61,7 @@ class GroupRegistry:
         return group
 
     def run(self, group: ClassicGroup, operation: Callable[[ClassicGroup], T]) -> T:
-        """Runs an operation, then updates the group's deadline or removes the group.
-
-        The group is removed if it has no records and no member is joining. A rejected join therefore leaves no group.
-        """
+        """Runs an operation, then updates the group's deadline. Removes a group without records and joining members."""
         try:
             return operation(group)
         finally:

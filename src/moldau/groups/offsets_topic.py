@@ -82,10 +82,7 @@ class OffsetsTopic:
             self._creation = None
 
     def _check_broker_count(self) -> None:
-        """Raises InvalidReplicationFactorError if too few brokers are active.
-
-        The topic is not created with a lower replication factor, because it would keep this factor.
-        """
+        """Raises InvalidReplicationFactorError if too few brokers are active. The topic would keep a lower factor."""
         required = self._settings.broker.offsets_topic_replication_factor
         active = sum(broker.is_active for broker in self._metadata.image.brokers.values())
         if active < required:

@@ -236,10 +236,7 @@ class ShardDriver:
         self._delete_offsets_of_deleted_topics()
 
     def delete_offsets_of_missing_topics(self, topics: Mapping[str, TopicImage]) -> None:
-        """Deletes offsets of topics that do not exist any more.
-
-        A coordinator may have crashed after a topic was deleted and before the topic's offsets were deleted.
-        """
+        """Deletes offsets of topics that were deleted shortly before an earlier coordinator crashed."""
         if self._shard is not None:
             self.on_topics_deleted(
                 [

@@ -105,10 +105,7 @@ class ResponseSender:
             self._transport.write(buffer)
 
     def _send_parts(self, out: socket.socket) -> bool:
-        """Sends queued parts and returns whether all of them were sent.
-
-        Stops early if the socket is full, or after `_SENDFILE_BYTES_MAX` bytes so that other connections can send.
-        """
+        """Returns whether all parts were sent. Stops if the socket is full or after `_SENDFILE_BYTES_MAX` bytes."""
         parts, bytes_left = self._parts, _SENDFILE_BYTES_MAX
         while parts:
             if bytes_left <= 0:

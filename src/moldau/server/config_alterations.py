@@ -54,9 +54,14 @@ async def apply_alterations(
         except MoldauError as error:
             outcomes[resource] = _outcome(error)
     if for_controller:
-        alter = _alter_on_controller if session.is_forwarded else _forward
         try:
-            outcomes |= await alter(for_controller, broker, incremental, validate_only)
+            if session.is_forwarded:
+                for result in await broker.controller.alter_configs(
+                    for_controller, incremental=incremental, validate_only=validate_only
+                ):
+                    outcomes[result.resource] = _outcome(_to_kafka_error(result))
+            else:
+                outcomes |= await _forward(for_controller, broker, incremental, validate_only)
         except MoldauError as error:
             if session.is_forwarded and isinstance(error, NotControllerError):
                 raise
@@ -76,13 +81,6 @@ async def apply_alterations(
 
 def _outcome(error: MoldauError | None) -> tuple[int, str | None]:
     return error_code(error), error_message(error)
-
-
-async def _alter_on_controller(
-    changes: Mapping[ConfigResource, Sequence[ConfigChange]], broker: Broker, incremental: bool, validate_only: bool
-) -> Outcomes:
-    results = await broker.controller.alter_configs(changes, incremental=incremental, validate_only=validate_only)
-    return {each.resource: _outcome(_to_kafka_error(each)) for each in results}
 
 
 async def _forward(

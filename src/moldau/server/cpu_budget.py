@@ -18,10 +18,7 @@ class CpuBudget:
         """The time spent on work in the current iteration; None if no work has run in this iteration."""
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Runs `work` immediately if this iteration has budget left and no work is queued.
-
-        Otherwise `work` is queued for a later iteration. Queued work runs in the order of the calls.
-        """
+        """Runs `work` now if this iteration has budget left, else in a later iteration. The order of calls is kept."""
         if not self._queue and not self._is_exhausted:
             return self._run_timed(work)
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()

@@ -43,10 +43,7 @@ class FetchParams(NamedTuple):
 
 
 class DelayedFetch:
-    """One fetch of `partitions`.
-
-    `read_partitions` and `results` contain the partitions that were read, and the result of the last read of each.
-    """
+    """One fetch of `partitions`. `results` has the last result of each partition in `read_partitions`."""
 
     def __init__(
         self,
@@ -86,10 +83,7 @@ class DelayedFetch:
     async def run(
         self, keys: Sequence[PartitionKey], bytes_min: int, wait_ms: int, close_callbacks: CallbackList
     ) -> None:
-        """Reads the partitions in `keys`. While the result is too small, waits for changed partitions and reads them.
-
-        `close_callbacks` end the wait when the client disconnects.
-        """
+        """Reads `keys`, then changed partitions until there are enough bytes. `close_callbacks` end the wait."""
         # Never wait for more than bytes_max, because a response has at most bytes_max.
         self._bytes_min = min(bytes_min, max(self._bytes_max, 1))
         changed = _ChangeQueue()
@@ -188,10 +182,7 @@ class DelayedFetch:
         return last_sent is None or result.high_watermark > last_sent.high_watermark
 
     async def _read(self, keys: Sequence[PartitionKey], *, is_new_request: bool) -> None:
-        """Reads partitions. `is_new_request` is True only for the first read of a request.
-
-        The progress of a follower is recorded only at the first read, because the request reports it once.
-        """
+        """Reads partitions. The progress of a follower is recorded only if `is_new_request`, at the first read."""
         for number, key in enumerate(keys, start=1):
             if number % PARTITIONS_PER_ITERATION == 0:
                 await asyncio.sleep(0)

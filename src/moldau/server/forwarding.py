@@ -63,7 +63,8 @@ async def execute_forwarded(frame: memoryview, client_host: bytes, broker: Broke
         request = decoder(header.api_key, header.version, "request")(frame[start:])
     except DecodeError as error:
         raise InvalidRequestError(f"invalid forwarded request: {error}") from None
-    client = ClientConnection(f"{unpack_address(client_host)}:0", broker.settings.broker.inter_broker_listener)
+    address = ipaddress.ip_address(client_host) if len(client_host) in (4, 16) else ""
+    client = ClientConnection(f"{address}:0", broker.settings.broker.inter_broker_listener)
     session = RequestContext(client, header.version, header.client_id, is_forwarded=True)
     try:
         response = await api.handler(request, session, broker)
@@ -86,7 +87,3 @@ def pack_address(host: str) -> bytes:
         return ipaddress.ip_address(host.partition("%")[0]).packed
     except ValueError:
         return b""
-
-
-def unpack_address(packed: bytes) -> str:
-    return str(ipaddress.ip_address(packed)) if len(packed) in (4, 16) else ""
