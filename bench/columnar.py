@@ -5,6 +5,7 @@ It runs on one thread, so on a quiet machine a CPU second is a second.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from moldau.columnar import native
 from moldau.columnar.columns import COLUMNS
-from moldau.columnar.decode import to_arrow
+from moldau.columnar.decode import ARROW_BYTES_MAX, to_arrow_batches
 from moldau.columnar.encode import to_sections
 from moldau.columnar.partitioner import key_partitions
 from moldau.records.batch import Batch
@@ -73,7 +74,11 @@ def cases(value_bytes: int) -> dict[str, tuple[int, Callable[[], object]]]:
     times = np.arange(rows, dtype=np.int64) + 1_700_000_000_000
 
     def decode(given: list[Batch], columns: tuple[str, ...]) -> Callable[[], object]:
-        return lambda: to_arrow("topic-name", 0, given, start=0, end=rows, columns=columns)
+        return lambda: list(
+            to_arrow_batches(
+                "topic-name", 0, given, start=0, end=rows, columns=columns, arrow_batch_bytes=ARROW_BYTES_MAX
+            )
+        )
 
     def encode(compression: int) -> Callable[[], object]:
         def run() -> None:
@@ -111,11 +116,10 @@ def main() -> None:
     print(f"{'million rows/s':40}{'native':>10}{'plain':>10}{'ratio':>8}")
     for value_bytes in (100, 1024):
         for name, (rows, run) in cases(value_bytes).items():
-            native.use_native(True)
             compiled = rate(rows, run)
-            native.use_native(False)
+            os.environ["MOLDAU_NATIVE"] = "0"
             plain = rate(rows, run)
-            native.use_native(True)
+            del os.environ["MOLDAU_NATIVE"]
             title = f"{value_bytes} B: {name}"
             print(f"{title:40}{compiled / 1e6:10.2f}{plain / 1e6:10.2f}{compiled / plain:8.0f}")
 

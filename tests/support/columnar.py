@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import strategies as st
 
-from moldau.columnar import native
-from moldau.columnar.columns import COLUMNS
-from moldau.columnar.decode import to_arrow
+from moldau.columnar.columns import COLUMNS, arrow_schema
+from moldau.columnar.decode import to_arrow_batches
 from moldau.records.batch import Batch
 from moldau.records.batch_builder import build_batch, encode_batch
 from moldau.records.record import Record, iterate_records
@@ -57,11 +57,9 @@ def runs_of_batches(draw: st.DrawFn) -> list[Batch]:
 
 @contextmanager
 def codec(is_native: bool) -> Iterator[None]:
-    native.use_native(is_native)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOLDAU_NATIVE", str(int(is_native)))
         yield
-    finally:
-        native.use_native(True)
 
 
 def decoded(
@@ -73,7 +71,9 @@ def decoded(
     is_native: bool = True,
 ) -> pa.RecordBatch:
     with codec(is_native):
-        found = to_arrow(TOPIC, PARTITION, batches, start=start, end=end, columns=columns)
+        parts = to_arrow_batches(TOPIC, PARTITION, batches, start=start, end=end, columns=columns)
+        found = next(parts, pa.RecordBatch.from_pylist([], arrow_schema(columns)))
+        assert not list(parts), "the tests' batches fit into one Arrow batch"
     found.validate(full=True)
     return found
 

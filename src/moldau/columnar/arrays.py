@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Bytes = npt.NDArray[np.uint8]
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 _EMPTY_BYTES: Bytes = np.empty(0, np.uint8)
@@ -23,7 +24,6 @@ class ByteSpans:
 
 
 def null_spans(rows: int) -> ByteSpans:
-    """Returns a column of nulls."""
     return ByteSpans(_EMPTY_BYTES, np.zeros(rows, np.int64), np.full(rows, -1, np.int64))
 
 
@@ -41,16 +41,13 @@ def to_binary(array: Any, what: str) -> pa.Array:
     try:
         if pa.types.is_string_view(kind):
             array = array.cast(pa.string())
-        if pa.types.is_null(kind) or pa.types.is_string(array.type) or _is_bytes(kind):
+        is_bytes = pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind)
+        if is_bytes or pa.types.is_null(kind) or pa.types.is_string(array.type):
             return array.cast(pa.binary())
     except pa.ArrowInvalid:
         # Use 64-bit offsets, because a column of views can hold more bytes than 32-bit offsets can address.
         return array.cast(pa.large_binary())
     raise TypeError(f"{what} must be binary or string, not {kind}")
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 def byte_spans(array: Any, what: str) -> ByteSpans:

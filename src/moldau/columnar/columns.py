@@ -6,7 +6,7 @@ import pyarrow as pa
 
 HEADER_TYPE = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
-_TYPES = {
+TYPES = {
     "key": pa.binary(),
     "value": pa.binary(),
     "topic": pa.string(),
@@ -17,7 +17,7 @@ _TYPES = {
     "headers": pa.list_(pa.field("element", HEADER_TYPE)),
 }
 
-COLUMNS: tuple[str, ...] = tuple(_TYPES)
+COLUMNS: tuple[str, ...] = tuple(TYPES)
 
 CREATE_TIME, LOG_APPEND_TIME = 0, 1
 """Values of the column timestampType."""
@@ -30,6 +30,6 @@ TIMESTAMP_MS_MIN = -TIMESTAMP_MS_MAX
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     """Returns the Arrow schema of the columns, all nullable. Raises ValueError for an unknown column."""
     for name in columns:
-        if name not in _TYPES:
+        if name not in TYPES:
             raise ValueError(f"a topic has no column {name!r}; the columns are {', '.join(COLUMNS)}")
-    return pa.schema([pa.field(name, _TYPES[name]) for name in columns])
+    return pa.schema([(name, TYPES[name]) for name in columns])

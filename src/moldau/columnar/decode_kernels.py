@@ -25,13 +25,11 @@ KEY, VALUE, OFFSET, TIMESTAMP, TIMESTAMP_TYPE, HEADERS = 1, 2, 4, 8, 16, 32
 
 BASE_OFFSET, BASE_TIMESTAMP, LAST_OFFSET_DELTA, COUNT, APPEND_TIME, IS_APPEND_TIME, START, END = range(8)
 BATCH_FIELDS = 8
-"""The number of fields that describe a batch to a kernel, in the order above. START and END are the addresses where the
-records of the batch start and end."""
+"""The number of fields that describe a batch to a kernel. START and END are the memory addresses of its records."""
 
 ROWS, KEY_NULLS, VALUE_NULLS, TIMESTAMP_NULLS, HEADER_COUNT, BAD_BATCH = range(6)
 TOTAL_FIELDS = 6
-"""The number of integers in the `totals` of a kernel: the counters, and the index of the batch where the kernel
-stopped."""
+"""The number of integers in the `totals` of a kernel. BAD_BATCH is the index of the batch where the kernel stopped."""
 
 NULL_TIMESTAMP = -(2**63)
 """The marker for a timestamp that does not fit into the timestamp column. The column is null for such a record."""
@@ -162,9 +160,7 @@ def decode_batches(
             if key_length > 0:
                 position += key_length
             value_length, position = read_varint(position, end)
-            if position < 0 or value_length >= end - position:
-                return 1
-            if value_length < 0 and position >= end:
+            if position < 0 or position >= end or value_length >= end - position:
                 return 1
             value_at = position
             if value_length > 0:
@@ -235,8 +231,7 @@ def decode_headers(
     content_valid: Any,
     totals: Any,
 ) -> int:
-    """Decodes headers that `decode_batches` has validated. Returns 0, or 1 if the bytes have changed since the
-    validation."""
+    """Decodes headers that `decode_batches` has validated. Returns 0, or 1 if the bytes have changed since then."""
     header = 0
     names_end = contents_end = nulls = 0
     for row in range(rows):

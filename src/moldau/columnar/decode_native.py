@@ -1,25 +1,20 @@
-"""Decoder that runs the compiled kernels. It allocates buffers, lets the kernels fill the buffers, and wraps them as
-Arrow arrays."""
+"""Decoder that lets the compiled kernels fill buffers, and returns the buffers as Arrow arrays."""
 
 from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from moldau.columnar import decode_kernels as kernels
 from moldau.columnar import decode_python
-from moldau.columnar.columns import HEADER_TYPE, arrow_schema
+from moldau.columnar.arrays import Bytes, Int32s, Int64s
+from moldau.columnar.columns import HEADER_TYPE, TYPES
 from moldau.errors import CorruptRecordError
 from moldau.platform.disk import Buffer
 from moldau.records.batch import Batch
 from moldau.records.record import RECORD_BYTES_MIN
-
-Bytes = npt.NDArray[np.uint8]
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
 
 _WANTED = {
     "key": kernels.KEY,
@@ -40,14 +35,14 @@ class _BinaryColumn:
         self.data: Bytes = np.empty(size, np.uint8)
         self.valid: Bytes = np.zeros((rows + 7) // 8, np.uint8)
 
-    def array(self, rows: int, nulls: int, kind: pa.DataType) -> pa.Array:
+    def array(self, rows: int, nulls: int) -> pa.Array:
         data = self.data[: self.ends[rows]]
         if 2 * len(data) < len(self.data):
             # Copy short data, because the buffer has room for whole records and would stay in memory.
             data = data.copy()
         valid = pa.py_buffer(self.valid[: (rows + 7) // 8]) if nulls else None
         buffers = [valid, pa.py_buffer(self.ends[: rows + 1]), pa.py_buffer(data)]
-        return pa.Array.from_buffers(kind, rows, buffers, nulls)
+        return pa.Array.from_buffers(pa.binary(), rows, buffers, nulls)
 
 
 _LONG_MAX = 2**63 - 1
@@ -94,21 +89,21 @@ def decode(
 
     rows = int(totals[kernels.ROWS])
     arrays: dict[str, pa.Array] = {}
-    schema = arrow_schema(columns)
     for name in columns:
-        kind = schema.field(name).type
-        if name == "key":
-            arrays[name] = keys.array(rows, int(totals[kernels.KEY_NULLS]), kind)
-        elif name == "value":
-            arrays[name] = values.array(rows, int(totals[kernels.VALUE_NULLS]), kind)
-        elif name == "offset":
-            arrays[name] = pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(offsets[:rows])], 0)
-        elif name == "timestampType":
-            arrays[name] = pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(timestamp_types[:rows])], 0)
-        elif name == "timestamp":
-            arrays[name] = _timestamps(timestamps, rows, int(totals[kernels.TIMESTAMP_NULLS]), kind)
-        else:
-            arrays[name] = _headers(header_spans, rows, int(totals[kernels.HEADER_COUNT]), kind)
+        match name:
+            case "key":
+                arrays[name] = keys.array(rows, int(totals[kernels.KEY_NULLS]))
+            case "value":
+                arrays[name] = values.array(rows, int(totals[kernels.VALUE_NULLS]))
+            case "offset":
+                arrays[name] = pa.array(offsets[:rows])
+            case "timestampType":
+                arrays[name] = pa.array(timestamp_types[:rows])
+            case "timestamp":
+                is_null = timestamps[:rows] == kernels.NULL_TIMESTAMP if totals[kernels.TIMESTAMP_NULLS] else None
+                arrays[name] = pa.array(timestamps[:rows], mask=is_null).view(TYPES[name])
+            case "headers":
+                arrays[name] = _headers(header_spans, rows, int(totals[kernels.HEADER_COUNT]), TYPES[name])
     return rows, arrays
 
 
@@ -142,14 +137,6 @@ def _raise_corrupt(batches: Sequence[Batch], sections: Sequence[Buffer], index: 
     raise CorruptRecordError(f"the records of {batch!r} contradict themselves")
 
 
-def _timestamps(micros: Int64s, rows: int, nulls: int, kind: pa.DataType) -> pa.Array:
-    micros = micros[:rows]
-    valid = None
-    if nulls:
-        valid = pa.py_buffer(np.packbits(micros != kernels.NULL_TIMESTAMP, bitorder="little"))
-    return pa.Array.from_buffers(kind, rows, [valid, pa.py_buffer(micros)], nulls)
-
-
 def _headers(spans: Int64s, rows: int, count: int, kind: pa.DataType) -> pa.Array:
     if not count:
         return pa.nulls(rows, kind)
@@ -164,8 +151,7 @@ def _headers(spans: Int64s, rows: int, count: int, kind: pa.DataType) -> pa.Arra
         raise CorruptRecordError("the records changed while they were decoded")
     nulls = int(totals[kernels.VALUE_NULLS])
     structs = pa.StructArray.from_arrays(
-        [_decode_names(names.array(count, 0, pa.binary())), contents.array(count, nulls, pa.binary())],
-        fields=list(HEADER_TYPE),
+        [_decode_names(names.array(count, 0)), contents.array(count, nulls)], fields=list(HEADER_TYPE)
     )
     has_any = np.diff(list_ends) > 0
     valid = pa.py_buffer(np.packbits(has_any, bitorder="little"))

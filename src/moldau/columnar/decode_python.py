@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from moldau.columnar.columns import CREATE_TIME, LOG_APPEND_TIME, TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN, arrow_schema
+from moldau.columnar.columns import CREATE_TIME, LOG_APPEND_TIME, TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN, TYPES
 from moldau.errors import CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError
 from moldau.platform.disk import Buffer
 from moldau.records.batch import Batch
@@ -27,8 +27,7 @@ def decode(
     for batch, section in zip(batches, sections, strict=True):
         with error_context(batch):
             rows += _collect(batch, bytes(section), start, end, found)
-    schema = arrow_schema(columns)
-    return rows, {name: pa.array(found[name], schema.field(name).type) for name in columns}
+    return rows, {name: pa.array(found[name], TYPES[name]) for name in columns}
 
 
 @contextmanager
@@ -73,8 +72,7 @@ def _micros(timestamp_ms: int) -> int | None:
 
 
 def _headers(data: bytes, position: int, end: int) -> list[tuple[str, bytes | None]] | None:
-    """Returns the headers of a record. Returns None for a record without headers, as Spark's connector does. Invalid
-    UTF-8 in names is replaced."""
+    """Returns the headers of a record, or None if it has none, as in Spark's connector. Replaces invalid UTF-8."""
     if not data[position] and position + 1 == end:
         return None
     return [

@@ -1,8 +1,6 @@
-"""Encoder of Arrow columns into sections. A section contains the encoded records of one batch without the batch header.
-The producer adds the batch headers."""
+"""Encoder of Arrow columns into sections: the encoded records of one batch. The producer adds the batch header."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,12 +17,6 @@ SECTION_BYTES_MAX = 2**31 - 1
 """The maximum size of a section in bytes, because Kafka stores the size of a batch in 32 bits."""
 
 
-@dataclass(frozen=True)
-class EncodedSection:
-    partition: int
-    section: Section
-
-
 def to_sections(
     partitions: npt.NDArray[np.int32],
     *,
@@ -34,8 +26,8 @@ def to_sections(
     timestamp_ms: npt.NDArray[np.int64],
     batch_bytes_max: int,
     compression: int,
-) -> Iterator[EncodedSection]:
-    """Yields sections of at most `batch_bytes_max` bytes before compression. A larger record gets its own section.
+) -> Iterator[tuple[int, Section]]:
+    """Yields partitions and sections. A section has at most `batch_bytes_max` bytes before compression, or one record.
 
     The sections of a partition are consecutive and keep the order of the partition's rows. `key` and `value` are Arrow
     columns of bytes or text. `headers` is an Arrow column of lists of structs with key and value. None stands for a
@@ -51,7 +43,7 @@ def to_sections(
     return _sections(rows, min(batch_bytes_max, SECTION_BYTES_MAX), compression)
 
 
-def _sections(rows: EncoderRows, batch_bytes_max: int, compression: int) -> Iterator[EncodedSection]:
+def _sections(rows: EncoderRows, batch_bytes_max: int, compression: int) -> Iterator[tuple[int, Section]]:
     encode = encode_python.encode
     if is_native():
         from moldau.columnar import encode_native
@@ -61,4 +53,4 @@ def _sections(rows: EncoderRows, batch_bytes_max: int, compression: int) -> Iter
         if len(data) > SECTION_BYTES_MAX:
             raise RecordTooLargeError(f"a record for partition {partition} takes {len(data)} bytes")
         records = bytes(data) if compression == NONE else compress(compression, data)
-        yield EncodedSection(partition, Section(records, count, base_timestamp, max_timestamp, compression))
+        yield partition, Section(records, count, base_timestamp, max_timestamp, compression)

@@ -1,5 +1,4 @@
-"""Compiled encoder of records and partitioner of keys. Reads are not checked, because Arrow has validated the bounds of
-the columns."""
+"""Compiled encoder of records and partitioner of keys. Reads are unchecked, because Arrow has validated the columns."""
 
 from typing import Any
 

@@ -13,10 +13,10 @@ EncodedRows = tuple[int, Buffer, int, int, int]
 
 
 def encode(rows: EncoderRows, bytes_max: int) -> Iterator[EncodedRows]:
-    """Yields sections of at most `bytes_max` bytes, or of one larger record. A section contains records of one
-    partition, in row order."""
+    """Yields sections of one partition each, in row order, of at most `bytes_max` bytes or of one larger record."""
     keys, values = _values(rows.keys), _values(rows.values)
-    headers = list(zip(_names(rows.names), _values(rows.contents), strict=True))
+    names = [(name or b"").decode("utf-8", "surrogateescape") for name in _values(rows.names)]
+    headers = list(zip(names, _values(rows.contents), strict=True))
     partitions, timestamps = rows.partitions.tolist(), rows.timestamps.tolist()
     starts, counts = rows.header_starts.tolist(), rows.header_counts.tolist()
 
@@ -51,7 +51,3 @@ def _values(spans: ByteSpans) -> list[bytes | None]:
         None if length < 0 else data[start : start + length]
         for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)
     ]
-
-
-def _names(spans: ByteSpans) -> list[str]:
-    return [(name or b"").decode("utf-8", "surrogateescape") for name in _values(spans)]

@@ -1,8 +1,8 @@
 """Disk cache of compiled kernels. One process of a machine compiles the kernels, and the other processes load them.
 
-The cache is numba's cache with its own directory name: a digest of the kernel sources. The name does not depend on the
-path of the code. So the cache also works for code in a zip file, in a read-only directory, or in a new directory for
-each application. A failure of the cache never raises an error. The kernels are then compiled again.
+The cache is numba's cache, but its directory is named by a digest of the kernel sources instead of their path. So the
+cache also works for code in a zip file, in a read-only directory, or in a new directory for each application. If the
+cache fails, the kernels are compiled again.
 """
 
 import hashlib
@@ -31,8 +31,7 @@ def kernel_cache_for(function: Callable[..., Any]) -> Any:
 
 @cache
 def _kernel_cache_class() -> Any:
-    """Returns the cache class. The class is defined on first use, because its base classes are private in numba and may
-    be missing in some versions."""
+    """Returns the cache class, defined on first use, because some versions of numba may lack its private bases."""
     caching: Any = import_module("numba.core.caching")
 
     class Locator(caching._CacheLocator):  # type: ignore[misc]
@@ -84,8 +83,7 @@ def _kernel_cache_class() -> Any:
 
 
 def _directories() -> list[Path]:
-    """Returns the possible cache directories: NUMBA_CACHE_DIR if it is set, else the user's cache directory and
-    `__pycache__` beside this file."""
+    """Returns NUMBA_CACHE_DIR if it is set, else the user's cache directory and `__pycache__` beside this file."""
     config: Any = import_module("numba.core.config")
     if config.CACHE_DIR:
         return [Path(config.CACHE_DIR)]
@@ -95,8 +93,7 @@ def _directories() -> list[Path]:
 
 
 def _digest(function: Callable[..., Any]) -> str:
-    """Returns a hash of the numba version, the source of the kernel's module, the source of the compiler module, and
-    the integers in the kernel's globals."""
+    """Returns a hash of the numba version, the sources of the kernel, and the integers in the kernel's globals."""
     numba: Any = import_module("numba")
     numbers = sorted((name, value) for name, value in function.__globals__.items() if isinstance(value, int))
     sources = [inspect.getsource(sys.modules[name]) for name in (function.__module__, _COMPILER_MODULE)]

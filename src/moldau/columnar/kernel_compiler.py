@@ -34,8 +34,7 @@ def kernel_helper(function: Function) -> Function:
 
 
 def kernel(result: Any, *arguments: Any) -> Callable[[Function], Function]:
-    """Returns a decorator that compiles a function with these result and argument types. The compiled function runs
-    without the GIL."""
+    """Returns a decorator that compiles a function with these types. The compiled function runs without the GIL."""
 
     def compiled(function: Function) -> Function:
         dispatcher: Any = numba.njit(nogil=True)(function)

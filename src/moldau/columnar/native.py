@@ -1,21 +1,15 @@
-"""Switch between the compiled and the Python codec. Both give the same results. The compiled codec needs numba."""
+"""Choice between the compiled and the Python codec. Both give the same results. The compiled codec needs numba."""
 
 import logging
+import os
 from functools import cache
 
 log = logging.getLogger(__name__)
 
-_is_enabled = True
-
-
-def use_native(enabled: bool) -> None:
-    """Enables or disables the compiled codec."""
-    global _is_enabled
-    _is_enabled = enabled
-
 
 def is_native() -> bool:
-    return _is_enabled and is_available()
+    """Returns whether the compiled codec is used. The environment variable MOLDAU_NATIVE=0 disables it."""
+    return os.environ.get("MOLDAU_NATIVE") != "0" and is_available()
 
 
 @cache

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moldau.client.producer.partitioner import partition_of_key
-from moldau.columnar.arrays import ByteSpans, byte_spans
+from moldau.columnar.arrays import byte_spans
 from moldau.columnar.native import is_native
 
 
@@ -23,12 +23,8 @@ def key_partitions(keys: Any, count: int, no_key_partition: int) -> npt.NDArray[
         from moldau.columnar import encode_kernels
 
         encode_kernels.key_partitions(spans.data, spans.starts, spans.lengths, count, no_key_partition, partitions)
-    else:
-        _fill(partitions, spans, count, no_key_partition)
-    return partitions
-
-
-def _fill(partitions: npt.NDArray[np.int32], spans: ByteSpans, count: int, no_key_partition: int) -> None:
+        return partitions
     data = spans.data.tobytes()
     for row, (start, length) in enumerate(zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)):
         partitions[row] = no_key_partition if length < 0 else partition_of_key(data[start : start + length], count)
+    return partitions

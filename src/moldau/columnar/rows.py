@@ -4,16 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from moldau.columnar.arrays import ByteSpans, Int64s, byte_spans, null_spans, validity_mask
-
-Int32s = npt.NDArray[np.int32]
+from moldau.columnar.arrays import ByteSpans, Int32s, Int64s, byte_spans, null_spans, validity_mask
 
 TIMESTAMP_MS_LIMIT = 2**62
-"""Timestamps must be between -TIMESTAMP_MS_LIMIT and TIMESTAMP_MS_LIMIT, both excluded, so that differences fit into 64
-bits."""
+"""The absolute value of every timestamp must be smaller, so that differences fit into 64 bits."""
 
 _RADIX_PARTITIONS = 2**16
 
@@ -74,7 +70,8 @@ def _headers(headers: Any, count: int) -> tuple[Int64s, Int64s, ByteSpans, ByteS
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks()
     kind = headers.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not _is_header(kind.value_type):
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not is_list or not pa.types.is_struct(kind.value_type) or not {"key", "value"} <= {*kind.value_type.names}:
         raise TypeError(f"headers must be a list of structs with a key and a value, not {kind}")
     bounds = headers.offsets.to_numpy().astype(np.int64)
     counts = np.diff(bounds)
@@ -87,10 +84,6 @@ def _headers(headers: Any, count: int) -> tuple[Int64s, Int64s, ByteSpans, ByteS
         names.lengths[~validity_mask(structs)] = -1
     _check_names(names, bounds[:-1], counts)
     return bounds[:-1], counts, names, contents
-
-
-def _is_header(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) and {kind.field(index).name for index in range(kind.num_fields)} >= {"key", "value"}
 
 
 def _check_names(names: ByteSpans, starts: Int64s, counts: Int64s) -> None:

@@ -97,7 +97,7 @@ def test_malformed_headers_are_reported_with_their_batch(headers: bytes, is_nati
 def test_offsets_beyond_64_bits_are_corrupt(is_native: bool) -> None:
     batch = batch_around(record(5), count=1, base_offset=2**63 - 3, last_offset_delta=9)
     with pytest.raises(CorruptRecordError, match=r"orders-3: .*64 bits"):
-        decoded([batch], is_native=is_native)
+        decoded([batch], end=2**64, is_native=is_native)
 
 
 @pytest.mark.parametrize("base_timestamp", [TIMESTAMP_MAX, TIMESTAMP_MIN, TIMESTAMP_MAX + 1, -100, 0])

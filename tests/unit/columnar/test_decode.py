@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moldau.columnar import native
 from moldau.columnar.columns import COLUMNS, arrow_schema
-from moldau.columnar.decode import to_arrow, to_arrow_batches
+from moldau.columnar.decode import to_arrow_batches
 from moldau.errors import CorruptRecordError, RecordTooLargeError
 from moldau.records import compression
 from moldau.records.batch import Batch
@@ -207,16 +207,9 @@ def test_more_bytes_than_an_arrow_column_holds_are_refused(is_native: bool) -> N
     batch = batch_of(Record(timestamp=0))
     with codec(is_native), pytest.MonkeyPatch.context() as patch:
         patch.setattr("moldau.columnar.decode.ARROW_BYTES_MAX", 5)
-        with pytest.raises(ValueError, match="decode fewer of them at once"):
-            to_arrow(TOPIC, 0, [batch], start=0, end=1, columns=["offset"])
-
-
-def test_topic_names_that_overflow_their_column_are_refused() -> None:
-    batch = batch_of(*[Record(timestamp=0)] * 40)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moldau.columnar.decode.ARROW_BYTES_MAX", 1000)
-        with pytest.raises(ValueError, match="decode fewer batches at once"):
-            to_arrow("t" * 30, 0, [batch], start=0, end=100, columns=["topic"])
+        patch.setattr("moldau.columnar.decode._ROW_BYTES", 1)
+        with pytest.raises(ValueError, match="7 bytes decompressed, more than the 5 an Arrow column holds"):
+            next(to_arrow_batches(TOPIC, 0, [batch], start=0, end=1, columns=["offset"]))
 
 
 @both

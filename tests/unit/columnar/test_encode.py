@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moldau.columnar.columns import HEADER_TYPE
-from moldau.columnar.encode import EncodedSection, to_sections
+from moldau.columnar.encode import to_sections
 from moldau.errors import RecordTooLargeError
 from moldau.records import compression
 from moldau.records.batch import HEADER_SIZE, Batch
-from moldau.records.batch_builder import build_batch, encode_batch
+from moldau.records.batch_builder import Section, build_batch, encode_batch
 from moldau.records.record import Record, iterate_records
 from support.columnar import codec, decoded, records
 
@@ -42,7 +42,7 @@ def encoded(
     batch_bytes_max: int = 1 << 20,
     codec_number: int = 0,
     **columns: Any,
-) -> list[EncodedSection]:
+) -> list[tuple[int, Section]]:
     given_columns: dict[str, Any] = {
         "key": pa.array([one.key for one in given_records], pa.binary()),
         "value": pa.array([one.value for one in given_records], pa.binary()),
@@ -60,8 +60,8 @@ def encoded(
         )
 
 
-def batch_of(found: EncodedSection) -> Batch:
-    section = found.section
+def batch_of(found: tuple[int, Section]) -> Batch:
+    _, section = found
     return Batch(
         encode_batch(
             section.data,
@@ -91,14 +91,14 @@ def test_a_section_equals_that_of_a_built_batch(
 ) -> None:
     (found,) = encoded(given_records, is_native=is_native, codec_number=codec_number)
     built = Batch(build_batch(given_records, compression=codec_number))
-    assert found.partition == 0
-    assert bytes(found.section.data) == bytes(built.section)
-    assert (found.section.count, found.section.base_timestamp, found.section.max_timestamp) == (
+    assert found[0] == 0
+    assert bytes(found[1].data) == bytes(built.section)
+    assert (found[1].count, found[1].base_timestamp, found[1].max_timestamp) == (
         built.count,
         built.base_timestamp,
         built.max_timestamp,
     )
-    assert found.section.compression == codec_number
+    assert found[1].compression == codec_number
 
 
 @both
@@ -109,11 +109,11 @@ def test_rows_keep_their_order_within_partitions_and_sections_their_limit(
 ) -> None:
     given_records, partitions = [one for one, _ in rows], [partition for _, partition in rows]
     found = encoded(given_records, partitions, is_native=is_native, batch_bytes_max=batch_bytes_max)
-    read = [(each.partition, content(one)) for each in found for one in iterate_records(batch_of(each))]
+    read = [(each[0], content(one)) for each in found for one in iterate_records(batch_of(each))]
     by_partition = sorted(((partition, content(one)) for one, partition in rows), key=lambda row: row[0])
     assert read == by_partition
     for each in found:
-        assert len(each.section.data) <= batch_bytes_max or each.section.count == 1
+        assert len(each[1].data) <= batch_bytes_max or each[1].count == 1
 
 
 @both
@@ -122,7 +122,7 @@ def test_a_section_is_filled_to_the_last_byte(is_native: bool, room: int) -> Non
     given_records = [Record(timestamp=0, value=b"v" * 20)] * 5
     of_three = len(build_batch(given_records[:3])) - HEADER_SIZE
     found = encoded(given_records, is_native=is_native, batch_bytes_max=of_three + room)
-    assert [each.section.count for each in found] == ([3, 2] if room >= 0 else [2, 2, 1])
+    assert [each[1].count for each in found] == ([3, 2] if room >= 0 else [2, 2, 1])
 
 
 @settings(deadline=None)
@@ -215,7 +215,7 @@ def test_no_rows_give_no_sections(is_native: bool) -> None:
 def test_partitions_beyond_16_bits_keep_their_rows_in_order(is_native: bool) -> None:
     given_records = [Record(timestamp=index) for index in range(6)]
     found = encoded(given_records, [70_000, 1, 70_000, 1, 70_001, 0], is_native=is_native)
-    read = [(each.partition, [one.timestamp for one in iterate_records(batch_of(each))]) for each in found]
+    read = [(each[0], [one.timestamp for one in iterate_records(batch_of(each))]) for each in found]
     assert read == [(0, [5]), (1, [1, 3]), (70_000, [0, 2]), (70_001, [4])]
 
 

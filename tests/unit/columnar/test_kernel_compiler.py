@@ -118,7 +118,7 @@ def test_without_numba_the_python_codec_is_used(before: str, environment: dict[s
 import sys
 {before}
 from moldau.columnar import native
-from moldau.columnar.decode import to_arrow
+from moldau.columnar.decode import to_arrow_batches
 from moldau.columnar.encode import to_sections
 from moldau.columnar.partitioner import key_partitions
 from moldau.records.batch import Batch
@@ -126,10 +126,10 @@ from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
 import numpy, pyarrow
 batch = Batch(build_batch([Record(timestamp=1, key=b"k", value=b"v")]))
-row = to_arrow("t", 0, [batch], start=0, end=9, columns=["key", "value"])
+(row,) = to_arrow_batches("t", 0, [batch], start=0, end=9, columns=["key", "value"])
 encoded = to_sections(key_partitions(row.column("key"), 1, 0), key=row.column("key"), value=row.column("value"),
     headers=None, timestamp_ms=numpy.ones(1, numpy.int64), batch_bytes_max=100, compression=0)
-assert [bytes(each.section.data) for each in encoded] == [bytes(batch.section)]
+assert [bytes(section.data) for _, section in encoded] == [bytes(batch.section)]
 print(native.is_native(), row.to_pylist())
 """
     ran = subprocess.run(

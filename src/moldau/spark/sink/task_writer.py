@@ -5,7 +5,6 @@ process. After a failed write the producer is closed, so that no records of the 
 """
 
 import asyncio
-import os
 import random
 import time
 from collections import deque
@@ -25,7 +24,6 @@ from moldau.client.net.cluster import Cluster
 from moldau.client.net.metadata import NO_LEADER
 from moldau.client.producer.producer import Producer
 from moldau.columnar.encode import to_sections
-from moldau.columnar.native import use_native
 from moldau.records.batch import HEADER_SIZE
 from moldau.records.batch_builder import Section
 from moldau.records.compression import CODECS_BY_NAME
@@ -42,7 +40,6 @@ def write_rows(
     batches: Iterator[pa.RecordBatch], options: TopicSinkOptions, columns: SinkColumns
 ) -> dict[tuple[str, int], int]:
     """Writes all rows and waits for the acknowledgements. Returns the record counts by topic and partition."""
-    use_native(os.environ.get("MOLDAU_NATIVE") != "0")
     sender = SectionSender(event_loop_thread(), options)
     try:
         counts = _send(batches, options, columns, sender)
@@ -72,7 +69,7 @@ def _send(
             partitions = partitioner.partitions(
                 rows, topic, topic_target.partition_count, topic_target.available, bytes_max
             )
-            for encoded in to_sections(
+            for partition, section in to_sections(
                 partitions,
                 key=rows.key,
                 value=rows.value,
@@ -81,7 +78,7 @@ def _send(
                 batch_bytes_max=bytes_max,
                 compression=compression,
             ):
-                sender.send(topic, encoded.partition, encoded.section)
+                sender.send(topic, partition, section)
             for partition, count in zip(*np.unique(partitions, return_counts=True), strict=True):
                 where = (topic, int(partition))
                 counts[where] = counts.get(where, 0) + int(count)

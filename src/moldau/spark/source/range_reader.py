@@ -4,7 +4,6 @@ A worker process runs many tasks, so connections and fetchers are kept for the n
 """
 
 import asyncio
-import os
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -16,7 +15,6 @@ from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, list_offsets
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.columnar.decode import to_arrow_batches
-from moldau.columnar.native import use_native
 from moldau.errors import MoldauError
 from moldau.observe.logging import get_logger
 from moldau.spark.errors import SparkSourceError
@@ -51,7 +49,6 @@ def read_range(
     offset_range: OffsetRange, options: SourceOptions, columns: Sequence[SourceColumn], schema: StructType
 ) -> Iterator[pa.RecordBatch]:
     """Yields the records of the range as Arrow batches."""
-    use_native(os.environ.get("MOLDAU_NATIVE") != "0")
     names = [column.name for column in columns]
     target = to_arrow_schema(schema, timezone="UTC")
     reader = RangeReader(offset_range, options)

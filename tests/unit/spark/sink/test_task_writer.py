@@ -190,7 +190,7 @@ def test_a_partition_deleted_during_a_write_is_named(broker: Broker) -> None:
         batch_bytes_max=100,
         compression=0,
     )
-    sender.send(topic, 2, encoded.section)
+    sender.send(topic, 2, encoded[1])
     with pytest.raises(SparkSourceError, match=rf"partition 2 of '{topic}' "):
         sender.flush()
     sender.abort()
