@@ -4,30 +4,27 @@ Spark creates and pickles the data source in several short-lived processes per q
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from moldau.spark.errors import SparkSourceError, user_facing_errors
+from moldau.spark.errors import OptionError, SparkSourceError, user_facing_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import (
-        DataSourceArrowWriter,
-        DataSourceReader,
-        DataSourceStreamArrowWriter,
-        DataSourceStreamReader,
-    )
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+
+    from moldau.spark.sink.writers import TopicWriter
 
 
 class MoldauDataSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)  # type: ignore[arg-type]
-        from moldau.spark.source.options import check_read_options, is_read_query
+        from moldau.spark.source.options import check_read_options
 
         with self._user_facing_errors():
-            if is_read_query(self.options):
-                check_read_options(self.options)
+            check_read_options(self.options)
 
     @classmethod
     def name(cls) -> str:
@@ -56,17 +53,19 @@ class MoldauDataSource(DataSource):
         except SparkSourceError as error:
             return FailingStreamReader(error)
 
-    def writer(self, schema: StructType, overwrite: bool) -> "DataSourceArrowWriter":
+    def writer(self, schema: StructType, overwrite: bool) -> "TopicWriter":
+        return self._topic_writer(schema, overwrite, ".mode('append')")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "TopicWriter":
+        return self._topic_writer(schema, overwrite, ".outputMode('append') or 'update'")
+
+    def _topic_writer(self, schema: StructType, overwrite: bool, supported: str) -> "TopicWriter":
         from moldau.spark.sink.writers import TopicWriter
 
         with self._user_facing_errors():
-            return TopicWriter(self.options, schema, overwrite)
+            if overwrite:
+                raise OptionError(f"records are appended to a topic and never overwritten: use {supported}")
+            return TopicWriter(self.options, schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> "DataSourceStreamArrowWriter":
-        from moldau.spark.sink.writers import TopicStreamWriter
-
-        with self._user_facing_errors():
-            return TopicStreamWriter(self.options, schema, overwrite)
-
-    def _user_facing_errors(self) -> Any:
+    def _user_facing_errors(self) -> AbstractContextManager[None]:
         return user_facing_errors(self.options.get("kafka.bootstrap.servers", "?"))

@@ -1,38 +1,48 @@
 """The event loop thread of a process, for calls from Spark's threads to the asyncio client.
 
-Spark calls readers and writers from threads of several processes, and reuses forked workers for many tasks. Connections
-are cached by settings within a process. A forked process starts without connections.
+Spark calls readers and writers from threads of several processes, and reuses forked workers for many tasks. So the
+event loop thread keeps connections, producers and fetchers open for later tasks. A forked process starts without them.
 """
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections import defaultdict
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moldau.client.net.cluster import Cluster
 from moldau.spark.errors import OptionError
+
+if TYPE_CHECKING:
+    from moldau.client.consumer.fetcher import Fetcher
+    from moldau.client.producer.producer import Producer
+    from moldau.spark.source.options import FetchOptions
 
 T = TypeVar("T")
 SettingsKey = tuple[tuple[str, Any], ...]
 
 
 class EventLoopThread:
+    """An event loop in a thread, and the owner of what a process keeps open between tasks."""
+
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._clusters: dict[SettingsKey, Cluster] = {}
         self._connect_lock = asyncio.Lock()
-        self._on_close: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        self.process_id = os.getpid()
+        self.producers: dict[tuple[SettingsKey, SettingsKey], Producer] = {}
+        """Producers by the settings of their connection and their own settings."""
+        self.idle_fetchers: defaultdict[tuple[Cluster, FetchOptions], list[Fetcher]] = defaultdict(list)
+        """Fetchers that no reader uses now."""
         self.is_closed = False
         # Use a daemon thread, because the process may exit at any time.
         self._thread = threading.Thread(target=self._loop.run_forever, name="moldau client", daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine in the event loop and returns its result. Cancels the coroutine if the caller is
-        interrupted."""
+        """Runs a coroutine in the event loop and returns its result. Cancels it if the caller is interrupted."""
         future = self.start(work)
         try:
             return future.result()
@@ -44,9 +54,9 @@ class EventLoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def cluster(self, settings: Mapping[str, Any]) -> Cluster:
-        """Returns a connected cluster. `settings` are the arguments of `Cluster`; all values must be hashable.
+        """Returns a connected cluster, which stays open for later callers. Must run in the event loop.
 
-        Call this coroutine in the event loop. The cluster stays open for later callers.
+        `settings` are the arguments of `Cluster`; all values must be hashable.
         """
         key = settings_key(settings)
         async with self._connect_lock:
@@ -64,12 +74,8 @@ class EventLoopThread:
                 self._clusters[key] = cluster
         return cluster
 
-    def on_close(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Registers a callback to run before the clusters are closed."""
-        self._on_close.append(work)
-
     def close(self) -> None:
-        """Closes all clusters and the event loop. Use this in a process that continues without Spark."""
+        """Closes everything that is open, and the event loop. Use this in a process that continues without Spark."""
         self.is_closed = True
         self.run(self._close_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -77,12 +83,13 @@ class EventLoopThread:
         self._loop.close()
 
     async def _close_all(self) -> None:
-        for work in reversed(self._on_close):
-            await work()
+        for producer in self.producers.values():
+            await producer.abort()
+        for fetchers in self.idle_fetchers.values():
+            for fetcher in fetchers:
+                await fetcher.close()
         for cluster in self._clusters.values():
             await cluster.close()
-        self._on_close.clear()
-        self._clusters.clear()
 
 
 def settings_key(settings: Mapping[str, Any]) -> SettingsKey:
@@ -90,14 +97,20 @@ def settings_key(settings: Mapping[str, Any]) -> SettingsKey:
     return tuple(sorted(settings.items()))
 
 
-_process_instance: EventLoopThread | None = None
-_instance_lock = threading.Lock()
+_creation_lock = threading.Lock()
 
 
 def event_loop_thread() -> EventLoopThread:
-    """Returns the event loop thread of this process. Creates the thread if needed."""
-    global _process_instance
-    with _instance_lock:
-        if _process_instance is None or _process_instance.is_closed or _process_instance.process_id != os.getpid():
-            _process_instance = EventLoopThread()
-        return _process_instance
+    """Returns the event loop thread of this process. Creates the thread if there is none or if it was closed."""
+    with _creation_lock:
+        thread = _event_loop_thread_of(os.getpid())
+        if thread.is_closed:
+            _event_loop_thread_of.cache_clear()
+            thread = _event_loop_thread_of(os.getpid())
+        return thread
+
+
+@cache
+def _event_loop_thread_of(process_id: int) -> EventLoopThread:
+    # The process id is the key, because a forked process inherits this cache but not the running thread.
+    return EventLoopThread()

@@ -1,7 +1,6 @@
 """Options of Spark data sources: case-insensitive names, typed values, and errors that name the option."""
 
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import TypeVar
 
 from moldau.client.security.config import PROPERTIES
@@ -44,11 +43,7 @@ PRODUCER = """
     transactional.id value.serializer
     """
 NAMES = frozenset((COMMON + CONSUMER + PRODUCER).split())
-"""The settings of Kafka's clients.
-
-Settings that have no effect here are accepted, so that queries for Spark's Kafka connector work. Unknown settings are
-refused, so that a typo is noticed.
-"""
+"""The settings of Kafka's clients. Those that have no effect here are accepted for queries of Spark's connector."""
 
 
 class OptionReader:
@@ -76,6 +71,10 @@ class OptionReader:
     def optional_integer(self, name: str, low: int) -> int | None:
         return self.integer(name, low, low) if name in self else None
 
+    def integers(self, arguments: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+        """Returns the options that are set, by the names in `arguments`, which also has their lowest valid values."""
+        return {name: self.integer(option, low, low) for option, (name, low) in arguments.items() if option in self}
+
     def duration_ms(self, name: str, default: int) -> int:
         return self._parse(name, default, lambda text: parse_duration(text, "ms").milliseconds)
 
@@ -98,15 +97,15 @@ def known_options(
     *,
     prefixes: tuple[str, ...],
     ignored: tuple[str, ...] = (),
-    misplaced: Mapping[str, str] = MappingProxyType({}),
+    misplaced: Mapping[str, str] | None = None,
     unknown: str,
     suggested: tuple[str, ...] = (),
 ) -> OptionReader:
-    """Returns the options by their documented names.
+    """Returns the options by their documented names. Raises OptionError for an unknown name.
 
     Options whose lower-case name is in `ignored` or starts with one of `prefixes` are omitted. `misplaced` maps
-    lower-case names to an error message. `unknown` is the start of the error message for an unknown name. This message
-    suggests a similar name from `names` or `suggested`.
+    lower-case names to an error message. For other unknown names, the message starts with `unknown` and suggests a
+    similar name from `names` or `suggested`.
     """
     documented = {name.lower(): name for name in names}
     found = {}
@@ -114,7 +113,7 @@ def known_options(
         lowered = name.lower()
         if lowered in ignored or lowered.startswith(prefixes):
             continue
-        if lowered in misplaced:
+        if misplaced and lowered in misplaced:
             raise OptionError(misplaced[lowered])
         if lowered not in documented:
             raise OptionError(f"{unknown} {name!r}{suggest_names(name, (*documented.values(), *suggested))}")

@@ -15,7 +15,7 @@ from moldau.spark.loop_thread import event_loop_thread
 from moldau.spark.source.offsets import Offsets, StreamPosition
 from moldau.spark.source.options import SourceOptions, parse_source_options
 from moldau.spark.source.partition_catalog import PartitionCatalog
-from moldau.spark.source.range_planner import plan_start
+from moldau.spark.source.planner import plan_start
 
 
 def starting_options_for(

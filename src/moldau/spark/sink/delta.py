@@ -15,19 +15,13 @@ same code but are untested.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    DataSourceWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -36,7 +30,6 @@ from moldau.spark.sink.delta_commits import check_table_schema, commit_files, op
 from moldau.spark.sink.delta_files import TableFiles, WrittenFile
 from moldau.spark.sink.delta_options import FORMAT, DeltaOptions, parse_delta_options
 from moldau.spark.sink.delta_schema import as_nullable, check_row_schema
-from moldau.spark.sink.writers import current_task
 
 
 @dataclass(frozen=True)
@@ -44,6 +37,7 @@ class DeltaCommitMessage(WriterCommitMessage):
     """The files that a task has written."""
 
     query_id: str | None
+    """The id of the streaming query, which the checkpoint stores across restarts; None in a batch write."""
     files: tuple[WrittenFile, ...]
 
 
@@ -52,98 +46,74 @@ class DeltaSink(DataSource):
     def name(cls) -> str:
         return FORMAT
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> "DeltaWriter":
         with user_facing_errors(FORMAT):
             if overwrite:
                 raise OptionError(f"{FORMAT} appends only: use .mode('append'), or delete the table first")
-            return DeltaWriter(self.options, schema)
+            return DeltaWriter(parse_delta_options(self.options, is_streaming=False), schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> "DeltaStreamWriter":
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "DeltaWriter":
         with user_facing_errors(FORMAT):
             if overwrite:
                 raise OptionError(
                     f"{FORMAT} appends only: use .outputMode('append'), or upsert the rows in foreachBatch"
                 )
-            return DeltaStreamWriter(self.options, schema)
+            return DeltaWriter(parse_delta_options(self.options, is_streaming=True), schema)
 
 
-class _DeltaTableWriter:
-    """The code that batch and streaming writes share."""
+class DeltaWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """The writer of a batch or a stream."""
 
     def __init__(self, options: DeltaOptions, schema: StructType) -> None:
-        self.options = options
-        self.schema: dict[str, Any] = as_nullable(json.loads(schema.json()))
-        check_row_schema(self.schema, options.partition_by)
-        self.arrow_schema = to_arrow_schema(StructType.fromJson(self.schema), timezone="UTC")
-        self.partition_by = options.partition_by
+        self._options = options
+        self._schema: dict[str, Any] = as_nullable(json.loads(schema.json()))
+        check_row_schema(self._schema, options.partition_by)
+        self._arrow_schema = to_arrow_schema(StructType.fromJson(self._schema), timezone="UTC")
+        self._partition_by = options.partition_by
         table = open_table(options.location)
         if table is not None:
-            check_table_schema(table, self.schema, options.partition_by, options.location)
-            self.partition_by = tuple(table.metadata().partition_columns)
+            check_table_schema(table, self._schema, options.partition_by, options.location)
+            self._partition_by = tuple(table.metadata().partition_columns)
 
-    def write(self, batches: Iterator[pa.RecordBatch]) -> DeltaCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None, "rows are written in a task of Spark's"
         with user_facing_errors(FORMAT):
             files = TableFiles(
-                self.options.location, self.arrow_schema, self.partition_by, compression=self.options.compression
+                self._options.location, self._arrow_schema, self._partition_by, compression=self._options.compression
             )
             try:
-                for batch in batches:
+                for batch in iterator:
                     files.write(batch)
                 written = files.finish()
             except BaseException:
                 files.discard()
                 raise
-        return DeltaCommitMessage(current_task(TaskContext.get()).query_id, tuple(written))
+        return DeltaCommitMessage(context.getLocalProperty("sql.streaming.queryId"), tuple(written))
 
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int | None) -> None:
-        written = _delta_messages(messages)
-        query_id = next((each.query_id for each in written if each.query_id), None)
-        app_id = self.options.app_id or query_id
-        files = [file for each in written for file in each.files]
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
+        """Commits the files of all tasks. `batchId` is None for a batch write."""
+        query_id = next((each.query_id for each in _delta_messages(messages) if each.query_id), None)
+        app_id = self._options.app_id or query_id
         with user_facing_errors(FORMAT):
             commit_files(
-                self.options.location,
-                self.schema,
-                self.partition_by,
-                files,
+                self._options.location,
+                self._schema,
+                self._partition_by,
+                _files(messages),
                 app_id,
-                batch_id,
+                self._options.batch_id if batchId is None else batchId,
                 None if app_id == query_id else query_id,
             )
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        files = [file for each in _delta_messages(messages) for file in each.files]
-        remove_uncommitted(self.options.location, files)
-
-
-class DeltaWriter(DataSourceArrowWriter):
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._table_writer = _DeltaTableWriter(parse_delta_options(options, is_streaming=False), schema)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._table_writer.write(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._table_writer.commit(messages, self._table_writer.options.batch_id)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._table_writer.abort(messages)
-
-
-class DeltaStreamWriter(DataSourceStreamArrowWriter):
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        self._table_writer = _DeltaTableWriter(parse_delta_options(options, is_streaming=True), schema)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._table_writer.write(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._table_writer.commit(messages, batchId)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._table_writer.abort(messages)
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:
+        remove_uncommitted(self._options.location, _files(messages))
 
 
 def _delta_messages(messages: Sequence[WriterCommitMessage | None]) -> list[DeltaCommitMessage]:
     """Returns the messages of successful tasks. Spark passes None for a failed task."""
     return [each for each in messages if isinstance(each, DeltaCommitMessage)]
+
+
+def _files(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenFile]:
+    return [file for each in _delta_messages(messages) for file in each.files]

@@ -29,10 +29,9 @@ _NUMBER_SETTINGS = {
     "max.in.flight.requests.per.connection": ("max_in_flight", 1),
     "max.request.size": ("max_request_size", 1),
 }
-"""Maps each setting of Kafka to the argument of `Producer` and the lowest valid value."""
+"""The argument of `Producer` and the lowest valid value, by Kafka's setting."""
 _DEFAULTS = {"batch_size": 512 * 1024, "buffer_memory": 32 * 1024 * 1024, "max_request_size": 1024 * 1024}
 """Defaults for larger batches than a normal producer has, because a task has all its rows available at once."""
-_DEFAULT_COMPRESSION = "none"
 _MISPLACED_OPTIONS = {
     name.lower(): f'{name} is for reading; name the topic to write with .option("topic", …) or a column `topic`'
     for name in STRATEGIES
@@ -95,22 +94,17 @@ def invalid_topic_name_text(name: str) -> str:
 
 def _producer(kafka: OptionReader) -> dict[str, Any]:
     settings: dict[str, Any] = dict(_DEFAULTS)
-    for name, (argument, low) in _NUMBER_SETTINGS.items():
-        if name in kafka:
-            settings[argument] = kafka.integer(name, low, low)
+    settings |= kafka.integers(_NUMBER_SETTINGS)
     # In Kafka, 0 means one batch per record.
     settings["batch_size"] = max(1, settings["batch_size"])
-    settings["compression"] = kafka.choice("compression.type", COMPRESSIONS, _DEFAULT_COMPRESSION)
+    settings["compression"] = kafka.choice("compression.type", COMPRESSIONS, "none")
     settings["acks"] = _ACKS[kafka.choice("acks", _ACKS, "all")]
     settings["idempotent"] = _is_idempotent(kafka, settings)
     return settings
 
 
 def _is_idempotent(kafka: OptionReader, settings: Mapping[str, Any]) -> bool:
-    """Returns whether the producer is idempotent.
-
-    As in Kafka, the default is True if the other settings allow idempotence.
-    """
+    """Returns whether the producer is idempotent. As in Kafka, the default is True if the other settings allow it."""
     is_allowed = bool(settings["acks"] == -1 and settings.get("max_in_flight", 5) <= 5)
     is_wanted = kafka.boolean("enable.idempotence", is_allowed)
     if is_wanted and not is_allowed:

@@ -1,7 +1,7 @@
 """Writer of a task's rows to topics. A section is the encoded records of one batch, without producer id and sequence.
 
-The task encodes sections while the event loop thread sends earlier ones. Producers are cached by settings within a
-process. After a failed write the producer is closed, so that no records of the failed write are sent later.
+The task encodes sections while the event loop thread sends earlier ones. Later tasks of the process use the same
+producer. After a failed write the producer is closed, so that no records of the failed write are sent later.
 """
 
 import asyncio
@@ -11,10 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from moldau.client.admin.admin import Admin
@@ -36,36 +33,30 @@ from moldau.spark.sink.records import RowPartitioner, check_sizes, merge_batches
 MERGED_BATCH_BYTES_MIN = 4 * 1024 * 1024
 
 
-def write_rows(
-    batches: Iterator[pa.RecordBatch], options: TopicSinkOptions, columns: SinkColumns
-) -> dict[tuple[str, int], int]:
-    """Writes all rows and waits for the acknowledgements. Returns the record counts by topic and partition."""
+def write_rows(batches: Iterator[pa.RecordBatch], options: TopicSinkOptions, columns: SinkColumns) -> None:
+    """Writes all rows and waits for the acknowledgements."""
     sender = SectionSender(event_loop_thread(), options)
     try:
-        counts = _send(batches, options, columns, sender)
+        _send(batches, options, columns, sender)
         sender.flush()
     except BaseException:
         sender.abort()
         raise
-    return counts
 
 
 def _send(
     batches: Iterator[pa.RecordBatch], options: TopicSinkOptions, columns: SinkColumns, sender: "SectionSender"
-) -> dict[tuple[str, int], int]:
+) -> None:
     request_bytes_max = options.producer["max_request_size"] - HEADER_SIZE
-    batch_bytes = max(1, min(options.producer["batch_size"] - HEADER_SIZE, request_bytes_max))
+    batch_bytes = min(options.producer["batch_size"] - HEADER_SIZE, request_bytes_max)
     compression = CODECS_BY_NAME[options.producer["compression"]]
     partitioner = RowPartitioner(random.randrange(2**31))
-    counts: dict[tuple[str, int], int] = {}
     for table in merge_batches(batches, MERGED_BATCH_BYTES_MIN):
         for topic, topic_table in split_by_topic(table, columns, options.topic):
             rows = record_columns(topic_table, columns, time.time_ns() // 1_000_000)
             check_sizes(rows, topic, request_bytes_max)
             topic_target = sender.topic_target(topic)
-            bytes_max = batch_bytes
-            if topic_target.batch_bytes_max is not None:
-                bytes_max = max(1, min(batch_bytes, topic_target.batch_bytes_max - HEADER_SIZE))
+            bytes_max = max(1, min(batch_bytes, topic_target.batch_bytes_max - HEADER_SIZE))
             partitions = partitioner.partitions(
                 rows, topic, topic_target.partition_count, topic_target.available, bytes_max
             )
@@ -79,10 +70,6 @@ def _send(
                 compression=compression,
             ):
                 sender.send(topic, partition, section)
-            for partition, count in zip(*np.unique(partitions, return_counts=True), strict=True):
-                where = (topic, int(partition))
-                counts[where] = counts.get(where, 0) + int(count)
-    return counts
 
 
 TOPIC_WAIT_MS = 15_000
@@ -94,18 +81,14 @@ CONFIGS_WAIT_MS = 5000
 SECTIONS_MAX = 1000
 """The maximum number of sections in flight."""
 
-_producers: dict[tuple[EventLoopThread, Any], Producer] = {}
-"""Producers by event loop thread and settings. A forked process has another event loop thread, so it never finds the
-producers of its parent."""
-
 
 @dataclass(frozen=True, slots=True)
 class TopicTarget:
     partition_count: int
     available: tuple[int, ...]
     """Partitions with a leader."""
-    batch_bytes_max: int | None
-    """The topic's max.message.bytes; None if unknown."""
+    batch_bytes_max: int
+    """The topic's max.message.bytes, or the largest 32-bit number if the brokers do not return the value."""
 
 
 class SectionSender:
@@ -114,7 +97,7 @@ class SectionSender:
     def __init__(self, event_loop_thread: EventLoopThread, options: TopicSinkOptions) -> None:
         self._loop_thread = event_loop_thread
         self._options = options
-        self._producer_key = (event_loop_thread, (settings_key(options.connection), settings_key(options.producer)))
+        self._producer_key = (settings_key(options.connection), settings_key(options.producer))
         self._in_flight: deque[tuple[int, Future[None]]] = deque()
         self._in_flight_bytes = 0
         self._bytes_max = int(options.producer["buffer_memory"])
@@ -128,18 +111,16 @@ class SectionSender:
             ) from error
 
     async def _open(self) -> tuple[Producer, asyncio.Lock]:
-        producer = _producers.get(self._producer_key)
+        producer = self._loop_thread.producers.get(self._producer_key)
         if producer is None:
             cluster = await self._loop_thread.cluster(self._options.connection)
             producer = Producer(cluster, **self._options.producer)
             await producer.start()
-            _producers[self._producer_key] = producer
-            self._loop_thread.on_close(partial(_close_producer, self._producer_key))
+            self._loop_thread.producers[self._producer_key] = producer
         return producer, asyncio.Lock()
 
     def topic_target(self, topic: str) -> TopicTarget:
-        """Returns the topic's metadata. The metadata is fetched once per task, so that all rows are partitioned by the
-        same partition count."""
+        """Returns the topic's metadata. Fetches it once per task, so that all rows have the same partition count."""
         if topic not in self._targets:
             self._targets[topic] = self._loop_thread.run(self._fetch_target(topic))
         return self._targets[topic]
@@ -181,7 +162,7 @@ class SectionSender:
         for _, each in self._in_flight:
             each.cancel()
         self._in_flight.clear()
-        _producers.pop(self._producer_key, None)
+        self._loop_thread.producers.pop(self._producer_key, None)
         self._loop_thread.run(self._producer.abort())
 
     def _wait_for_oldest(self) -> None:
@@ -200,22 +181,17 @@ class SectionSender:
             raise _user_error(error, topic, self._options, partition) from error
 
 
-async def _close_producer(producer_key: tuple[EventLoopThread, Any]) -> None:
-    producer = _producers.pop(producer_key, None)
-    if producer is not None:
-        await producer.abort()
+async def _batch_bytes_max(cluster: Cluster, topic: str) -> int:
+    """Returns the topic's max.message.bytes, which the broker requires of every batch.
 
-
-async def _batch_bytes_max(cluster: Cluster, topic: str) -> int | None:
-    """Returns the topic's max.message.bytes. No section may be larger, because sections cannot be split later.
-
-    Returns None if the broker does not return the value, for example because a permission is missing.
+    Returns the largest 32-bit number if the broker does not return the value, for example because a permission is
+    missing.
     """
     resource = ConfigResource(ResourceType.TOPIC, topic)
     found = (await Admin(cluster, timeout_ms=CONFIGS_WAIT_MS).describe_configs([resource]))[resource]
     limit = None if isinstance(found, KafkaError) else found.get("max.message.bytes")
     if limit is None or limit.value is None or not limit.value.isdecimal():
-        return None
+        return 2**31 - 1
     return int(limit.value)
 
 

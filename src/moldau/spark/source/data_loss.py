@@ -5,14 +5,14 @@ from typing import NamedTuple
 from moldau.observe.logging import get_logger
 from moldau.spark.errors import DataLossError
 from moldau.spark.source.offsets import StreamPosition, format_partitions
-from moldau.spark.source.options import TopicSubscription
+from moldau.spark.source.options import SourceOptions, TopicSubscription
 
 _log = get_logger("spark.source")
 
 
-def report_data_loss(what: str, *, fails: bool, action: str) -> None:
-    """Raises DataLossError if `fails`. Otherwise logs a warning with the `action` that the query takes."""
-    if fails:
+def report_data_loss(options: SourceOptions, what: str, action: str) -> None:
+    """Raises DataLossError, or logs a warning with the `action` that the query takes if failOnDataLoss is false."""
+    if options.fail_on_data_loss:
         raise DataLossError(f"{what}: records may have been lost. With failOnDataLoss set to false the query {action}")
     _log.warning(f"{what}: records may have been lost; failOnDataLoss is false, so the query {action}")
 
@@ -35,13 +35,11 @@ def find_data_loss(start: StreamPosition, now: StreamPosition, subscription: Top
     missing = sorted(partition for partition in known if partition not in now.offsets)
     dropped = [partition for partition in missing if not subscription.has(partition)]
     if dropped:
-        found.append(
-            DataLoss(
-                f"{format_partitions(dropped)} was read before, but {subscription.option} no "
-                "longer names it. Name it again, or start over with another checkpoint",
-                "continues without it",
-            )
+        what = (
+            f"{format_partitions(dropped)} was read before, but {subscription.option} no "
+            "longer names it. Name it again, or start over with another checkpoint"
         )
+        found.append(DataLoss(what, "continues without it"))
     deleted = [partition for partition in missing if subscription.has(partition)]
     if deleted:
         found.append(DataLoss(f"{format_partitions(deleted)} was read before and no longer exists", "reads the others"))

@@ -48,7 +48,7 @@ def split_ranges(
 def _divide_largest(ranges: Sequence[OffsetRange], count: int) -> list[OffsetRange]:
     """Divides ranges in proportion to their size, into about `count` ranges in total.
 
-    Ranges that are too small to divide are excluded from the total size, so that the large ones are divided far enough.
+    The sizes of ranges that are too small to divide do not count, so that the large ones are divided far enough.
     """
     total = sum(each.size for each in ranges)
     large = {each for each in ranges if _part_count(each.size, total, count) > 1}
@@ -76,7 +76,7 @@ class TriggerLimits:
     offsets_min: int | None = None
     """A micro-batch with fewer offsets is delayed. None means that no micro-batch is delayed."""
     delay_max_ms: int = 15 * 60 * 1000
-    """The maximum delay, measured from the previous micro-batch."""
+    """A micro-batch starts at the latest this long after the previous one, even with fewer than `offsets_min`."""
 
 
 def pending_offsets(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> int:

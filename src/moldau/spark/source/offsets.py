@@ -49,7 +49,9 @@ class StreamPosition:
 
     offsets: Offsets
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """Topic ids by topic name; empty if the brokers have no topic ids. A changed id means that the topic was recreated.
+    """The id of each topic, by topic name. A topic that is deleted and recreated gets another id.
+
+    Empty if the brokers assign no ids.
     """
     group: str | None = None
     """The consumer group generated for the query; None if an option names the group."""
@@ -90,9 +92,9 @@ class StreamPosition:
     def resume_offsets(self, later: "StreamPosition") -> Offsets:
         """Returns the offsets at which the partitions of `later` are resumed.
 
-        A partition that is not in the result starts at its earliest offset. A log may end before the offset of this
-        position. If the topic id is the same, such a partition is resumed at the end of its log. Otherwise the topic is
-        treated as recreated.
+        A log may now end before the offset of this position. Its partition is resumed at the end of the log if the
+        topic id is the same. Otherwise the topic is treated as recreated. A partition that is not in the result starts
+        at its earliest offset.
         """
         return {
             partition: min(offset, later.offsets[partition])
@@ -107,11 +109,10 @@ def parse_offset_limit(option: str, text: str, *, illegal: int | None = None) ->
 
     `illegal` is the offset (EARLIEST or LATEST) that the option does not allow; None if both are allowed.
     """
-    words = {"earliest": EARLIEST, "latest": LATEST}
-    word = text.strip().lower()
-    if word in words:
-        _reject_illegal_offset(option, words[word], illegal)
-        return EarliestOrLatest(words[word])
+    word = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
+    if word is not None:
+        _reject_illegal_offset(option, word, illegal)
+        return EarliestOrLatest(word)
     offsets = parse_by_partition(option, text, "an offset, -2 for the earliest or -1 for the latest")
     for partition, offset in offsets.items():
         if offset < EARLIEST:
@@ -163,8 +164,7 @@ def parse_assignment(text: str) -> list[TopicPartition]:
     example = 'assign is JSON like {"orders": [0, 1], "payments": [2]}'
     found: list[TopicPartition] = []
     for topic, indexes in _parse_object(text, example).items():
-        is_list = isinstance(indexes, list)
-        if not is_list or not all(type(each) is int and each >= 0 for each in indexes):
+        if not isinstance(indexes, list) or not all(type(each) is int and each >= 0 for each in indexes):
             raise OptionError(f"{example}; {topic!r} has {json.dumps(indexes)}")
         found += [TopicPartition(topic, index) for index in indexes]
     if not found:
@@ -193,22 +193,19 @@ def _parse_object(text: str, example: str) -> dict[str, Any]:
 def check_order(start: OffsetRangeLimit, end: OffsetRangeLimit) -> None:
     """Checks that starting and ending offsets name the same partitions and are in order."""
     match start, end:
-        case SpecificOffsets(starts), SpecificOffsets(ends):
-            _check_order(starts, ends)
-        case SpecificTimestamps(starts), SpecificTimestamps(ends):
-            _check_order(starts, ends)
-
-
-def _check_order(starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
+        case (SpecificOffsets(starts), SpecificOffsets(ends)) | (SpecificTimestamps(starts), SpecificTimestamps(ends)):
+            pass
+        case _:
+            return
     if starts.keys() != ends.keys():
         only = sorted(starts.keys() ^ ends.keys())
         raise OptionError(
             f"starting and ending offsets must name the same partitions; only one of them has {format_partitions(only)}"
         )
-    for partition, start in starts.items():
-        if 0 <= ends[partition] < start:
+    for partition, first in starts.items():
+        if 0 <= ends[partition] < first:
             raise OptionError(
-                f"{partition} would be read from {start} to {ends[partition]}: the end is before the start"
+                f"{partition} would be read from {first} to {ends[partition]}: the end is before the start"
             )
 
 

@@ -50,7 +50,7 @@ NAMES = (
 GROUP_ID_PREFIX = "spark-moldau-source"
 
 READ_TIMEOUT_MS = 60_000
-"""How long a task waits for a partition that returns no records, before the task fails."""
+"""The time after which a task fails if its partition returns no records."""
 
 _REFUSED_SETTINGS = {
     "auto.offset.reset": "startingOffsets sets where a new query starts; a restarted one resumes from its checkpoint",
@@ -66,7 +66,7 @@ _CONNECTION_NUMBERS = {
     "retry.backoff.max.ms": ("retry_backoff_max_ms", 0),
     "metadata.max.age.ms": ("metadata_max_age_ms", 1),
 }
-"""Maps each setting of Kafka to the argument of `Cluster` and the lowest valid value."""
+"""The argument of `Cluster` and the lowest valid value, by Kafka's setting."""
 
 _MISPLACED_OPTIONS = {
     "path": 'load() takes no path here; name the topics with .option("subscribe", "orders")',
@@ -113,8 +113,8 @@ class SourceOptions:
     ending: OffsetRangeLimit
     """The end of a batch query. A stream ignores this value."""
     starts_at_latest_without_match: bool = False
-    """What to do if a partition has no record at or after the starting time. If True, the partition is read from its
-    end. If False, the query fails."""
+    """Whether a partition without a record at or after the starting time is read from its end. Otherwise the query
+    fails."""
     fail_on_data_loss: bool = True
     include_headers: bool = False
     partitions_min: int | None = None
@@ -148,9 +148,10 @@ def parse_source_options(options: Mapping[str, str], *, is_stream: bool) -> Sour
             if name in own:
                 raise OptionError(f"{name} is for batch queries: a stream has no end. Use it with spark.read")
     limits = _trigger_limits(own)
-    starting = _parse_limit(
-        own, "starting", EarliestOrLatest(LATEST if is_stream else EARLIEST), None if is_stream else LATEST
-    )
+    if is_stream:
+        starting = _parse_limit(own, "starting", EarliestOrLatest(LATEST), None)
+    else:
+        starting = _parse_limit(own, "starting", EarliestOrLatest(EARLIEST), LATEST)
     ending = _parse_limit(own, "ending", EarliestOrLatest(LATEST), EARLIEST)
     check_order(starting, ending)
     without_match = own.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
@@ -184,9 +185,7 @@ def parse_connection(options: Mapping[str, str]) -> Mapping[str, Any]:
             '.option("kafka.bootstrap.servers", "127.0.0.1:9092")'
         )
     settings: dict[str, Any] = {"bootstrap": bootstrap, "client_id": kafka.text("client.id", "moldau-spark")}
-    for name, (argument, low) in _CONNECTION_NUMBERS.items():
-        if name in kafka:
-            settings[argument] = kafka.integer(name, low, low)
+    settings |= kafka.integers(_CONNECTION_NUMBERS)
     security = {name: value for name, value in kafka.items() if name.startswith(SECURITY)}
     if security:
         from moldau.client.security.config import parse_security
@@ -199,24 +198,19 @@ def parse_connection(options: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def check_read_options(options: Mapping[str, str]) -> None:
-    """Checks the options at load(), when it is not yet known whether the query is a batch or a stream."""
-    is_batch = any(name.lower() in _lower_names(options) for name in ENDINGS)
-    parse_source_options(options, is_stream=not is_batch)
+    """Checks the options at load(), when it is not yet known whether the query is a batch or a stream.
 
-
-def is_read_query(options: Mapping[str, str]) -> bool:
-    """Returns whether the options belong to a read. Only reads name the partitions."""
-    return any(name.lower() in _lower_names(options) for name in STRATEGIES)
+    Does not check the options of a write, which name no partitions to read.
+    """
+    names = {name.lower() for name in options}
+    if any(name.lower() in names for name in STRATEGIES):
+        is_batch = any(name.lower() in names for name in ENDINGS)
+        parse_source_options(options, is_stream=not is_batch)
 
 
 def includes_headers(options: Mapping[str, str]) -> bool:
-    by_lower_case = {name.lower(): value for name, value in options.items()}
-    text = by_lower_case.get("includeheaders", "false")
+    text = next((value for name, value in options.items() if name.lower() == "includeheaders"), "false")
     return OptionReader({"includeHeaders": text}).boolean("includeHeaders", False)
-
-
-def _lower_names(options: Mapping[str, str]) -> set[str]:
-    return {name.lower() for name in options}
 
 
 def _subscription(own: OptionReader) -> TopicSubscription:
@@ -243,15 +237,13 @@ def _subscription(own: OptionReader) -> TopicSubscription:
 
 
 def _parse_limit(own: OptionReader, side: str, default: OffsetRangeLimit, illegal: int | None) -> OffsetRangeLimit:
-    """Parses all starting or all ending options, and returns the most general one.
-
-    One time for all partitions takes precedence over times by partition, and these over offsets.
-    """
+    """Parses all starting or all ending options, and returns the most general one."""
     parsers: list[tuple[str, Callable[[str, str], OffsetRangeLimit]]] = [
         (f"{side}Timestamp", _parse_time),
         (f"{side}OffsetsByTimestamp", parse_times),
         (f"{side}Offsets", lambda option, text: parse_offset_limit(option, text, illegal=illegal)),
     ]
+    # The order of the parsers is the precedence of the options.
     found = [parse(option, own.text(option, "")) for option, parse in parsers if option in own]
     return found[0] if found else default
 

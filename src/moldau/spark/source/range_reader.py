@@ -1,7 +1,4 @@
-"""Reader of one offset range in a task. The event loop thread fetches batches while the task decodes earlier batches.
-
-A worker process runs many tasks, so connections and fetchers are kept for the next task.
-"""
+"""Reader of one offset range in a task. The event loop thread fetches batches while the task decodes earlier ones."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -22,7 +19,7 @@ from moldau.spark.loop_thread import event_loop_thread
 from moldau.spark.source.columns import SourceColumn
 from moldau.spark.source.data_loss import report_data_loss
 from moldau.spark.source.offset_ranges import OffsetRange
-from moldau.spark.source.options import FetchOptions, SourceOptions
+from moldau.spark.source.options import SourceOptions
 
 ARROW_BYTES = 8 * 1024 * 1024
 """Approximate size of an Arrow batch for Spark."""
@@ -30,17 +27,12 @@ ARROW_BYTES = 8 * 1024 * 1024
 _IDLE_CHECK_MS = 2_000
 """The metadata of the partition is checked after this time without a response."""
 _UNKNOWN_PARTITION_MS = 3_000
-"""A partition that is unknown for this long is treated as deleted. A shorter time could be too short for a new
-partition, because brokers learn of it at different times."""
+"""A partition that is unknown for this long is treated as deleted. Brokers may learn of a new partition this late."""
 _REFRESH_TIMEOUT_MS = 1_000
 _LOG_OFFSETS_TIMEOUT_MS = 10_000
-"""The timeouts of the last Metadata and ListOffsets requests, which find the cause of a timed-out read."""
+"""The timeouts of the Metadata and ListOffsets requests that find the cause of a timed-out read."""
 _RETRY_BACKOFF_MS = 100
 """The delay before a fetch is retried after a response that contradicts the log's offsets."""
-
-_idle_fetchers: dict[tuple[Cluster, FetchOptions], list[Fetcher]] = {}
-"""Fetchers that are not in use. A forked process creates its own clusters, which are the keys, so it never uses a
-fetcher of its parent."""
 
 _log = get_logger("spark.source")
 
@@ -78,23 +70,17 @@ def read_range(
 def to_spark_batch(
     part: pa.RecordBatch, columns: Sequence[SourceColumn], target: pa.Schema, offset_range: OffsetRange
 ) -> pa.RecordBatch:
-    """Converts a batch to the types and nullability that Spark expects. Decodes bytes to text for columns requested as
-    STRING."""
-    arrays = [
-        _decode_text(array, column, offset_range) if column.is_text else array
-        for array, column in zip(part.columns, columns, strict=True)
-    ]
+    """Converts a batch to the types and nullability that Spark expects. Decodes columns requested as STRING."""
+    arrays = []
+    for array, column in zip(part.columns, columns, strict=True):
+        try:
+            arrays.append(array.cast(pa.string()) if column.is_text else array)
+        except pa.ArrowInvalid:
+            raise SparkSourceError(
+                f"the schema requests {column.name} as STRING, but {offset_range} has one that is not UTF-8; "
+                "request BINARY and decode it in the query"
+            ) from None
     return pa.RecordBatch.from_arrays(arrays, schema=target)
-
-
-def _decode_text(array: pa.Array, column: SourceColumn, offset_range: OffsetRange) -> pa.Array:
-    try:
-        return array.cast(pa.string())
-    except pa.ArrowInvalid:
-        raise SparkSourceError(
-            f"the schema requests {column.name} as STRING, but {offset_range} has one that is not UTF-8; "
-            "request BINARY and decode it in the query"
-        ) from None
 
 
 class RangeReader:
@@ -108,10 +94,10 @@ class RangeReader:
         self._cluster: Cluster | None = None
         self._fetcher: Fetcher | None = None
         self._failure: KafkaError | None = None
-        """The error that came after the batches that `next` returned last. The next call handles this error."""
+        """An error that came with the batches that `next` returned last. The next call of `next` handles the error."""
         self._idle_since_s = 0.0
         self._is_rest_skipped = False
-        """Whether the rest of the range was lost. The loss has been reported."""
+        """Whether the rest of the range was lost and the loss has been reported."""
 
     async def next(self) -> CompletedFetch | None:
         """Returns the next batches, or None at the end of the range. Raises SparkSourceError and KafkaError."""
@@ -131,7 +117,11 @@ class RangeReader:
                 (fetched,) = fetched_partitions
                 self._failure = fetched.error
                 if fetched.is_empty:
-                    self._warn_empty()
+                    _log.warning(
+                        f"{self._partition} at {self._options.bootstrap} has no records from offset "
+                        f"{self._position} to {self._range.end}: its leader repeatedly returned none, "
+                        "although its log continues. They were compacted, or the broker's storage is too slow"
+                    )
                 if fetched.next_offset > self._position:
                     self._position = fetched.next_offset
                     self._idle_since_s = self._now_s()
@@ -144,21 +134,31 @@ class RangeReader:
         assert self._cluster is not None
         fetcher, self._fetcher = self._fetcher, None
         fetcher.assign({})
-        _idle_fetchers.setdefault((self._cluster, self._options.fetch_options), []).append(fetcher)
+        event_loop_thread().idle_fetchers[self._cluster, self._options.fetch_options].append(fetcher)
 
     async def _open(self) -> Fetcher:
-        self._cluster = cluster = await event_loop_thread().cluster(self._options.connection)
-        self._fetcher = fetcher = _acquire_fetcher(cluster, self._options.fetch_options)
+        """Assigns the range to a fetcher that no other reader uses, because tasks of one process may be interleaved."""
+        thread, fetch = event_loop_thread(), self._options.fetch_options
+        self._cluster = cluster = await thread.cluster(self._options.connection)
+        idle = thread.idle_fetchers[cluster, fetch]
+        self._fetcher = fetcher = (
+            idle.pop()
+            if idle
+            else Fetcher(
+                cluster,
+                max_bytes=fetch.max_bytes,
+                partition_max_bytes=fetch.partition_max_bytes,
+                buffered_bytes_max=2 * fetch.max_bytes,
+                isolation_level=fetch.isolation_level,
+            )
+        )
         fetcher.assign({self._partition: self._range.start}, {self._partition: self._range.end})
         if cluster.partition_info(self._partition) is None:
             await self._check_partition()
         return fetcher
 
     async def _handle_error(self, fetcher: Fetcher, error: KafkaError) -> None:
-        """Handles an offset that is out of range; raises other errors.
-
-        Reports lost records. If the options allow data loss, the read continues after the lost records.
-        """
+        """Reports lost records if an offset is out of range, and continues after them. Raises other errors."""
         if error.code != ErrorCode.offset_out_of_range:
             raise error
         first, last = await self._log_offsets()
@@ -202,13 +202,9 @@ class RangeReader:
         """Returns the earliest offset and the end offset of the partition."""
         assert self._cluster is not None
         level = self._options.fetch_options.isolation_level
+        options = {"isolation_level": level, "timeout_ms": _LOG_OFFSETS_TIMEOUT_MS}
         first, last = await asyncio.gather(
-            *(
-                list_offsets(
-                    self._cluster, {self._partition: each}, isolation_level=level, timeout_ms=_LOG_OFFSETS_TIMEOUT_MS
-                )
-                for each in (EARLIEST, LATEST)
-            )
+            *(list_offsets(self._cluster, {self._partition: each}, **options) for each in (EARLIEST, LATEST))
         )
         return first[self._partition].offset, last[self._partition].offset
 
@@ -216,20 +212,12 @@ class RangeReader:
         self._report(cause, "skips the rest of it")
         self._is_rest_skipped = True
 
-    def _warn_empty(self) -> None:
-        _log.warning(
-            f"{self._partition} at {self._options.bootstrap} has no records from offset "
-            f"{self._position} to {self._range.end}: its leader repeatedly returned none, "
-            "although its log continues. They were compacted, or the broker's storage is too slow"
-        )
-
     def _report(self, cause: str, action: str) -> None:
-        report_data_loss(
+        what = (
             f"{self._partition} at {self._options.bootstrap} should be read from offset "
-            f"{self._position} to {self._range.end}, but {cause}",
-            fails=self._options.fail_on_data_loss,
-            action=action,
+            f"{self._position} to {self._range.end}, but {cause}"
         )
+        report_data_loss(self._options, what, action)
 
     def _timeout_error(self, cause: str) -> SparkSourceError:
         assert self._cluster is not None
@@ -250,24 +238,3 @@ class RangeReader:
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
-
-
-def _acquire_fetcher(cluster: Cluster, fetch: FetchOptions) -> Fetcher:
-    """Returns a fetcher that no other reader uses, because tasks of one process may be interleaved."""
-    idle = _idle_fetchers.get((cluster, fetch))
-    if idle:
-        return idle.pop()
-
-    async def end() -> None:
-        _idle_fetchers.pop((cluster, fetch), None)
-        await fetcher.close()
-
-    fetcher = Fetcher(
-        cluster,
-        max_bytes=fetch.max_bytes,
-        partition_max_bytes=fetch.partition_max_bytes,
-        buffered_bytes_max=2 * fetch.max_bytes,
-        isolation_level=fetch.isolation_level,
-    )
-    event_loop_thread().on_close(end)
-    return fetcher

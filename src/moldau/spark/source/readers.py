@@ -26,7 +26,9 @@ from moldau.spark.source.options import SourceOptions
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-    from moldau.spark.source.offset_tracker import StreamOffsetTracker
+    from moldau.spark.source.planner import StreamPlanner
+
+T = TypeVar("T")
 
 
 class TopicBatchReader(DataSourceReader):
@@ -36,16 +38,9 @@ class TopicBatchReader(DataSourceReader):
         self._columns = requested_columns(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        from moldau.spark.loop_thread import event_loop_thread
-        from moldau.spark.source.range_planner import plan_batch
+        from moldau.spark.source.planner import plan_batch
 
-        options = self._options
-        with user_facing_errors(options.bootstrap):
-            ranges = event_loop_thread().run(plan_batch(options))
-        parts = split_ranges(
-            ranges, partitions_min=options.partitions_min, records_max=options.records_per_partition_max
-        )
-        return [InputPartition(each) for each in parts]
+        return _input_partitions(_run(plan_batch(self._options), self._options), self._options)
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
         # If there are no ranges, Spark passes a placeholder partition.
@@ -56,24 +51,30 @@ class TopicBatchReader(DataSourceReader):
                 yield from read_range(partition.value, self._options, self._columns, self._schema)
 
 
-T = TypeVar("T")
+def _run(work: Coroutine[Any, Any, T], options: SourceOptions) -> T:
+    from moldau.spark.loop_thread import event_loop_thread
+
+    with user_facing_errors(options.bootstrap):
+        return event_loop_thread().run(work)
+
+
+def _input_partitions(ranges: list[OffsetRange], options: SourceOptions) -> list[InputPartition]:
+    parts = split_ranges(ranges, partitions_min=options.partitions_min, records_max=options.records_per_partition_max)
+    return [InputPartition(each) for each in parts]
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._schema = schema
-        self._columns = requested_columns(schema)
-        self._tracker: StreamOffsetTracker | None = None
+        self._batch_reader = TopicBatchReader(options, schema)
+        self._planner: StreamPlanner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the pickled state without the tracker, because tasks only call `read` and do not need the tracker."""
-        return {**self.__dict__, "_tracker": None}
-
-    # On the driver
+        """Returns the pickled state without the planner, because tasks only call `read`."""
+        return {**self.__dict__, "_planner": None}
 
     def initialOffset(self) -> dict[str, Any]:
-        return self._run(self._offset_tracker().initial_position()).to_json()
+        return _run(self._stream_planner().initial_position(), self._options).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         limits = self._options.limits
@@ -88,63 +89,41 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Commits `start` to the consumer group, because all records before `start` are in the sink.
         """
-        return self._run(
-            self._offset_tracker().next_position(StreamPosition.from_json(start), self._limits(limit))
-        ).to_json()
+        limits: TriggerLimits | None = self._options.limits
+        if isinstance(limit, ReadAllAvailable):
+            limits = None
+        elif not isinstance(limit, ReadMaxRows | ReadMinRows):
+            raise SparkSourceError(f"a read of topics cannot be limited by {type(limit).__name__}")
+        position = StreamPosition.from_json(start)
+        return _run(self._stream_planner().next_position(position, limits), self._options).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        latest = self._offset_tracker().latest
+        latest = self._stream_planner().latest
         return StreamPosition(latest).to_json() if latest else None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._run(self._offset_tracker().fix_end())
+        _run(self._stream_planner().fix_end(), self._options)
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        ranges = self._run(
-            self._offset_tracker().ranges(StreamPosition.from_json(start), StreamPosition.from_json(end))
-        )
-        parts = split_ranges(
-            ranges, partitions_min=self._options.partitions_min, records_max=self._options.records_per_partition_max
-        )
-        return [InputPartition(each) for each in parts]
+        between = StreamPosition.from_json(start), StreamPosition.from_json(end)
+        return _input_partitions(_run(self._stream_planner().ranges(*between), self._options), self._options)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        self._run(self._offset_tracker().commit_to_group(StreamPosition.from_json(end)))
+        _run(self._stream_planner().commit_to_group(StreamPosition.from_json(end)), self._options)
 
     def stop(self) -> None:
-        if self._tracker is not None:
-            self._run(self._tracker.stop())
-
-    # In tasks
+        if self._planner is not None:
+            _run(self._planner.stop(), self._options)
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
-        from moldau.spark.source.range_reader import read_range
+        return self._batch_reader.read(partition)
 
-        with user_facing_errors(self._options.bootstrap):
-            yield from read_range(partition.value, self._options, self._columns, self._schema)
+    def _stream_planner(self) -> "StreamPlanner":
+        if self._planner is None:
+            from moldau.spark.source.planner import StreamPlanner
 
-    def _offset_tracker(self) -> "StreamOffsetTracker":
-        if self._tracker is None:
-            from moldau.spark.source.offset_tracker import StreamOffsetTracker
-
-            self._tracker = StreamOffsetTracker(self._options)
-        return self._tracker
-
-    def _limits(self, limit: ReadLimit) -> TriggerLimits | None:
-        """Returns the limits of the options, or None for a trigger that takes all available records."""
-        match limit:
-            case ReadAllAvailable():
-                return None
-            case ReadMaxRows() | ReadMinRows():
-                return self._options.limits
-            case _:
-                raise SparkSourceError(f"a read of topics cannot be limited by {type(limit).__name__}")
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        from moldau.spark.loop_thread import event_loop_thread
-
-        with user_facing_errors(self._options.bootstrap):
-            return event_loop_thread().run(work)
+            self._planner = StreamPlanner(self._options)
+        return self._planner
 
 
 class FailingStreamReader(DataSourceStreamReader):
@@ -157,17 +136,8 @@ class FailingStreamReader(DataSourceStreamReader):
     def __init__(self, error: SparkSourceError) -> None:
         self._error = error
 
-    def initialOffset(self) -> dict[str, Any]:
+    def _fail(self, *_: Any, **__: Any) -> Any:
         with user_facing_errors(""):
             raise self._error
 
-    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        return self.initialOffset()
-
-    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        with user_facing_errors(""):
-            raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
-        with user_facing_errors(""):
-            raise self._error
+    initialOffset = latestOffset = partitions = read = _fail

@@ -2,8 +2,10 @@
 
 import itertools
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from pyspark import TaskContext
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -20,9 +22,9 @@ from pyspark.sql.types import (
 )
 
 from moldau.spark.errors import SparkSourceError
-from moldau.spark.sink import task_writer, writers
+from moldau.spark.sink import task_writer
 from moldau.spark.sink.columns import SinkColumns, sink_columns
-from moldau.spark.sink.writers import SparkTask, TopicRowWriter
+from moldau.spark.sink.writers import TopicWriter
 
 STRING, BINARY, INT, BIGINT, TIMESTAMP = (StringType(), BinaryType(), IntegerType(), LongType(), TimestampType())
 
@@ -85,14 +87,16 @@ def test_other_columns_are_ignored_and_listed() -> None:
 def test_ignored_columns_are_logged_once_per_query(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = TopicRowWriter(
+    rows = TopicWriter(
         {"kafka.bootstrap.servers": "localhost:1", "topic": "t"}, struct(id=BIGINT, value=STRING, price=INT)
     )
     monkeypatch.setattr(task_writer, "write_rows", lambda *_: {})
     for batch_id, partition_id, attempt in itertools.product((0, 1), repeat=3):
-        task = SparkTask("query", batch_id, partition_id, attempt)
-        monkeypatch.setattr(writers, "current_task", lambda _, task=task: task)
-        assert rows.write(iter([])).task == task
+        context = Mock(TaskContext)
+        context.getLocalProperty.side_effect = {"streaming.sql.batchId": str(batch_id)}.get
+        context.partitionId.return_value, context.attemptNumber.return_value = partition_id, attempt
+        monkeypatch.setattr(TaskContext, "get", lambda context=context: context)
+        rows.write(iter([]))
     assert caplog.messages == ["a record has no columns id, price: they are not written"]
 
 

@@ -19,10 +19,9 @@ from moldau.spark.loop_thread import event_loop_thread
 from moldau.spark.source import offset_committer, partition_catalog
 from moldau.spark.source.offset_committer import OffsetCommitter
 from moldau.spark.source.offset_ranges import OffsetRange, TriggerLimits
-from moldau.spark.source.offset_tracker import StreamOffsetTracker
 from moldau.spark.source.offsets import StreamPosition
 from moldau.spark.source.options import SourceOptions, parse_source_options
-from moldau.spark.source.range_planner import plan_batch
+from moldau.spark.source.planner import StreamPlanner, plan_batch
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from support.log_writer import LogWriter, ProducedRecord
@@ -221,23 +220,23 @@ class StreamQuery:
 
     def __init__(self, written: LogWriter, **options: str) -> None:
         self.options = parsed(written, is_stream=True, **options)
-        self.tracker = StreamOffsetTracker(self.options)
+        self.planner = StreamPlanner(self.options)
 
     def initial_position(self) -> StreamPosition:
-        return event_loop_thread().run(self.tracker.initial_position())
+        return event_loop_thread().run(self.planner.initial_position())
 
     def next_position(self, start: StreamPosition, limits: TriggerLimits | None = NO_LIMITS) -> StreamPosition:
-        return event_loop_thread().run(self.tracker.next_position(start, limits))
+        return event_loop_thread().run(self.planner.next_position(start, limits))
 
     def ranges(self, start: StreamPosition, end: StreamPosition) -> dict[int, tuple[int, int]]:
-        return sizes(event_loop_thread().run(self.tracker.ranges(start, end)))
+        return sizes(event_loop_thread().run(self.planner.ranges(start, end)))
 
     def until(self, start: StreamPosition, partitions: int) -> StreamPosition:
         """Polls, because new partitions are found in the background."""
 
         async def look() -> StreamPosition:
             async with asyncio.timeout(10):
-                while len((end := await self.tracker.next_position(start, NO_LIMITS)).offsets) < partitions:
+                while len((end := await self.planner.next_position(start, NO_LIMITS)).offsets) < partitions:
                     await asyncio.sleep(0.02)
                 return end
 
@@ -286,7 +285,7 @@ def test_a_micro_batch_ends_at_the_log_end_or_at_the_limit(written: LogWriter) -
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
     assert query.next_position(start, TriggerLimits(offsets_max=20)).offsets == {zero: 15, one: 5}
     assert query.next_position(start).offsets == {zero: 30, one: 10}
-    assert query.tracker.latest == {zero: 30, one: 10}
+    assert query.planner.latest == {zero: 30, one: 10}
     assert query.ranges(start, StreamPosition({zero: 15, one: 5})) == {0: (0, 15), 1: (0, 5)}
 
 
@@ -317,7 +316,7 @@ def test_available_now_ends_at_the_initial_log_ends(written: LogWriter) -> None:
     written.spread(topic, {0: 4})
     query = StreamQuery(written, subscribe=topic, startingOffsets="earliest")
     start = query.initial_position()
-    event_loop_thread().run(query.tracker.fix_end())
+    event_loop_thread().run(query.planner.fix_end())
     written.spread(topic, {0: 4})
     end = query.next_position(start, TriggerLimits(offsets_min=100))
     assert list(end.offsets.values()) == [4]
@@ -392,10 +391,10 @@ def test_a_recreated_topic_is_data_loss_or_read_from_its_beginning(written: LogW
     written.create_named(topic)
     # As many records as before and more, so that offsets alone do not reveal the recreation.
     written.spread(topic, {0: 9})
-    event_loop_thread().run(query.tracker.fix_end())
+    event_loop_thread().run(query.planner.fix_end())
     with pytest.raises(DataLossError, match=f"the topic '{topic}' was deleted and recreated since it was read"):
         query.next_position(start)
-    event_loop_thread().run(lenient.tracker.fix_end())
+    event_loop_thread().run(lenient.planner.fix_end())
     end = lenient.next_position(start)
     assert end.offsets == {TopicPartition(topic, 0): 9}
     assert lenient.ranges(start, end) == {0: (0, 9)}
@@ -465,9 +464,9 @@ def test_a_repeated_micro_batch_skips_a_recreated_topic(written: LogWriter) -> N
     with pytest.raises(DataLossError, match=f"the topic '{topic}' was deleted and recreated since this micro-batch"):
         StreamQuery(written, subscribe=names).ranges(start, end)
     lenient = StreamQuery(written, subscribe=names, failOnDataLoss="false")
-    assert event_loop_thread().run(lenient.tracker.ranges(start, end)) == [OffsetRange(other, 0, 0, 1)]
+    assert event_loop_thread().run(lenient.planner.ranges(start, end)) == [OffsetRange(other, 0, 0, 1)]
     later = lenient.next_position(end)
-    assert sorted(event_loop_thread().run(lenient.tracker.ranges(end, later))) == sorted(
+    assert sorted(event_loop_thread().run(lenient.planner.ranges(end, later))) == sorted(
         [OffsetRange(topic, 0, 0, 9), OffsetRange(other, 0, 1, 1)]
     )
 
@@ -530,9 +529,9 @@ def test_topics_are_untracked_when_the_query_ends(written: LogWriter, how: str) 
     options = {how: topic, "kafka.client.id": f"{how}-{topic}"}
     query = StreamQuery(written, **options)
     query.initial_position()
-    cluster = event_loop_thread().run(query.tracker._catalog.cluster())
+    cluster = event_loop_thread().run(query.planner._catalog.cluster())
     assert (list(cluster._tracked), cluster._track_all_count) != ([], 0)
-    event_loop_thread().run(query.tracker.stop())
+    event_loop_thread().run(query.planner.stop())
     assert (list(cluster._tracked), cluster._track_all_count) == ([], 0)
     planned(written, **options)
     assert (list(cluster._tracked), cluster._track_all_count) == ([], 0)
@@ -544,7 +543,7 @@ def test_metadata_refresh_waits_for_a_restarting_broker(tmp_path: Path) -> None:
         written = LogWriter(before.bootstrap)
         query = StreamQuery(written, subscribe="t", **{"kafka.retry.backoff.max.ms": "50"})
         start = query.initial_position()
-    advancing = event_loop_thread().start(query.tracker.next_position(start, NO_LIMITS))
+    advancing = event_loop_thread().start(query.planner.next_position(start, NO_LIMITS))
     # Long enough for the first attempts to fail.
     assert not wait([advancing], timeout=1.5).done
     with Broker(settings={**data, "listen": written.bootstrap}):
@@ -562,7 +561,7 @@ def test_the_start_of_a_micro_batch_is_committed_to_the_group(written: LogWriter
     query = StreamQuery(written, subscribe=topic, **{"kafka.group.id": f"lag-of-{topic}"})
     partition = TopicPartition(topic, 0)
     query.next_position(StreamPosition({partition: 3}))
-    event_loop_thread().run(query.tracker.stop())
+    event_loop_thread().run(query.planner.stop())
     assert written.committed(f"lag-of-{topic}") == {partition: 3}
 
 
@@ -570,7 +569,7 @@ def test_the_last_batch_of_available_now_is_committed_before_the_query_ends(writ
     topic = written.create()
     written.spread(topic, {0: 4})
     query = StreamQuery(written, subscribe=topic, **{"kafka.group.id": f"lag-of-{topic}"})
-    event_loop_thread().run(query.tracker.fix_end())
+    event_loop_thread().run(query.planner.fix_end())
     query.next_position(StreamPosition({TopicPartition(topic, 0): 4}))
     assert written.committed(f"lag-of-{topic}") == {TopicPartition(topic, 0): 4}
 

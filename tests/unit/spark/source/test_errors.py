@@ -75,11 +75,11 @@ def test_a_process_has_one_event_loop_thread_until_closed_or_forked(monkeypatch:
     first.close()
     second = loop_thread.event_loop_thread()
     assert second is not first
-    monkeypatch.setattr(second, "process_id", -1)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
     third = loop_thread.event_loop_thread()
     assert third is not second
-    second.close()
     third.close()
+    second.close()
 
 
 def test_exceptions_in_the_loop_are_raised_in_the_calling_thread() -> None:

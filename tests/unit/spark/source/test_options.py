@@ -15,7 +15,6 @@ from moldau.spark.source.options import (
     TopicSubscription,
     check_read_options,
     includes_headers,
-    is_read_query,
     parse_connection,
     parse_source_options,
 )
@@ -283,8 +282,9 @@ def test_an_invalid_security_setting_is_reported_as_such() -> None:
 
 
 def test_reads_and_writes_are_distinguished_by_the_subscription() -> None:
-    assert is_read_query({"Subscribe": "a"})
-    assert not is_read_query({"topic": "a", "kafka.bootstrap.servers": "b:1"})
+    with pytest.raises(OptionError):
+        check_read_options({"Subscribe": "a"})
+    check_read_options({"topic": "a", "kafka.bootstrap.servers": "b:1"})
 
 
 def test_a_read_is_checked_before_it_is_known_whether_it_is_a_stream() -> None:

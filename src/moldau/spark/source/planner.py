@@ -1,23 +1,106 @@
-"""The offset tracker of a streaming query, on the driver.
-
-Tracks end offsets and new, deleted and recreated partitions.
-"""
+"""Plans of batch and streaming reads on the driver: which offsets of which partitions are read."""
 
 import asyncio
 import time
 import uuid
+from contextlib import closing
 
+from moldau.client.consumer.offset_lookup import EARLIEST
+from moldau.client.record import TopicPartition
+from moldau.spark.errors import OptionError
 from moldau.spark.source.data_loss import DataLoss, find_data_loss, report_data_loss
 from moldau.spark.source.offset_committer import OffsetCommitter
 from moldau.spark.source.offset_ranges import OffsetRange, TriggerLimits, cap_offsets, is_delayed, pending_offsets
-from moldau.spark.source.offsets import Offsets, StreamPosition
+from moldau.spark.source.offsets import OffsetRangeLimit, Offsets, SpecificOffsets, StreamPosition
 from moldau.spark.source.options import SourceOptions
 from moldau.spark.source.partition_catalog import PartitionCatalog
-from moldau.spark.source.range_planner import plan_start, stream_ranges
 
 
-class StreamOffsetTracker:
-    """The tracker of one streaming query. Its coroutines run in the event loop thread, one at a time."""
+async def plan_batch(options: SourceOptions) -> list[OffsetRange]:
+    """Returns the ranges that a batch query reads, one per partition."""
+    with closing(PartitionCatalog(options, is_stream=False)) as catalog:
+        partitions = await catalog.require_partitions()
+        starts, ends, logs = await asyncio.gather(
+            catalog.resolve("starting", options.starting, partitions),
+            catalog.resolve("ending", options.ending, partitions),
+            _existing_logs(catalog, partitions, options),
+        )
+    ranges = []
+    for partition, log in logs.items():
+        start = _to_log_offset(starts[partition], options.starting, log)
+        end = _to_log_offset(ends[partition], options.ending, log)
+        ranges.append(_limit_to_log(OffsetRange(*partition, start, end), log, options))
+    return ranges
+
+
+async def plan_start(catalog: PartitionCatalog, options: SourceOptions) -> Offsets:
+    """Returns the offsets at which a new stream starts."""
+    partitions = await catalog.require_partitions()
+    starts, logs = await asyncio.gather(
+        catalog.resolve("starting", options.starting, partitions), _existing_logs(catalog, partitions, options)
+    )
+    found = {}
+    for partition, log in logs.items():
+        offset = _to_log_offset(starts[partition], options.starting, log)
+        if not log.start <= offset <= log.stop:
+            what = (
+                f"{partition} at {options.bootstrap} should be read from offset {offset}, but its "
+                f"log has {log.start} to {log.stop}"
+            )
+            report_data_loss(options, what, f"starts at {log.start}")
+            offset = log.start
+        found[partition] = offset
+    return found
+
+
+async def _existing_logs(
+    catalog: PartitionCatalog, partitions: list[TopicPartition], options: SourceOptions
+) -> dict[TopicPartition, range]:
+    """Returns the offsets of each log. Reports partitions that were deleted in the meantime."""
+    first, last = await asyncio.gather(catalog.earliest_offsets(partitions), catalog.latest_offsets(partitions))
+    logs = {each: range(first[each], last[each]) for each in partitions if each in first and each in last}
+    for partition in partitions:
+        if partition not in logs:
+            what = f"{partition} at {options.bootstrap} was deleted while the read was planned"
+            report_data_loss(options, what, "reads the others")
+    return logs
+
+
+def _to_log_offset(offset: int, limit: OffsetRangeLimit, log: range) -> int:
+    if offset < 0:
+        return log.start if offset == EARLIEST else log.stop
+    if isinstance(limit, SpecificOffsets):
+        return offset
+    # Limit the offset to the log, because the log may have changed between the two requests.
+    return min(max(offset, log.start), log.stop)
+
+
+def _limit_to_log(requested: OffsetRange, log: range, options: SourceOptions) -> OffsetRange:
+    """Limits the range of a batch query to the offsets in the log. Raises DataLossError or OptionError."""
+    where = f"{requested.topic_partition} at {options.bootstrap}"
+    if requested.end < requested.start:
+        if isinstance(options.starting, SpecificOffsets) or isinstance(options.ending, SpecificOffsets):
+            raise OptionError(
+                f"{where} would be read from {requested.start} to {requested.end}: the end is before the start"
+            )
+        # The range is empty because the times are in reverse order or the records are not ordered by time.
+        return requested._replace(end=requested.start)
+    if requested.size and requested.start < log.start:
+        what = f"{where} should be read from offset {requested.start}, but its log starts at {log.start}"
+        report_data_loss(options, what, f"starts at {log.start}")
+        requested = requested._replace(start=log.start, end=max(log.start, requested.end))
+    if requested.size and requested.end > log.stop:
+        what = f"{where} should be read up to offset {requested.end}, but its log ends at {log.stop}"
+        report_data_loss(options, what, f"ends at {log.stop}")
+        requested = requested._replace(start=min(requested.start, log.stop), end=log.stop)
+    return requested
+
+
+class StreamPlanner:
+    """The planner of one streaming query. Its coroutines run in the event loop thread, one at a time.
+
+    Tracks end offsets and new, deleted and recreated partitions.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -72,7 +155,7 @@ class StreamOffsetTracker:
         return StreamPosition(end, now.topic_ids, start.group)
 
     async def ranges(self, start: StreamPosition, end: StreamPosition) -> list[OffsetRange]:
-        """Plans the ranges between two positions.
+        """Returns the ranges of a micro-batch.
 
         After a restart, Spark may repeat a micro-batch whose topic was recreated in the meantime. The offsets of such a
         topic are skipped.
@@ -87,19 +170,28 @@ class StreamOffsetTracker:
             action = "skips it in this micro-batch, and then reads it from its beginning"
             self._report([DataLoss(what, action)])
         existing = {each: stop for each, stop in end.offsets.items() if each.topic not in recreated}
-        end = StreamPosition(existing, end.topic_ids, end.group)
-        resumed = start.resume_offsets(end)
-        new = [each for each in existing if each not in resumed and each not in self._log_starts]
-        self._log_starts |= await self._catalog.earliest_offsets(new)
-        return stream_ranges(start, end, self._log_starts, self._options)
+        resumed = start.resume_offsets(StreamPosition(existing, end.topic_ids))
+        new = [each for each in existing if each not in resumed]
+        self._log_starts |= await self._catalog.earliest_offsets(each for each in new if each not in self._log_starts)
+        starts = {**{each: self._log_starts.get(each, existing[each]) for each in new}, **resumed}
+        known_topics = {partition.topic for partition in resumed}
+        for partition in sorted(new):
+            if starts[partition] > 0 and partition.topic in known_topics and partition not in start.offsets:
+                what = (
+                    f"{partition} at {self._options.bootstrap} is new but already starts at offset {starts[partition]}"
+                )
+                report_data_loss(self._options, what, f"starts at {starts[partition]}")
+        return [OffsetRange(*each, min(starts[each], stop), stop) for each, stop in sorted(existing.items())]
 
     async def _recreated_topics(self, position: StreamPosition) -> list[str]:
         current = StreamPosition({}, await self._catalog.topic_ids(position.offsets))
         return position.recreated_topics(current)
 
     async def commit_to_group(self, position: StreamPosition) -> None:
-        """Commits a position to the consumer group in the background. All records before the position must be in the
-        sink."""
+        """Commits a position to the consumer group in the background.
+
+        All records before the position must be in the sink.
+        """
         group = self._options.group_id or position.group
         if group is None or not self._options.publishes_offsets:
             return
@@ -113,9 +205,8 @@ class StreamOffsetTracker:
         self._catalog.close()
 
     async def _fetch_position(self, *, refresh_metadata: bool) -> StreamPosition:
-        ends = await self._catalog.latest_offsets(
-            await self._catalog.list_partitions(refresh_metadata=refresh_metadata)
-        )
+        partitions = await self._catalog.list_partitions(refresh_metadata=refresh_metadata)
+        ends = await self._catalog.latest_offsets(partitions)
         return StreamPosition(ends, await self._catalog.topic_ids(ends))
 
     async def _current_position(self, start: StreamPosition) -> StreamPosition:
@@ -136,8 +227,7 @@ class StreamOffsetTracker:
 
     def _report(self, lost: list[DataLoss]) -> None:
         for loss in lost:
-            what = f"{loss.what} (at {self._options.bootstrap})"
-            report_data_loss(what, fails=self._options.fail_on_data_loss, action=loss.action)
+            report_data_loss(self._options, f"{loss.what} (at {self._options.bootstrap})", loss.action)
 
     def _since_last_batch_ms(self) -> int | None:
         return None if self._last_batch_s is None else round((time.monotonic() - self._last_batch_s) * 1000)
