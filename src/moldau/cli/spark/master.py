@@ -7,7 +7,7 @@ import typer
 from moldau.cli.console import print_notice
 from moldau.cli.spark.parameters import exit_on_error
 from moldau.spark.launcher.master_url import DEFAULT_PORT
-from moldau.spark.launcher.standalone import MasterOptions, exec_master
+from moldau.spark.launcher.standalone import exec_master
 
 
 def spark_master(
@@ -31,4 +31,4 @@ def spark_master(
     """
     with exit_on_error():
         print_notice(f"Spark master at spark://{host}:{port}. Add a worker: moldau spark worker spark://{host}:{port}")
-        exec_master(MasterOptions(host, port, webui_port))
+        exec_master(host, port, webui_port)

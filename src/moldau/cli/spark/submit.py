@@ -41,7 +41,7 @@ def spark_submit(
     with exit_on_error():
         if not file.is_file():
             raise LaunchError(f"File {file} does not exist.")
-        from moldau.spark.launcher.session import start_submitted
+        from moldau.spark.launcher.session import spark_launcher
         from moldau.spark.launcher.spark_home import find_spark
         from moldau.spark.launcher.spark_settings import read_defaults, resolve_settings
 
@@ -50,7 +50,7 @@ def spark_submit(
         master_url, resolved = resolve_settings(
             name or file.name, master, conf, submitted={}, defaults=defaults, environ=os.environ
         )
-        start_submitted(spark, master_url, resolved)
+        spark_launcher().start_submitted(spark, master_url, resolved)
         _run(file, arguments or [])
 
 

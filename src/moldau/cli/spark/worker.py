@@ -9,7 +9,7 @@ from moldau.cli.spark.parameters import exit_on_error
 from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.cluster_checks import reach_master
 from moldau.spark.launcher.master_url import MasterKind, parse_master
-from moldau.spark.launcher.standalone import WorkerOptions, exec_worker
+from moldau.spark.launcher.standalone import exec_worker
 
 CONNECT_TIMEOUT_S = 30.0
 
@@ -40,4 +40,4 @@ def spark_worker(
         if where.kind is not MasterKind.STANDALONE:
             raise LaunchError(f"A worker needs a standalone master, spark://host:port, not {master!r}.")
         address = host or reach_master(where, CONNECT_TIMEOUT_S)
-        exec_worker(WorkerOptions(master, address, webui_port, cores, memory, work_dir.absolute()))
+        exec_worker(master, address, webui_port, cores, memory, work_dir.absolute())

@@ -4,6 +4,7 @@ The cache is optional. It is built once for each pair of Spark and Java, in the 
 it is an AOT cache; for older releases it is a class data sharing (CDS) archive.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -11,7 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,6 @@ from pathlib import Path
 from moldau.spark.launcher.java import Java
 from moldau.spark.launcher.java_command import module_options
 from moldau.spark.launcher.spark_home import SparkHome
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover
-    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
 """The format version. Increment it when the training or Java's options change, to invalidate old caches."""
@@ -49,24 +45,24 @@ class ClassCache:
 
     @property
     def path(self) -> Path:
-        suffix = "aot" if self.java.release >= AOT_RELEASE_MIN else "jsa"
-        return self.directory / f"{self._installation_id}-{self._fingerprint}.{suffix}"
-
-    @property
-    def _installation_id(self) -> str:
-        """Identifies the Java and Spark directories. Successive caches of an installation have the same id."""
-        return _short_hash(self.java.home, self.spark.home)
-
-    @property
-    def _fingerprint(self) -> str:
-        """A hash of the Java build, the jars and the options, which is part of the file name.
+        """The file, named by a hash of the Java build, the jars and the options.
 
         The cache is therefore built again after a change. Java would silently ignore an outdated cache.
         """
         jars = sorted(
             (each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in self.spark.jars.glob("*.jar")
         )
-        return _short_hash(FORMAT, self.java.build, platform.machine(), self.spark.class_path(), jars)
+        fingerprint = _short_hash(FORMAT, self.java.build, platform.machine(), self.spark.class_path(), jars)
+        return self.directory / f"{self._installation_id}-{fingerprint}.{'aot' if self._is_aot else 'jsa'}"
+
+    @property
+    def _is_aot(self) -> bool:
+        return self.java.release >= AOT_RELEASE_MIN
+
+    @property
+    def _installation_id(self) -> str:
+        """Identifies the Java and Spark directories. Successive caches of an installation have the same id."""
+        return _short_hash(self.java.home, self.spark.home)
 
     def is_ready(self) -> bool:
         """Returns whether the cache exists and was not modified after its installation."""
@@ -79,9 +75,9 @@ class ClassCache:
 
     def jvm_options(self) -> list[str]:
         """Returns the Java options that enable the cache. Java silently ignores an unusable cache."""
-        if self.java.release >= AOT_RELEASE_MIN:
-            return [f"-XX:AOTCache={self.path}", *_quiet("aot")]
-        return [f"-XX:SharedArchiveFile={self.path}", "-Xshare:auto", *_quiet("cds")]
+        use = [f"-XX:AOTCache={self.path}"] if self._is_aot else [f"-XX:SharedArchiveFile={self.path}", "-Xshare:auto"]
+        # Log only errors, and to standard error. By default Java logs to standard output, which is for results.
+        return [*use, "-Xlog:disable", f"-Xlog:all=error,{'aot' if self._is_aot else 'cds'}*=off:stderr"]
 
     @property
     def _marker(self) -> Path:
@@ -91,27 +87,27 @@ class ClassCache:
     def log(self) -> Path:
         return self.path.with_suffix(".log")
 
-    def unavailable_reason(self, now_s: float) -> str | None:
-        """Returns the reason why the cache cannot be built now, or None if the cache can be built."""
+    def can_be_built(self, now_s: float) -> bool:
+        """Returns whether the directory is writable, has enough space, and no build failed recently."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.directory).free
             failed_s = self.log.stat().st_mtime if self.log.exists() else None
-        except OSError as error:
-            return f"{self.directory} cannot be used: {error.strerror}"
-        if not os.access(self.directory, os.W_OK):
-            return f"{self.directory} cannot be written to"
-        if free < FREE_BYTES_MIN:
-            return f"{self.directory} has only {free // 2**20} MB free"
-        if failed_s is not None and now_s - failed_s < RETRY_AFTER_S:
-            return f"it failed before; see {self.log}"
-        return None
+        except OSError:
+            return False
+        has_failed = failed_s is not None and now_s - failed_s < RETRY_AFTER_S
+        return os.access(self.directory, os.W_OK) and free >= FREE_BYTES_MIN and not has_failed
 
     @contextmanager
     def locked_output(self) -> Iterator[Path | None]:
         """Yields the path at which to build the cache, or None if the cache exists or another process builds it."""
         with (self.directory / f"{self._installation_id}.lock").open("w") as lock:
-            if not _try_lock(lock.fileno()) or self.is_ready():
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                yield None
+                return
+            if self.is_ready():
                 yield None
                 return
             # Remove the files that killed processes left.
@@ -144,19 +140,12 @@ class ClassCache:
     def _is_usable(self, output: Path) -> bool:
         if not output.is_file():
             return False
-        strict = (
-            [f"-XX:AOTCache={output}", "-XX:AOTMode=on"]
-            if self.java.release >= AOT_RELEASE_MIN
-            else [f"-XX:SharedArchiveFile={output}", "-Xshare:on"]
-        )
-        command: Sequence[str] = [
-            str(self.java.program),
-            "-cp",
-            self.spark.class_path(),
-            *module_options(self.java.release),
-            *strict,
-            "-version",
-        ]
+        if self._is_aot:
+            strict = [f"-XX:AOTCache={output}", "-XX:AOTMode=on"]
+        else:
+            strict = [f"-XX:SharedArchiveFile={output}", "-Xshare:on"]
+        options = ["-cp", self.spark.class_path(), *module_options(self.java.release), *strict]
+        command = [str(self.java.program), *options, "-version"]
         with suppress(OSError, subprocess.TimeoutExpired):
             return subprocess.run(command, capture_output=True, timeout=CHECK_TIMEOUT_S).returncode == 0
         return False
@@ -168,29 +157,11 @@ def training_options(java: Java, output: Path) -> list[str]:
     return [f"-XX:{name}={output}"]
 
 
-def _quiet(subject: str) -> list[str]:
-    # Log only errors, and to standard error. By default Java logs to standard output, which is for results.
-    return ["-Xlog:disable", f"-Xlog:all=error,{subject}*=off:stderr"]
-
-
-def _try_lock(file: int) -> bool:
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 def _short_hash(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 def is_enabled(environ: Mapping[str, str]) -> bool:
-    """Returns whether the cache is enabled.
-
-    `MOLDAU_CLASS_CACHE=off` disables the cache. The default in CI is off, because CI machines are not reused.
-    """
+    """Returns whether MOLDAU_CLASS_CACHE enables the cache. The default in CI is off: CI machines are not reused."""
     setting = environ.get("MOLDAU_CLASS_CACHE", "off" if environ.get("CI") else "on")
     return not re.fullmatch(r"off|no|false|0", setting.strip(), re.I)

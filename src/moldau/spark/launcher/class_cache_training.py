@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyspark import SparkConf, SparkContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -95,11 +95,8 @@ def train(spark: SparkSession, directory: Path) -> None:
         .groupBy("product", window("at", "1 minute"))
         .agg({"amount": "sum"})
     )
-    _run(_to_records(revenue).writeStream.format("training"), directory / "second")
-
-
-def _to_records(frame: DataFrame) -> DataFrame:
-    return frame.selectExpr("CAST(product AS BINARY) AS key", "CAST(to_json(struct(*)) AS BINARY) AS value")
+    records = revenue.selectExpr("CAST(product AS BINARY) AS key", "CAST(to_json(struct(*)) AS BINARY) AS value")
+    _run(records.writeStream.format("training"), directory / "second")
 
 
 def _run(writing: Any, checkpoint: Path) -> None:

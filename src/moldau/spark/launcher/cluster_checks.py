@@ -41,7 +41,8 @@ def reach_master(master: Master, within_s: float) -> str:
             except TimeoutError:
                 failures.append(f"{host}:{port} does not respond")
             except OSError as error:
-                failures.append(f"{host}:{port}: {_connect_error_text(error)}")
+                is_refused = error.errno == errno.ECONNREFUSED
+                failures.append(f"{host}:{port}: {'connection refused' if is_refused else error.strerror or error}")
         if time.monotonic() + RETRY_INTERVAL_S > deadline:
             raise LaunchError(
                 f"No Spark master at {master.url} within {within_s:.0f} s: {'; '.join(failures)}. Is it running "
@@ -49,17 +50,6 @@ def reach_master(master: Master, within_s: float) -> str:
                 "through?"
             )
         time.sleep(RETRY_INTERVAL_S)
-
-
-def _connect_error_text(error: OSError) -> str:
-    return "connection refused" if error.errno == errno.ECONNREFUSED else error.strerror or str(error)
-
-
-def unresponsive_master_error(master: Master, within_s: float, version: str) -> LaunchError:
-    return LaunchError(
-        f"{master.url} accepts connections but did not register this application within {within_s:.0f} s. Check that "
-        f"it is the port of a Spark master (not of its web UI), and that it runs the same Spark ({version})."
-    )
 
 
 def wait_for_executors(context: "SparkContext", master: Master, within_s: float) -> None:
@@ -95,12 +85,10 @@ def check_executors(context: "SparkContext") -> None:
         raise LaunchError(executor_error_text(str(error), context.pythonExec)) from None
     missing_by_host = {host: missing for host, missing in found if missing}
     if missing_by_host:
+        lacks = "; ".join(f"The executor on {host} lacks {', '.join(names)}" for host, names in missing_by_host.items())
         raise LaunchError(
-            "; ".join(f"The executor on {host} lacks {', '.join(names)}" for host, names in missing_by_host.items())
-            + (
-                ". Install them there with pip install 'moldau[spark]', for the Python of executors "
-                f"({context.pythonExec})."
-            )
+            f"{lacks}. Install them there with pip install 'moldau[spark]', for the Python of executors "
+            f"({context.pythonExec})."
         )
 
 

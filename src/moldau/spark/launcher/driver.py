@@ -17,11 +17,16 @@ from moldau.spark.launcher.spark_home import SparkHome
 TRAINING_TIMEOUT_S = 300.0
 
 
+def write_stderr(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
 @dataclass(frozen=True)
 class DriverOptions:
     quiet: bool = False
-    say: Callable[[str], None] | None = None
-    """A callback for messages about slow steps. None prints the messages to standard error, unless `quiet`."""
+    say: Callable[[str], None] = write_stderr
+    """A callback for messages about slow steps."""
     log: Path | None = None
     descriptors: Sequence[int] = ()
     for_all_sessions: bool = False
@@ -44,9 +49,7 @@ def start_driver(
     """
     java = java or find_java()
     if class_options is None:
-        class_options = class_cache_options(
-            java, spark, say=options.say or (_ignore if options.quiet else write_stderr)
-        )
+        class_options = class_cache_options(java, spark, say=options.say)
     java_options = [*class_options, *log_options(spark, "error" if options.quiet else "warn")]
     properties = settings if options.for_all_sessions else submit_settings(settings)
     environ = {**os.environ, "JAVA_HOME": str(java.home)}
@@ -84,7 +87,7 @@ def class_cache_options(java: Java, spark: SparkHome, *, say: Callable[[str], No
     if not is_enabled(os.environ):
         return []
     cache = ClassCache(cache_directory(os.environ), java, spark)
-    if not cache.is_ready() and cache.unavailable_reason(time.time()) is None:
+    if not cache.is_ready() and cache.can_be_built(time.time()):
         _build_class_cache(cache, say)
     return cache.jvm_options() if cache.is_ready() else []
 
@@ -106,7 +109,17 @@ def _build_class_cache(cache: ClassCache, say: Callable[[str], None]) -> None:
 
 
 def _train_class_cache(cache: ClassCache, output: Path) -> bool:
-    """Trains in another Python process, because PySpark can connect to only one Java process."""
+    """Trains in another Python process, because PySpark can connect to only one Java process.
+
+    The training uses this Java, Spark and Python, but not the user's session settings.
+    """
+    environ = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "MASTER"))},
+        "JAVA_HOME": str(cache.java.home),
+        "SPARK_HOME": str(cache.spark.home),
+        "PYSPARK_PYTHON": sys.executable,
+        "MOLDAU_CLASS_CACHE": "off",
+    }
     with cache.log.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "moldau.spark.launcher.class_cache_training", str(output)],
@@ -115,7 +128,7 @@ def _train_class_cache(cache: ClassCache, output: Path) -> bool:
             stderr=log,
             # Ctrl-C must interrupt this process only. `finally` then terminates the child.
             process_group=0,
-            env=_training_environment(cache),
+            env=environ,
         )
         try:
             return process.wait(TRAINING_TIMEOUT_S) == 0
@@ -123,27 +136,3 @@ def _train_class_cache(cache: ClassCache, output: Path) -> bool:
             return False
         finally:
             gateway.terminate_process(process)
-
-
-def _training_environment(cache: ClassCache) -> dict[str, str]:
-    """Returns the environment of the training, with this Java, Spark and Python, but without the user's session
-    settings."""
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "MASTER"))
-    }
-    return {
-        **inherited,
-        "JAVA_HOME": str(cache.java.home),
-        "SPARK_HOME": str(cache.spark.home),
-        "PYSPARK_PYTHON": sys.executable,
-        "MOLDAU_CLASS_CACHE": "off",
-    }
-
-
-def write_stderr(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
-
-
-def _ignore(text: str) -> None:
-    pass

@@ -1,7 +1,6 @@
 """The Java process of a Python driver. The Java process ends when the driver ends."""
 
 import os
-import shutil
 import signal
 import struct
 import subprocess
@@ -9,10 +8,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from moldau.spark.errors import LaunchError
 
@@ -58,7 +57,10 @@ def start_gateway(
 
     The Java process keeps `descriptors` open. Raises LaunchError if the process exits or is not ready in time.
     """
-    with _private_directory() as directory, _open_log(log) as output:
+    with ExitStack() as stack:
+        temporary = tempfile.TemporaryDirectory(prefix="moldau-spark-", ignore_cleanup_errors=True)
+        directory = Path(stack.enter_context(temporary))
+        output = None if log is None else stack.enter_context(log.open("wb"))
         connection_file, settings = directory / "connection", directory / "settings"
         settings.write_text(properties)
         process = subprocess.Popen(
@@ -121,24 +123,6 @@ def kill_process(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
     process.wait()
-
-
-@contextmanager
-def _open_log(log: Path | None) -> Iterator[IO[bytes] | None]:
-    if log is None:
-        yield None
-        return
-    with log.open("wb") as output:
-        yield output
-
-
-@contextmanager
-def _private_directory() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="moldau-spark-"))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 _environment_lock = threading.Lock()

@@ -31,10 +31,6 @@ OPENED_PACKAGES = (
 OPENED_PACKAGES_BEFORE_24 = ("java.base/sun.security.action",)
 """Packages that Spark accesses by reflection and that Java 24 removed."""
 
-GATEWAY_CLASS = "org.apache.spark.deploy.SparkSubmit"
-MASTER_CLASS = "org.apache.spark.deploy.master.Master"
-WORKER_CLASS = "org.apache.spark.deploy.worker.Worker"
-
 PROCESS_SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": "",
@@ -66,11 +62,20 @@ def module_options(release: int) -> list[str]:
 
 
 def java_command(
-    java: Java, spark: SparkHome, name: str, arguments: Sequence[str], *, options: Sequence[str] = (), memory: str
+    java: Java,
+    spark: SparkHome,
+    main_class: str,
+    arguments: Sequence[str],
+    *,
+    options: Sequence[str],
+    memory: str,
+    class_path: str = "",
 ) -> list[str]:
-    """Returns the command of a master or worker."""
-    command = [str(java.program), "-cp", _class_path(spark), f"-Xmx{memory}"]
-    return [*command, *module_options(java.release), *options, name, *arguments]
+    """Returns the command of a Spark class in `org.apache.spark.deploy`. `class_path` is searched before Spark's."""
+    # Put the settings directory last, because a class cache requires that the start of the class path is unchanged.
+    whole_path = ":".join(filter(None, [class_path, spark.class_path(), f"{spark.settings}/"]))
+    command = [str(java.program), "-cp", whole_path, f"-Xmx{memory}", *module_options(java.release), *options]
+    return [*command, f"org.apache.spark.deploy.{main_class}", *arguments]
 
 
 def gateway_command(
@@ -86,24 +91,20 @@ def gateway_command(
         process_options += shlex.split(of_process[name])
     if of_process["spark.driver.extraLibraryPath"]:
         process_options.append(f"-Djava.library.path={of_process['spark.driver.extraLibraryPath']}")
-    return [
-        str(java.program),
-        "-cp",
-        _class_path(spark, of_process["spark.driver.extraClassPath"]),
-        f"-Xmx{of_process['spark.driver.memory']}",
-        *module_options(java.release),
-        *process_options,
-        GATEWAY_CLASS,
-        "--properties-file",
-        str(properties),
-        "pyspark-shell",
-    ]
+    return java_command(
+        java,
+        spark,
+        "SparkSubmit",
+        ["--properties-file", str(properties), "pyspark-shell"],
+        options=process_options,
+        memory=of_process["spark.driver.memory"],
+        class_path=of_process["spark.driver.extraClassPath"],
+    )
 
 
 def submit_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """Returns the settings that must be known before a session starts."""
-    names = [name for name in settings if name == "spark.master" or _is_submit_setting(name)]
-    return {name: settings[name] for name in names}
+    return {name: value for name, value in settings.items() if name == "spark.master" or _is_submit_setting(name)}
 
 
 def session_settings(settings: Mapping[str, str]) -> dict[str, str]:
@@ -132,8 +133,3 @@ def _escape(text: str) -> str:
     codes = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
     plain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-/"
     return "".join(chr(code) if chr(code) in plain else f"\\u{code:04x}" for code in codes)
-
-
-def _class_path(spark: SparkHome, extra: str = "") -> str:
-    # Put the settings directory last, because a class cache requires that the start of the class path is unchanged.
-    return ":".join(filter(None, [extra, spark.class_path(), f"{spark.settings}/"]))

@@ -50,26 +50,19 @@ LOCAL_SETTINGS = {
     ),
 }
 
-LOCAL_SHUFFLE_PARTITIONS = (2, 8)
-"""The minimum and maximum number of shuffle partitions for a local master, which gets one partition per thread."""
-CLUSTER_SHUFFLE_PARTITIONS = "16"
-
 
 def default_settings(master: Master, *, temporary: str | None = None) -> dict[str, str]:
-    """Returns the defaults for a master."""
     chosen = dict(COMMON_SETTINGS)
     temporary = tempfile.gettempdir() if temporary is None else temporary
     if len(os.fsencode(temporary)) + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES_MAX:
         # Unix sockets are faster than TCP between Java and Python.
         chosen["spark.python.unix.domain.socket.enabled"] = "true"
     if master.kind is MasterKind.LOCAL:
-        fewest, most = LOCAL_SHUFFLE_PARTITIONS
         chosen |= LOCAL_SETTINGS
-        # Use few partitions, because stateful micro-batches have a cost per partition. Spark's default of 200 is for
-        # terabytes.
-        chosen["spark.sql.shuffle.partitions"] = str(min(max(master.threads, fewest), most))
-    else:
-        chosen["spark.sql.shuffle.partitions"] = CLUSTER_SHUFFLE_PARTITIONS
+    # Use few partitions, because stateful micro-batches have a cost per partition. Spark's default of 200 is for
+    # terabytes. A local master gets one partition per thread, within limits.
+    partitions = min(max(master.threads, 2), 8) if master.kind is MasterKind.LOCAL else 16
+    chosen["spark.sql.shuffle.partitions"] = str(partitions)
     return chosen
 
 

@@ -11,16 +11,11 @@ import pytest
 from moldau.spark.errors import LaunchError
 from moldau.spark.launcher.cluster_checks import executor_error_text, reach_master
 from moldau.spark.launcher.gateway import parse_connection
+from moldau.spark.launcher.java import Java
 from moldau.spark.launcher.master_url import parse_master
-from moldau.spark.launcher.session import build_code_archive, write_code_archive
+from moldau.spark.launcher.session import build_code_archive
 from moldau.spark.launcher.spark_home import SparkHome
-from moldau.spark.launcher.standalone import (
-    MasterOptions,
-    WorkerOptions,
-    master_arguments,
-    worker_arguments,
-    worker_environment,
-)
+from moldau.spark.launcher.standalone import exec_master, exec_worker, worker_environment
 
 
 def closed_port() -> int:
@@ -99,23 +94,25 @@ def test_the_code_is_imported_from_its_zip_and_nowhere_else() -> None:
     assert done.stdout.strip() == f"{path}/moldau/spark/datasource.py"
 
 
-def test_the_code_archive_keeps_relative_paths(tmp_path: Path) -> None:
-    package = tmp_path / "one"
-    (package / "inner" / "__pycache__").mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "inner" / "data.yaml").write_text("a: 1")
-    (package / "inner" / "__pycache__" / "x.pyc").write_text("")
-    write_code_archive([package], tmp_path / "out.zip")
-    assert sorted(zipfile.ZipFile(tmp_path / "out.zip").namelist()) == ["one/__init__.py", "one/inner/data.yaml"]
-
-
-def test_the_arguments_of_masters_and_workers(tmp_path: Path) -> None:
-    assert master_arguments(MasterOptions("h", 7077, 0)) == ["--host", "h", "--port", "7077", "--webui-port", "0"]
-    least = WorkerOptions("spark://h:1", "w", 0, None, None, tmp_path)
-    assert worker_arguments(least) == [
+def test_the_arguments_of_masters_and_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+    java = Java(tmp_path, 25, "25", frozenset(), "JAVA_HOME")
+    monkeypatch.setenv("MOLDAU_CACHE", str(tmp_path))
+    monkeypatch.setenv("MOLDAU_CLASS_CACHE", "off")
+    monkeypatch.setattr("moldau.spark.launcher.standalone.find_java", lambda: java)
+    monkeypatch.setattr("os.execve", lambda program, command, environ: commands.append(command))
+    port = closed_port()
+    exec_master("127.0.0.1", port, 0)
+    exec_worker("spark://h:1", "w", 0, None, None, tmp_path)
+    exec_worker("spark://h:1", "w", 0, 2, "2g", tmp_path)
+    master, least, most = commands
+    assert master[-7:] == [
+        "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"
+    ]  # fmt: skip
+    assert least[-8:] == [
+        "org.apache.spark.deploy.worker.Worker",
         "--host", "w", "--webui-port", "0", "--work-dir", str(tmp_path), "spark://h:1"
     ]  # fmt: skip
-    most = worker_arguments(WorkerOptions("spark://h:1", "w", 0, 2, "2g", tmp_path))
     assert most[-5:] == ["--cores", "2", "--memory", "2g", "spark://h:1"]
 
 
