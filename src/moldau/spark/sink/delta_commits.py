@@ -18,8 +18,7 @@ from moldau.observe.logging import get_logger
 from moldau.spark.errors import SparkSourceError
 from moldau.spark.sink.delta_files import WrittenFile, first_line, remove_files, table_file_system
 from moldau.spark.sink.delta_options import Location
-from moldau.spark.sink.delta_schema import as_nullable, check_rows_fit_table, non_null_columns
-from moldau.spark.sink.delta_stats import stats_json, without_bounds
+from moldau.spark.sink.delta_schema import as_nullable, check_rows_fit_table
 
 ATTEMPTS_MAX = 10
 """The maximum number of attempts to commit. An attempt fails only if another writer commits first."""
@@ -44,18 +43,12 @@ def open_table(location: Location) -> DeltaTable | None:
         ) from error
 
 
-def table_schema_json(table: DeltaTable) -> dict[str, Any]:
-    found = json.loads(table.schema().to_json())
-    assert isinstance(found, dict)
-    return found
-
-
 def check_table_schema(
     table: DeltaTable, schema: dict[str, Any], partition_by: Sequence[str], location: Location
 ) -> None:
-    about = table.metadata()
+    about, table_schema = table.metadata(), json.loads(table.schema().to_json())
     check_rows_fit_table(
-        schema, partition_by, table_schema_json(table), about.partition_columns, about.configuration, location.path
+        schema, partition_by, table_schema, about.partition_columns, about.configuration, location.path
     )
 
 
@@ -72,9 +65,7 @@ def is_batch_committed(
     last = table.transaction_version(app_id)
     if last is None or last < batch_id:
         return False
-    if last > batch_id or (
-        query_id is not None and table.transaction_version(_query_app_id(app_id, query_id)) != batch_id
-    ):
+    if last > batch_id or (query_id is not None and table.transaction_version(f"{app_id}/{query_id}") != batch_id):
         raise SparkSourceError(
             f"the Delta table {table.table_uri} has batch {last} of {app_id!r}, but this write is "
             f"at {batch_id}: its checkpoint is new or an older copy. Use the checkpoint that "
@@ -96,16 +87,12 @@ def batch_commit_properties(
     if app_id is not None and batch_id is not None:
         batches.append(Transaction(app_id, batch_id))
         if query_id is not None:
-            batches.append(Transaction(_query_app_id(app_id, query_id), batch_id))
+            batches.append(Transaction(f"{app_id}/{query_id}", batch_id))
     return CommitProperties(app_transactions=batches, max_commit_retries=0 if creates_table else None)
 
 
-def _query_app_id(app_id: str, query_id: str) -> str:
-    return f"{app_id}/{query_id}"
-
-
 def retry_commit(location: Location, attempt: Callable[[DeltaTable | None], bool]) -> bool:
-    """Calls `attempt` with the current table until the commit does not conflict with another writer."""
+    """Calls `attempt` with the current table until its commit does not conflict with another writer."""
     for _ in range(ATTEMPTS_MAX):
         try:
             return attempt(open_table(location))
@@ -196,7 +183,9 @@ def _append(
 ) -> None:
     if len(schema["fields"]) < len(table.schema().fields):
         # Remove the bounds, because the files have no bounds for table columns that the rows lack.
-        files = [replace(each, stats=without_bounds(each.stats)) for each in files]
+        files = [
+            replace(each, stats={name: each.stats[name] for name in ("numRecords", "nullCount")}) for each in files
+        ]
     table.create_write_transaction(
         [_add_action(each) for each in files],
         "append",
@@ -207,13 +196,10 @@ def _append(
 
 
 def _check_nulls(table: DeltaTable, files: Sequence[WrittenFile], location: Location) -> None:
-    """Raises SparkSourceError if a NOT NULL column contains nulls, because such nulls would make the table
-    unreadable."""
-    partition_by = table.metadata().partition_columns
-    for name in non_null_columns(table_schema_json(table)):
+    """Raises SparkSourceError if a NOT NULL column contains nulls, which would make the table unreadable."""
+    for name in (field.name for field in table.schema().fields if not field.nullable):
         for file in files:
-            has_null = file.partition_values[name] is None if name in partition_by else name in file.null_columns
-            if has_null:
+            if name in file.null_columns or file.partition_values.get(name, "") is None:
                 raise SparkSourceError(
                     f"the column {name!r} may not be null in the Delta table {location.path}, and rows have a null "
                     f"there: filter them out (WHERE {name} IS NOT NULL) or fill them with coalesce"
@@ -243,4 +229,5 @@ def _file_names(table: DeltaTable) -> set[str]:
 
 
 def _add_action(file: WrittenFile) -> AddAction:
-    return AddAction(file.path, file.size, file.partition_values, file.modified_ms, True, stats_json(file.stats))
+    stats = json.dumps(file.stats, ensure_ascii=False, separators=(",", ":"))
+    return AddAction(file.path, file.size, file.partition_values, file.modified_ms, True, stats)

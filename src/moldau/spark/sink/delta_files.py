@@ -8,6 +8,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
@@ -25,10 +26,6 @@ from moldau.spark.errors import SparkSourceError
 from moldau.spark.sink.delta_options import Location
 from moldau.spark.sink.delta_stats import file_stats, has_bounds
 
-ROW_GROUP_BYTES = 32 * 1024 * 1024
-BUFFERED_BYTES_MAX = 128 * 1024 * 1024
-FILE_BYTES_MAX = 512 * 1024 * 1024
-FILES_OPEN_MAX = 64
 _NULL_DIRECTORY = "__HIVE_DEFAULT_PARTITION__"
 _DIRECTORY_NAME_MAX = 120
 
@@ -66,30 +63,22 @@ class _OpenFile:
     null_columns: set[str] = field(default_factory=set)
 
 
+@dataclass
 class TableFiles:
     """Writer of a task's Parquet files. Call `write` for each batch, then `finish`, or `discard` after a failure."""
 
-    def __init__(
-        self,
-        location: Location,
-        schema: pa.Schema,
-        partition_by: tuple[str, ...],
-        *,
-        compression: str = "snappy",
-        row_group_bytes: int = ROW_GROUP_BYTES,
-        buffered_bytes_max: int = BUFFERED_BYTES_MAX,
-        file_bytes_max: int = FILE_BYTES_MAX,
-        files_open_max: int = FILES_OPEN_MAX,
-    ) -> None:
-        self._schema = schema
-        self._file_schema = pa.schema([each for each in schema if each.name not in partition_by])
-        self._partition_by = partition_by
-        self._compression = compression
-        self._row_group_bytes = row_group_bytes
-        self._buffered_bytes_max = buffered_bytes_max
-        self._file_bytes_max = file_bytes_max
-        self._files_open_max = files_open_max
-        self._store = table_file_system(location)
+    location: Location
+    schema: pa.Schema
+    partition_by: tuple[str, ...]
+    compression: str = "snappy"
+    row_group_bytes: int = 32 * 1024 * 1024
+    buffered_bytes_max: int = 128 * 1024 * 1024
+    file_bytes_max: int = 512 * 1024 * 1024
+    files_open_max: int = 64
+
+    def __post_init__(self) -> None:
+        self._file_schema = pa.schema([each for each in self.schema if each.name not in self.partition_by])
+        self._store = table_file_system(self.location)
         # The open files by partition values. The most recently used file is last.
         self._open: OrderedDict[tuple[str | None, ...], _OpenFile] = OrderedDict()
         self._buffered_bytes = 0
@@ -102,12 +91,12 @@ class TableFiles:
         # Cast to the expected types, because Spark labels timestamps with the session's time zone. This does not change
         # the instants.
         batch = pa.record_batch(
-            [column.cast(expected.type) for column, expected in zip(batch.columns, self._schema, strict=True)],
-            schema=self._schema,
+            [column.cast(expected.type) for column, expected in zip(batch.columns, self.schema, strict=True)],
+            schema=self.schema,
         )
-        for values, rows in split_by_partition(batch, self._partition_by):
+        for values, rows in split_by_partition(batch, self.partition_by):
             self._buffer_rows(values, rows)
-        while self._buffered_bytes > self._buffered_bytes_max:
+        while self._buffered_bytes > self.buffered_bytes_max:
             self._write_group(max(self._open.values(), key=lambda each: each.buffered_bytes))
 
     def finish(self) -> list[WrittenFile]:
@@ -127,16 +116,16 @@ class TableFiles:
     def _buffer_rows(self, values: tuple[str | None, ...], rows: pa.RecordBatch) -> None:
         file = self._open.get(values)
         if file is None:
-            if len(self._open) >= self._files_open_max:
+            if len(self._open) >= self.files_open_max:
                 self._close(next(iter(self._open)))
-            file = self._open[values] = _OpenFile(_path(self._partition_by, values), values)
+            file = self._open[values] = _OpenFile(_path(self.partition_by, values), values)
         self._open.move_to_end(values)
         file.buffered.append(rows)
         file.buffered_bytes += rows.nbytes
         self._buffered_bytes += rows.nbytes
-        if file.buffered_bytes >= self._row_group_bytes:
+        if file.buffered_bytes >= self.row_group_bytes:
             self._write_group(file)
-            if file.stream.tell() >= self._file_bytes_max:
+            if file.stream.tell() >= self.file_bytes_max:
                 self._close(values)
 
     def _write_group(self, file: _OpenFile) -> None:
@@ -144,7 +133,7 @@ class TableFiles:
             self._started_paths.append(file.path)
             file.stream = self._store.open_output_stream(file.path)
             file.writer = pq.ParquetWriter(
-                file.stream, self._file_schema, compression=self._compression, store_schema=False
+                file.stream, self._file_schema, compression=self.compression, store_schema=False
             )
         rows = pa.Table.from_batches(file.buffered, self._file_schema)
         file.has_bounds = file.has_bounds and has_bounds(rows)
@@ -167,7 +156,7 @@ class TableFiles:
                 file.path,
                 size,
                 time.time_ns() // 1_000_000,
-                dict(zip(self._partition_by, values, strict=True)),
+                dict(zip(self.partition_by, values, strict=True)),
                 file_stats(file.writer.writer.metadata, self._file_schema, bounded=file.has_bounds),
                 frozenset(file.null_columns),
             )
@@ -194,10 +183,8 @@ def first_line(error: BaseException) -> str:
 
 def remove_files(store: pafs.FileSystem, paths: list[str]) -> None:
     for path in paths:
-        try:
+        with suppress(FileNotFoundError):
             store.delete_file(path)
-        except FileNotFoundError:
-            continue
 
 
 def split_by_partition(
@@ -229,7 +216,7 @@ def split_by_partition(
 
 def _partition_texts(values: pa.Array, name: str) -> list[str | None]:
     try:
-        return [partition_value_text(each) for each in values.to_pylist()]
+        return [_partition_value_text(each) for each in values.to_pylist()]
     except OverflowError:
         raise SparkSourceError(
             f"the partition column {name!r} has a date outside the years 1 to 9999: filter such "
@@ -237,7 +224,7 @@ def _partition_texts(values: pa.Array, name: str) -> list[str | None]:
         ) from None
 
 
-def partition_value_text(value: Any) -> str | None:
+def _partition_value_text(value: Any) -> str | None:
     """Formats a partition value for the Delta log. An empty string becomes null, as Delta requires."""
     if value is None or value == "":
         return None

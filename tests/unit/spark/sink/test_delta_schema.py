@@ -102,7 +102,7 @@ def test_all_delta_types_are_accepted() -> None:
 
 def test_columns_of_a_new_table_are_nullable_and_without_metadata() -> None:
     inner = struct(x="long")
-    inner["fields"][0].update(as_nullable=False, metadata={"comment": "no"})
+    inner["fields"][0].update(nullable=False, metadata={"comment": "no"})
     schema = struct(a=array(inner, contains_null=False))
     schema["fields"][0]["nullable"] = False
     assert as_nullable(schema) == struct(a=array(struct(x="long")))
