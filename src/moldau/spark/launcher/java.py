@@ -56,7 +56,11 @@ def _check_java(home: Path, origin: str) -> Java:
     program = home / "bin" / "java"
     if not os.access(program, os.X_OK):
         raise LaunchError(f"{origin} is {home}, but {program} does not exist. {INSTALL_HINT}")
-    facts = _read_release_file(home / "release") or _query_version(program, origin)
+    facts: dict[str, str] = {}
+    with suppress(OSError):
+        facts = parse_release_file((home / "release").read_text(errors="replace"))
+    if not facts:
+        facts = _query_version(program, origin)
     release = parse_release(facts.get("JAVA_VERSION", ""))
     if release is None:
         raise LaunchError(f"The version of the Java of {origin} ({home}) cannot be determined. {INSTALL_HINT}")
@@ -68,15 +72,8 @@ def _check_java(home: Path, origin: str) -> Java:
     return Java(home, release, build, frozenset(facts.get("MODULES", "").split()), origin)
 
 
-def _read_release_file(path: Path) -> dict[str, str] | None:
-    """Reads the version from the `release` file, without starting Java."""
-    try:
-        return parse_release_file(path.read_text(errors="replace"))
-    except OSError:
-        return None
-
-
 def parse_release_file(text: str) -> dict[str, str]:
+    """Parses the file `release` in Java's directory, which has the version."""
     return dict(re.findall(r'^(\w+)="(.*)"$', text, re.M))
 
 

@@ -37,13 +37,11 @@ def parse_master(url: str) -> Master:
         if threads < 1:
             raise LaunchError(f"{url!r} has no threads: local[*] uses one per core.")
         return Master(url, MasterKind.LOCAL, threads=threads)
-    if url.startswith("local-cluster["):
-        return Master(url, MasterKind.OTHER)
     if url.startswith("spark://"):
         return Master(url, MasterKind.STANDALONE, addresses=_addresses(url))
     if url.startswith("sc://"):
         return Master(url, MasterKind.CONNECT)
-    if url == "yarn" or url.startswith("k8s://"):
+    if url == "yarn" or url.startswith(("k8s://", "local-cluster[")):
         return Master(url, MasterKind.OTHER)
     raise LaunchError(
         f"{url!r} is not a master URL: use local[*] for this machine, spark://host:{DEFAULT_PORT} "

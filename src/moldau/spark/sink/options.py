@@ -18,7 +18,6 @@ NAMES = ("topic", "includeHeaders")
 SPARK_OPTIONS = ("checkpointlocation", "queryname")
 """Options that Spark itself adds."""
 
-_TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _ACKS = {"all": -1, "-1": -1, "0": 0, "1": 1}
 _NUMBER_SETTINGS = {
     "batch.size": ("batch_size", 0),
@@ -73,8 +72,8 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicSinkOptions:
     )
     kafka = kafka_settings(options, _REFUSED_SETTINGS)
     topic = own.text("topic", "") if "topic" in own else None
-    if topic is not None and not is_valid_topic_name(topic):
-        raise OptionError(f"the option topic: {invalid_topic_name_text(topic)}")
+    if topic is not None and (problem := topic_name_problem(topic)):
+        raise OptionError(f"the option topic: {problem}")
     return TopicSinkOptions(
         connection=parse_connection(options),
         producer=_producer(kafka),
@@ -83,12 +82,10 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicSinkOptions:
     )
 
 
-def is_valid_topic_name(name: str) -> bool:
-    """Returns whether the name follows Kafka's rule for topic names."""
-    return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
-
-
-def invalid_topic_name_text(name: str) -> str:
+def topic_name_problem(name: str) -> str | None:
+    """Returns an error message for a name that breaks Kafka's rule for topic names, or None."""
+    if re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) and name not in (".", ".."):
+        return None
     return f"{name!r} is not a topic name: use 1 to 249 letters, digits, dots, underscores and hyphens"
 
 

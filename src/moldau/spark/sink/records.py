@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from moldau.columnar.partitioner import key_partitions
 from moldau.spark.errors import SparkSourceError
 from moldau.spark.sink.columns import SinkColumns
-from moldau.spark.sink.options import invalid_topic_name_text, is_valid_topic_name
+from moldau.spark.sink.options import topic_name_problem
 
 RECORD_OVERHEAD = 21
 """The estimated overhead of a record in bytes: lengths, attributes and deltas.
@@ -70,8 +70,8 @@ def split_by_topic(table: pa.Table, columns: SinkColumns, topic: str | None) -> 
     indices = names.indices.to_numpy()
     topics = names.dictionary.to_pylist()
     for index, name in enumerate(topics):
-        if not is_valid_topic_name(name):
-            raise SparkSourceError(f"the column `topic`: {invalid_topic_name_text(name)}")
+        if problem := topic_name_problem(name):
+            raise SparkSourceError(f"the column `topic`: {problem}")
         yield name, table if len(topics) == 1 else table.take(pa.array(np.flatnonzero(indices == index)))
 
 
@@ -136,21 +136,15 @@ def _timestamps(column: Any, count: int, now_ms: int) -> npt.NDArray[np.int64]:
 def check_sizes(rows: RecordColumns, topic: str, request_bytes_max: int) -> None:
     largest = int(rows.sizes.argmax())
     if rows.sizes[largest] > request_bytes_max:
-        key = (
-            ""
-            if rows.key is None or not rows.key[largest].is_valid
-            else f" with the key {_key_text(rows.key[largest])}"
-        )
+        key = None if rows.key is None else rows.key[largest].as_py()
+        text = "" if key is None else repr(key if isinstance(key, str) else key.decode("utf-8", "backslashreplace"))
+        if len(text) > 60:
+            text = text[:57] + "…'"
         raise SparkSourceError(
-            f"a row{key} becomes a record of {rows.sizes[largest]} bytes for {topic!r}, but kafka.max.request.size is "
-            f"{request_bytes_max}: raise it and the topic's max.message.bytes, or shorten the value"
+            f"a row{text and f' with the key {text}'} becomes a record of {rows.sizes[largest]} bytes for {topic!r}, "
+            f"but kafka.max.request.size is {request_bytes_max}: raise it and the topic's max.message.bytes, or shorten "
+            "the value"
         )
-
-
-def _key_text(key: pa.Scalar) -> str:
-    content = key.as_py()
-    text = repr(content if isinstance(content, str) else bytes(content).decode("utf-8", "backslashreplace"))
-    return text if len(text) <= 60 else text[:57] + "…'"
 
 
 class RowPartitioner:

@@ -56,20 +56,13 @@ def requested_columns(schema_requested: StructType) -> Sequence[SourceColumn]:
             hint = did_you_mean(field.name, TYPES) or f"; a read has the columns {', '.join(TYPES)}"
             raise SparkSourceError(f"the schema requests a column {field.name!r}{hint}")
         is_text = field.name in _TEXT_COLUMNS and isinstance(field.dataType, StringType)
-        if not is_text and not _is_same_type(field.dataType, expected):
-            choices = _type_sql(expected) + (" or STRING" if field.name in _TEXT_COLUMNS else "")
+        expected_sql, requested_sql = expected.simpleString().upper(), field.dataType.simpleString().upper()
+        if not is_text and requested_sql != expected_sql:
+            choices = expected_sql + (" or STRING" if field.name in _TEXT_COLUMNS else "")
             raise SparkSourceError(
-                f"the schema requests the column {field.name} as {_type_sql(field.dataType)}, but it is {choices}"
+                f"the schema requests the column {field.name} as {requested_sql}, but it is {choices}"
             )
         if not field.nullable and field.name in _NULLABLE_COLUMNS:
             raise SparkSourceError(f"the schema requests {field.name} NOT NULL, but records without it are allowed")
         columns.append(SourceColumn(field.name, is_text))
     return columns
-
-
-def _is_same_type(one: DataType, other: DataType) -> bool:
-    return one.simpleString() == other.simpleString()
-
-
-def _type_sql(type_: DataType) -> str:
-    return type_.simpleString().upper()

@@ -100,10 +100,7 @@ def cap_offsets(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition
     total = pending_offsets(start, end)
     if total <= offsets_max:
         return dict(end)
-    return {partition: _share(start[partition], offset, offsets_max, total) for partition, offset in end.items()}
-
-
-def _share(start: int, end: int, offsets_max: int, total: int) -> int:
-    if end <= start:
-        return end
-    return min(end, start + max(1, offsets_max * (end - start) // total))
+    return {
+        partition: min(offset, start[partition] + max(1, offsets_max * (offset - start[partition]) // total))
+        for partition, offset in end.items()
+    }

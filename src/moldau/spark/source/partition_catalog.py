@@ -1,14 +1,12 @@
 """The partitions of a subscription and their offsets, queried by the driver."""
 
 import asyncio
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, list_offsets
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
-from moldau.client.net.metadata import TopicInfo
 from moldau.client.record import TopicPartition
 from moldau.settings.option_parser import did_you_mean
 from moldau.spark.errors import OptionError, SparkSourceError
@@ -75,17 +73,13 @@ class PartitionCatalog:
         cluster = await self.cluster()
         if refresh_metadata:
             await self._refresh(cluster)
-        pattern = self._subscription.pattern
-        if pattern is not None:
-            matcher = re.compile(pattern)
-            topics: Iterable[TopicInfo] = [
-                topic for name, topic in cluster.topics.items() if matcher.fullmatch(name) and not topic.is_internal
-            ]
-        else:
-            topics = [cluster.topics[name] for name in self._topics() if name in cluster.topics]
-        found = [TopicPartition(topic.name, each.index) for topic in topics for each in topic.partitions]
-        assigned = frozenset(self._subscription.partitions)
-        return sorted(each for each in found if not assigned or each in assigned)
+        found = (
+            TopicPartition(topic.name, each.index)
+            for topic in cluster.topics.values()
+            if self._subscription.pattern is None or not topic.is_internal
+            for each in topic.partitions
+        )
+        return sorted(each for each in found if self._subscription.has(each))
 
     async def topic_ids(self, partitions: Iterable[TopicPartition]) -> dict[str, str]:
         """Returns the ids of the partitions' topics by topic name, from cached metadata."""
@@ -103,7 +97,7 @@ class PartitionCatalog:
         cluster = await self.cluster()
         for name in self._topics():
             if name not in cluster.topics:
-                await self._raise_unknown_topic(cluster, name)
+                await self._wait_for_topic(cluster, name)
                 return await self.require_partitions()
         missing = [each for each in self._subscription.partitions if each not in partitions]
         if missing:
@@ -123,7 +117,7 @@ class PartitionCatalog:
         return await self._list_offsets(dict.fromkeys(partitions, LATEST))
 
     async def resolve(self, side: str, limit: OffsetRangeLimit, partitions: list[TopicPartition]) -> Offsets:
-        """Resolves a starting or ending limit to offsets. EARLIEST and LATEST are not resolved.
+        """Returns the offsets of a starting or ending limit, which may be EARLIEST or LATEST.
 
         Raises OptionError if the option does not match the existing partitions.
         """
@@ -196,11 +190,8 @@ class PartitionCatalog:
         names = self._subscription.topics or (each.topic for each in self._subscription.partitions)
         return sorted(dict.fromkeys(names))
 
-    async def _raise_unknown_topic(self, cluster: Cluster, name: str) -> None:
-        """Raises SparkSourceError with a suggestion for the topic name.
-
-        If the topic is being created, waits until the topic exists and returns.
-        """
+    async def _wait_for_topic(self, cluster: Cluster, name: str) -> None:
+        """Waits for a topic that is being created. Raises SparkSourceError for a topic that does not exist."""
         code = cluster.topic_errors.get(name, ErrorCode.unknown_topic_or_partition)
         if code not in _UNKNOWN_TOPIC_CODES:
             await cluster.wait_for_topics([name])
