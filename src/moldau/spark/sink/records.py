@@ -142,8 +142,8 @@ def check_sizes(rows: RecordColumns, topic: str, request_bytes_max: int) -> None
             text = text[:57] + "…'"
         raise SparkSourceError(
             f"a row{text and f' with the key {text}'} becomes a record of {rows.sizes[largest]} bytes for {topic!r}, "
-            f"but kafka.max.request.size is {request_bytes_max}: raise it and the topic's max.message.bytes, or shorten "
-            "the value"
+            f"but kafka.max.request.size is {request_bytes_max}: raise it and the topic's max.message.bytes, or "
+            "shorten the value"
         )
 
 
