@@ -74,10 +74,7 @@ def _groups(
 
 
 def _offset_ranges(group: Sequence[Batch], start: int, end: int, rows_max: int) -> list[tuple[int, int]]:
-    """Returns the offset range of each Arrow batch.
-
-    There are several if a single record batch has more records than the topic column of one Arrow batch holds.
-    """
+    """Returns the offset range of each Arrow batch: several if a single record batch has more than `rows_max` rows."""
     if len(group) > 1 or group[0].count <= rows_max:
         return [(start, end)]
     low, high = max(start, group[0].base_offset), min(end, group[0].next_offset)

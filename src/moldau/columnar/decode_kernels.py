@@ -40,10 +40,7 @@ _LONG_MIN = -(2**63)
 
 @kernel_helper
 def read_varint(position: int, end: int) -> tuple[int, int]:
-    """Reads a varint. Returns the number and the position after the varint.
-
-    The position is -1 if the varint does not end before `end`. Numbers beyond 64 bits are clamped.
-    """
+    """Returns a varint, clamped to 64 bits, and the position after it, or -1 if it does not end before `end`."""
     value = 0
     shift = 0
     for _ in range(9):

@@ -1,7 +1,6 @@
 """Decoder that lets the compiled kernels fill buffers, and returns the buffers as Arrow arrays."""
 
 from collections.abc import Sequence
-from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -85,7 +84,10 @@ def decode(
         totals,
     )
     if corrupt:
-        _raise_corrupt(batches, sections, int(totals[kernels.BAD_BATCH]))
+        # Decode the corrupt batch again with the Python decoder, whose error describes the corruption.
+        batch, section = batches[totals[kernels.BAD_BATCH]], sections[totals[kernels.BAD_BATCH]]
+        decode_python.decode([batch], [section], start=batch.base_offset, end=batch.next_offset, columns=["headers"])
+        raise CorruptRecordError(f"the records of {batch!r} contradict themselves")
 
     rows = int(totals[kernels.ROWS])
     arrays: dict[str, pa.Array] = {}
@@ -126,15 +128,6 @@ def _batch_fields(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64
             start + len(section),
         )
     return np.array(fields, np.int64)
-
-
-def _raise_corrupt(batches: Sequence[Batch], sections: Sequence[Buffer], index: int) -> NoReturn:
-    """Decodes the corrupt batch again with the Python decoder, which raises an error that describes the corruption."""
-    batch = batches[index]
-    decode_python.decode(
-        [batch], [sections[index]], start=batch.base_offset, end=batch.next_offset, columns=["headers"]
-    )
-    raise CorruptRecordError(f"the records of {batch!r} contradict themselves")
 
 
 def _headers(spans: Int64s, rows: int, count: int, kind: pa.DataType) -> pa.Array:

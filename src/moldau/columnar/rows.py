@@ -82,15 +82,8 @@ def _headers(headers: Any, count: int) -> tuple[Int64s, Int64s, ByteSpans, ByteS
     contents = byte_spans(structs.field("value"), "the value of headers")
     if structs.null_count:
         names.lengths[~validity_mask(structs)] = -1
-    _check_names(names, bounds[:-1], counts)
+    nameless_before = np.concatenate([[0], np.cumsum(names.lengths < 0)])
+    nameless_rows = np.flatnonzero(nameless_before[bounds[:-1] + counts] - nameless_before[bounds[:-1]])
+    if len(nameless_rows):
+        raise ValueError(f"a header of row {nameless_rows[0]} has no key")
     return bounds[:-1], counts, names, contents
-
-
-def _check_names(names: ByteSpans, starts: Int64s, counts: Int64s) -> None:
-    if not len(names.lengths) or names.lengths.min() >= 0:
-        return
-    nameless = np.flatnonzero(names.lengths < 0)
-    for row in np.flatnonzero(counts):
-        within = np.searchsorted(nameless, starts[row])
-        if within < len(nameless) and nameless[within] < starts[row] + counts[row]:
-            raise ValueError(f"a header of row {row} has no key")

@@ -54,10 +54,7 @@ def user_facing_errors(bootstrap: str) -> Iterator[None]:
 
 
 def _hide_traceback() -> None:
-    """Makes Spark omit the traceback of an error in a worker.
-
-    Spark reads SPARK_HIDE_TRACEBACK when it serializes the error. The worker exits afterwards, so it is not reset.
-    """
+    """Makes Spark omit the traceback of an error in a worker. The worker exits afterwards, so this is not reset."""
     if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
 

@@ -122,10 +122,7 @@ def known_options(
 
 
 def kafka_settings(options: Mapping[str, str], refused: Mapping[str, str] | None = None) -> OptionReader:
-    """Returns the `kafka.*` options by their lower-case names without the prefix.
-
-    Raises OptionError for a name that no Kafka client has. `refused` maps names that are not allowed to the reason.
-    """
+    """Returns the `kafka.*` options without the prefix. Raises OptionError for unknown names and those in `refused`."""
     found = {}
     for option, value in options.items():
         if not option.lower().startswith(PREFIX):

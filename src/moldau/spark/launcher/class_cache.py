@@ -45,10 +45,7 @@ class ClassCache:
 
     @property
     def path(self) -> Path:
-        """The file, named by a hash of the Java build, the jars and the options.
-
-        The cache is therefore built again after a change. Java would silently ignore an outdated cache.
-        """
+        """The file. A change of Java, the jars or the options changes its name, so the cache is built again."""
         jars = sorted(
             (each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in self.spark.jars.glob("*.jar")
         )

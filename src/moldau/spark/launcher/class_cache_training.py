@@ -105,11 +105,10 @@ def _run(writing: Any, checkpoint: Path) -> None:
 
 
 def main(output: str) -> None:
-    java, spark = find_java(), find_spark()
+    java = find_java()
     _, settings = resolve_settings("training", "local[2]", {}, submitted={}, defaults={}, environ={})
-    gateway = start_driver(
-        spark, settings, DriverOptions(), java=java, class_options=training_options(java, Path(output))
-    )
+    class_options = training_options(java, Path(output))
+    gateway = start_driver(find_spark(), settings, DriverOptions(), java=java, class_options=class_options)
 
     def give_up(*_: object) -> NoReturn:
         # Kill Java, because after a normal exit Java would write the cache of an unfinished training.

@@ -1,7 +1,4 @@
-"""Checks of a standalone cluster before the first query.
-
-The master must respond. Executors must exist and have the required Python version and packages.
-"""
+"""Checks of a standalone cluster before the first query: the master, and the executors' Python and packages."""
 
 import errno
 import importlib.util
@@ -24,10 +21,7 @@ POLL_INTERVAL_S = 0.05
 
 
 def reach_master(master: Master, within_s: float) -> str:
-    """Returns the local address of a connection to the master. Executors can reach this driver at that address.
-
-    Raises LaunchError if no master listens within `within_s`.
-    """
+    """Returns the local address of a connection to the master. Raises LaunchError if none listens in time."""
     deadline = time.monotonic() + within_s
     while True:
         failures = []

@@ -65,10 +65,7 @@ def start_driver(
 
 
 def log_options(spark: SparkHome, level: str, *, deploy: str = "warn") -> list[str]:
-    """Returns Moldau's logging options, or none if the user has a log4j2.properties.
-
-    `deploy` is the log level of masters and workers.
-    """
+    """Returns logging options, or none if the user has a log4j2.properties. Masters and workers log at `deploy`."""
     if (spark.settings / "log4j2.properties").is_file():
         return []
     configuration = Path(__file__).with_name("log4j2.properties")
@@ -80,10 +77,7 @@ def log_options(spark: SparkHome, level: str, *, deploy: str = "warn") -> list[s
 
 
 def class_cache_options(java: Java, spark: SparkHome, *, say: Callable[[str], None]) -> list[str]:
-    """Returns the Java options of the class cache. Builds the cache if it is missing.
-
-    A failed build does not prevent the start of Spark.
-    """
+    """Returns the Java options of the class cache. Builds a missing cache. Returns none if the build fails."""
     if not is_enabled(os.environ):
         return []
     cache = ClassCache(cache_directory(os.environ), java, spark)

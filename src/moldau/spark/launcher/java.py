@@ -87,9 +87,9 @@ def _query_version(program: Path, origin: str) -> dict[str, str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"The Java of {origin} ({program}) cannot be run: {error}. {INSTALL_HINT}") from None
-    found = dict(re.findall(r"^\s*(java\.(?:runtime\.)?version) = (\S+)", completed.stderr, re.M))
-    names = {"java.version": "JAVA_VERSION", "java.runtime.version": "JAVA_RUNTIME_VERSION"}
-    return {names[key]: value for key, value in found.items()}
+    found = re.findall(r"^\s*(java\.(?:runtime\.)?version) = (\S+)", completed.stderr, re.M)
+    # Use the names of the release file, such as JAVA_VERSION for java.version.
+    return {name.upper().replace(".", "_"): value for name, value in found}
 
 
 def parse_release(version: str) -> int | None:

@@ -11,25 +11,15 @@ from pathlib import Path
 from moldau.spark.launcher.java import Java
 from moldau.spark.launcher.spark_home import SparkHome
 
-OPENED_PACKAGES = (
-    "java.base/java.lang",
-    "java.base/java.lang.invoke",
-    "java.base/java.lang.reflect",
-    "java.base/java.io",
-    "java.base/java.net",
-    "java.base/java.nio",
-    "java.base/java.util",
-    "java.base/java.util.concurrent",
-    "java.base/java.util.concurrent.atomic",
-    "java.base/jdk.internal.ref",
-    "java.base/sun.nio.ch",
-    "java.base/sun.nio.cs",
-    "java.base/sun.util.calendar",
-    "java.security.jgss/sun.security.krb5",
-)
+OPENED_PACKAGES = """
+    java.base/java.lang java.base/java.lang.invoke java.base/java.lang.reflect java.base/java.io java.base/java.net
+    java.base/java.nio java.base/java.util java.base/java.util.concurrent java.base/java.util.concurrent.atomic
+    java.base/jdk.internal.ref java.base/sun.nio.ch java.base/sun.nio.cs java.base/sun.util.calendar
+    java.security.jgss/sun.security.krb5
+    """
 """Packages that Spark accesses by reflection."""
-OPENED_PACKAGES_BEFORE_24 = ("java.base/sun.security.action",)
-"""Packages that Spark accesses by reflection and that Java 24 removed."""
+OPENED_PACKAGE_BEFORE_24 = "java.base/sun.security.action"
+"""A package that Spark accesses by reflection and that Java 24 removed."""
 
 PROCESS_SETTINGS = {
     "spark.driver.memory": "1g",
@@ -48,7 +38,7 @@ PYTHON_FILES = "spark.submit.pyFiles"
 
 def module_options(release: int) -> list[str]:
     """Returns the Java options that Spark needs with this Java release."""
-    opened = OPENED_PACKAGES if release >= 24 else OPENED_PACKAGES + OPENED_PACKAGES_BEFORE_24
+    opened = [*OPENED_PACKAGES.split(), *([OPENED_PACKAGE_BEFORE_24] if release < 24 else [])]
     return [
         "-XX:+IgnoreUnrecognizedVMOptions",
         *(f"--add-opens={package}=ALL-UNNAMED" for package in opened),
@@ -108,10 +98,7 @@ def submit_settings(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def session_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns the settings of a session, without those of `SparkSubmit`.
-
-    A session must not overwrite the values that `SparkSubmit` has computed from its own settings.
-    """
+    """Returns the settings of a session, without those that `SparkSubmit` acts on and may have changed."""
     return {name: value for name, value in settings.items() if not _is_submit_setting(name) and name != PYTHON_FILES}
 
 

@@ -52,12 +52,8 @@ def session(
     workers. The default for both is standard error. Java keeps `descriptors` open until it exits, so a lock on a
     descriptor may last a little longer than this process. Raises LaunchError.
     """
-    say = say or (_ignore if quiet else write_stderr)
+    say = say or ((lambda _: None) if quiet else write_stderr)
     return spark_launcher().session(app, master, settings or {}, DriverOptions(quiet, say, log, descriptors))
-
-
-def _ignore(text: str) -> None:
-    pass
 
 
 @cache
@@ -213,10 +209,7 @@ class SparkLauncher:
 
 
 def _pyspark_state(name: str) -> Any:
-    """Returns an attribute of PySpark's SparkContext, or None if PySpark is not imported.
-
-    Does not import PySpark, so that Java can start first.
-    """
+    """Returns an attribute of SparkContext, or None if PySpark is not imported. Java starts before the import."""
     pyspark = sys.modules.get("pyspark")
     return None if pyspark is None else getattr(pyspark.SparkContext, name)
 

@@ -4,6 +4,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from moldau.settings.option_parser import OptionValueError, parse_duration
@@ -76,11 +77,9 @@ def parse_seconds(name: str, text: str) -> float:
 
 def read_defaults(directory: Path) -> dict[str, str]:
     """Reads the user's `spark-defaults.conf`, if it exists."""
-    try:
-        text = (directory / "spark-defaults.conf").read_text()
-    except OSError:
-        return {}
-    return parse_defaults(text)
+    with suppress(OSError):
+        return parse_defaults((directory / "spark-defaults.conf").read_text())
+    return {}
 
 
 def parse_defaults(text: str) -> dict[str, str]:
@@ -98,11 +97,7 @@ def resolve_settings(
     defaults: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> tuple[Master, dict[str, str]]:
-    """Merges the settings of a session.
-
-    Highest precedence first: the session's code, the settings of the submit command, spark-defaults.conf, Moldau's
-    defaults.
-    """
+    """Merges settings. Highest precedence first: code, submit command, spark-defaults.conf, Moldau's defaults."""
     users = {**defaults, **submitted, **{name: str(value) for name, value in session_settings.items()}}
     parsed = parse_master(master or users.get("spark.master") or environ.get("MASTER") or "local[*]")
     users["spark.master"] = parsed.url

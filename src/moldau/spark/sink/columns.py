@@ -19,13 +19,13 @@ from pyspark.sql.types import (
 from moldau.spark.errors import SparkSourceError
 
 _READ_ONLY_COLUMNS = ("offset", "timestampType")
-_TYPES: dict[str, tuple[str, type[DataType] | tuple[type[DataType], ...]]] = {
+_TYPES: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
     "key": ("STRING or BINARY", (StringType, BinaryType)),
     "value": ("STRING or BINARY", (StringType, BinaryType)),
-    "headers": ("ARRAY<STRUCT<key: STRING, value: BINARY>>", ()),
-    "topic": ("STRING", StringType),
-    "partition": ("INT", IntegerType),
-    "timestamp": ("TIMESTAMP", TimestampType),
+    "headers": ("ARRAY<STRUCT<key: STRING, value: BINARY>>", (ArrayType,)),
+    "topic": ("STRING", (StringType,)),
+    "partition": ("INT", (IntegerType,)),
+    "timestamp": ("TIMESTAMP", (TimestampType,)),
 }
 """The type of each column, as text and as classes."""
 
@@ -60,7 +60,7 @@ def sink_columns(schema: StructType, *, has_topic: bool, includes_headers: bool)
         if field.name in positions:
             raise SparkSourceError(f"the column {field.name!r} is duplicated: drop one")
         type_text, classes = _TYPES[field.name]
-        if not (_is_headers(field.dataType) if field.name == "headers" else isinstance(field.dataType, classes)):
+        if not isinstance(field.dataType, classes) or not _has_header_elements(field.dataType):
             raise SparkSourceError(
                 f"the column {field.name!r} is {field.dataType.simpleString().upper()} and must be "
                 f"{type_text}: {_type_hint(field.name, field.dataType)}"
@@ -79,8 +79,11 @@ def sink_columns(schema: StructType, *, has_topic: bool, includes_headers: bool)
     return SinkColumns(**positions, ignored=tuple(ignored))
 
 
-def _is_headers(kind: DataType) -> bool:
-    header = kind.elementType if isinstance(kind, ArrayType) else None
+def _has_header_elements(kind: DataType) -> bool:
+    """Returns False for an array whose elements are not headers."""
+    if not isinstance(kind, ArrayType):
+        return True
+    header = kind.elementType
     return (
         isinstance(header, StructType)
         and header.names == ["key", "value"]

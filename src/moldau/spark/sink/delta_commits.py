@@ -1,8 +1,4 @@
-"""Commits to a Delta table on the driver.
-
-A commit adds all files of a batch atomically. It contains the batch number as an application transaction, so that a
-repeated batch is recognised.
-"""
+"""Commits to a Delta table on the driver. A commit adds all files of a batch and stores the number of the batch."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -143,12 +139,15 @@ def commit_files(
     with the option appId.
     """
 
+    def has_landed(table: DeltaTable) -> bool:
+        return not _file_names(table).isdisjoint(each.name for each in files)
+
     def attempt(table: DeltaTable | None) -> bool:
         if is_batch_committed(table, app_id, batch_id, query_id):
             remove_uncommitted(location, files)
             return False
         transactions = batch_commit_properties(app_id, batch_id, query_id, creates_table=table is None)
-        with detect_landed_commit(location, lambda now: _contains_any(now, files), creates_table=table is None):
+        with detect_landed_commit(location, has_landed, creates_table=table is None):
             if table is None:
                 _create(location, schema, partition_by, files, transactions)
             elif files:
@@ -216,11 +215,6 @@ def remove_uncommitted(location: Location, files: Sequence[WrittenFile]) -> None
     table = open_table(location)
     committed = set() if table is None else _file_names(table)
     remove_files(table_file_system(location), [each.path for each in files if each.name not in committed])
-
-
-def _contains_any(table: DeltaTable, files: Sequence[WrittenFile]) -> bool:
-    committed = _file_names(table)
-    return any(each.name in committed for each in files)
 
 
 def _file_names(table: DeltaTable) -> set[str]:

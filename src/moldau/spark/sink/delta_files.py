@@ -190,10 +190,7 @@ def remove_files(store: pafs.FileSystem, paths: list[str]) -> None:
 def split_by_partition(
     batch: pa.RecordBatch, partition_by: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """Yields the rows of each partition with the partition values.
-
-    The values are formatted for the Delta log. The rows keep their order and lack the partition columns.
-    """
+    """Yields the values of each partition, as texts for the Delta log, and its rows without the partition columns."""
     if not partition_by:
         yield (), batch
         return

@@ -15,10 +15,7 @@ from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import topic_name_problem
 
 RECORD_OVERHEAD = 21
-"""The estimated overhead of a record in bytes: lengths, attributes and deltas.
-
-A single large record has an overhead of up to 19 bytes. In a batch of many records it can be up to 36 bytes.
-"""
+"""The estimated overhead of a record in bytes. A single large record has up to 19, one of many in a batch up to 36."""
 _HEADER_OVERHEAD = 10
 _UNASSIGNED = -1
 
@@ -38,10 +35,7 @@ class RecordColumns:
 
 
 def merge_batches(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
-    """Merges Arrow batches until each table has at least `bytes_min` bytes; the last table may have fewer.
-
-    Small tables would have few rows per partition and so make small record batches.
-    """
+    """Merges Arrow batches to tables of at least `bytes_min` bytes, because small tables make small record batches."""
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
@@ -148,10 +142,7 @@ def check_sizes(rows: RecordColumns, topic: str, request_bytes_max: int) -> None
 
 
 class RowPartitioner:
-    """Chooses a partition for each row: by the column `partition`, or else by key.
-
-    Rows without a partition and a key fill one batch for each partition in turn.
-    """
+    """Chooses partitions by the column `partition`, or by key. Other rows fill one batch for each partition in turn."""
 
     def __init__(self, turn: int) -> None:
         self._next_partition = turn

@@ -102,22 +102,23 @@ class SectionSender:
         self._in_flight_bytes = 0
         self._bytes_max = int(options.producer["buffer_memory"])
         self._targets: dict[str, TopicTarget] = {}
+        self._send_lock = asyncio.Lock()
         try:
-            self._producer, self._send_lock = event_loop_thread.run(self._open())
+            self._producer = event_loop_thread.run(self._open())
         except KafkaError as error:
             raise SparkSourceError(
                 f"no response from the brokers at {options.bootstrap} ({error}): check "
                 "kafka.bootstrap.servers, the security options, and that the brokers run"
             ) from error
 
-    async def _open(self) -> tuple[Producer, asyncio.Lock]:
+    async def _open(self) -> Producer:
         producer = self._loop_thread.producers.get(self._producer_key)
         if producer is None:
             cluster = await self._loop_thread.cluster(self._options.connection)
             producer = Producer(cluster, **self._options.producer)
             await producer.start()
             self._loop_thread.producers[self._producer_key] = producer
-        return producer, asyncio.Lock()
+        return producer
 
     def topic_target(self, topic: str) -> TopicTarget:
         """Returns the topic's metadata. Fetches it once per task, so that all rows have the same partition count."""
@@ -182,11 +183,7 @@ class SectionSender:
 
 
 async def _batch_bytes_max(cluster: Cluster, topic: str) -> int:
-    """Returns the topic's max.message.bytes, which the broker requires of every batch.
-
-    Returns the largest 32-bit number if the broker does not return the value, for example because a permission is
-    missing.
-    """
+    """Returns the topic's max.message.bytes, or the largest 32-bit number if the brokers do not return the value."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     found = (await Admin(cluster, timeout_ms=CONFIGS_WAIT_MS).describe_configs([resource]))[resource]
     limit = None if isinstance(found, KafkaError) else found.get("max.message.bytes")

@@ -23,10 +23,7 @@ class DataLoss(NamedTuple):
 
 
 def find_data_loss(start: StreamPosition, now: StreamPosition, subscription: TopicSubscription) -> list[DataLoss]:
-    """Returns the data losses between the position `start` and the current logs.
-
-    Deleted, recreated, truncated and unsubscribed topics are data losses.
-    """
+    """Returns the topics that were deleted, recreated, truncated or unsubscribed since the position `start`."""
     found = [
         DataLoss(f"the topic {topic!r} was deleted and recreated since it was read", "reads it from its beginning")
         for topic in start.recreated_topics(now)

@@ -49,10 +49,7 @@ class StreamPosition:
 
     offsets: Offsets
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """The id of each topic, by topic name. A topic that is deleted and recreated gets another id.
-
-    Empty if the brokers assign no ids.
-    """
+    """The id of each topic, by name. A recreated topic has another id. Empty if the brokers assign no ids."""
     group: str | None = None
     """The consumer group generated for the query; None if an option names the group."""
 
@@ -105,10 +102,7 @@ class StreamPosition:
 
 
 def parse_offset_limit(option: str, text: str, *, illegal: int | None = None) -> EarliestOrLatest | SpecificOffsets:
-    """Parses `earliest`, `latest` or JSON of offsets.
-
-    `illegal` is the offset (EARLIEST or LATEST) that the option does not allow; None if both are allowed.
-    """
+    """Parses `earliest`, `latest` or JSON of offsets. `illegal` is EARLIEST or LATEST if the option refuses it."""
     word = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
     if word is not None:
         _reject_illegal_offset(option, word, illegal)
@@ -124,10 +118,9 @@ def parse_offset_limit(option: str, text: str, *, illegal: int | None = None) ->
 
 
 def _reject_illegal_offset(option: str, offset: int, illegal: int | None) -> None:
-    if offset == illegal == LATEST:
-        raise OptionError(f"{option} cannot be latest (-1) in a batch query: there would be nothing to read")
-    if offset == illegal == EARLIEST:
-        raise OptionError(f"{option} cannot be earliest (-2): there would be nothing to read")
+    if offset == illegal:
+        text = "latest (-1) in a batch query" if offset == LATEST else "earliest (-2)"
+        raise OptionError(f"{option} cannot be {text}: there would be nothing to read")
 
 
 def parse_times(option: str, text: str) -> SpecificTimestamps:

@@ -27,26 +27,12 @@ from moldau.spark.source.offsets import (
 
 STRATEGIES = ("subscribe", "subscribePattern", "assign")
 ENDINGS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
-NAMES = (
-    *STRATEGIES,
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsets",
-    *ENDINGS,
-    "startingOffsetsByTimestampStrategy",
-    "failOnDataLoss",
-    "includeHeaders",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "groupIdPrefix",
-    "publishOffsets",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-    "kafkaConsumer.pollTimeoutMs",
-)
+OTHERS = """
+    startingTimestamp startingOffsetsByTimestamp startingOffsets startingOffsetsByTimestampStrategy failOnDataLoss
+    includeHeaders minPartitions maxRecordsPerPartition maxOffsetsPerTrigger minOffsetsPerTrigger maxTriggerDelay
+    groupIdPrefix publishOffsets fetchOffset.numRetries fetchOffset.retryIntervalMs kafkaConsumer.pollTimeoutMs
+    """
+NAMES = (*STRATEGIES, *ENDINGS, *OTHERS.split())
 GROUP_ID_PREFIX = "spark-moldau-source"
 
 READ_TIMEOUT_MS = 60_000
@@ -113,8 +99,7 @@ class SourceOptions:
     ending: OffsetRangeLimit
     """The end of a batch query. A stream ignores this value."""
     starts_at_latest_without_match: bool = False
-    """Whether a partition without a record at or after the starting time is read from its end. Otherwise the query
-    fails."""
+    """Whether a partition without a record at or after the starting time starts at its end. If not, the query fails."""
     fail_on_data_loss: bool = True
     include_headers: bool = False
     partitions_min: int | None = None
@@ -154,6 +139,9 @@ def parse_source_options(options: Mapping[str, str], *, is_stream: bool) -> Sour
         starting = _parse_limit(own, "starting", EarliestOrLatest(EARLIEST), LATEST)
     ending = _parse_limit(own, "ending", EarliestOrLatest(LATEST), EARLIEST)
     check_order(starting, ending)
+    group_id = kafka.text("group.id", "") if "group.id" in kafka else None
+    if group_id is not None and not group_id.strip():
+        raise OptionError("kafka.group.id is empty: name a group, or leave the option out to get a generated one")
     without_match = own.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error")
     return SourceOptions(
         connection=parse_connection(options),
@@ -166,7 +154,7 @@ def parse_source_options(options: Mapping[str, str], *, is_stream: bool) -> Sour
         partitions_min=own.optional_integer("minPartitions", 1),
         records_per_partition_max=own.optional_integer("maxRecordsPerPartition", 1),
         limits=limits,
-        group_id=_group_id(kafka),
+        group_id=group_id,
         group_id_prefix=own.text("groupIdPrefix", GROUP_ID_PREFIX),
         publishes_offsets=own.boolean("publishOffsets", True),
         offset_attempts=own.integer("fetchOffset.numRetries", 1, 3),
@@ -272,12 +260,3 @@ def _fetch_options(own: OptionReader, kafka: OptionReader) -> FetchOptions:
         max_bytes=kafka.integer("fetch.max.bytes", 1, defaults.max_bytes),
         timeout_ms=own.integer("kafkaConsumer.pollTimeoutMs", 1, defaults.timeout_ms),
     )
-
-
-def _group_id(kafka: OptionReader) -> str | None:
-    if "group.id" not in kafka:
-        return None
-    group_id = kafka.text("group.id", "")
-    if not group_id.strip():
-        raise OptionError("kafka.group.id is empty: name a group, or leave the option out to get a generated one")
-    return group_id

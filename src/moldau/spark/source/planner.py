@@ -97,10 +97,7 @@ def _limit_to_log(requested: OffsetRange, log: range, options: SourceOptions) ->
 
 
 class StreamPlanner:
-    """The planner of one streaming query. Its coroutines run in the event loop thread, one at a time.
-
-    Tracks end offsets and new, deleted and recreated partitions.
-    """
+    """The planner of one streaming query. Its coroutines run in the event loop thread, one at a time."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -125,10 +122,7 @@ class StreamPlanner:
         self._fixed_end = await self._fetch_position(refresh_metadata=True)
 
     async def next_position(self, start: StreamPosition, limits: TriggerLimits | None) -> StreamPosition:
-        """Returns the end of the next micro-batch, or `start` if no micro-batch is due.
-
-        If `limits` is None, the micro-batch ends at the end of all logs.
-        """
+        """Returns the end of the next micro-batch, or `start` if none is due. `limits` is None to read all records."""
         await self.commit_to_group(start)
         now = await self._current_position(start)
         resumed, end = start.resume_offsets(now), now.offsets
@@ -146,7 +140,9 @@ class StreamPlanner:
         elif limits is not None:
             # Do not delay after data loss. New records could get the offsets of lost records and would then be skipped.
             may_wait = self._fixed_end is None and resumed == start.offsets
-            if may_wait and is_delayed(limits, count, self._since_last_batch_ms()):
+            last_s = self._last_batch_s
+            since_last_ms = None if last_s is None else round((time.monotonic() - last_s) * 1000)
+            if may_wait and is_delayed(limits, count, since_last_ms):
                 return start
             if limits.offsets_max is not None:
                 end = cap_offsets(complete, end, limits.offsets_max)
@@ -155,11 +151,7 @@ class StreamPlanner:
         return StreamPosition(end, now.topic_ids, start.group)
 
     async def ranges(self, start: StreamPosition, end: StreamPosition) -> list[OffsetRange]:
-        """Returns the ranges of a micro-batch.
-
-        After a restart, Spark may repeat a micro-batch whose topic was recreated in the meantime. The offsets of such a
-        topic are skipped.
-        """
+        """Returns the ranges of a micro-batch. Skips topics that were recreated since the micro-batch was planned."""
         recreated = await self._recreated_topics(end)
         if recreated:
             # Refresh the metadata, because it may come from a broker that lags behind.
@@ -188,10 +180,7 @@ class StreamPlanner:
         return position.recreated_topics(current)
 
     async def commit_to_group(self, position: StreamPosition) -> None:
-        """Commits a position to the consumer group in the background.
-
-        All records before the position must be in the sink.
-        """
+        """Commits a position to the consumer group in the background. All records before it must be in the sink."""
         group = self._options.group_id or position.group
         if group is None or not self._options.publishes_offsets:
             return
@@ -228,6 +217,3 @@ class StreamPlanner:
     def _report(self, lost: list[DataLoss]) -> None:
         for loss in lost:
             report_data_loss(self._options, f"{loss.what} (at {self._options.bootstrap})", loss.action)
-
-    def _since_last_batch_ms(self) -> int | None:
-        return None if self._last_batch_s is None else round((time.monotonic() - self._last_batch_s) * 1000)

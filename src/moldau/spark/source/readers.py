@@ -85,10 +85,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits.offsets_min is None else ReadMinRows(limits.offsets_min)
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Returns the end of the next micro-batch.
-
-        Commits `start` to the consumer group, because all records before `start` are in the sink.
-        """
+        """Returns the end of the next micro-batch. Commits `start`, because all records before it are in the sink."""
         limits: TriggerLimits | None = self._options.limits
         if isinstance(limit, ReadAllAvailable):
             limits = None
@@ -127,11 +124,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class FailingStreamReader(DataSourceStreamReader):
-    """A stream reader that raises an error at Spark's first call.
-
-    `streamReader` returns this reader instead of raising, because Spark drops an error that is raised before a reader
-    exists.
-    """
+    """A stream reader that raises an error at Spark's first call. Spark drops an error that `streamReader` raises."""
 
     def __init__(self, error: SparkSourceError) -> None:
         self._error = error
