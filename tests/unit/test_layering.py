@@ -116,6 +116,7 @@ WORLDLY = {
     "moldau.cli",
     "moldau.network",
     "moldau.concurrency",
+    "moldau.columnar.native",
     "moldau.spark",
     "moldau.pipelines",
 }

@@ -12,6 +12,7 @@ import pytest
 
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.errors import RequestTimedOutError
+from moldau.client.group.offsets import GroupOffsets
 from moldau.client.net.cluster import Cluster
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import DataLossError, OptionError, SparkSourceError, user_facing_errors
@@ -604,11 +605,11 @@ def test_newer_offsets_replace_pending_ones(written: LogWriter, monkeypatch: pyt
             committer = OffsetCommitter(cluster, f"group-{topic}")
             commit = committer._offsets.commit_each
 
-            async def noted(offsets: Any, *args: Any, **more: Any) -> Any:
+            async def noted(_: GroupOffsets, offsets: Any, *args: Any, **more: Any) -> Any:
                 commits.append({each: at.offset for each, at in offsets.items()})
                 return await commit(offsets, *args, **more)
 
-            monkeypatch.setattr(committer._offsets, "commit_each", noted)
+            monkeypatch.setattr(GroupOffsets, "commit_each", noted)
             for offset in (1, 2, 3):
                 committer.commit({partition: offset})
                 await asyncio.sleep(0)

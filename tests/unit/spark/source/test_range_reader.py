@@ -1,6 +1,5 @@
 """A task's read of an offset range, without Spark: gaps, data loss, corruption and failing brokers."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -215,8 +214,8 @@ def test_compaction_gaps_are_not_data_loss(broker: Broker, written: LogWriter) -
 
 
 def compact(broker: Broker) -> None:
-    assert broker._loop is not None
-    asyncio.run_coroutine_threadsafe(broker.node._log_maintenance.run_compaction(), broker._loop).result()
+    assert broker._thread is not None
+    broker._thread.submit(broker.node._log_maintenance.run_compaction()).result()
 
 
 def batch(offset: int, *values: str, **settings: Any) -> bytes:
