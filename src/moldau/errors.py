@@ -29,10 +29,6 @@ class CorruptRecordError(MoldauError):
     """Bytes that are not a complete, well-formed record batch with a correct checksum."""
 
 
-class UnsupportedMagicError(MoldauError):
-    """Record batches of a format older (or newer) than v2."""
-
-
 class InvalidRecordError(MoldauError):
     """A well-formed batch that the topic does not accept. `record_index` is None if no single record is invalid."""
 

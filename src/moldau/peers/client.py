@@ -10,6 +10,7 @@ missing one.
 import asyncio
 import errno
 from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from moldau.client.errors import ConnectionLostError, KafkaError, UnsupportedVersionError
@@ -159,23 +160,11 @@ class PeerClient:
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 raise PeerUnreachableError(f"node {node_id} ({address}) could not be connected to in time")
-            await self._wait_until_open(key, address, left_ms)
-
-    async def _wait_until_open(self, key: _ConnectionKey, address: Address, timeout_ms: int) -> None:
-        """Waits for the attempt to open this connection, which concurrent requests share.
-
-        Raises PeerUnreachableError if the attempt fails or times out.
-        """
-        # Limit the attempt to the request timeout. After a network partition, a new attempt succeeds at once, but an
-        # old attempt only at TCP's next retransmission.
-        limit_ms = min(timeout_ms, self._request_timeout_ms)
-        attempt = self._pool.attempt(
-            key,
-            address,
-            lambda: self._open_and_store(key, address, limit_ms),
-            name=f"{self._client_id} connects to {address}",
-        )
-        await _wait_for_attempt(attempt, timeout_ms)
+            # Limit the attempt to the request timeout. After a network partition, a new attempt succeeds at once, and
+            # an old attempt only at TCP's next retransmission.
+            opening = partial(self._open_and_store, key, address, min(left_ms, self._request_timeout_ms))
+            name = f"{self._client_id} connects to {address}"
+            await _wait_for_attempt(self._pool.attempt(key, address, opening, name), left_ms)
 
     async def _open_and_store(self, key: _ConnectionKey, address: Address, timeout_ms: int) -> Connection:
         node_id = key[0]
@@ -192,15 +181,15 @@ class PeerClient:
         try:
             return await self._connect(address.host, address.port, client_id=self._client_id, timeout_ms=timeout_ms)
         except KafkaError as error:
-            is_connection_refused = await _is_connection_refused(address, error)
-            raise _unreachable_error(str(address), error, is_connection_refused=is_connection_refused) from None
+            is_refused = await _is_connection_refused(address, error)
+            raise _unreachable_error(str(address), error, is_connection_refused=is_refused) from None
 
     def _drain_connections(self, node_id: int) -> None:
         self._pool.remove(lambda key: key[0] != node_id, when_idle=True)
 
 
 async def _wait_for_attempt(opening: "asyncio.Task[Connection]", timeout_ms: int) -> None:
-    """Waits for a shared attempt without cancelling it.
+    """Waits for an attempt that concurrent requests share. Raises PeerUnreachableError if it fails or times out.
 
     Does not use `asyncio.timeout`, because that needs a task, and a forwarded request may not have its own task yet.
     """
@@ -232,12 +221,8 @@ async def _is_connection_refused(address: Address, error: KafkaError) -> bool:
     return error.errno == errno.ECONNREFUSED
 
 
-def _unreachable_error(
-    who: str, error: KafkaError, *, is_connection_refused: bool = False, was_sent: bool = False
-) -> PeerUnreachableError:
-    return PeerUnreachableError(
-        f"{who}: {error.message or error}", is_connection_refused=is_connection_refused, was_sent=was_sent
-    )
+def _unreachable_error(who: str, error: KafkaError, **flags: bool) -> PeerUnreachableError:
+    return PeerUnreachableError(f"{who}: {error.message or error}", **flags)
 
 
 def publish_broker_endpoints(peers: PeerClient, listener: str, delta: MetadataDelta, image: MetadataImage) -> None:

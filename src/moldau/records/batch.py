@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import crc32c
 
-from moldau.errors import CorruptRecordError, UnsupportedMagicError
+from moldau.errors import CorruptRecordError, InvalidRecordError
 from moldau.platform.disk import Buffer
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -69,11 +69,11 @@ class Batch:
     size: int
 
     def __init__(self, data: Buffer) -> None:
-        """Parses the header of `data`, which must be exactly one batch. Raises CorruptRecordError."""
+        """Parses the header of exactly one batch. Raises CorruptRecordError or InvalidRecordError."""
         if len(data) < HEADER_SIZE:
             raise CorruptRecordError(f"a batch of {len(data)} bytes is shorter than its header")
         if data[MAGIC_POSITION] != 2:
-            raise UnsupportedMagicError(f"record batches of magic {data[MAGIC_POSITION]} are not supported")
+            raise InvalidRecordError(f"record batches of magic {data[MAGIC_POSITION]} are not supported")
         (
             self.base_offset,
             length,

@@ -15,8 +15,6 @@ from moldau.wire.kio import ErrorCode
 _CODES_WITH_OTHER_NAMES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
     {
         errors.CorruptRecordError: ErrorCode.corrupt_message,
-        # In the served versions of Produce, Kafka uses this code for older record formats.
-        errors.UnsupportedMagicError: ErrorCode.invalid_record,
         errors.RecordTooLargeError: ErrorCode.message_too_large,
         errors.UnsupportedCompressionError: ErrorCode.unsupported_compression_type,
         errors.OutOfOrderSequenceError: ErrorCode.out_of_order_sequence_number,

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +15,7 @@ from moldau.cli.log.files import (
     TIME_ENTRY,
     LogFile,
     LogFileKind,
+    LogPaths,
     find_log_files,
     read_batches,
     read_entries,
@@ -36,9 +36,7 @@ Line = dict[str, Any]
 
 
 def log_dump(
-    paths: Annotated[
-        list[Path], typer.Argument(help="Segment, index or snapshot files, partition directories or data directories.")
-    ],
+    paths: LogPaths,
     records: Annotated[bool, typer.Option("--records", help="Also decode the records of batches.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of lines per file.")] = None,

@@ -6,7 +6,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -20,6 +20,10 @@ from moldau.logs.files.file_names import (
 )
 from moldau.raft.messages import SnapshotId
 from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
+
+LogPaths = Annotated[
+    list[Path], typer.Argument(help="Segment, index or snapshot files, partition directories or data directories.")
+]
 
 OFFSET_ENTRY = struct.Struct(">ii")
 TIME_ENTRY = struct.Struct(">qi")

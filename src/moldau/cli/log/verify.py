@@ -17,6 +17,7 @@ from moldau.cli.log.files import (
     TIME_ENTRY,
     LogFile,
     LogFileKind,
+    LogPaths,
     find_log_files,
     read_batches,
     read_entries,
@@ -220,9 +221,7 @@ class DirectoryVerifier:
 
 
 def log_verify(
-    paths: Annotated[
-        list[Path], typer.Argument(help="Segment, index or snapshot files, partition directories or data directories.")
-    ],
+    paths: LogPaths,
     records: Annotated[
         bool, typer.Option("--records", help="Also decompress and decode all records, which takes longer.")
     ] = False,
