@@ -1,7 +1,4 @@
-"""The delayed join and the delayed sync of a classic group.
-
-Each has the parked requests, the members that the group waits for, and a deadline.
-"""
+"""The delayed join and sync of a classic group: parked requests, members it waits for, and a deadline."""
 
 from dataclasses import dataclass, field
 

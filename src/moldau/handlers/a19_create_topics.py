@@ -20,7 +20,6 @@ from moldau.server.error_codes import error_code, error_message
 from moldau.server.replica_readiness import replicas_ready_deadline_ms, wait_replicas_ready
 from moldau.wire.messages import (
     CreateTopicsRequest,
-    CreateTopicsRequestCreatableTopic,
     CreateTopicsResponse,
     CreateTopicsResponseCreatableTopicConfigs,
     CreateTopicsResponseCreatableTopicResult,
@@ -38,7 +37,17 @@ async def create_topics(request: CreateTopicsRequest, session: RequestContext, b
     if request.timeout <= 0:
         raise RequestTimedOutError
     rejected = _rejected_topics(request)
-    new_topics = [_new_topic(topic) for topic in request.topics if topic.name not in rejected]
+    new_topics = [
+        NewTopic(
+            name=topic.name,
+            partitions=topic.num_partitions,
+            replication_factor=topic.replication_factor,
+            assignment={each.partition_index: each.broker_ids for each in topic.assignments},
+            configs={each.name: each.value for each in topic.configs},
+        )
+        for topic in request.topics
+        if topic.name not in rejected
+    ]
     deadline_ms = replicas_ready_deadline_ms(broker, request.timeout)
     created = await broker.controller.create_topics(new_topics, validate_only=request.validate_only)
     if not request.validate_only:
@@ -61,16 +70,6 @@ def _rejected_topics(request: CreateTopicsRequest) -> dict[str, CreateTopicsResp
             message = f"Found multiple manual partition assignments for partition {duplicate}"
             rejected[topic.name] = _topic_error(topic.name, InvalidReplicaAssignmentError(message))
     return rejected
-
-
-def _new_topic(topic: CreateTopicsRequestCreatableTopic) -> NewTopic:
-    return NewTopic(
-        name=topic.name,
-        partitions=topic.num_partitions,
-        replication_factor=topic.replication_factor,
-        assignment={each.partition_index: each.broker_ids for each in topic.assignments},
-        configs={each.name: each.value for each in topic.configs},
-    )
 
 
 def _topic_error(name: str, error: MoldauError) -> CreateTopicsResponseCreatableTopicResult:

@@ -1,10 +1,7 @@
 """EndQuorumEpoch: the leader of the metadata quorum resigns and names its preferred successors.
 
 Only nodes send this request. Only v1 is served, because it is the first version with the directory ids of successors.
-Errors:
-
-- FENCED_LEADER_EPOCH, with the current leader, if the epoch of the request is older than the epoch of this node.
-- INCONSISTENT_VOTER_SET if the sender is not a known voter while this node has another live leader.
+The errors are those of BeginQuorumEpoch.
 """
 
 from moldau.raft import messages as raft

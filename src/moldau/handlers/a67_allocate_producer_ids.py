@@ -1,7 +1,4 @@
-"""AllocateProducerIds: returns a block of unused producer ids, which a broker assigns to producers.
-
-Only nodes send this request.
-"""
+"""AllocateProducerIds: returns a block of unused producer ids to a broker. Only nodes send this request."""
 
 from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles

@@ -1,7 +1,4 @@
-"""Reusable buffers for large frames.
-
-Buffers are reused because mapping and zeroing new memory can cost more than receiving the frame.
-"""
+"""Reusable buffers for large frames, because mapping and zeroing new memory can cost more than receiving."""
 
 POOLED_BUFFER_BYTES_MIN = 128 * 1024
 POOLED_BUFFER_BYTES_MAX = 4 * 1024 * 1024

@@ -1,7 +1,4 @@
-"""Authorized operations as the bit fields of Kafka's responses.
-
-There is no authorizer yet, so every client is authorized for all operations of a resource.
-"""
+"""Authorized operations as bit fields. There is no authorizer yet, so every client may do everything."""
 
 NOT_REQUESTED = -(2**31)
 """The bit field in the response if the client did not request authorized operations."""
