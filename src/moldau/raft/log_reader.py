@@ -13,6 +13,9 @@ from moldau.raft.snapshot_store import SnapshotStore
 from moldau.raft.voter_set import VoterSetHistory
 from moldau.records.batch import Batch, split
 
+SnapshotListener = Callable[[Sequence[bytes], SnapshotId, int], None]
+"""Receives the records of a snapshot, its id, and the leader of its epoch."""
+
 READ_BYTES_MAX = 8 * 1024 * 1024
 REPLACE_VOTER_HINT = (
     "If the other voters are intact, remove this node from the voters (`moldau cluster remove-voter`), empty its "
@@ -80,10 +83,7 @@ class CommitDelivery:
     """Delivers committed batches and snapshots to the metadata loader, each once and in order."""
 
     def __init__(
-        self,
-        log: Log,
-        on_commit: Callable[[Sequence[CommittedBatch]], None],
-        on_load_snapshot: Callable[[Sequence[bytes], SnapshotId, int], None],
+        self, log: Log, on_commit: Callable[[Sequence[CommittedBatch]], None], on_load_snapshot: SnapshotListener
     ) -> None:
         self._log = log
         self._on_commit = on_commit

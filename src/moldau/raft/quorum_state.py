@@ -115,7 +115,8 @@ class QuorumState:
         return 0 if self.last_leader_activity_ms is None else max(0, now_ms - self.last_leader_activity_ms)
 
     def advance_high_watermark(self, step: StepContext, offset: int) -> None:
-        if self.log.advance_high_watermark(offset):
+        if offset > self.log.high_watermark:
+            self.log.high_watermark = offset
             step.emit(HighWatermarkAdvanced(offset))
 
     def is_epoch_out_of_range(self, epoch: int) -> bool:

@@ -12,30 +12,13 @@ from uuid import UUID
 from moldau.errors import InvalidRequestError, RequestTimedOutError, StorageError
 from moldau.logs.store import Log, LogName, LogStore
 from moldau.platform.clock import Clock
+from moldau.raft import messages as raft
 from moldau.raft.batches import CommittedBatch, values_batch
 from moldau.raft.effect_executor import EffectExecutor
 from moldau.raft.effects import ServeFetch
 from moldau.raft.events import AppendFailed, RequestReceived, SnapshotCreated
 from moldau.raft.leader_state import LeaderState, ReplicaState
-from moldau.raft.log_reader import REPLACE_VOTER_HINT, CommitDelivery, load_log_state
-from moldau.raft.messages import (
-    NO_LEADER,
-    BeginQuorumEpochRequest,
-    EndQuorumEpochRequest,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    QuorumDescription,
-    QuorumEpochResponse,
-    QuorumFetchRequest,
-    QuorumFetchResponse,
-    RaftRequest,
-    RaftResponse,
-    ReplicaKey,
-    SnapshotId,
-    VoteRequest,
-    VoteResponse,
-    VoterNode,
-)
+from moldau.raft.log_reader import REPLACE_VOTER_HINT, CommitDelivery, SnapshotListener, load_log_state
 from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state import QuorumState
 from moldau.raft.quorum_state_store import QuorumStateStore, check_not_older
@@ -55,7 +38,8 @@ SEGMENT_BYTES = 8 * 1024 * 1024
 VOTER_CHANGE_TIMEOUT_MS = 30_000
 NEVER_CONFIRMED = -(2**63)
 
-T = TypeVar("T", bound=RaftResponse)
+T = TypeVar("T", bound=raft.RaftResponse)
+VoterChange = Callable[[LeaderState], tuple[raft.VoterNode, ...]]
 
 
 async def open_metadata_log(store: LogStore) -> Log:
@@ -83,13 +67,13 @@ class RaftClient:
         clock: Clock,
         random: random.Random,
         *,
-        initial_voters: Sequence[VoterNode],
+        initial_voters: Sequence[raft.VoterNode],
         channel: NetworkChannel,
         snapshots: SnapshotStore,
         config: QuorumConfig | None = None,
         bootstrap_ids: Sequence[int] = (),
         on_commit: Callable[[Sequence[CommittedBatch]], None],
-        on_load_snapshot: Callable[[Sequence[bytes], SnapshotId, int], None] = lambda values, snapshot, leader_id: None,
+        on_load_snapshot: SnapshotListener = lambda values, snapshot, leader_id: None,
         on_leader_change: Callable[[int, int], None] = lambda leader_id, epoch: None,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
@@ -100,7 +84,7 @@ class RaftClient:
         """
         config = config or QuorumConfig()
         endpoints = next((voter.endpoints for voter in initial_voters if voter.node_id == node_id), ())
-        quorum = QuorumState(ReplicaKey(node_id, directory_id), state_store.load(), config, endpoints)
+        quorum = QuorumState(raft.ReplicaKey(node_id, directory_id), state_store.load(), config, endpoints)
         self._state = RaftStateMachine(quorum, tuple(bootstrap_ids))
         self._log = log
         self._clock = clock
@@ -126,7 +110,7 @@ class RaftClient:
     @property
     def leader_id(self) -> int:
         """The leader of the quorum; NO_LEADER (-1) if unknown."""
-        return NO_LEADER if self._executor.failure is not None else self._state.leader_id
+        return raft.NO_LEADER if self._executor.failure is not None else self._state.leader_id
 
     @property
     def epoch(self) -> int:
@@ -137,7 +121,7 @@ class RaftClient:
         return self._state.high_watermark
 
     @property
-    def voters(self) -> tuple[VoterNode, ...]:
+    def voters(self) -> tuple[raft.VoterNode, ...]:
         return self._state.quorum.voters
 
     @property
@@ -209,28 +193,28 @@ class RaftClient:
 
     # Requests of other nodes
 
-    async def vote(self, request: VoteRequest) -> VoteResponse:
-        return await self._respond(request, VoteResponse)
+    async def vote(self, request: raft.VoteRequest) -> raft.VoteResponse:
+        return await self._respond(request, raft.VoteResponse)
 
-    async def begin_quorum_epoch(self, request: BeginQuorumEpochRequest) -> QuorumEpochResponse:
+    async def begin_quorum_epoch(self, request: raft.BeginQuorumEpochRequest) -> raft.QuorumEpochResponse:
         if request.epoch >= self.epoch and not self._state.quorum.is_epoch_out_of_range(request.epoch):
             self._executor.update_endpoints(request.leader_id, request.endpoints)
-        return await self._respond(request, QuorumEpochResponse)
+        return await self._respond(request, raft.QuorumEpochResponse)
 
-    async def end_quorum_epoch(self, request: EndQuorumEpochRequest) -> QuorumEpochResponse:
-        return await self._respond(request, QuorumEpochResponse)
+    async def end_quorum_epoch(self, request: raft.EndQuorumEpochRequest) -> raft.QuorumEpochResponse:
+        return await self._respond(request, raft.QuorumEpochResponse)
 
-    async def fetch(self, request: QuorumFetchRequest) -> QuorumFetchResponse:
+    async def fetch(self, request: raft.QuorumFetchRequest) -> raft.QuorumFetchResponse:
         """Returns the response to a fetch. Waits up to `max_wait_ms` for new records or a new high watermark."""
         response = await self._handle(request)
-        if isinstance(response, QuorumFetchResponse):
+        if isinstance(response, raft.QuorumFetchResponse):
             return response
         deadline_ms = self._clock.monotonic_ms() + request.max_wait_ms
         offset, log_state = request.log_end.offset, self._state.log
         while True:
             leader = self._leader_of(request.epoch)
             if leader is None:
-                return QuorumFetchResponse(self.epoch, self.leader_id, is_leader=False)
+                return raft.QuorumFetchResponse(self.epoch, self.leader_id, is_leader=False)
             high_watermark = leader.announced_high_watermark
             wait_ms = deadline_ms - self._clock.monotonic_ms()
             if log_state.end_offset > offset or high_watermark > request.high_watermark or wait_ms <= 0:
@@ -241,8 +225,8 @@ class RaftClient:
             records = (await self._log.read(offset, request.bytes_max, log_state.end_offset)).read()
             if self._leader_of(request.epoch) is None:
                 # Discard the records, because another leader's records may have replaced them in the log.
-                return QuorumFetchResponse(self.epoch, self.leader_id, is_leader=False)
-        return QuorumFetchResponse(
+                return raft.QuorumFetchResponse(self.epoch, self.leader_id, is_leader=False)
+        return raft.QuorumFetchResponse(
             self.epoch,
             self._state.key.node_id,
             is_leader=True,
@@ -252,16 +236,16 @@ class RaftClient:
             sent_ms=self._clock.monotonic_ms(),
         )
 
-    async def fetch_snapshot(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
+    async def fetch_snapshot(self, request: raft.FetchSnapshotRequest) -> raft.FetchSnapshotResponse:
         """Returns a part of a snapshot. Raises SnapshotNotFoundError or PositionOutOfRangeError."""
         response = await self._handle(request)
-        if isinstance(response, FetchSnapshotResponse):
+        if isinstance(response, raft.FetchSnapshotResponse):
             return response
         if self._leader_of(request.epoch) is None:
             # The request was handled, but a new epoch may have started since then.
-            return FetchSnapshotResponse(self.epoch, self.leader_id, is_leader=False)
+            return raft.FetchSnapshotResponse(self.epoch, self.leader_id, is_leader=False)
         chunk = self._snapshots.read_chunk(request.snapshot, request.position, request.bytes_max)
-        return FetchSnapshotResponse(
+        return raft.FetchSnapshotResponse(
             self.epoch,
             self._state.key.node_id,
             True,
@@ -276,19 +260,21 @@ class RaftClient:
         is_leader = self.is_leader and self.epoch == epoch and not self._executor.is_closing
         return self._state.quorum.leader_state if is_leader else None
 
-    async def _respond(self, request: RaftRequest, kind: type[T]) -> T:
+    async def _respond(self, request: raft.RaftRequest, kind: type[T]) -> T:
         response = await self._handle(request)
         assert isinstance(response, kind)
         return response
 
-    async def _handle(self, request: RaftRequest) -> RaftResponse | ServeFetch | None:
+    async def _handle(self, request: raft.RaftRequest) -> raft.RaftResponse | ServeFetch | None:
         self._executor.check_failure()
         self._executor.check_disk_space()
         return await self._executor.submit(RequestReceived(request))
 
     # Snapshots
 
-    async def write_snapshot(self, values: Sequence[bytes], snapshot: SnapshotId, leader_id: int = NO_LEADER) -> None:
+    async def write_snapshot(
+        self, values: Sequence[bytes], snapshot: raft.SnapshotId, leader_id: int = raft.NO_LEADER
+    ) -> None:
         """Stores a snapshot of committed records, and deletes the log up to the end of the oldest retained snapshot.
 
         The rest of the log is kept for replicas that are slightly behind, and in case the latest snapshot is damaged.
@@ -303,7 +289,7 @@ class RaftClient:
         await self._snapshots.store(SnapshotContents(snapshot, voters, values, self._clock.wall_ms(), leader_id))
         await self._executor.run(lambda: self._delete_log_prefix(snapshot))
 
-    async def _delete_log_prefix(self, snapshot: SnapshotId) -> None:
+    async def _delete_log_prefix(self, snapshot: raft.SnapshotId) -> None:
         self._executor.check_failure()
         oldest = self._snapshots.oldest()
         if oldest is not None and self._log.start_offset < oldest.end_offset <= self._log.end_offset:
@@ -312,19 +298,19 @@ class RaftClient:
 
     # Changes of the voters
 
-    async def add_voter(self, voter: VoterNode, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
+    async def add_voter(self, voter: raft.VoterNode, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
         """Adds a voter, after it has caught up and other changes have ended. Waits until the change is committed."""
         await self._change_voters(lambda leader: leader.with_voter(self._clock.monotonic_ms(), voter), timeout_ms)
 
-    async def remove_voter(self, key: ReplicaKey, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
+    async def remove_voter(self, key: raft.ReplicaKey, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
         """Removes a voter and waits until the change is committed. A leader that removes itself then resigns."""
         await self._change_voters(lambda leader: leader.without_voter(key), timeout_ms)
 
-    async def update_voter(self, voter: VoterNode, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
+    async def update_voter(self, voter: raft.VoterNode, timeout_ms: int = VOTER_CHANGE_TIMEOUT_MS) -> None:
         """Changes the endpoints of a voter, and the voter's directory if it was unknown."""
         await self._change_voters(lambda leader: leader.with_updated_voter(voter), timeout_ms)
 
-    async def _change_voters(self, change: Callable[[LeaderState], tuple[VoterNode, ...]], timeout_ms: int) -> None:
+    async def _change_voters(self, change: VoterChange, timeout_ms: int) -> None:
         self._executor.check_disk_space()
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         while True:
@@ -346,13 +332,13 @@ class RaftClient:
             raise RequestTimedOutError(f"the voters could not be changed in time: {reason}")
         await self._executor.progress.wait(wait_ms)
 
-    async def _append_voters(self, change: Callable[[LeaderState], tuple[VoterNode, ...]]) -> tuple[int, int]:
+    async def _append_voters(self, change: VoterChange) -> tuple[int, int]:
         voters = change(self._require_leader())
         if voters != self.voters:
             await self._executor.append_voters(voters)
         return self.epoch, self._log.end_offset
 
-    def describe(self) -> QuorumDescription:
+    def describe(self) -> raft.QuorumDescription:
         """Returns a description of the quorum. Only the leader knows the progress of other replicas."""
         quorum, now_ms = self._state.quorum, self._clock.monotonic_ms()
         wall_minus_monotonic_ms = self._clock.wall_ms() - now_ms
@@ -364,7 +350,7 @@ class RaftClient:
                 replica = ReplicaState(quorum.key, quorum.log.end_offset, now_ms, now_ms)
             voters.append(replica or ReplicaState(voter.key))
         observers = [] if leader is None else leader.observers(now_ms)
-        return QuorumDescription(
+        return raft.QuorumDescription(
             leader_id=self.leader_id,
             epoch=self.epoch,
             high_watermark=self.high_watermark,

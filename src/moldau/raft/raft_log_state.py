@@ -86,10 +86,3 @@ class RaftLogState:
         self.base_epoch = snapshot.epoch
         self.epochs.clear()
         self.voters.reset_to_snapshot(snapshot.end_offset, voters)
-
-    def advance_high_watermark(self, offset: int) -> bool:
-        """Advances the high watermark and returns whether it has changed."""
-        if offset <= self.high_watermark:
-            return False
-        self.high_watermark = offset
-        return True

@@ -8,6 +8,7 @@ import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 from moldau.errors import CorruptRecordError, PositionOutOfRangeError, SnapshotNotFoundError, StorageError
@@ -156,13 +157,10 @@ class FileSnapshotStore(SnapshotStore):
 
     def _read_bytes(self, snapshot: SnapshotId, position: int, bytes_max: int | None) -> SnapshotChunk:
         try:
-            file = self._disk.open(self._path(snapshot))
-            try:
+            with closing(self._disk.open(self._path(snapshot))) as file:
                 size = file.size
                 count = size if bytes_max is None else min(bytes_max, size)
                 return SnapshotChunk(size, file.read(position, count) if position < size else b"")
-            finally:
-                file.close()
         except OSError as error:
             raise StorageError(f"{self._path(snapshot)} cannot be read: {error}") from error
 

@@ -249,8 +249,7 @@ class RaftStateMachine:
 
     def _handle_vote(self, request: VoteRequest) -> None:
         quorum, step, candidate = self.quorum, self._step, request.candidate
-        if request.epoch > self.epoch:
-            self._advance_epoch(request.epoch, NO_LEADER)
+        self._advance_epoch(request.epoch, NO_LEADER)
         is_granted = quorum.can_grant_vote(request, step.now_ms)
         leader_silence_ms = 0
         if is_granted and not request.is_pre_vote:
@@ -340,16 +339,14 @@ class RaftStateMachine:
                 self._handle_fetch_snapshot(request)
 
     def _handle_begin_quorum_epoch(self, request: BeginQuorumEpochRequest) -> None:
-        if request.epoch > self.epoch:
-            self._advance_epoch(request.epoch, request.leader_id)
+        self._advance_epoch(request.epoch, request.leader_id)
         if request.epoch == self.epoch:
             self._on_leader_contact(request.leader_id)
         self._step.respond(QuorumEpochResponse(self.epoch, self.leader_id))
 
     def _handle_end_quorum_epoch(self, request: EndQuorumEpochRequest) -> None:
         quorum, step = self.quorum, self._step
-        if request.epoch > self.epoch:
-            self._advance_epoch(request.epoch, request.leader_id)
+        self._advance_epoch(request.epoch, request.leader_id)
         is_from_leader = quorum.election.leader_id in (NO_LEADER, request.leader_id)
         may_elect = not isinstance(self.quorum.epoch_state, LeaderState | ResignedState)
         if request.epoch == self.epoch and is_from_leader and may_elect:
@@ -383,8 +380,7 @@ class RaftStateMachine:
         self._step.emit(ServeFetch(request))
 
     def _handle_response(self, node_id: int, request: RaftRequest, response: RaftResponse) -> None:
-        if response.epoch > self.epoch:
-            self._advance_epoch(response.epoch, response.leader_id)
+        self._advance_epoch(response.epoch, response.leader_id)
         match request, response:
             case VoteRequest(), VoteResponse():
                 self._on_vote_response(node_id, request, response)
@@ -426,6 +422,9 @@ class RaftStateMachine:
     # Epochs and leaders
 
     def _advance_epoch(self, epoch: int, leader_id: int) -> None:
+        """Switches to the epoch, unless it is older than or equal to the current epoch."""
+        if epoch <= self.epoch:
+            return
         if leader_id == self.key.node_id:
             leader_id = NO_LEADER
         self.quorum.advance_epoch(self._step, epoch, leader_id)

@@ -27,6 +27,8 @@ SECTION_STARTS = {
     "log.format": "Process",
 }
 """The first setting of each section of the documentation. The settings below are declared in this order."""
+_cached_listeners = cache(parse_listeners)
+"""Parses listeners once, because the properties below are read for every follower fetch."""
 SECTIONS = (*SECTION_STARTS.values(), TOPIC_DEFAULTS)
 
 
@@ -362,17 +364,11 @@ class BrokerSettings:
 
     @property
     def listeners(self) -> tuple[ListenerEndpoint, ...]:
-        return _listeners(self.listen, "listen")
+        return _cached_listeners(self.listen, "listen")
 
     @property
     def advertised(self) -> tuple[ListenerEndpoint, ...]:
-        return _listeners(self.advertised_listeners, "advertised.listeners")
-
-
-@cache
-def _listeners(addresses: tuple[str, ...], setting: str) -> tuple[ListenerEndpoint, ...]:
-    # The result is cached, because this function is called for every follower fetch.
-    return parse_listeners(addresses, setting)
+        return _cached_listeners(self.advertised_listeners, "advertised.listeners")
 
 
 @cache

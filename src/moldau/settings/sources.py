@@ -48,7 +48,10 @@ def build_settings(
     environment = environment or {}
     file = file or environment.get(CONFIG_VARIABLE)
     if file:
-        resolved |= _resolve(_read_file(file))
+        # Imported lazily, because most nodes have no config file and should start fast.
+        from moldau.settings.toml_file import read_toml
+
+        resolved |= _resolve(RawSetting(*each, is_toml=True) for each in read_toml(file))
     resolved |= _resolve(_read_environment(environment))
     resolved |= _resolve(RawSetting(name, text, f"flag {flag_name(name)}") for name, text in (flags or {}).items())
     try:
@@ -82,14 +85,6 @@ def _read_environment(environment: Mapping[str, str]) -> Iterable[RawSetting]:
             yield RawSetting(names[variable], text, f"environment {variable}")
         elif not IGNORED_VARIABLES.fullmatch(variable):
             raise InvalidConfigError(f"environment {variable}: no such setting{did_you_mean(variable, names)}")
-
-
-def _read_file(path: str) -> Iterable[RawSetting]:
-    # Imported lazily, because most nodes have no config file and should start fast.
-    from moldau.settings.toml_file import read_toml
-
-    for name, value, origin in read_toml(path):
-        yield RawSetting(name, value, origin, is_toml=True)
 
 
 def _resolve(written: Iterable[RawSetting]) -> dict[str, ResolvedSetting]:
