@@ -376,7 +376,7 @@ class QuorumSimulation:
                 return
             response = event.response if isinstance(event, ResponseReceived) else None
             data = response.data if isinstance(response, FetchSnapshotResponse) and response.is_leader else b""
-            if data and snapshot.end_offset > state.high_watermark:
+            if data and snapshot.end_offset > state.log.high_watermark:
                 self._install_snapshot(node_id, snapshot, json.loads(data))
             else:
                 self.step(node_id, SnapshotFetchFailed())
@@ -466,7 +466,7 @@ class QuorumSimulation:
 
     def create_snapshot(self, node_id: int) -> None:
         disk, state = self.disks[node_id], self.states[node_id]
-        end = state.high_watermark
+        end = state.log.high_watermark
         if end <= disk.start_offset or disk.durable < end:
             return
         snapshot = SnapshotId(end, disk.at(end - 1).epoch)
@@ -528,10 +528,10 @@ class QuorumSimulation:
         state = self.states[node_id]
         assert state.epoch >= self.epochs.get(node_id, 0), f"the epoch of node {node_id} decreased"
         self.epochs[node_id] = state.epoch
-        assert state.high_watermark >= self.high_watermarks[node_id], f"the watermark of {node_id} decreased"
-        self.high_watermarks[node_id] = state.high_watermark
+        assert state.log.high_watermark >= self.high_watermarks[node_id], f"the watermark of {node_id} decreased"
+        self.high_watermarks[node_id] = state.log.high_watermark
         if state.quorum.is_caught_up:
-            assert state.high_watermark >= self.committed_before_restart[node_id], (
+            assert state.log.high_watermark >= self.committed_before_restart[node_id], (
                 f"node {node_id} acts on outdated metadata"
             )
         self._check_confirmed(node_id, state)

@@ -101,7 +101,7 @@ def fetch(
         key(node_id),
         state.epoch if epoch is None else epoch,
         log_end,
-        state.high_watermark,
+        state.log.high_watermark,
         leader_sent_ms=leader_sent_ms,
     )
     return state.step(now_ms, RequestReceived(request))

@@ -91,7 +91,7 @@ class QuorumTranscriptRunner:
             state for node_id, state in simulation.states.items() if (leader_id, node_id) not in simulation.disconnected
         ]
         return all(
-            state.leader_id == leader_id and state.high_watermark == leader.log.end_offset for state in connected
+            state.leader_id == leader_id and state.log.high_watermark == leader.log.end_offset for state in connected
         )
 
     def _append(self, node_id: str, *values: str) -> None:
@@ -142,7 +142,7 @@ class QuorumTranscriptRunner:
             records = enumerate(disk.entries, disk.start_offset)
             entries = [f"{offset}:{entry.payload} (epoch {entry.epoch})" for offset, entry in records]
             state = self._simulation.states.get(node_id)
-            committed = f"; high watermark {state.high_watermark}" if state else "; down"
+            committed = f"; high watermark {state.log.high_watermark}" if state else "; down"
             self._lines.append(f"node {node_id}: {', '.join(entries) or 'empty'}{committed}")
 
     # Output

@@ -167,7 +167,7 @@ class EffectExecutor:
                     await self._execute(effect)
             # Deliver nothing before the node is caught up, because a restarted node would act on outdated metadata.
             is_caught_up = self._state.quorum.is_caught_up
-            await self._delivery.deliver(self._state.high_watermark if is_caught_up else -1)
+            await self._delivery.deliver(self._state.log.high_watermark if is_caught_up else -1)
         except Exception as error:
             self._fail(error)
             raise
@@ -373,7 +373,7 @@ class EffectExecutor:
     async def _install_snapshot(self, snapshot: SnapshotId, data: bytes) -> None:
         """Stores the snapshot, then resets the log. After a crash in between, the next startup resets the log."""
         self.check_failure()
-        if snapshot.end_offset <= self._state.high_watermark:
+        if snapshot.end_offset <= self._state.log.high_watermark:
             await self.step(events.SnapshotFetchFailed())
             return
         contents = await self._snapshots.store_fetched(snapshot, data)

@@ -118,7 +118,7 @@ class RaftClient:
 
     @property
     def high_watermark(self) -> int:
-        return self._state.high_watermark
+        return self._state.log.high_watermark
 
     @property
     def voters(self) -> tuple[raft.VoterNode, ...]:

@@ -70,10 +70,6 @@ class RaftStateMachine:
         return self.quorum.leader_id
 
     @property
-    def high_watermark(self) -> int:
-        return self.quorum.log.high_watermark
-
-    @property
     def deadline_ms(self) -> int | None:
         """The time when the state machine needs a events.TimerExpired event; None if it needs no timer."""
         if self.quorum.leader_state is not None:
@@ -304,8 +300,8 @@ class RaftStateMachine:
         if end_offset > leader.epoch_start_offset:
             quorum.advance_high_watermark(step, end_offset)
             if quorum.catch_up_offset is None:
-                quorum.catch_up_offset = self.high_watermark
-        if leader.has_committed_in_epoch and self.log.voters.last_entry.offset < self.high_watermark:
+                quorum.catch_up_offset = self.log.high_watermark
+        if leader.has_committed_in_epoch and self.log.voters.last_entry.offset < self.log.high_watermark:
             if not quorum.is_voter:
                 # The removal of this leader from the voters is committed.
                 self._resign()

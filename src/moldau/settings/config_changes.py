@@ -9,7 +9,7 @@ from moldau.settings.broker import broker_aliases, broker_definitions
 from moldau.settings.option_parser import did_you_mean
 from moldau.settings.registry import ConfigType, SettingDefinition, setting_definitions
 from moldau.settings.topic import TopicSettings
-from moldau.settings.values import format_value, parse_value
+from moldau.settings.values import format_value, parse_value, split_list
 from moldau.wire.decoder_runtime import STRING_BYTES_MAX
 
 
@@ -51,11 +51,7 @@ def _list_change(
     if change is None:
         raise InvalidConfigError(f"Null value not supported to {verb}: {name}")
     # The elements are validated later, together with the rest of the change.
-    return (definition.default if current is None else _split_list(current)), _split_list(change)
-
-
-def _split_list(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    return (definition.default if current is None else split_list(current)), split_list(change)
 
 
 def _kind(resource_type: int) -> str:

@@ -12,7 +12,7 @@ def parse_value(definition: SettingDefinition, text: str) -> Any:
     """Parses and validates `text`. Raises InvalidConfigError with the same message as Kafka."""
     try:
         value = _parse_text(definition, text)
-        violation = find_violation(definition, value)
+        violation = _find_violation(definition, value)
     except OptionValueError:
         if definition.type is ConfigType.BOOLEAN:
             violation = "Expected value to be either true or false"
@@ -32,12 +32,16 @@ def _parse_text(definition: SettingDefinition, text: str) -> Any:
         case ConfigType.DOUBLE:
             return parse_number(text)
         case ConfigType.LIST:
-            return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+            return tuple(dict.fromkeys(split_list(text)))
         case _:
             return text.strip()
 
 
-def find_violation(definition: SettingDefinition, value: Any) -> str | None:
+def split_list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _find_violation(definition: SettingDefinition, value: Any) -> str | None:
     """Returns an error message if a value of the right type is not allowed, otherwise None."""
     if isinstance(value, bool):
         return None

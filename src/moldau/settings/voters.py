@@ -17,10 +17,6 @@ class VoterAddress(NamedTuple):
     host: str
     port: int
 
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.node_id}@{host}:{self.port}"
-
 
 def parse_voters(voters: Sequence[str]) -> tuple[VoterAddress, ...]:
     """Returns the voters by ascending id. Raises InvalidConfigError if a voter is invalid or a duplicate."""

@@ -110,7 +110,7 @@ def test_a_lower_high_watermark_of_a_new_leader_is_ignored() -> None:
     state = follower(log(1, 2))
     respond_to_fetch(state, high_watermark=2)
     assert of_kind(respond_to_fetch(state, high_watermark=1), HighWatermarkAdvanced) == []
-    assert state.high_watermark == 2
+    assert state.log.high_watermark == 2
 
 
 def test_a_response_to_an_old_fetch_is_ignored() -> None:

@@ -29,7 +29,7 @@ from support.quorum_states import (
 def test_a_leader_of_three_commits_records_that_two_have_on_disk() -> None:
     state = elected_leader()
     state.step(1000, LogFlushed(1))
-    assert state.high_watermark == 0
+    assert state.log.high_watermark == 0
     effects = fetch(state, 3, EpochEndOffset(1, 1))
     assert effects[0] == HighWatermarkAdvanced(1)
     assert isinstance(effects[-1], ServeFetch)
@@ -56,7 +56,7 @@ def test_a_follower_is_caught_up_at_the_leaders_first_high_watermark() -> None:
     respond_to_fetch(state, records=b"records", high_watermark=4)
     state.step(201, BatchesAppended((BatchSummary(2, 3, 5),)))
     state.step(202, LogFlushed(3))
-    assert state.high_watermark == 3
+    assert state.log.high_watermark == 3
     assert not state.quorum.is_caught_up
     respond_to_fetch(state, records=b"records", high_watermark=9)
     state.step(203, BatchesAppended((BatchSummary(3, 4, 5),)))
@@ -67,7 +67,7 @@ def test_a_follower_is_caught_up_at_the_leaders_first_high_watermark() -> None:
 def test_a_leader_counts_itself_only_up_to_its_durable_offset() -> None:
     state = elected_leader()
     fetch(state, 3, EpochEndOffset(1, 1))
-    assert state.high_watermark == 0
+    assert state.log.high_watermark == 0
     assert of_kind(state.step(1001, LogFlushed(1)), HighWatermarkAdvanced) == [HighWatermarkAdvanced(1)]
 
 
@@ -84,7 +84,7 @@ def test_a_delayed_fetch_does_not_lower_the_end_offset() -> None:
     state.step(1000, LogFlushed(5))
     fetch(state, 2, EpochEndOffset(1, 5), leader_sent_ms=900)
     fetch(state, 2, EpochEndOffset(1, 1), leader_sent_ms=800)
-    assert state.high_watermark == 5
+    assert state.log.high_watermark == 5
     assert state.quorum.leader_state is not None
     assert state.quorum.leader_state.replicas[key(2)].end_offset == 5
 
@@ -101,7 +101,7 @@ def test_a_diverging_replica_gets_the_diverging_epoch_and_does_not_count() -> No
     reply = response_in(fetch(state, 2, EpochEndOffset(9, 3)))
     assert isinstance(reply, QuorumFetchResponse)
     assert reply.diverging_epoch == EpochEndOffset(4, 4)
-    assert state.high_watermark == 0
+    assert state.log.high_watermark == 0
     assert isinstance(fetch(state, 2, EpochEndOffset(1, 2))[-1], ServeFetch)
     assert isinstance(fetch(state, 2, EpochEndOffset(-1, 0))[-1], ServeFetch)
 

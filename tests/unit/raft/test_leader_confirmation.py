@@ -66,7 +66,7 @@ def test_a_replica_without_a_directory_is_not_a_voter() -> None:
     for node_id in (2, 3):
         nameless = QuorumFetchRequest(ReplicaKey(node_id), state.epoch, EpochEndOffset(1, 1), leader_sent_ms=1500)
         state.step(1500, RequestReceived(nameless))
-    assert state.high_watermark == 0
+    assert state.log.high_watermark == 0
     assert state.quorum.require_leader().majority_confirmed_ms(1500) == 1000
 
 

@@ -80,7 +80,7 @@ def test_committed_records_stay_committed_after_a_regression() -> None:
     fetch(state, two, 10)
     assert committed(fetch(state, three, 10)) == [10]
     effects = fetch(state, two, 4)
-    assert (len(regressions(effects)), committed(effects), state.high_watermark) == (1, [], 10)
+    assert (len(regressions(effects)), committed(effects), state.log.high_watermark) == (1, [], 10)
     assert regressions(fetch(state, two, 4)) == []
 
 

@@ -91,7 +91,7 @@ def check_recovery(simulation: QuorumSimulation) -> None:
     simulation.append_value(leader, "after the faults")
     end = simulation.disks[leader].end
     assert simulation.run(
-        5_000, until=lambda: all(state.high_watermark >= end for state in simulation.states.values())
+        5_000, until=lambda: all(state.log.high_watermark >= end for state in simulation.states.values())
     ), "the append is not committed"
     simulation.run(10_000)
     assert simulation.counts["elections"] == elections, "an election without faults"
