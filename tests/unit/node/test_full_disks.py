@@ -231,14 +231,14 @@ def test_a_full_disk_triggers_one_round_of_retention(monkeypatch: pytest.MonkeyP
         controller = QuorumController((1,), retention_bytes="0", segment_bytes="1024")
         node = Node(1, controller, DirectPeers())
         await node.start()
-        rounds, retention = 0, node.housekeeping._apply_retention
+        rounds, retention = 0, node.housekeeping.run_retention
 
         async def counted() -> None:
             nonlocal rounds
             rounds += 1
             await retention()
 
-        monkeypatch.setattr(node.housekeeping, "_apply_retention", counted)
+        monkeypatch.setattr(node.housekeeping, "run_retention", counted)
         for expected in (1, 2):
             for _ in range(4):
                 await commit(node, b"x" * 600)
