@@ -37,11 +37,12 @@ class KafkaError(Exception):
 
 
 class ConnectionLostError(KafkaError):
-    """A connection failed (`errno`, if any, says why). The broker may or may not have received the request."""
+    """A connection failed to open or was lost. The broker may or may not have received the request."""
 
     def __init__(self, message: str, errno: int | None = None) -> None:
         super().__init__(ErrorCode.network_exception, message)
         self.errno = errno
+        """The error number of the operating system, if there is one."""
 
 
 class ClientClosedError(ConnectionLostError):

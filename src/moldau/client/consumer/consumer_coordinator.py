@@ -106,7 +106,7 @@ class ConsumerCoordinator:
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation | None = None
     ) -> None:
-        """Commits offsets that were consumed in a generation (default: the current one). It may have ended by now."""
+        """Commits offsets consumed in a generation (default: the current one). The generation may have ended."""
         if not offsets:
             return
         if generation is None:

@@ -224,7 +224,7 @@ class FetchManager:
     def _is_fatal(self, error: KafkaError) -> bool:
         """Returns whether to raise an error to the user instead of retrying.
 
-        A missing partition is an error only if the user assigned it. In a group, the next assignment omits it.
+        That a partition is missing is fatal only if the user assigned it. In a group, the next assignment omits it.
         """
         if error.code == ErrorCode.unknown_topic_or_partition:
             return self._subscriptions.subscription_type is SubscriptionType.USER_ASSIGNED

@@ -61,7 +61,7 @@ async def list_offsets(
 async def list_offsets_once(
     cluster: Cluster, times: Mapping[TopicPartition, int], on_offsets: OffsetsCallback, *, isolation_level: int = 0
 ) -> None:
-    """Makes one attempt at `list_offsets`. Calls `on_offsets` with the offsets of each leader. Raises KafkaError."""
+    """Makes one attempt at `list_offsets`. Calls `on_offsets` when a leader returns offsets. Raises KafkaError."""
     retry = cluster.retry()
     unknown = dict.fromkeys(each.topic for each in times if cluster.partition_info(each) is None)
     if unknown:

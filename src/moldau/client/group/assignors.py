@@ -191,7 +191,7 @@ class JoinGroupMember(NamedTuple):
 
 
 class AssignmentUserData(NamedTuple):
-    """The state that a static member needs after a restart, because it gets its assignment back without a rebalance."""
+    """The state that a restarted static member needs, because it gets its assignment back without a rebalance."""
 
     hands_over: bool = False
     """Whether the member must revoke partitions and then rejoin, because other members wait for these partitions."""

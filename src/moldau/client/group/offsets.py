@@ -18,7 +18,7 @@ PartitionErrors = dict[TopicPartition, KafkaError | None]
 """The error of each partition, None for success."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class GroupOffsets:
     """Commits and fetches the offsets of one group, with retries."""
 

@@ -151,7 +151,7 @@ class _StickyBalancer:
         return index
 
     def _find_move_chain(self, giver: str) -> list[tuple[str, str, str]]:
-        """Returns moves that take one partition from `giver`, the last first; [] if none make the load more even."""
+        """Returns a chain of moves, last first, that takes a partition from `giver`; [] if no chain evens the load."""
         load_max = self._load[giver] - 2
         reached: dict[str, tuple[str, str] | None] = {giver: None}
         seen_topics: set[str] = set()

@@ -416,7 +416,7 @@ class Cluster:
     async def call_coordinator(
         self, group: str, api: ApiKey, tree: Mapping[str, Any], parse: Callable[[Message], T], timeout_ms: int | None
     ) -> T:
-        """Sends a request to the coordinator of a group and returns `parse(response)`, with retries for both."""
+        """Sends a request to the coordinator of a group and returns `parse(response)`. Retries if either fails."""
         retry = self.retry(timeout_ms)
         while True:
             try:

@@ -253,10 +253,8 @@ class Connection:
 
     def _on_connection_lost(self, cause: Exception | None) -> None:
         was_open = self._close_reason is None
-        if cause is None:
-            self._terminate(f"the broker closed it{self._disconnect_hint}")
-        else:
-            self._terminate(f"the broker closed it ({cause}){self._disconnect_hint}", cause)
+        text = "" if cause is None else f" ({cause})"
+        self._terminate(f"the broker closed it{text}{self._disconnect_hint}", cause)
         if was_open and self.on_disconnect is not None:
             self.on_disconnect()
 
