@@ -3,7 +3,8 @@
 Brokers report offline replicas in heartbeats (`ControllerState.update_offline_replicas`). An offline replica leaves the
 ISR and cannot lead until the broker reports the replica as online.
 
-A transiently offline replica can still be read. It leaves the ISR only if another ISR member is online.
+A replica is transiently offline if only its disk is full. It can still be read, so it leaves the ISR only if another
+ISR member is online.
 """
 
 from moldau.controller.elections import elect_leaderless_partitions

@@ -70,7 +70,8 @@ class PartitionChangeBuilder:
         """A replica that may have lost records. It leaves the ELR. It also leaves the ISR if another replica has all
         committed records."""
         self.has_lost_all_records = False
-        """Whether `unclean_shutdown_replica` leaves the ISR even if no other replica has all committed records."""
+        """Whether `unclean_shutdown_replica` lost all its records. It then leaves the ISR even if no other replica has
+        all committed records."""
 
     def build(
         self, *, elect_preferred: bool = False, log_ends: Mapping[int, EpochEndOffset] | None = None

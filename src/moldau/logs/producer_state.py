@@ -141,7 +141,8 @@ class ProducerStateManager:
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
         self._rejected_batches: dict[int, _RejectedBatch] = {}
-        """Rejected batches by producer id. They need not survive a restart, because producers resend them first."""
+        """Rejected batches by producer id. They need not survive a restart, because a
+        producer resends a rejected batch before later batches."""
 
     def __len__(self) -> int:
         return len(self._states)

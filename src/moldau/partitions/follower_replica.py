@@ -163,7 +163,8 @@ class FollowerReplica:
         raise error
 
     async def reset_to(self, offset: int, leader_epoch: int) -> None:
-        """Resets the log to the start of the leader's log, unless this log has records and ends at or after it."""
+        """Empties the log and starts it at `offset`, the start of the leader's log. Does nothing if this log has
+        records and its end is at or after `offset`."""
         async with self._guarded_log.lock:
             state, log_ = self._require_state(leader_epoch), self.log
             if offset <= log_.end_offset and log_.start_offset < log_.end_offset:

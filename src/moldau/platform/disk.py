@@ -47,8 +47,9 @@ class File(Protocol):
     def drop_cache(self) -> None:
         """Drops clean pages from the page cache, so that reads return what the device has.
 
-        Recovery calls this before it reads. A killed process may have left pages that could not be written to the
-        device, and the next sync would still report success. Dirty pages are kept.
+        After a failed write, Linux marks a page as clean although the device does not have it, and the next sync
+        reports success. A killed process may have left such pages, so recovery calls this before it reads. Dirty pages
+        are kept.
         """
 
     def close(self) -> None: ...

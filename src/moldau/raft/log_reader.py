@@ -59,7 +59,8 @@ async def load_log_state(
 
 
 def _check_position(batch: Batch, offset: int, first_offset: int, epochs: LeaderEpochCache) -> None:
-    """Checks base offset and epoch, which the checksum does not cover. Only the first batch may start earlier."""
+    """Checks base offset and epoch, which the checksum does not cover. A batch must start at `offset`. Only the first
+    batch of a read may start earlier, because `first_offset` can be inside it."""
     if batch.base_offset > offset or (batch.base_offset < offset and offset != first_offset):
         raise CorruptRecordError(f"a batch has base offset {batch.base_offset} instead of {offset}")
     epoch = epochs.epoch_for_offset(offset)

@@ -62,7 +62,8 @@ class QuorumState:
     has_leader_resigned: bool = False
     """Whether the leader of this epoch has resigned or its process has ended. Other nodes may still name it."""
     catch_up_offset: int | None = None
-    """The first high watermark that this node learned. All records committed before its start are below."""
+    """The first high watermark that this node learned after its start. Records that were committed before the start
+    have lower offsets."""
 
     @property
     def node_id(self) -> int:

@@ -39,7 +39,8 @@ class PartitionWatcher:
         wake_on: Iterable[CallbackList],
         mark_on: Iterable[CallbackList] = (),
     ) -> None:
-        """Marks the partition as changed on every event. Events in `wake_on` also call the callbacks."""
+        """Marks the partition as changed on each event of `mark_on` and `wake_on`. An event of `wake_on` also wakes the
+        waiting fetch."""
         if self._is_closed:
             # The session ended during this fetch. Add no callbacks, because nothing would remove them later.
             return

@@ -72,7 +72,8 @@ class OptionReader:
         return self.integer(name, low, low) if name in self else None
 
     def integers(self, arguments: Mapping[str, tuple[str, int]]) -> dict[str, int]:
-        """Returns the options that are set, by the names in `arguments`, which also has their lowest valid values."""
+        """Returns the values of those options in `arguments` that are set. `arguments` maps an option to its key in the
+        result and its lowest valid value."""
         return {name: self.integer(option, low, low) for option, (name, low) in arguments.items() if option in self}
 
     def duration_ms(self, name: str, default: int) -> int:

@@ -47,7 +47,7 @@ class LeaderState:
     assignment_snapshot: dict[str, int] | None = None
     """The partition counts of the group's topics on which the assignment is based."""
     metadata_snapshot: dict[str, int] | None = None
-    """The current partition counts of the same topics."""
+    """The current partition counts of the topics in `assignment_snapshot`."""
 
 
 class MembershipManager:

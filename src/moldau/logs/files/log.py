@@ -208,7 +208,8 @@ class FileLog(Log):
     def roll(self, next_base: int, last_offset: int) -> LogSegment:
         """Closes the active segment and returns a new one for batches with offsets from next_base to last_offset.
 
-        The new segment starts at the end of the log, unless last_offset is then out of its range.
+        The base offset of the new segment is the end of the log. If the segment's 32-bit relative offsets cannot reach
+        last_offset from there, the base offset is next_base.
         """
         base_offset = self.end_offset
         if last_offset - base_offset > OFFSET_RANGE:
@@ -581,8 +582,8 @@ class FileLog(Log):
 def _max_timestamp_in(
     segment: LogSegment, since: int, start_offset: int, below: int, latest: TimestampAndOffset | None
 ) -> TimestampAndOffset | None:
-    """Returns the first record from `since` on with the largest timestamp; `latest` if no record has a larger
-    timestamp."""
+    """Searches the batches from offset `since` to offset `below` (exclusive). Returns the first record with the largest
+    timestamp, or `latest` if no record has a larger timestamp. Ignores records before `start_offset`."""
     for header in segment.headers(since):
         if header.last_offset >= below:
             break

@@ -299,7 +299,7 @@ class InvariantChecker:
             if partition.is_leader:
                 self._check_isr(server, partition, after)
             if "compact" not in partition.log.settings.cleanup_policy:
-                # Compacted topics are skipped, because the first record of an epoch may be compacted before another
+                # Replicas of a compacted topic can differ: the first record of an epoch may be compacted before another
                 # replica learns of the epoch.
                 self._compare_committed(server, key, str(name), partition.log, before, after)
         if partition.is_leader:
