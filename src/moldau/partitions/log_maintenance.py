@@ -74,7 +74,7 @@ class LogMaintenance:
         if not was_full:
             # Apply retention only once while the disk is full. Without appends, few more records expire before the
             # next regular round.
-            await self.run_retention()
+            await self._for_each_partition(Partition.apply_retention)
 
     async def _for_each_partition(self, work: Callable[[Partition, int], Awaitable[object]]) -> None:
         """Calls `work` with the current time. An error does not stop the work on the other partitions."""
