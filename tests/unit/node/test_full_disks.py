@@ -231,14 +231,14 @@ def test_a_full_disk_triggers_one_round_of_retention(monkeypatch: pytest.MonkeyP
         controller = QuorumController((1,), retention_bytes="0", segment_bytes="1024")
         node = Node(1, controller, DirectPeers())
         await node.start()
-        rounds, retention = 0, node.housekeeping.run_retention
+        rounds, for_each_partition = 0, node.housekeeping._for_each_partition
 
-        async def counted() -> None:
+        async def counted(work: Any) -> None:
             nonlocal rounds
             rounds += 1
-            await retention()
+            await for_each_partition(work)
 
-        monkeypatch.setattr(node.housekeeping, "run_retention", counted)
+        monkeypatch.setattr(node.housekeeping, "_for_each_partition", counted)
         for expected in (1, 2):
             for _ in range(4):
                 await commit(node, b"x" * 600)
