@@ -19,9 +19,6 @@ TYPES = {
 
 COLUMNS: tuple[str, ...] = tuple(TYPES)
 
-CREATE_TIME, LOG_APPEND_TIME = 0, 1
-"""Values of the column timestampType."""
-
 TIMESTAMP_MS_MAX = (2**63 - 1) // 1000
 TIMESTAMP_MS_MIN = -TIMESTAMP_MS_MAX
 """The range of timestamps that fit into 64-bit microseconds. The column timestamp is null for other timestamps."""

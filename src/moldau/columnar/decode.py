@@ -18,9 +18,6 @@ from moldau.records.record import section as decompressed
 ARROW_BYTES_MAX = 2**31 - 1
 """The capacity of an Arrow column with 32-bit offsets, in bytes."""
 
-ARROW_BATCH_BYTES = 64 * 1024 * 1024
-"""The default size of the Arrow batches that `to_arrow_batches` yields, in bytes."""
-
 _ROW_BYTES = 40
 """The estimated size of a record's numbers and offsets in the Arrow columns, in bytes."""
 _LONG_MAX = 2**63 - 1
@@ -34,7 +31,7 @@ def to_arrow_batches(
     start: int,
     end: int,
     columns: Sequence[str],
-    arrow_batch_bytes: int = ARROW_BATCH_BYTES,
+    arrow_batch_bytes: int = 64 * 1024 * 1024,
 ) -> Iterator[pa.RecordBatch]:
     """Decodes the records with start <= offset < end. Yields non-empty Arrow batches of about `arrow_batch_bytes`.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from moldau.columnar.columns import CREATE_TIME, LOG_APPEND_TIME, TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN, TYPES
+from moldau.columnar.columns import TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN, TYPES
 from moldau.errors import CorruptRecordError, RecordTooLargeError, UnsupportedCompressionError
 from moldau.platform.disk import Buffer
 from moldau.records.batch import Batch
@@ -57,7 +57,7 @@ def _collect(batch: Batch, data: bytes, start: int, end: int, found: dict[str, l
         elif name == "offset":
             values += [base_offset + offset_delta for _, _, _, offset_delta, _, _, _ in selected]
         elif name == "timestampType":
-            values += [LOG_APPEND_TIME if batch.is_log_append_time else CREATE_TIME] * len(selected)
+            values += [int(batch.is_log_append_time)] * len(selected)
         elif name == "headers":
             values += [_headers(data, at + max(size, 0), record_end) for _, record_end, _, _, _, at, size in selected]
         elif batch.is_log_append_time:
