@@ -232,7 +232,7 @@ class GroupModel(RuleBasedStateMachine):
 
     def send_heartbeat(self, client: Client) -> None:
         request_id = self.harness.heartbeat(client.member_id, generation=client.generation, instance=client.instance)
-        holder = client.instance and self.harness.group._members.static_member_id(client.instance)
+        holder = client.instance and self.harness.group._members.static_members.get(client.instance)
         if holder is not None and holder != client.member_id:
             assert self.harness.error_type(request_id) is FencedInstanceIdError
         if self.harness.response(request_id) is EMPTY_RESPONSE:

@@ -114,9 +114,7 @@ class GroupCoordinator:
         shard = ShardDriver(partition, self._clock, commit_timeout_ms=settings.offsets_commit_timeout_ms)
         shard.deleted_topics.update(deleted_topics)
         self._shards[index] = shard
-        # An empty log does not need to be loaded.
-        is_empty = partition.log.start_offset == partition.log.end_offset
-        if is_empty and not any(each.partition is partition for each in self._closing_shards):
+        if shard.is_empty and not any(each.partition is partition for each in self._closing_shards):
             shard.activate(GroupCoordinatorShard(self._settings.static), partition.log.end_offset)
             return
         if not self._load_tasks:

@@ -102,6 +102,11 @@ class ShardDriver:
     def is_active(self) -> bool:
         return self._shard is not None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the log is empty. An empty log does not need to be loaded."""
+        return self.partition.log.start_offset == self.partition.log.end_offset
+
     async def load(
         self,
         shard: GroupCoordinatorShard,

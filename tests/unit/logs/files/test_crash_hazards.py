@@ -487,7 +487,7 @@ def test_a_crash_during_a_reset_leaves_the_old_or_the_new_log(offset: int, power
                 outcomes.add("old")
             await append(log, b"next", leader_epoch=7)
             await flush_and_finalize(log)
-            _, log = await open_store(disk._next_boot())
+            _, log = await open_store(disk.next_boot())
             assert (await values_of(log))[-1] == b"next"
             if is_complete:
                 assert outcomes == {"new", "old"}

@@ -455,7 +455,7 @@ def test_a_power_failure_at_any_point_loses_no_acknowledged_record(part: int) ->
             except MoldauError:
                 pass
             disk.volume.crash(disk.random)
-            await check_acknowledged(disk._next_boot(), acknowledged)
+            await check_acknowledged(disk.next_boot(), acknowledged)
 
         try:
             asyncio.run(body())

@@ -114,6 +114,9 @@ class SimulatedDisk:
         """Ends only the process. Written data stays in the page cache. Returns the disk of the next boot."""
         self.check_alive()
         self._is_dead = True
+        return self.next_boot()
+
+    def next_boot(self) -> "SimulatedDisk":
         return SimulatedDisk(self.random, self._trace, self.settings, volume=self.volume, name=self._name)
 
     # For files
