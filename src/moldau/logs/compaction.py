@@ -2,8 +2,8 @@
 
 A cleaner works in two passes. The first pass adds the keys of the dirty batches to an `OffsetMap`, until the map is
 full or all batches that may be compacted are read. The second pass calls `clean_batch` for all batches from the start
-of the log up to `OffsetMap.end_offset`, and writes what remains. Afterwards the log is clean below this offset, where
-the next round starts. This may be inside a batch if the map became full there.
+of the log up to `OffsetMap.end_offset`, and writes what remains. Afterwards the log is clean below this offset, and the
+next round starts there. This offset is inside a batch if the map became full within the batch.
 
 Records keep their offsets, and batches keep their first and last offset. Control batches, batches beyond the map and
 batches whose records cannot be decoded are retained unchanged.
@@ -26,7 +26,7 @@ ENTRY_BYTES = 160
 """Memory of a key and its offset in the map: the two objects and their share of the dict's table."""
 
 HORIZON_MS_MAX = 2**62
-"""The largest delete horizon, which is practically never reached. A larger value might not fit into the field."""
+"""The limit of delete horizons, far in the future. With a large delete.retention.ms they could exceed 64 bits."""
 
 _DIGEST_BYTES = 16
 
@@ -48,7 +48,7 @@ def is_past_min_lag(settings: TopicSettings, max_timestamp_ms: int, now_ms: int)
 
 
 def is_last_of_producer(batch: Batch, producers: ProducerStateManager) -> bool:
-    """Returns whether the batch has the last sequence of a live producer, which recovery needs."""
+    """Returns whether this is the last batch of a live producer. Recovery reads the last sequence from it."""
     if batch.producer_id < 0:
         return False
     state = producers.get(batch.producer_id)
@@ -76,7 +76,7 @@ class OffsetMap:
             try:
                 found = list(spans(batch, section(batch)))
             except UNDECODABLE_ERRORS:
-                # `clean_batch` retains this batch, and all older records with its keys.
+                # The keys are unknown. `clean_batch` retains this batch, and older records with the same keys.
                 found = []
             if not self._add_keys(batch.base_offset, found):
                 return False

@@ -24,12 +24,12 @@ PRODUCER_EXPIRATION_MS_DEFAULT = 86_400_000
 RETAINED_BATCHES_MAX = 5
 """How many batches of a producer are retained. A producer has at most this many in flight."""
 EVICTED_SEQUENCES_MAX = SEQUENCE_LIMIT // 2
-"""The maximum of `ProducerState.evicted_sequences`. Sequences wrap, so one further behind could be ahead."""
+"""The maximum of `ProducerState.evicted_sequences`. Sequences wrap, so a sequence further behind could be ahead."""
 REJECTED_BATCHES_MAX = 10_000
-"""The maximum number of producers whose rejected batch is remembered. Beyond it the oldest is forgotten."""
+"""The maximum number of rejected batches that are remembered, one per producer. The oldest is forgotten first."""
 SUCCESSORS_REJECTED_MAX = 1_000
-"""How many batches after a rejected batch fail with the same error. Later ones are out of order, because the producer
-evidently does not resend the rejected batch."""
+"""How many batches after a rejected batch fail with the same error. Further batches fail with OutOfOrderSequenceError,
+because the producer evidently does not resend the rejected batch."""
 NO_COORDINATOR_EPOCH = -1
 
 _SNAPSHOT_VERSION = 1
@@ -67,7 +67,7 @@ _NO_BATCH = BatchMetadata(NO_SEQUENCE, NO_SEQUENCE, -1, -1, NO_TIMESTAMP)
 
 @dataclass(slots=True)
 class _RejectedBatch:
-    """The next batch of a producer, which was rejected with a retriable error."""
+    """A batch that had the expected sequence but was rejected with a retriable error."""
 
     epoch: int
     sequence: int
@@ -141,8 +141,8 @@ class ProducerStateManager:
     def __init__(self) -> None:
         self._states: dict[int, ProducerState] = {}
         self._rejected_batches: dict[int, _RejectedBatch] = {}
-        """Rejected batches by producer id. They need not survive a restart, because a
-        producer resends a rejected batch before later batches."""
+        """Rejected batches by producer id. They need not survive a restart, because producers then reconnect and resend
+        their batches in order."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -160,9 +160,9 @@ class ProducerStateManager:
         and DuplicateSequenceError for a duplicate of a batch that is no longer retained. As in Kafka, an unknown
         producer may start with any sequence, because its state may have expired.
 
-        After a batch was rejected with a retriable error (`note_rejected`), the next ones are rejected with the same
-        error, so that the producer resends all of them in order. After OUT_OF_ORDER_SEQUENCE_NUMBER librdkafka would
-        start a new epoch and resend batches that other partitions may have appended already.
+        After a batch was rejected with a retriable error (`note_rejected`), later batches of the producer are rejected
+        with the same error, so that it resends all of them in order. After OUT_OF_ORDER_SEQUENCE_NUMBER, librdkafka
+        would start a new epoch, and other partitions could append its batches in flight twice.
         """
         state = self._states.get(batch.producer_id)
         first = batch.base_sequence
@@ -201,7 +201,7 @@ class ProducerStateManager:
         raise OutOfOrderSequenceError(f"producer {batch.producer_id} sent sequence {first} instead of {expected}")
 
     def _check_not_after_rejected(self, batch: SequencedBatch, expected: int) -> None:
-        """Raises the error of the rejected batch if `expected` is the sequence of the rejected batch."""
+        """Raises the error of the producer's rejected batch if that batch has the sequence `expected`."""
         rejected = self._rejected_batches.get(batch.producer_id)
         if rejected is None or (rejected.epoch, rejected.sequence) != (batch.producer_epoch, expected):
             return

@@ -39,5 +39,5 @@ def _timestamps(batch: Batch) -> Iterator[tuple[int, int]]:
 
 
 def _batch_position(batch: Batch, start_offset: int) -> TimestampAndOffset:
-    """Returns the offset and timestamp of the batch itself, for a batch whose records cannot be decoded."""
+    """Returns the largest timestamp and the first readable offset of a batch whose records cannot be decoded."""
     return TimestampAndOffset(batch.max_timestamp, max(batch.base_offset, start_offset), batch.leader_epoch)

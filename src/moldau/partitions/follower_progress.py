@@ -25,9 +25,9 @@ class FollowerProgress:
     """The leader's end offset at the latest fetch."""
     catch_up_offset: int = 0
     catch_up_ms: int = NEVER_MS
-    """The time of an earlier fetch, at which the leader's log ended at `catch_up_offset`. A follower that reaches this
-    offset has caught up to this time. A follower that is always a few fetches behind never reaches the end offset of
-    its latest fetch."""
+    """The time of an earlier fetch, when the leader's log ended at `catch_up_offset`. A follower that reaches this
+    offset has caught up to this time. The offset stays the same until then, so that a follower that is always a few
+    fetches behind can reach it."""
     is_keeping_up: bool = False
 
     def on_fetch(self, offset: int, start_offset: int, broker_epoch: int, leader_end_offset: int, now_ms: int) -> None:

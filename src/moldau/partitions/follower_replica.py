@@ -65,7 +65,7 @@ class FollowerReplica:
         if state is None or not state.has_leader or self._guarded_log.failure is not None:
             return None
         if self.replicated_offset() < log_.end_offset:
-            # A fetch would acknowledge records that are not flushed. A previous leader can have such records.
+            # A fetch would acknowledge records that are not flushed. This replica may have appended them as leader.
             return None
         return FollowerFetchPosition(log_.end_offset, log_.epochs.latest, state.leader_epoch, log_.start_offset)
 
@@ -145,7 +145,7 @@ class FollowerReplica:
         """Takes this replica offline and raises StorageError if the leader lacks committed records.
 
         A leader elected from the ISR must have all committed records. If its disk has lost some, this replica may have
-        the last copy. With write.caching and after an unclean election, committed records may be lost.
+        the last copy. With write.caching or after an unclean election a leader may lack them, so there is no check.
         """
         committed, log_ = state.high_watermark, self.log
         if diverging.offset >= committed or log_.settings.write_caching:
@@ -174,7 +174,7 @@ class FollowerReplica:
         log.info("reset the log to the start of the leader's", partition=str(self.name), offset=offset)
 
     async def _truncate(self, state: PartitionFollowerState, offset: int, truncation: Awaitable[None]) -> None:
-        """Lowers the high watermark first, because it may be checkpointed during the truncation."""
+        """Awaits `truncation`. Lowers the high watermark before, because it may be checkpointed meanwhile."""
         high_watermark = state.high_watermark
         state.on_truncated(offset)
         try:

@@ -70,7 +70,7 @@ class LeaderReplica:
     # The ISR
 
     def can_join_isr(self, replica_id: int) -> bool:
-        """Returns whether this follower is outside the ISR and its last fetch shows that it has caught up."""
+        """Returns whether this follower can be added to the ISR: it has caught up, and no proposal is pending."""
         return self.state is not None and self.state.can_join_isr(replica_id)
 
     def propose_isr_change(self, lag_ms: int) -> IsrChange | None:

@@ -65,7 +65,7 @@ class PartitionLeaderState:
     epoch_start: int
     """The end offset of the leader's log when this leader epoch started."""
     now_ms: InitVar[int]
-    """The time of the start. Each ISR member has the full replica.lag.time.max.ms for its first fetch."""
+    """When this leader epoch started. From then on each ISR member has replica.lag.time.max.ms for its first fetch."""
     end_offset: int = field(init=False)
     durable_offset: int = 0
     """The durable offset of the leader's own log."""
@@ -259,7 +259,7 @@ class PartitionLeaderState:
         return now_ms - follower.fetched_ms <= lag_ms and self._has_committed_records(replica)
 
     def can_join_isr(self, replica: int) -> bool:
-        """Returns whether the replica is outside the ISR and its last fetch shows that it has caught up."""
+        """Returns whether the replica can be added to the ISR: it has caught up, and no proposal is pending."""
         follower = self.followers.get(replica)
         if follower is None or self.proposal is not None or replica in self.image.isr:
             return False

@@ -77,7 +77,7 @@ class LogMaintenance:
             await self._for_each_partition(Partition.apply_retention)
 
     async def _for_each_partition(self, work: Callable[[Partition, int], Awaitable[object]]) -> None:
-        """Calls `work` with the current time. An error does not stop the work on the other partitions."""
+        """Calls `work` with each online partition and the current time. Continues after an error."""
         for partition in self._partitions:
             if partition.failure is None:
                 try:

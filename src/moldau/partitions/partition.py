@@ -35,13 +35,14 @@ NO_BROKERS: Mapping[int, BrokerRegistration] = MappingProxyType({})
 
 
 class Lease(Protocol):
-    """While it is valid, the controller elects no other leader for this broker's partitions."""
+    """While the lease is valid, the controller elects no other leader for the partitions that this broker leads."""
 
     def is_valid(self) -> bool: ...
 
 
 class DivergingEpochError(MoldauError):
-    """The caller's last fetched epoch ends earlier in this log, so the caller has records that this log lacks."""
+    """The caller has records that this log lacks. `epoch` is the latest epoch that both logs can have in common;
+    it ends at `end_offset` in this log."""
 
     def __init__(self, epoch: int, end_offset: int) -> None:
         super().__init__(f"epoch {epoch} ended at {end_offset}")
@@ -64,7 +65,7 @@ class LogAppendInfo(NamedTuple):
     append_time_ms: int
     """NO_TIMESTAMP unless the topic uses LogAppendTime."""
     leader_epoch: int
-    """In a later leader epoch the same offsets may belong to other records."""
+    """The leader epoch of the append. In a later epoch the offsets may belong to other records."""
 
 
 class LogReadInfo(NamedTuple):
@@ -113,7 +114,7 @@ class Partition:
             elif image.leader_epoch >= self.log.epochs.latest:
                 self._become_leader(image, brokers)
             else:
-                # Metadata is current when a replica is opened, so a healthy log cannot have a later epoch.
+                # Replicas are opened only with current metadata, so a healthy log has no later epoch than the metadata.
                 error = StorageError(
                     f"{self.name} is led in epoch {image.leader_epoch}, but its log has records of epoch "
                     f"{self.log.epochs.latest}: they are damaged, or belong to another cluster"
@@ -377,7 +378,7 @@ class Partition:
     def _check_follower_has(self, follower: PartitionFollowerState, offset: int, last_fetched_epoch: int) -> None:
         """Raises OffsetNotAvailableError if this follower may not have replicated the records yet.
 
-        After OFFSET_OUT_OF_RANGE or a diverging epoch the consumer would reset its position or report lost records.
+        OFFSET_OUT_OF_RANGE or a diverging epoch would make the consumer reset its position or report lost records.
         """
         is_newer = last_fetched_epoch > self.log.epochs.latest and offset > follower.high_watermark
         if offset > self.log.end_offset or is_newer:
@@ -398,7 +399,7 @@ class Partition:
         leader.check_follower_fetch(fetch)
         log_ = self.log
         if fetch.last_fetched_epoch > leader.leader_epoch:
-            # This epoch does not exist yet: the epoch field, which no checksum covers, is damaged on the follower.
+            # This epoch does not exist yet. The follower has a batch with a damaged epoch, which no checksum covers.
             raise DivergingEpochError(log_.epochs.latest, log_.end_offset)
         self._check_fetch_offset(fetch.offset, fetch.last_fetched_epoch)
         if is_new_request:
@@ -430,7 +431,8 @@ class Partition:
     def end_offset_for_epoch(self, epoch: int, current_leader_epoch: int = NO_EPOCH) -> EpochEndOffset:
         """Returns the latest epoch up to `epoch` in this log (-1 if there is none), and the end offset of this epoch.
 
-        Raises errors as `require_leader`, also if the lease has expired and a newer leader could have another result.
+        Raises errors as `require_leader`, and NotLeaderOrFollowerError if the lease has expired and a newer leader
+        could return another result.
         """
         leader = self.require_leader(current_leader_epoch)
         found = EpochEndOffset(*self.log.epochs.end_offset_for(epoch, self.log.end_offset))
@@ -464,7 +466,7 @@ class Partition:
     async def delete_records(self, before_offset: int) -> int:
         """Advances the start offset to `before_offset`, where -1 means the high watermark.
 
-        Returns the offset for `low_watermark_future`, even if the log already starts after it.
+        Does nothing if the log already starts there or later. Returns the offset to pass to `low_watermark_future`.
         """
         await self.wait_for_flush()
         async with self._lock:

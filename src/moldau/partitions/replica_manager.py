@@ -238,7 +238,7 @@ class ReplicaManager:
                 if on_disk.get(LogName(*key)) == topic.topic_id:
                     yield self._delete_partition(key)
                 elif key not in self._partitions:
-                    # If a log of this name exists, it belongs to another topic.
+                    # If a log of this name exists, it belongs to another topic and must not be deleted.
                     self.unopened_logs.pop(key, None)
 
     async def _delete_partition(self, key: tuple[str, int]) -> Partition | None:
@@ -256,7 +256,7 @@ class ReplicaManager:
     async def retry_offline_logs(self, *, transient_only: bool = False) -> None:
         """Tries again to open the logs that could not be opened because of a disk error.
 
-        With `transient_only` only after a lack of disk space or file descriptors, because such a retry is cheap.
+        With `transient_only` it retries only the logs that lacked disk space or file descriptors.
         """
         changed_partitions: list[Partition] = []
         for (topic, index), error in list(self.unopened_logs.items()):

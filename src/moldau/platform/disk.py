@@ -1,7 +1,7 @@
 """The interface of a disk. Written data is durable only after `sync`.
 
-All calls except the async ones run on the event loop. They return at once, because they access only the page cache.
-Calls raise the OSError of the operating system (EIO, ENOSPC, ...).
+Calls that are not async run on the event loop. They return at once, because they access only the page cache.
+All calls raise the OSError of the operating system (EIO, ENOSPC, ...).
 """
 
 from collections.abc import Sequence

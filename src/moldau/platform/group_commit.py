@@ -10,8 +10,7 @@ Done = Callable[[Outcome], None]
 class GroupCommit:
     """The base class of objects with a group commit.
 
-    It is a base class instead of a separate object, so that only a running sync keeps a reference to an otherwise
-    unused file.
+    A separate object and its file would reference each other, and the file would not be closed as soon as it is unused.
     """
 
     def __init__(self) -> None:

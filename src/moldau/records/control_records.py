@@ -25,8 +25,8 @@ from moldau.wire.kio import (
 
 _KEY = struct.Struct(">hh")
 _END_TRANSACTION = struct.Struct(">hi")
-"""The version of the message, then the coordinator epoch. In other control messages the version is a field of the
-schema."""
+"""The value of an ABORT or COMMIT record: a version and the coordinator epoch. All other values are encoded by schemas,
+which include the version."""
 _VERSION = 0
 
 

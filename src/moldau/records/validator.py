@@ -43,7 +43,7 @@ def validate(
     api_version: int,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> list[Batch]:
-    """Returns the batches of one partition in a Produce request. There must be exactly one batch.
+    """Returns the batch of one partition in a Produce request, which must contain exactly one, as a list.
 
     Raises InvalidRecordError, CorruptRecordError, RecordTooLargeError, InvalidTimestampError or
     UnsupportedCompressionError, with a message for the producer.

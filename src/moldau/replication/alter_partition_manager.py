@@ -1,7 +1,7 @@
 """Sends the ISR changes of the partitions that this node leads to the controller (Kafka's AlterPartitionManager).
 
-One AlterPartition request with all pending changes is in flight at a time. Without a response the controller may have
-made the changes, so they are sent again unchanged until there is a response or newer metadata.
+One AlterPartition request with all pending changes is in flight at a time. If no response arrives, the controller may
+have made the changes. They are sent again unchanged until there is a response or newer metadata.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class _PendingChange:
 
     @property
     def is_current(self) -> bool:
-        """Whether this change is still pending, because the metadata has shown no later state of the partition."""
+        """Whether the partition still waits for this change. Newer metadata may have ended the wait."""
         now = self.partition.pending_isr_change
         return now is not None and (now.leader_epoch, now.partition_epoch) == (
             self.change.leader_epoch,

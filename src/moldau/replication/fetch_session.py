@@ -22,7 +22,7 @@ class FetchRequestData(NamedTuple):
     session_id: int
     session_epoch: int
     to_send: Mapping[PartitionKey, FollowerFetchPosition]
-    """All partitions in a full fetch; otherwise only partitions that are new or have another position."""
+    """All partitions in a full fetch; otherwise only partitions that are new or whose position has changed."""
     to_forget: tuple[PartitionKey, ...]
 
 
@@ -48,7 +48,7 @@ class FetchSessionHandler:
         return self._epoch != INITIAL_EPOCH
 
     def requested_position(self, key: PartitionKey) -> FollowerFetchPosition | None:
-        """Returns the position in the last fetch; None if the last fetch did not include the partition."""
+        """Returns where the last fetch read the partition; None if the session did not include the partition."""
         return self._sent.get(key)
 
     def set_position(self, key: PartitionKey, position: FollowerFetchPosition) -> None:

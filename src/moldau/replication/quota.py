@@ -10,7 +10,7 @@ from moldau.settings.effective import EffectiveSettings
 from moldau.settings.registry import LONG_MAX
 
 WINDOW_MS = 1_000
-"""A full bucket contains the bytes of this time."""
+"""The capacity of a bucket: as many bytes as the rate allows in this time."""
 
 
 class TokenBucket:
@@ -94,7 +94,7 @@ class ReplicationQuotaManager:
         return min(self._follower_bucket.wait_ms(now_ms), WINDOW_MS)
 
     def _is_throttled_leader(self, partition: LogName, now_ms: int) -> bool:
-        """Returns whether this replica is listed as throttled. If so, applies the current rate."""
+        """Returns whether the topic lists this broker as a throttled leader. If so, applies the current rate."""
         replicas = self._settings.topic(partition.topic).leader_replication_throttled_replicas
         if not is_throttled_replica(replicas, partition.partition, self._node_id):
             return False
@@ -102,7 +102,7 @@ class ReplicationQuotaManager:
         return True
 
     def _is_throttled_follower(self, partition: LogName, now_ms: int) -> bool:
-        """Returns whether this replica is listed as throttled. If so, applies the current rate."""
+        """Returns whether the topic lists this broker as a throttled follower. If so, applies the current rate."""
         replicas = self._settings.topic(partition.topic).follower_replication_throttled_replicas
         if not is_throttled_replica(replicas, partition.partition, self._node_id):
             return False

@@ -35,7 +35,7 @@ class FetchAction(Enum):
     AWAIT_METADATA = "await metadata"
     """Leader and follower currently have different metadata."""
     BACK_OFF = "back off"
-    """The leader returned another error."""
+    """The leader returned any other error."""
 
 
 _STALE_METADATA_ERRORS = frozenset(
@@ -76,7 +76,7 @@ class PartitionFetchState:
     has_failed: bool = False
     """Whether the partition's log failed. The partition is fetched again only in another leader epoch."""
     delayed_until_ms: int = 0
-    """When a delayed partition is fetched again, unless its leader epoch changes before."""
+    """When a delayed partition is fetched again. A new leader epoch ends the delay earlier."""
     failures: int = 0
     """The number of consecutive failures."""
     is_in_sync: bool = False

@@ -24,7 +24,7 @@ class OffsetCheckpoint:
         self._offsets: dict[LogName, int] = {}
         self._changes = 0
         self._written = 0
-        """How many of the changes are durable."""
+        """How many of the `_changes` are durable."""
         self._lock = asyncio.Lock()
 
     def load(self) -> None:
@@ -90,7 +90,7 @@ class Checkpoints(NamedTuple):
                 try:
                     await checkpoint.flush()
                 except OSError:
-                    # Restore the previous offset, so that the next attempt writes the file.
+                    # Restore the previous offset. Otherwise the next call would see no change and not write the file.
                     checkpoint.set(name, known)
                     raise
 

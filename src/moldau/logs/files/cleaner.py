@@ -141,8 +141,8 @@ class Cleaner:
         bytes_read = 0
         for segment in group:
             for position, batch in scan_batches(segment.file, 0, segment.size):
-                # Keep the last batch, if necessary without records, because recovery deletes the old segments in the
-                # offset range of the new segment.
+                # Keep the last batch, if necessary without records. It defines the end of the new segment's range of
+                # offsets, and recovery deletes all old segments in this range.
                 is_last = segment is group[-1] and position + batch.size == segment.size
                 remaining = clean_batch(
                     batch,
@@ -201,7 +201,7 @@ class Cleaner:
                 disk.rename(swap, cleaned.path(LOG_SUFFIX))
                 await disk.sync_directory(directory)
             except OSError as error:
-                # Some old files are deleted and the new file is not in place. Recovery completes the swap.
+                # Old files may be deleted while the new file is not in place. Recovery completes the swap.
                 log_.health.mark_offline(f"compacting {log_.name} failed: {error}")
                 raise
             log_.segments.replace_group(group, cleaned)

@@ -89,7 +89,7 @@ class TimeIndex:
             self.offsets.append(offset)
 
     def lookup(self, timestamp: int) -> int:
-        """Returns an offset up to which every record is older than `timestamp`; 0 if there is no such entry."""
+        """Returns the largest indexed offset up to which all records are older than `timestamp`; 0 if there is none."""
         following = bisect_left(self.timestamps, timestamp)
         return self.offsets[following - 1] if following else 0
 

@@ -124,12 +124,13 @@ class FileLog(Log):
         self.truncations = 0
         """How many truncations have reached the point after which they cannot be undone."""
         self._is_epoch_checkpoint_stale = False
-        """Whether the leader epoch checkpoint may lack epochs, after a failed truncation. Recovery restores them from
-        the records, unless the recovery point is advanced before the checkpoint is written again."""
+        """Whether a failed truncation may have removed epochs of this log from the leader epoch checkpoint. The
+        checkpoint must then be written before the recovery point advances, because recovery restores epochs only from
+        records after the recovery point."""
         self._maintenance_lock = asyncio.Lock()
         self.configure(settings)
         self._saved_state = self._state_key() if is_cleanly_closed else None
-        """The `_state_key` when indexes, snapshots and checkpoints were last written for the whole log, or None."""
+        """The `_state_key` after a clean open, otherwise None. If it is unchanged, `close` need not write any files."""
 
     def configure(self, settings: TopicSettings) -> None:
         self.settings = settings
@@ -156,7 +157,7 @@ class FileLog(Log):
     async def maintenance(self) -> AsyncIterator[None]:
         """Held while files other than the active segment are added, removed or replaced.
 
-        Raises StorageError if the log is offline or closed. After a close another log may use the same directory.
+        Raises StorageError if the log is offline, or if it is closed, because another log may then use the directory.
         """
         async with self._maintenance_lock:
             self.health.check()
@@ -208,8 +209,8 @@ class FileLog(Log):
     def roll(self, next_base: int, last_offset: int) -> LogSegment:
         """Closes the active segment and returns a new one for batches with offsets from next_base to last_offset.
 
-        The base offset of the new segment is the end of the log. If the segment's 32-bit relative offsets cannot reach
-        last_offset from there, the base offset is next_base.
+        The base offset of the new segment is the end of the log. After a gap in the offsets that is so large that the
+        segment's 32-bit relative offsets cannot reach last_offset, the base offset is next_base.
         """
         base_offset = self.end_offset
         if last_offset - base_offset > OFFSET_RANGE:
@@ -351,11 +352,12 @@ class FileLog(Log):
                 if latest is not None and segment.max_timestamp <= latest.timestamp_ms:
                     continue
                 if segment.base_offset >= self.start_offset and segment.next_offset <= below:
-                    # All records of the segment are in the range, so the time index identifies the batch.
+                    # All records of the segment are in the range, so only the batch with max_timestamp has to be read.
                     since = segment.max_timestamp_offset
                     latest = _max_timestamp_in(segment, since, self.start_offset, below, latest)
                 if latest is None or latest.timestamp_ms < segment.max_timestamp:
-                    # Scan the whole segment, because compaction may have removed the records of that batch.
+                    # Scan the whole segment. It is only partly in the range, or compaction has removed the records of
+                    # the batch with max_timestamp.
                     latest = _max_timestamp_in(segment, self.start_offset, self.start_offset, below, latest)
                 await asyncio.sleep(0)
         except (CorruptRecordError, OSError) as error:
@@ -402,16 +404,17 @@ class FileLog(Log):
         keep = segments.count_up_to(offset)
         segment = segments[keep - 1]
         position = segment.position_of(offset)
-        # The log ends after the last batch. A higher end offset, in a gap between batches, would be lost in a restart.
+        # The log ends after its last batch, even if `offset` is higher, in a gap between batches. A restart would not
+        # restore a higher end offset.
         end = segment.next_offset_before(position)
         if end < self.start_offset:
-            # The batch with the start offset is truncated, so no readable record remains.
+            # The truncation removes the batch that contains the start offset, so no readable record remains.
             await self._reset(await self._reset_keeping_producers(self.start_offset, end))
             return
         # Lower the checkpoints first. Otherwise recovery after a crash would treat the truncated records as lost.
         await self.checkpoints.truncate(self.name, end)
-        # Truncate the epochs before the records. After a crash, an epoch without its records would make this log look
-        # newer than it is, but recovery restores missing epochs from the records.
+        # Truncate the epochs before the records. In the other order, a crash could leave an epoch without records,
+        # which would make this log look newer than it is. Recovery restores missing epochs from the records.
         self._is_epoch_checkpoint_stale = True
         await self._checkpoint_leader_epochs(self.epochs.text_below(end))
         self._is_epoch_checkpoint_stale = False

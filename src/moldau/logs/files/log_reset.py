@@ -32,7 +32,7 @@ class LogReset(NamedTuple):
 
 
 async def write_reset_marker(disk: Disk, directory: str, reset: LogReset) -> None:
-    """Commits the reset. After an OSError the log is unchanged, unless the marker exists."""
+    """Commits the reset. After an OSError it is committed if the marker exists; otherwise the log is unchanged."""
     await disk.replace(f"{directory}/{MARKER}", _to_json(reset))
 
 

@@ -209,8 +209,8 @@ class _LogLoader:
             segment = segments[number]
             states.append((segment.base_offset, producers.snapshot()))
             gap = segment.base_offset - segments[number - 1].next_offset if number > first else 0
-            # Stop at a gap between segments, because batches that were never flushed are missing. Only a gap that is
-            # too large for one segment is intended.
+            # Stop at a gap between segments, because the crash has lost unflushed batches there. Only a gap larger than
+            # OFFSET_RANGE is intended; see `FileLog.roll`.
             if gap < 0 or 0 < gap <= OFFSET_RANGE:
                 break
             torn = await self._recover_segment(segment, producers, epochs)
@@ -245,8 +245,8 @@ class _LogLoader:
     def _load_snapshot(self, producers: ProducerStateManager, offset: int) -> None:
         """Loads the producer snapshot at `offset` if it exists.
 
-        It may have more than the batches do: compaction may have removed a producer's last batch before `offset`
-        because of later batches, which the crash may have lost.
+        The snapshot may contain batches that the segments lack. Compaction may have removed a producer's batch because
+        the producer had a later batch, which the crash may have lost.
         """
         data = read_small_file(self._disk, _snapshot_path(self._directory, offset))
         if data is not None:
@@ -268,8 +268,8 @@ class _LogLoader:
         try:
             for position, batch in scan_batches(segment.file, 0, size):
                 if batch.base_offset < expected or batch.last_offset_delta < 0:
-                    # No checksum covers the offset. If there is a gap before the previous batch, the offset of the
-                    # previous batch may be wrong.
+                    # No checksum covers offsets. If there is a gap before the previous batch, that batch may have the
+                    # wrong offset. Then only the records before the gap are known to be correct.
                     expected = min(expected, before_gap)
                     raise CorruptRecordError(
                         f"the batch at position {position} has offset {batch.base_offset} after {expected - 1}"
@@ -280,8 +280,8 @@ class _LogLoader:
                     raise CorruptRecordError(
                         f"the batch at position {position} has epoch {batch.leader_epoch} after {latest}"
                     )
-                # Register the batch before `expected` changes, because `register_batch` raises an error for an
-                # impossible offset.
+                # Register the batch first. If `register_batch` rejects its offset, `expected` must still be the end of
+                # the previous batch.
                 segment.register_batch(batch, position)
                 before_gap = expected if batch.base_offset > expected else batch.next_offset
                 expected, latest = batch.next_offset, batch.leader_epoch
@@ -329,7 +329,8 @@ class _LogLoader:
 async def complete_swap(disk: Disk, directory: str, base: int) -> None:
     """Replaces the old segments in the offset range of a compacted segment with the compacted segment.
 
-    It keeps the suffix .swap until the old segments are durably deleted, so that a crash can interrupt this function.
+    The compacted segment keeps the suffix .swap until the old segments are durably deleted, so that recovery can repeat
+    this function after a crash.
     """
     swap = f"{directory}/{segment_file_name(base, LOG_SUFFIX + SWAP_SUFFIX)}"
     file = disk.open(swap)

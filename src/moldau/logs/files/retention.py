@@ -14,7 +14,7 @@ log = get_logger(__name__)
 
 
 async def apply_retention(log_: "FileLog", now_ms: int, below: int) -> None:
-    """Expires producers and segments, rolls the active segment by segment.ms, and writes what closed segments lack.
+    """Expires producers and segments, rolls the active segment by segment.ms, and finalizes closed segments.
 
     Only records with offsets less than `below` are deleted.
     """

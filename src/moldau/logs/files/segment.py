@@ -98,7 +98,7 @@ class LogSegment:
         last_offset = batch.base_offset + batch.last_offset_delta
         timestamp = batch.max_timestamp
         if not 0 <= last_offset - self.base_offset <= OFFSET_RANGE:
-            # The checksum does not cover the offset, so it may be damaged.
+            # The offset may be damaged, because the checksum does not cover it.
             raise CorruptRecordError(f"a batch with offset {last_offset} is in {self.path(LOG_SUFFIX)}")
         if position == 0:
             self.first_timestamp = timestamp

@@ -162,7 +162,7 @@ class LogSegments:
 
 
 def _size_within_limit(segment: LogSegment, start: int, bytes_max: int, min_one_batch: bool) -> int:
-    """Returns how many bytes a read from `start` returns if more than bytes_max bytes are available."""
+    """Returns the size of a read from position `start` if more than bytes_max bytes are available there."""
     boundary = segment.batch_start_before(start + bytes_max)
     if boundary > start:
         return boundary - start

@@ -179,7 +179,7 @@ class FileLogStore(LogStore):
             start_offset=self._checkpoints.start_offsets.get(name),
         )
         try:
-            # Lower the checkpoints, because a crash may have lost committed records with write.caching.
+            # Lower the checkpoints to the log end. With write.caching, a crash may have lost committed records.
             await self._checkpoints.truncate(name, loaded.end_offset)
         except OSError as error:
             raise StorageError(f"cannot open the log {name}: {error}") from error
