@@ -15,13 +15,13 @@ HOST = "127.0.0.1"
 def bind_once(port: int) -> None:
     """Binds the port and releases it. Raises OSError if a node could not listen on the port."""
     with socket.socket() as probe:
-        # The option is the same as in servers, so that connections in TIME_WAIT do not block the port.
+        # Servers set this option too. With it, connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((HOST, port))
 
 
 def child_environment() -> dict[str, str]:
-    """Returns the environment of a child node, without settings, because those are for other nodes."""
+    """Returns this process's environment without the variables MOLDAU_*, which are settings for other nodes."""
     return {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
 
 

@@ -85,7 +85,7 @@ class TextTable(Table):
 
 
 def make_table(*columns: str, numbers: tuple[str, ...] = (), truncated: tuple[str, ...] = ()) -> TextTable:
-    """Makes a table. Columns in `numbers` are right-aligned. Wide cells are folded, or truncated in `truncated`."""
+    """Makes a table. `numbers` columns are right-aligned. Wide cells are folded, in `truncated` columns truncated."""
     table = TextTable(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(

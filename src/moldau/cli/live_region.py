@@ -31,11 +31,11 @@ class LiveRegion:
             pass
 
     def _try_draw(self) -> bool:
-        """Draws the lines and the region. Returns False if the terminal was closed, so that the command continues."""
+        """Draws the lines and the region. Returns False, and raises no error, if the terminal was closed."""
         try:
             if self._lines_above:
                 lines = [self._lines_above.popleft() for _ in range(len(self._lines_above))]
-                # The region is cleared first, because its next content may have more lines.
+                # The region is cleared while the lines are printed, and then drawn below them.
                 self._live.update(Group(), refresh=True)
                 for line in lines:
                     self._console.print(line)

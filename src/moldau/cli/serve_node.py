@@ -1,4 +1,4 @@
-"""The process of `moldau serve`: a node on an event loop, which signals stop."""
+"""The process of `moldau serve`. It runs a node on an event loop until a signal or a fatal error stops it."""
 
 import asyncio
 import gc

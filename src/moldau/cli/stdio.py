@@ -70,7 +70,7 @@ class OutputWriter:
     """Writes in a daemon thread, because a blocked write cannot be cancelled."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        # The stream is unbuffered, because a blocked write would hold the buffer's lock when the process exits.
+        # Use the raw stream. A blocked write would hold the lock of a buffered stream, which Python needs to exit.
         self._stream = getattr(stream, "raw", stream)
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()

@@ -95,9 +95,10 @@ class Sink:
     key: tuple[str, ...] = ()
     """The columns of the record key of a topic, or the columns that identify a row in an upsert."""
     order_by: tuple[str, ...] = ()
-    """The columns that order the rows of a batch in an upsert. The last row of a key is used."""
+    """The columns that order the rows of a batch in an upsert. Of the rows with one key, the last row is stored."""
     delete_when: str | None = None
-    """An SQL condition for rows that delete their key: in the table of an upsert, or by a tombstone in a topic."""
+    """An SQL condition. A row that satisfies it deletes the row with its key from an upsert table, or writes a
+    tombstone for its key to a topic."""
     format: Format = Format.JSON
     schema: str | None = None
     """An Avro schema as JSON, for the records of a topic."""
@@ -126,6 +127,6 @@ class PipelineDefinition:
     rate_limit: int | None = None
     """The maximum number of records per batch and query."""
     checkpoint: str | None = None
-    """The directory of the checkpoints, which executors must reach. None uses the pipeline's state directory."""
+    """The directory of the checkpoints. Executors must have access to it. None uses the pipeline's state directory."""
     spark: Mapping[str, str] = field(default_factory=dict)
     file: Path | None = None

@@ -36,8 +36,8 @@ _STATE_ERROR = re.compile(
     r"|STATE_STORE_(?:VALUE_)?SCHEMA_EVOLUTION\w*|STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA)[.\]]"
     r"|does not match existing state (?:key|value)"
 )
-"""Matches Spark's errors for a changed query that does not fit its state. Their advice is to disable the schema check,
-which would give wrong results."""
+"""Matches Spark's errors for a changed query that does not fit its state. They are replaced, because Spark advises to
+disable the schema check, which would give wrong results."""
 _INTERNAL_COLUMNS = re.compile(r"(?:, )?`__[\w ]+`|(?<=\[)`__[\w ]+`, ")
 """Matches Moldau's internal columns in Spark's suggestions."""
 

@@ -20,7 +20,7 @@ def cluster_add_voter(
 ) -> None:
     """Make a running node a voter of the metadata quorum.
 
-    Use an odd number of voters, usually three or five: an even number tolerates no more failures than one voter less.
+    Use an odd number of voters, usually three or five: four voters tolerate no more failures than three.
     """
 
     async def operation(admin: Admin) -> None:

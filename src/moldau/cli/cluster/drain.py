@@ -19,7 +19,7 @@ from moldau.errors import MoldauError
 
 POLL_INTERVAL_S = 0.5
 STALLED_POLLS_MAX = 20
-"""The number of consecutive polls without progress after which the command fails. A leader election takes less time."""
+"""The command fails after this many consecutive polls without progress. They take longer than a leader election."""
 MOVES_PER_REQUEST = 200
 NO_LEADER = "it has no leader to copy records from"
 
@@ -138,9 +138,9 @@ def _ongoing_target(
     """Returns the replicas that a partition is being moved to, or None if the partition is not being moved."""
     if ongoing is not None:
         return tuple(replica for replica in ongoing.replicas if replica not in ongoing.removing)
-    # The list of reassignments comes from the controller, but the list of replicas comes from any node. A node that
-    # lags behind still lists replicas that a completed move has removed. A new move of all listed replicas would
-    # increase the replication factor, so the move is treated as still in progress.
+    # `ongoing` comes from the controller, but `partition` from any node. A node that lags behind still lists replicas
+    # that a completed move has removed. A new move would keep them and so increase the replication factor. Until the
+    # node has caught up, the completed move is treated as in progress.
     return started if started is not None and set(started) < set(partition.replicas) else None
 
 

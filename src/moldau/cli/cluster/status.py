@@ -22,7 +22,7 @@ class ClusterState(NamedTuple):
 
 
 def cluster_status(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
-    """Show the nodes of a cluster, its controller and quorum, and partitions without leader or in-sync replicas."""
+    """Show the nodes of a cluster, its controller and quorum, and leaderless or under-replicated partitions."""
 
     async def operation(admin: Admin) -> ClusterState:
         return ClusterState(

@@ -1,6 +1,6 @@
 """The node of the demo, in a child process. If the demo is killed, the node removes DIRECTORY.
 
-An empty DIRECTORY removes nothing.
+If DIRECTORY is '', the node removes nothing.
 
 python -m moldau.cli.demo.node DIRECTORY --listen 127.0.0.1:0 ...
 """
@@ -81,7 +81,7 @@ def main(cleanup_directory: str, arguments: list[str]) -> int:
 
 
 def _remove_directory(directory: Path) -> None:
-    """Removes the directory after Spark has released its locks. Spark may exit shortly after the demo."""
+    """Waits until Spark, which may exit after the demo, has released its locks. Then removes the directory."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while time.monotonic() < deadline and any(each.is_locked() for each in state_directories(directory / DIRECTORY)):
         time.sleep(POLL_INTERVAL_S)

@@ -56,7 +56,7 @@ class LogFile(NamedTuple):
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether the file is a metadata snapshot. Its offsets start at 0, and its name has its end offset."""
+        """Whether the file is a metadata snapshot, whose offsets start at 0. Its name has the end offset."""
         return self.kind is LogFileKind.METADATA_SNAPSHOT
 
     @property
@@ -71,7 +71,7 @@ class LogFile(NamedTuple):
 
     @property
     def log(self) -> Path:
-        """The path of the segment that an index belongs to."""
+        """The path of the segment with the base offset of this file."""
         return self.path.with_suffix(LOG_SUFFIX)
 
 

@@ -156,7 +156,7 @@ class DirectoryVerifier:
             yield from _check_records(file, batch)
 
     def _segment_of(self, file: LogFile) -> SegmentSummary | None:
-        """Returns the segment of an index, which is read first if it was not checked; None if it does not exist."""
+        """Returns a summary of the index's segment, or None if it is missing. Reads a segment that was not checked."""
         if file.log not in self._segments:
             if not file.log.is_file():
                 return None
@@ -165,7 +165,8 @@ class DirectoryVerifier:
                 for position, batch in read_batches(file.log):
                     segment.add(position, batch)
             except CorruptRecordError:
-                # The check of the segment reports this error. The index is checked against the batches before it.
+                # The error is not reported, because the segment is not one of the files to check. The index is checked
+                # against the batches before the error.
                 pass
         return self._segments[file.log]
 

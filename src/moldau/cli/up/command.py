@@ -171,7 +171,7 @@ def _print_exit(process: NodeProcess, code: int, remaining: int) -> None:
 
 
 async def _stop(processes: list[NodeProcess]) -> None:
-    """Stops all nodes at the same time. Each node moves its leadership to nodes that are still running."""
+    """Sends SIGTERM to all nodes at the same time, and waits until they have exited."""
 
     async def stop(process: NodeProcess) -> None:
         if process.is_running:

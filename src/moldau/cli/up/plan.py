@@ -64,7 +64,7 @@ class ClusterPlan:
 def make_plan(
     directory: Path, nodes: int, port: int | None, settings: Mapping[str, str], *, write_caching: bool
 ) -> ClusterPlan:
-    """Plans a new or the existing cluster. Raises CommandError if the options contradict the existing cluster."""
+    """Plans a new cluster, or the existing one in `directory`. Raises CommandError if the options contradict it."""
     stored = _read_cluster_file(directory)
     is_new = stored is None
     if stored is None:
@@ -96,7 +96,7 @@ def make_plan(
 
 
 def voter_count(nodes: int) -> int:
-    """Returns an odd number of voters, because an even number would tolerate no more failures than one voter less."""
+    """Returns the number of voters. It is odd, because four voters tolerate no more failures than three."""
     return min(nodes - 1 + nodes % 2, VOTERS_MAX)
 
 
@@ -152,7 +152,7 @@ def _check_port(node: NodePlan) -> None:
 
 
 def write_plan(directory: Path, plan: ClusterPlan) -> None:
-    """Writes the cluster file first, so that an interrupted first start can be repeated, then the config files."""
+    """Writes the cluster file, then the config files. In this order, an interrupted first start can be repeated."""
     directory.mkdir(parents=True, exist_ok=True)
     if plan.is_new:
         stored = {"cluster_id": plan.cluster_id, "nodes": len(plan.nodes), "port": plan.nodes[0].port}

@@ -62,7 +62,7 @@ def check(
 ) -> list[Finding]:
     """Returns errors and warnings. Also checks the checkpoints if `checkpoint_location` is set."""
     problems = [error(".".join(where), message) for where, message in find_problems(pipeline)]
-    # The other checks need consistent names.
+    # Problems end the check, because the other checks need valid names.
     return problems or _PipelineChecker(spark, pipeline, checkpoint_location).run()
 
 
@@ -164,7 +164,8 @@ class _PipelineChecker:
         problem = output_mode_problem(frame, sink)
         if problem is not None:
             self.findings.append(error(f"{where}.mode", *problem))
-        # Spark supports the mode `complete` for aggregated rows only. Their keys are usually unique in a batch.
+        # If Spark supports the mode `complete`, the rows are aggregated. Their keys are usually unique in a batch, so
+        # they need no order.
         is_ordered = sink.order_by or "_offset" in rows.columns or unsupported_reason(rows, "complete") is None
         if sink.mode == "upsert" and not is_ordered:
             what = "two rows with the same key in one batch would fail the run: their order is not defined"

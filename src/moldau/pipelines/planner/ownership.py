@@ -52,7 +52,7 @@ def sql_hash(parts: Iterable[Source | View]) -> str:
 
 
 def claim_checkpoint(files: FileStore, checkpoint: str, expected: QueryIdentity) -> QueryIdentity:
-    """Returns the stored identity of a checkpoint, or stores a new one. Raises PipelineError for another query."""
+    """Returns the checkpoint's stored identity, or stores a new one. Raises PipelineError if another query owns it."""
     found = read_identity(files, checkpoint)
     if found is not None:
         check_identity(checkpoint, found, expected)

@@ -15,7 +15,7 @@ from moldau.pipelines.records.decoder import raw_schema
 
 
 def empty_stream(spark: SparkSession, source: Source) -> DataFrame:
-    """Returns a stream without records. Its original column names contain the source's name, for `required_columns`."""
+    """Returns a stream without records. The leaf of its plan has columns `<source>:<name>`, for `required_columns`."""
     schema = raw_schema()
     leaf = spark.readStream.schema(
         ", ".join(f"`{source.name}:{field.name}` {field.dataType.simpleString()}" for field in schema.fields)
@@ -45,7 +45,7 @@ def unsupported_reason(frame: DataFrame, mode: str) -> str | None:
 
 
 def supported_mode(frame: DataFrame, *candidates: str) -> str:
-    """Returns the first supported mode. If there is none, returns the first candidate, and Spark reports the reason."""
+    """Returns the first supported mode. If there is none, returns the first candidate, which Spark rejects."""
     return next((mode for mode in candidates if unsupported_reason(frame, mode) is None), candidates[0])
 
 
@@ -66,7 +66,7 @@ def _analyzed(frame: DataFrame) -> Any:
 
 
 def _collect_attributes(node: Any, used: set[int], names: dict[int, str]) -> None:
-    """Adds the ids of all used attributes to `used`, and the names of the leaves' attributes to `names`."""
+    """Adds the ids of attributes that the plan uses to `used`. Adds the names of the leaves' attributes to `names`."""
     children = _scala_items(node.children())
     if not children:
         names.update({each.exprId().id(): each.name() for each in _scala_items(node.output())})

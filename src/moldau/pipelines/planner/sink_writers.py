@@ -76,7 +76,7 @@ def topic_writer(
     def append(batch: DataFrame, batch_id: int) -> None:
         batch.write.format("moldau").mode("append").options(**options).save()
 
-    # Use foreachBatch, because Spark does not pass updates and complete results to a Python data source in another way.
+    # Use foreachBatch, because Spark rejects `update` for Python data sources, and overwrites in the mode `complete`.
     return frame.writeStream.outputMode(mode).foreachBatch(append)
 
 

@@ -29,8 +29,8 @@ def starting_options_for(
 ) -> dict[str, str]:
     """Returns the starting options for a query without a checkpoint. Raises PipelineError.
 
-    `start` is `earliest`, `latest`, an ISO time, or None for the source's setting. Stored offsets are ignored if no
-    query of the generation has started.
+    `start` is `earliest`, `latest`, an ISO time, or None for the source's setting. Offsets stored in `directory` are
+    used only if `has_started`, that is, if a query of the generation has started.
     """
     at = start or source.starting
     options_of_source = starting_options(at)
@@ -65,7 +65,7 @@ async def _find_offsets(options: SourceOptions, stored: Offsets | None) -> Offse
 
 
 def clamp_offsets(stored: Mapping[TopicPartition, int], first: Offsets, last: Offsets) -> Offsets:
-    """Returns the stored offsets that are still in the logs. Other partitions start at their earliest offset."""
+    """Returns the starting offset of each partition: the stored one if it is still in the log, or the earliest one."""
     return {
         partition: stored[partition]
         if partition in stored and offset <= stored[partition] <= last.get(partition, -1)

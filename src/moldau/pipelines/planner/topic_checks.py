@@ -43,7 +43,7 @@ class ClusterTopics:
 
 
 def check_cluster(pipeline: PipelineDefinition, findings: list[Finding]) -> ClusterTopics | None:
-    """Adds findings about the cluster and the pipeline's topics. Returns None if the cluster cannot be reached."""
+    """Adds findings about cluster and topics. Returns the cluster's topics, or None if they cannot be fetched."""
     try:
         topics = asyncio.run(_fetch_topics({"request_timeout_ms": CLUSTER_TIMEOUT_MS, **cluster_settings(pipeline)}))
     except PipelineError as failure:

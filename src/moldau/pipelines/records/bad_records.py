@@ -33,7 +33,7 @@ def good_records(frame: DataFrame, source: Source, on_bad: BadRecordPolicy) -> D
 
 
 def bad_record_text(between: str = "") -> str:
-    """Returns SQL for the position and the reason of a bad record, such as `orders-0 offset 7 (malformed): …`."""
+    """Returns SQL for the position, the text `between`, and the reason: `orders-0 offset 7 is bad (malformed): …`."""
     return (
         f"concat(_topic, '-', _partition, ' offset ', _offset, {literal(between + ' (')}, {BAD}.reason, '): ', "
         f"{BAD}.detail)"
@@ -78,7 +78,7 @@ def apply_expectations(frame: DataFrame, expectations: Mapping[str, str]) -> Dat
     conditions = [F.expr(sql).cast("boolean").alias(columns[name]) for name, sql in expectations.items()]
     is_violated = {name: f"NOT coalesce({quoted(column)}, false)" for name, column in columns.items()}
     violations = ", ".join(cases((is_violated[name], literal(f"{name}: {sql}"))) for name, sql in expectations.items())
-    # Keep the first reason of records that could not be decoded.
+    # A record that could not be decoded keeps that reason.
     bad = cases((IS_BAD, BAD), otherwise=failure_struct(EXPECTATION, f"concat_ws('; ', {violations})"))
     kept = [quoted(name) for name in frame.columns if name not in (IS_BAD, BAD)]
     return frame.select("*", *conditions).selectExpr(

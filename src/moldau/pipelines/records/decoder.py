@@ -37,7 +37,7 @@ _SHOWN_MAX = 60
 
 
 def raw_schema() -> T.StructType:
-    """Returns the schema of the data source with headers."""
+    """Returns the schema of the data source with the option `includeHeaders`."""
     return columns.schema(include_headers=True)
 
 

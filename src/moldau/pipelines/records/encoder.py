@@ -28,7 +28,7 @@ def encode_records(frame: DataFrame, sink: Sink) -> DataFrame:
     columns = [name for name in schema.names if name not in METADATA]
     value = _value(schema, columns, sink)
     if sink.delete_when is not None:
-        # Rows that delete their key have no value.
+        # A row that satisfies `delete_when` becomes a tombstone, which has no value.
         value = F.when(~F.coalesce(F.expr(sink.delete_when), F.lit(False)), value)
     return frame.select(F.expr(f"{_key(sink.key, schema)} AS key"), value.alias("value"))
 

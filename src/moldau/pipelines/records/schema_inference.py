@@ -17,7 +17,7 @@ SAMPLE_RECORDS = 1_000
 def source_schema(
     spark: SparkSession, pipeline: PipelineDefinition, source: Source, directory: str | None, *, keep: bool = True
 ) -> T.StructType:
-    """Returns the columns of a source's values. `directory` stores inferred schemas, new ones only if `keep`."""
+    """Returns the columns of a source's values. Reads inferred schemas from `directory`; stores new ones if `keep`."""
     if source.format is not Format.JSON or source.schema is not None:
         return value_schema(source)
     path = None if directory is None else f"{directory}/{source.name}.schema.json"

@@ -33,7 +33,7 @@ class EndOffsetTracker:
         self._is_closed = False
 
     def poll(self, batches: Iterable[Progress]) -> EndOffsets | None:
-        """Returns the latest known end offsets, or None before the first response. Old end offsets are omitted.
+        """Returns the latest end offsets, {} if they are older than STALE_AFTER_S, or None before the first response.
 
         Starts a fetch for the partitions of `batches` if a fetch is due.
         """

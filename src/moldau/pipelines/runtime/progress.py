@@ -88,7 +88,7 @@ def parse_progress(query: str, report: Mapping[str, Any]) -> Progress:
 
 
 def _read(sources: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Returns the lowest offset per partition over all sources."""
+    """Returns the end offsets of the batch. If several sources read a partition, uses the lowest offset."""
     read: dict[str, dict[str, int]] = {}
     for each in sources:
         for (topic, partition), offset in (_offsets(each.get("endOffset")) or {}).items():
@@ -104,7 +104,7 @@ def lag_of(sources: Iterable[Mapping[str, Any]]) -> int | None:
         end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
         if end is None or latest is None:
             return None
-        # Ignore a partition that is not in both reports. A new partition counts once its starting offset is known.
+        # Ignore partitions without both offsets. A new partition has no end offset until its starting offset is known.
         lag += sum(max(0, latest[each] - offset) for each, offset in end.items() if each in latest)
     return lag
 

@@ -29,12 +29,12 @@ POLL_INTERVAL_S = 0.25
 FINISH_TIMEOUT_S = 60.0
 """How long the current batches may take after a stop request."""
 FINISH_TIMEOUT_AFTER_FAILURE_S = 10.0
-"""How long the batches of other queries may take after a query failed. The cause may delay the other queries too."""
+"""How long the batches of other queries may take after a query failed. It is short: the cause may delay them too."""
 
 
 class RunObserver(Protocol):
     def step(self, what: str) -> None:
-        """Reports the current step. Called before the first batch and after the last one."""
+        """Receives the current step when the run starts or stops."""
 
     def batch(self, progress: Progress) -> None: ...
 
@@ -145,7 +145,7 @@ class _Run:
         starting = f"starting Spark on {self.record.master}"
 
         def say(text: str) -> None:
-            """Receives a message in two parts: first the step, then the result of the step."""
+            """Receives a step before the start of Spark, then its result, which ends with a newline."""
             self.observer.step(starting if text.endswith("\n") else text.rstrip(". "))
 
         self.observer.step(starting)

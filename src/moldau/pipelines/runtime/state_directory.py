@@ -85,7 +85,7 @@ class Generations:
 
 
 def state_root(given: Path | None, file: Path | None = None) -> Path:
-    """Returns the parent of all state directories. By default it is beside the file or in the working directory."""
+    """Returns the parent of all state directories: `given`, or by default beside `file` or in the working directory."""
     if given is not None:
         return given.absolute()
     return (Path() if file is None else file.parent).resolve() / DIRECTORY
@@ -196,9 +196,9 @@ class StateDirectory:
 
 @contextmanager
 def _locked(path: Path, running: str, advice: str) -> Iterator[int]:
-    """Locks a file. If the lock is held, raises PipelineError with `running`, the process that runs, and `advice`.
+    """Locks a file. If another run holds the lock, raises PipelineError: `running`, the process id, `advice`.
 
-    If the Java process of a killed run holds the lock, waits until Java exits.
+    If the Java process of a killed run holds the lock, waits up to ORPHAN_TIMEOUT_S until Java exits.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

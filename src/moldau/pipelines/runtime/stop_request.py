@@ -12,8 +12,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class StopRequest:
     """A request to stop the run.
 
-    Before `defer_signals`, no batch is running, and a signal ends the process. Then the first signal sets the request,
-    and the second raises KeyboardInterrupt in the main thread.
+    Before `defer_signals` is called, no batch is running, and a signal ends the process. After the call, the first
+    signal sets the request, and the second raises KeyboardInterrupt in the main thread.
     """
 
     def __init__(self) -> None:

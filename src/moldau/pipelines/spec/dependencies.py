@@ -28,7 +28,7 @@ def _referenced_names(view: View, earlier: list[str]) -> list[str]:
     if view.transform is not None:
         return [name for name in parameters_of(view.transform) if name in earlier]
     words = {word.lower() for word in re.findall(r"\w+", view.sql or "")}
-    # A word may also be a column name. Then the list has an unused view, which costs little.
+    # A word that equals the name of a view may be a column. Then the list has an unused view, which costs little.
     return [name for name in earlier if name.lower() in words]
 
 

@@ -155,7 +155,7 @@ class SpecSection:
         raise self.error(None, f"{self._name} needs {' or '.join(keys)}")
 
     def file_text(self, key: str, beside: Path | None) -> str | None:
-        """Returns the content of the file that the key names, or None if the key is not set."""
+        """Returns the content of the file that the key names, relative to `beside`. None if the key is not set."""
         name = self.text(key)
         if name is None:
             return None

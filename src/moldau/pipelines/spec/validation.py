@@ -175,7 +175,7 @@ def _cycle_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
 
 
 def _readers(pipeline: PipelineDefinition, topic: str, options: Mapping[str, str]) -> list[Source]:
-    """Returns the sources that read this topic. `options` may name another cluster than the pipeline's."""
+    """Returns the sources that read this topic in the cluster that `options` name, by default the pipeline's."""
     cluster = options.get(_BOOTSTRAP, pipeline.bootstrap)
     return [
         each
