@@ -65,7 +65,7 @@ _MODULES = {
     "Security": "moldau.client.security.config",
     "TopicPartition": "moldau.client.record",
 }
-"""The modules of all names that are not in `moldau.client.errors`."""
+"""The module of each exported name. Names that are missing here are in `moldau.client.errors`."""
 
 
 def __getattr__(name: str) -> Any:

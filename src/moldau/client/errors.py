@@ -89,7 +89,7 @@ class CommitFailedError(KafkaError):
 
 
 class RebalanceInProgressError(KafkaError):
-    """The group is rebalancing. Poll until the rebalance completes, then commit the remaining partitions."""
+    """The group is rebalancing. Poll until it has finished, then commit the partitions that are still assigned."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.rebalance_in_progress, message)

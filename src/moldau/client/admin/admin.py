@@ -204,9 +204,10 @@ class Admin:
     async def list_offsets(
         self, times: Mapping[TopicPartition, int], *, isolation_level: int = 0
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """Returns the first offset at or after the time of each partition, in ms (or EARLIEST, LATEST, MAX_TIMESTAMP).
+        """Returns the offset of each partition's first record at or after its time in `times`.
 
-        Partitions without such a record are left out. Raises KafkaError if a partition cannot be queried.
+        A time is in milliseconds since 1970, or EARLIEST, LATEST or MAX_TIMESTAMP. Partitions without such a record are
+        left out. Raises KafkaError if a partition cannot be queried.
         """
         _, failures = await _find_leaders(self.cluster, list(times))
         for failure in failures.values():
@@ -389,7 +390,7 @@ class Admin:
         def tree(retry: Retry) -> dict[str, Any]:
             return {
                 "cluster_id": self.cluster.cluster_id,
-                # The broker's timeout is shorter than the client's, so that the response with the reason can arrive.
+                # The broker times out before the client, so that its response with the reason can still arrive.
                 "timeout": self._requester.attempt_timeout_ms(retry) * 9 // 10,
                 "voter_id": node_id,
                 "voter_directory_id": directory_id,
@@ -562,7 +563,7 @@ def _missing_topic_error(cluster: Cluster, name: str) -> KafkaError:
 
 
 def _config_node(resource: ConfigResource) -> int | None:
-    """Returns the node for a request: the broker for its own configs, None (any node) for other configs."""
+    """Returns the node to ask: for the configs of one broker that broker, for other configs None (any node)."""
     if resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and resource.name.isdecimal():
         return int(resource.name)
     return None
@@ -612,7 +613,7 @@ def _parse_group(group: Message, node: int) -> GroupDescription | KafkaError:
     if error is not None:
         return error
     if group.group_state == "Dead":
-        # Before version 6, brokers report a missing group in this way.
+        # Before version 6 of the response, this state means that the group does not exist.
         return KafkaError(ErrorCode.group_id_not_found, f"the group {group.group_id!r}")
     is_consumer = group.protocol_type == PROTOCOL_TYPE
     return GroupDescription(

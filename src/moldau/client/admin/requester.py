@@ -16,10 +16,10 @@ Results = dict[K, V | KafkaError]
 """The value or error of each key."""
 
 NodeRequest = Callable[[int | None, list[K], Retry], Awaitable[Results[K, V]]]
-"""Sends one node (None: any node) a request for its keys."""
+"""Sends one request for these keys to a node (None: any node)."""
 
 _FINAL_ERRORS = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id, ErrorCode.election_not_needed)
-"""Errors that are retriable for clients that wait for a topic, but final for an administrator."""
+"""Errors that the protocol marks as retriable, but that `for_each` returns at once."""
 
 
 class AdminRequester:
@@ -95,7 +95,7 @@ class AdminRequester:
     async def for_each_on_node(
         self, keys: Iterable[K], node_of: Callable[[K], int | None], request: NodeRequest[K, V]
     ) -> Results[K, V]:
-        """Sends the node of each key a request for its keys, with retries. `node_of` may return None for any node."""
+        """Groups the keys by `node_of` (None: any node) and sends each node a request for its keys, with retries."""
         return await self.for_each(
             keys, lambda remaining, retry: self.by_node({key: node_of(key) for key in remaining}, request, retry)
         )

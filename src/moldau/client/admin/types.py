@@ -167,10 +167,10 @@ class QuorumInfo:
     voters: tuple[QuorumReplica, ...]
     observers: tuple[QuorumReplica, ...]
     endpoints: dict[int, tuple[NodeEndpoint, ...]]
-    """The addresses that voters use among themselves."""
+    """The addresses that voters use among themselves, by node id."""
 
     def replica(self, node_id: int) -> QuorumReplica | None:
-        """Returns the replica of a node, preferably a voter; of several directories, the one that fetched last."""
+        """Returns the replica of a node. A voter is preferred to an observer, then the replica that fetched last."""
         for replicas in (self.voters, self.observers):
             found = [each for each in replicas if each.node_id == node_id]
             if found:

@@ -37,7 +37,7 @@ class CompletedFetch(NamedTuple):
     position: int
     """The fetch offset. Callers must skip records below this offset, which the first batch may contain."""
     next_offset: int
-    """The offset of the next fetch: after the last batch and the control batches, or where a bounded read ends."""
+    """The offset of the next fetch: after the last batch, even a control batch, or the end of a bounded read."""
     batches: Sequence[Batch]
     high_watermark: int
     last_stable_offset: int
@@ -95,7 +95,7 @@ def parse_batches(
 
 
 def _split_batches(records: memoryview | None) -> Iterable[Batch]:
-    """Yields the batches of a response, except a last batch that the byte limit has truncated."""
+    """Yields the batches of a response, without a truncated last batch. Raises KafkaError if the first is truncated."""
     position, end = 0, 0 if records is None else len(records)
     while records is not None and end - position >= HEADER_SIZE:
         size = int.from_bytes(records[position + 8 : position + 12], "big", signed=True) + LOG_OVERHEAD
@@ -109,7 +109,7 @@ def _split_batches(records: memoryview | None) -> Iterable[Batch]:
 
 
 def _drop_aborted(batches: Sequence[Batch], aborted: Iterable[Message]) -> list[Batch]:
-    """Returns the batches without those between the first offset of an aborted transaction and its abort marker."""
+    """Returns the batches without those of `aborted` transactions and without their abort markers."""
     pending = sorted((each.first_offset, each.producer_id) for each in aborted)
     pending.reverse()
     aborting: dict[int, None] = {}
@@ -146,7 +146,7 @@ class FetchBuffer:
     """Completed fetches in the order of their arrival. A fetch may have more records than a poll returns."""
 
     def __init__(self, is_paused: Callable[[TopicPartition], bool], update_position: PositionUpdate) -> None:
-        """`update_position` is called when records are taken, and also for offsets without records."""
+        """`update_position` is called when records are taken, and when offsets without records are skipped."""
         self._is_paused = is_paused
         self._update_position = update_position
         self._entries: deque[_BufferedFetch] = deque()

@@ -58,7 +58,7 @@ _log = get_logger("client.consumer")
 class _CloseTask:
     """Closes a consumer once, in stages with a common deadline.
 
-    If a caller of `wait` is cancelled, the remaining stages still start, but are cancelled as soon as they wait.
+    If a caller of `wait` is cancelled, the remaining stages still start, but each is cancelled where it first blocks.
     """
 
     def __init__(self, close: Callable[["_CloseTask"], Coroutine[Any, Any, None]], timeout_ms: int) -> None:
@@ -213,7 +213,7 @@ class Consumer:
 
         Other members then need not wait for the session to expire. A static member does not leave the group, so that it
         can return before its session expires. After the timeout, or if this call is cancelled, the remaining steps are
-        skipped, but all tasks are stopped.
+        cut short, but all tasks are stopped.
         """
         if self._is_in_callback():
             raise IllegalStateError("a rebalance callback cannot close its consumer")
@@ -411,7 +411,7 @@ class Consumer:
             raise IllegalStateError("there is nothing to read: subscribe or assign first")
         self._polling_task = asyncio.current_task()
         self._poll_finished.clear()
-        # If this poll is cancelled, the next iteration must poll again, to complete a pending commit.
+        # If this poll is cancelled, `async for` must poll before it returns more records, to complete a pending commit.
         self._iteration_deadline = 0.0
         try:
             deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
@@ -514,7 +514,10 @@ class Consumer:
     async def offsets_for_times(
         self, times: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Returns the first offset at or after each time (milliseconds since 1970), None if there is no such record."""
+        """Returns the offset of each partition's first record at or after its time; None if there is no such record.
+
+        Times are in milliseconds since 1970.
+        """
         self._check_open()
         for partition, time in times.items():
             if time < 0:

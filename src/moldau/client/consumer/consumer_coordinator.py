@@ -75,7 +75,7 @@ class ConsumerCoordinator:
             if not isinstance(effect, events.CommitOffsets):
                 await self._apply(pending_effects.popleft())
                 continue
-            # The effect stays queued until the commit is done, so that the next poll completes it after a cancellation.
+            # Keep the effect queued until the commit is done. After a cancellation, the next poll awaits the commit.
             await self.commit_before_revocation()
             if pending_effects and pending_effects[0] is effect:
                 pending_effects.popleft()
@@ -106,7 +106,7 @@ class ConsumerCoordinator:
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation | None = None
     ) -> None:
-        """Commits offsets consumed in a generation (default: the current one). The generation may have ended."""
+        """Commits offsets consumed in `generation` (default: the current one). Raises KafkaError if that has ended."""
         if not offsets:
             return
         if generation is None:
@@ -122,7 +122,7 @@ class ConsumerCoordinator:
                 raise self._commit_error(error) from None
 
     async def commit_before_revocation(self) -> None:
-        """Commits all consumed offsets. If the commit fails, the new owners read the records again.
+        """Commits all consumed offsets. A failure is only logged; the new owners then read the records again.
 
         The commit continues if the caller is cancelled. The next caller then awaits the same commit.
         """

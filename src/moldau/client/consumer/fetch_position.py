@@ -8,8 +8,8 @@ from moldau.client.net.metadata import TopicInfo
 
 EMPTY_RESPONSES_MIN = 5
 EMPTY_DURATION_MIN_S = 2.0
-"""After this many consecutive empty responses, over at least this time, there are no records. Fewer prove nothing,
-because a leader also returns an empty response if it cannot read remote storage in time."""
+"""EMPTY_RESPONSES_MIN consecutive empty responses over at least this time mean that there are no records. Fewer prove
+nothing, because a leader also returns an empty response if it cannot read remote storage in time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,13 +33,13 @@ class FetchPosition:
     """The high watermark, or with READ_COMMITTED the last stable offset; -1 if unknown."""
     log_start_offset: int = -1
     empty_responses: int = 0
-    """The number of consecutive empty responses, although the log should have all records up to `until`."""
+    """The number of consecutive empty responses that came when the log should have all records up to `until`."""
     empty_since: float = 0.0
     """The loop time of the first of the consecutive empty responses."""
     topic_id: UUID | None = None
     """The id of the topic at the last fetch; None if brokers do not return it."""
     stale_leader_since: float | None = None
-    """The loop time since when the metadata has an older leader epoch than the last batch; None if it has not."""
+    """The loop time at which the metadata was first seen to be older than the last batch; None if it is not older."""
 
     def record_empty_response(self, now: float) -> bool:
         """Counts an empty response. Returns whether the responses so far prove that there are no records."""
@@ -73,7 +73,10 @@ class FetchPosition:
 
     @property
     def is_end_available(self) -> bool:
-        """Whether the log should have all records up to `until`, so that the fetch need not wait at the broker."""
+        """Whether the log should have all records up to `until`, so that the fetch need not wait at the broker.
+
+        False after an empty response: the next fetch then waits.
+        """
         if self.until is None or self.empty_responses:
             return False
         return self.readable_end_offset < 0 or self.readable_end_offset >= self.until

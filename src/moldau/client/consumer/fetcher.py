@@ -9,11 +9,11 @@ may still return one response of limited size.
     for fetched in await fetcher.next(1_000):
         for batch in fetched.batches: ...
 
-In a bounded read each partition has an end offset, `until`, and the caller takes batches until `is_finished`. The last
-records before `until` may not exist, because they were compacted or are control records. The fetcher concludes this
-from empty responses. The readable end (the high watermark or, with READ_COMMITTED, the last stable offset) must have
-reached `until`, and neither the partition nor those before it in the request may have got a batch. Because a leader
-that cannot read in time responds in the same way, the fetcher sends several more fetches. Then it finishes the
+In a bounded read each partition has an end offset, `until`, and the caller takes batches until `is_finished`. There may
+be no records left before `until`, for example after compaction. Then the partition gets empty responses, although the
+readable end (the high watermark or, with READ_COMMITTED, the last stable offset) has reached `until`. A response does
+not count if an earlier partition of the request got a batch, which may have used up the byte limit. A leader
+that cannot read in time also returns an empty response. So the fetcher waits for several of them before it finishes the
 partition with an entry whose `is_empty` is set.
 """
 
@@ -87,7 +87,7 @@ class Fetcher:
         self._lane = lane
         self._backoff = cluster.backoff()
         self._partitions: dict[TopicPartition, FetchPosition] = {}
-        """The partitions in the order of requests. A partition that returned batches moves to the end."""
+        """The partitions, in the order of each request. A partition that returned batches moves to the end."""
         self._in_flight: dict[int, _InFlightFetch] = {}
         self._reserved_bytes = 0
         """The sum of the byte limits of the requests in flight."""
@@ -137,7 +137,7 @@ class Fetcher:
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int = -1) -> None:
         """Sets the position of a partition and drops its fetched batches. The end offset stays the same.
 
-        With `leader_epoch`, that of the record before the offset (-1: unknown), the leader detects a truncated log.
+        `leader_epoch` is that of the record before the offset (-1: unknown), to let the leader detect a truncated log.
         """
         self._set_position(partition, offset, self._partitions[partition].until, leader_epoch)
         self._send_fetches()
@@ -157,7 +157,7 @@ class Fetcher:
         """Stops returning batches of these partitions until `resume`. Fetched batches are kept."""
         for partition in partitions:
             self._partitions[partition].is_paused = True
-        # Other partitions of the same leader may have waited until batches of these are taken.
+        # Other partitions of a leader no longer wait until the batches of the paused partitions are taken.
         self._send_fetches()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
@@ -278,12 +278,12 @@ class Fetcher:
     def _on_fetch_done(self, leader: int, fetch: _InFlightFetch) -> None:
         del self._in_flight[leader]
         self._reserved_bytes -= fetch.bytes_max
-        # If the fetcher did not cancel the task itself, the whole client is closing.
+        # If the task was cancelled, but not by `_cancel_stale_fetches`, the client is closing.
         if fetch.is_abandoned or not fetch.task.cancelled():
             self._send_fetches()
 
     def _cancel_stale_fetches(self) -> None:
-        """Cancels fetches of which no position is needed any more, because later fetches would wait behind them."""
+        """Cancels fetches whose positions are all obsolete, because later fetches would wait behind them."""
         for fetch in self._in_flight.values():
             is_needed = any(self._partitions.get(partition) is state for partition, state in fetch.positions.items())
             if not is_needed and not fetch.is_abandoned:
@@ -344,8 +344,8 @@ class Fetcher:
             for each in topic["partitions"]:
                 partition = TopicPartition(topic["topic"], each["partition"])
                 state = positions[partition]
-                # The response is not needed after a seek or removal. It is also not needed if the position has changed,
-                # because the response of a new leader arrived first.
+                # The response is not needed after a seek or removal, or if the response of a new leader arrived first
+                # and advanced the position.
                 is_needed = self._partitions.get(partition) is state and not state.has_failed
                 yield partition, state, is_needed and state.position == each["fetch_offset"]
 
@@ -392,7 +392,8 @@ class Fetcher:
                 truncation = LogTruncationError(partition, state.position, diverging.end_offset, diverging.epoch)
                 self._fail_partition(partition, state, truncation)
             else:
-                # The log was probably not truncated, because a leader can fail before it writes records of its epoch.
+                # The log still reaches the position, so it was probably not truncated. `leader_epoch` may be that of a
+                # leader which failed before it wrote a record.
                 state.leader_epoch = diverging.epoch
             return
         state.failures, state.backoff_until = 0, 0.0

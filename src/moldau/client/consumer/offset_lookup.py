@@ -11,7 +11,7 @@ from moldau.client.record import TopicPartition, iterate_partitions, nest_by_top
 from moldau.wire.api_keys import ApiKey
 
 EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3
-"""Special timestamps of `list_offsets`."""
+"""Special times of `list_offsets`: the log start, the log end, and the record with the largest timestamp."""
 
 
 class OffsetAndTimestamp(NamedTuple):
@@ -27,9 +27,10 @@ OffsetsCallback = Callable[[dict[TopicPartition, OffsetAndTimestamp]], None]
 async def list_offsets(
     cluster: Cluster, times: Mapping[TopicPartition, int], *, isolation_level: int = 0, timeout_ms: int | None = None
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
-    """Returns the first offset at or after the time of each partition (or EARLIEST, LATEST, MAX_TIMESTAMP).
+    """Returns the offset of each partition's first record at or after its time in `times`.
 
-    Partitions without a record at or after their time are left out. Raises KafkaError if a partition cannot be queried.
+    A time is in milliseconds since 1970, or EARLIEST, LATEST or MAX_TIMESTAMP. Partitions without such a record are
+    left out. Raises KafkaError if a partition cannot be queried.
     """
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     remaining = dict(times)

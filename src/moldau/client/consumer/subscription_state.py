@@ -56,7 +56,10 @@ class SubscriptionType(Enum):
 
 @dataclass(slots=True, eq=False)
 class TopicPartitionState:
-    """The position of one partition. If `offset` is None, it is looked up by `reset` or as the committed offset."""
+    """The position of one partition. If `offset` is None, it must be looked up.
+
+    The lookup uses the strategy `reset` if it is set, else the committed offset.
+    """
 
     offset: int | None = None
     leader_epoch: int = -1
@@ -164,7 +167,7 @@ class SubscriptionState:
         self._partitions[partition] = TopicPartitionState(reset=reset, is_paused=is_paused)
 
     def reset_out_of_range(self, partition: TopicPartition) -> None:
-        """Applies the reset strategy to a position outside the log. If it is NONE, raises NoOffsetForPartitionError."""
+        """Resets a position outside the log. Raises NoOffsetForPartitionError if the reset strategy is NONE."""
         if self._reset_strategy is OffsetResetStrategy.NONE:
             position = self._partitions[partition].offset
             raise NoOffsetForPartitionError([partition], f"the log has no offset {position}")
@@ -196,7 +199,7 @@ class SubscriptionState:
     ) -> None:
         """Sets positions to committed offsets, and marks partitions without a committed offset for a reset.
 
-        Raises NoOffsetForPartitionError if the reset strategy is NONE.
+        If the reset strategy is NONE, raises NoOffsetForPartitionError for partitions without a committed offset.
         """
         without = []
         for partition, state in self._still_current(requested).items():

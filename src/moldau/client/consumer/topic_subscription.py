@@ -65,7 +65,7 @@ class TopicSubscription:
             await asyncio.gather(resolving, return_exceptions=True)
 
     def refresh_missing_topics(self, now: float) -> float | None:
-        """Refreshes the metadata if subscribed topics are missing. Returns the loop time of the next call, if any."""
+        """Refreshes the metadata if subscribed topics are missing. Returns when to call again, if at all."""
         if self._subscriptions.subscription_type is not SubscriptionType.AUTO_TOPICS:
             return None
         missing = [name for name in self._subscriptions.topics if name not in self._cluster.topics]
@@ -83,7 +83,7 @@ class TopicSubscription:
         self._tracked_topics = topics
 
     async def _resolve_pattern(self) -> None:
-        """Fetches the metadata of all topics once before matching the pattern."""
+        """Fetches the metadata of all topics, with retries, and then matches the pattern."""
         backoff = self._cluster.backoff()
         while True:
             try:

@@ -60,7 +60,7 @@ class ConsumerPartitionAssignor(ABC):
 class RangeAssignor(ConsumerPartitionAssignor):
     """Assigns contiguous ranges, topic by topic.
 
-    Topics with the same subscribers and partition counts are assigned in the same way, which joins of topics need.
+    Topics with the same subscribers and partition counts are assigned in the same way, as joins between topics require.
     """
 
     name = "range"
@@ -196,7 +196,7 @@ class AssignmentUserData(NamedTuple):
     hands_over: bool = False
     """Whether the member must revoke partitions and then rejoin, because other members wait for these partitions."""
     partition_counts: Mapping[str, int] | None = None
-    """The partition counts of the assignment, with which the leader detects changes; None for other members."""
+    """The partition counts on which the assignment is based, so that the leader detects changes; None for others."""
 
 
 NO_USER_DATA = AssignmentUserData()

@@ -200,7 +200,7 @@ class MembershipDriver:
         }
 
     async def _send_leave(self, leave: events.SendLeave) -> None:
-        """Sends LeaveGroup once, outside the group's lane, where a JoinGroup in flight could delay it."""
+        """Sends LeaveGroup once, not on the group's lane, because a JoinGroup in flight there could delay it."""
         member = {"member_id": leave.member_id, "group_instance_id": None, "reason": leave.reason}
         tree = {"group_id": self._config.group_id, "members": [member]}
         try:

@@ -78,7 +78,7 @@ class MetadataFetchCompleted:
 
 @dataclass(frozen=True, slots=True)
 class MetadataChanged:
-    """The partition counts of all known topics."""
+    """The metadata has changed. `partition_counts` contains all known topics."""
 
     partition_counts: Mapping[str, int]
 
@@ -138,7 +138,7 @@ class SendJoin:
     """The name of each assignor with the subscription encoded for it. The preferred assignor comes first."""
     reason: str
     timeout_ms: int
-    """The request timeout, which is longer than the rebalance timeout, because the coordinator may need all of that."""
+    """The request timeout. It exceeds the rebalance timeout, because the coordinator may wait that long for members."""
 
 
 @dataclass(frozen=True, slots=True)

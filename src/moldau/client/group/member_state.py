@@ -111,7 +111,7 @@ class RetrySchedule:
         self._failures = 0
 
     def record_failure(self, now_ms: int) -> None:
-        """Schedules the next attempt. The first failure causes no delay: usually there is just a new generation."""
+        """Schedules the next attempt. The first failure causes no delay: often there is just a new generation."""
         failures, self._failures = self._failures, self._failures + 1
         backoff_ms, backoff_max_ms = self._config.retry_backoff_ms, self._config.retry_backoff_max_ms
         self.next_at_ms = now_ms + (exponential_backoff_ms(failures, backoff_ms, backoff_max_ms) if failures else 0)

@@ -33,7 +33,7 @@ from moldau.wire.codec import DecodeError
 from moldau.wire.consumer_protocol import Partition, Subscription, decode_assignment, encode_subscription
 
 JOIN_GROUP_TIMEOUT_LAPSE_MS = 5_000
-"""The time added to the rebalance timeout for the JoinGroup request timeout, so that the response can arrive."""
+"""How much the request timeout of JoinGroup exceeds the rebalance timeout, so that the response can arrive."""
 
 _MEMBERSHIP_ERRORS = (ErrorCode.unknown_member_id, ErrorCode.illegal_generation)
 
@@ -62,7 +62,7 @@ class MembershipManager:
         """The partitions that the user owns, including those of the last `AssignPartitions` effect."""
         self.is_leader = False
         self.leave_reason = ""
-        """Why this consumer left the group without a call of the user; empty if it did not."""
+        """Why this consumer left the group by itself, because the user did not poll in time; empty if it did not."""
         self._is_cooperative = all(each.is_cooperative for each in config.assignors)
         self._heartbeat = Heartbeat(config)
         self._topics: tuple[str, ...] | None = None
@@ -340,7 +340,7 @@ class MembershipManager:
         return []
 
     def _reset_generation(self, reason: str, keep_member_id: bool) -> None:
-        """Leaves the generation. The user loses all partitions that were not revoked before."""
+        """Leaves the generation. Partitions that the user still owns are reported as lost in a later poll."""
         self.generation = Generation(member_id=self.generation.member_id if keep_member_id else "")
         self.state = MemberState.UNJOINED
         self._clear_leadership()
@@ -446,7 +446,7 @@ class MembershipManager:
             ]
         if code in COORDINATOR_ERRORS:
             self.coordinator = None
-            # Repeated lookups back off, because a lookup may return the same coordinator again.
+            # Repeated lookups back off, because a lookup may return the same failing coordinator again.
             self._find_retry.record_failure(now_ms)
             return self._find_coordinator(now_ms)
         if not code.retriable:

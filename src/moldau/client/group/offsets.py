@@ -12,7 +12,7 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 _UNKNOWN_TOPIC_ERRORS = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
-"""Errors that are final for a commit, because the topic was deleted, although other clients retry them."""
+"""Retriable errors that are not retried here, because they mean that the topic was deleted."""
 
 PartitionErrors = dict[TopicPartition, KafkaError | None]
 """The error of each partition, None for success."""

@@ -120,8 +120,8 @@ class _StickyBalancer:
     def even_load(self) -> None:
         """Moves partitions from the most loaded members until no move makes the load more even.
 
-        A member without a chain is not tried again. Every member that it can reach has at most one partition fewer, and
-        later moves do not lower the load of these members.
+        A member without a chain of moves that evens the load is not tried again. Every member that its chains can reach
+        has at most one partition fewer, and later moves do not lower the load of those members.
         """
         givers = dict.fromkeys(self._assigned)
         while givers:

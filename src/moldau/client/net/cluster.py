@@ -179,7 +179,7 @@ class Cluster:
             raise
         except asyncio.CancelledError:
             if api is ApiKey.FETCH:
-                # The broker would respond to later requests only after this fetch.
+                # Later requests on this connection would wait for the response to the cancelled fetch.
                 connection.close_if_abandoned()
             raise
 
@@ -344,7 +344,7 @@ class Cluster:
                 _log.debug("metadata refresh failed", error=error)
                 self._update_requested.set()
             except Exception:
-                # This is a bug. The loop continues, because a client with stale metadata stops working.
+                # This is a bug. The loop continues, because a client whose metadata is never refreshed stops working.
                 _log.exception("metadata refresh failed")
                 self._update_requested.set()
             # Limit the rate of refreshes even if they are requested often.

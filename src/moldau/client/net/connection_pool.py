@@ -66,7 +66,7 @@ class ConnectionPool(Generic[K]):
             connection.close()
 
     def remove(self, keep: Callable[[K], bool], *, when_idle: bool) -> None:
-        """Removes all connections for which `keep` is false. Closes them now, or when no request is in flight."""
+        """Removes the connections for which `keep` is false. With `when_idle`, closes each after its last response."""
         for key in [key for key in self._connections if not keep(key)]:
             connection = self._connections.pop(key)
             if when_idle:

@@ -1,6 +1,6 @@
 """Partitioners: by the hash of the key, as in Java's producer, or sticky for records without a key.
 
-The sticky partition changes with each batch, so that records without a key fill few large batches.
+Records without a key go to one (sticky) partition until its batch is closed, so that they fill few large batches.
 """
 
 from collections.abc import Callable, Sequence

@@ -275,7 +275,7 @@ class Producer:
                 if waiter in self._memory_waiters:
                     self._memory_waiters.remove(waiter)
                 else:
-                    # This waiter was woken, perhaps also cancelled. There may be enough memory for the next one.
+                    # This waiter was woken (and perhaps cancelled later). There may be memory for the next waiter too.
                     asyncio.get_running_loop().call_soon(self._wake_memory_waiter)
             self._check_open()
 

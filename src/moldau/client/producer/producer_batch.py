@@ -24,7 +24,8 @@ class ProducerIdAndEpoch(NamedTuple):
 
 
 RecordResult = tuple[Any, int, int]
-"""The handle, offset and timestamp of a record, or of the first record of a section. An unknown offset is -1."""
+"""The caller's handle of a record or of a section (already encoded records), then the offset (-1 if unknown) and the
+timestamp of its first record."""
 
 
 @dataclass(slots=True)
@@ -139,7 +140,7 @@ class ProducerBatch:
         return not self.is_full and self.attempts == 0
 
     def split(self) -> "list[ProducerBatch] | None":
-        """Returns two batches with the same sequence numbers as this batch; None if the payload cannot be split."""
+        """Returns two halves, which together have the sequence numbers of this batch; None if it cannot be split."""
         payloads = self.payload.split()
         if payloads is None:
             return None

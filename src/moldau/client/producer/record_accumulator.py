@@ -73,9 +73,9 @@ class _PartitionQueue:
     has_acknowledged_batch: bool = False
     """Whether the broker has acknowledged a batch of the current producer epoch."""
     needs_epoch_bump: bool = False
-    """Whether the sequence has a gap. The next epoch starts when no batch is in flight."""
+    """Whether the sequence has a gap, so that the next epoch must start when no batch is in flight."""
     is_draining: bool = False
-    """Whether a batch has failed. Nothing is sent until the responses to the other batches in flight have arrived."""
+    """Whether a batch has failed and nothing is sent until the other batches in flight have their responses."""
     backoff_until_ms: int = 0
 
 
@@ -106,7 +106,7 @@ class RecordAccumulator:
         return self._used_bytes == 0 or self._used_bytes + size <= self.buffer_memory
 
     def fits_open_batch(self, partition: TopicPartition, size: int) -> bool:
-        """Returns whether a record of this size can be added to an open batch, so that no new batch is needed."""
+        """Returns whether a record of this size fits into the open batch of the partition, if there is one."""
         queue = self._queues.get(partition)
         return queue is not None and self._appendable_batch(queue, size) is not None
 
@@ -153,7 +153,7 @@ class RecordAccumulator:
         return last if last is not None and last.is_open and last.size + size <= self.batch_size else None
 
     def close_batches(self) -> int:
-        """Closes all batches, so that they are sent without lingering. Returns the number to pass to `is_complete`."""
+        """Closes all batches, so that they do not linger. Returns the number of the last batch, for `is_complete`."""
         for queue in self._queues.values():
             for batch in queue.waiting:
                 batch.is_full = True
@@ -189,7 +189,7 @@ class RecordAccumulator:
         return sorted(ready, key=lambda partition: self._queues[partition].waiting[0].order)
 
     def next_wakeup_ms(self, now_ms: int) -> int | None:
-        """Returns the next time at which a batch becomes ready or expires without another event, if any."""
+        """Returns when the next batch becomes ready or expires if nothing else happens; None if no batch will."""
         times = [self._ready_at(queue) for queue in self._queues.values()]
         times += [
             batch.created_ms + self.delivery_timeout_ms for queue in self._queues.values() for batch in queue.waiting
@@ -278,8 +278,8 @@ class RecordAccumulator:
                 for half in halves:
                     insort(queue.waiting, half, key=_batch_order)
         elif is_sequence_error or error.is_retriable:
-            # A sequence error is expected if an earlier batch has failed. For the first batch it means that the broker
-            # has lost the producer's state. Then the sequence starts again in a new epoch.
+            # A sequence error is expected if an earlier batch has failed. If there is no earlier batch, the broker has
+            # lost the producer's state, and the sequence starts again in a new epoch.
             queue.needs_epoch_bump = queue.needs_epoch_bump or (is_sequence_error and is_first)
             queue.backoff_until_ms = retry_at_ms
             insort(queue.waiting, batch, key=_batch_order)

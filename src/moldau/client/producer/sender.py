@@ -18,7 +18,7 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 LANE = "produce"
-"""Produce requests have their own connection to each broker (a lane), because acks=all waits for replicas."""
+"""Produce requests use a separate connection (a lane), because with acks=all they delay the requests behind them."""
 
 _TRANSACTION_TIMEOUT_MS = 60_000
 """The value for a field of InitProducerId that only transactions use."""

@@ -189,7 +189,7 @@ def _load_keystore(context: ssl.SSLContext, tls: Tls) -> None:
 
 @contextmanager
 def _pem_file(pem: str, location: str, what: str) -> Iterator[str]:
-    """Yields a file name, because OpenSSL reads only files. Writes PEM text to a private temporary file."""
+    """Yields a file for OpenSSL: a private temporary file with the text `pem` if it is set, else `location`."""
     if not pem:
         data = _read_file(location, what)
         if _PEM_PREFIX not in data:

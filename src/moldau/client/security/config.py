@@ -95,7 +95,7 @@ _TLS_PROPERTIES = (
 )
 _SASL_PROPERTIES = ("sasl.mechanism", "sasl.mechanisms", "sasl.jaas.config", "sasl.username", "sasl.password")
 PROPERTIES = ("security.protocol", *_SASL_PROPERTIES, *_TLS_PROPERTIES)
-"""All supported properties: first the names of Kafka's Java clients, then librdkafka's."""
+"""All supported properties, by their names in Kafka's Java clients and in librdkafka."""
 
 _IGNORED = (
     "ssl.protocol",
@@ -248,7 +248,7 @@ def _parse_tls(given: Mapping[str, str]) -> Tls:
 
 
 def _parse_tls_versions(text: str) -> tuple[str, ...]:
-    """Returns the supported versions in a list. Raises ValueError for an unknown version, or if none is supported."""
+    """Returns the supported versions that `text` lists. Raises ValueError if one is unknown or none is supported."""
     named = [version.strip() for version in text.split(",") if version.strip()]
     versions = tuple(version for version in named if version in _TLS_VERSIONS)
     unknown = [version for version in named if version not in (*_TLS_VERSIONS, *_OBSOLETE_TLS_VERSIONS)]
