@@ -42,11 +42,11 @@ from moldau.groups.requests import (
 from moldau.settings.broker import BrokerSettings
 
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1_000
-"""Session timeout of a member whose first join has not completed. Such a member cannot send heartbeats yet. Its client
-may have stopped, or may have joined again with another member id."""
+"""Session timeout of a member until its first join completes. Before that, the member cannot send heartbeats. The
+timeout removes a member whose client has stopped or has joined again with another member id."""
 
 REJOIN_DELAY_MS_MIN = 1_000
-"""Minimum time before the next check for joins, if no member joined in time and only static members remain."""
+"""Minimum time for which the group waits again if it has only static members and none of them has joined in time."""
 
 
 def check_session_timeout(session_timeout_ms: int, settings: BrokerSettings) -> None:
@@ -170,8 +170,8 @@ class ClassicGroup:
             case GroupState.EMPTY:
                 return True
             case GroupState.PREPARING_REBALANCE:
-                # Only members that have joined are counted. If the limit was lowered below the size of the group, the
-                # members that join last are rejected.
+                # Only members that have joined in this rebalance are counted. If the limit was lowered below the size
+                # of the group, the members that join last are rejected.
                 return member_id in self._join.parked or len(self._join.parked) < self._settings.group_max_size
             case _:
                 return member_id in self._members or len(self._members) < self._settings.group_max_size
@@ -339,8 +339,8 @@ class ClassicGroup:
         members = tuple(new if member is old else member for member in self._members)
         assignments = {member.member_id: member.assignment for member in members}
         value = self.metadata.to_record_value(builder.now.wall_ms, assignments, members=members, leader=leader)
-        # A leader whose client does not know SkipAssignment must not compute assignments again. Its response names the
-        # old member id as the leader, so that the client acts as a normal member.
+        # If the client of the leader does not know SkipAssignment, the response names the old member id as the leader.
+        # The client then acts as a normal member and does not compute assignments again.
         skips_assignment = request.supports_skipping_assignment and is_leader
         response = self.metadata.join_response_with(
             new.member_id,
@@ -428,7 +428,8 @@ class ClassicGroup:
                 self._prepare_rebalance(builder)
                 return
         else:
-            # A rejoined static member has this new member id, but the record with the id could not be written.
+            # This is the new member id of a static member that rejoined. The record with this id could not be written,
+            # so the group has no such member.
             return
         is_preparing = self.metadata.state is GroupState.PREPARING_REBALANCE
         if is_preparing and self._join.has_all_joined(len(self._members)):

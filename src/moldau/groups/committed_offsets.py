@@ -9,7 +9,8 @@ from moldau.groups.requests import OffsetToCommit, PartitionErrors, TopicKey, To
 
 
 class OffsetExpirationCondition(NamedTuple):
-    """The expiration of offsets. The retention time starts at the commit, or at `start_ms` if that is later."""
+    """Decides whether an offset has expired. The retention time starts at the commit, or at `start_ms` if that is
+    later. An offset with an expire timestamp expires at that time instead."""
 
     retention_ms: int
     start_ms: int = 0
@@ -99,8 +100,8 @@ def build_commit_records(
 
 
 def _to_committed_offset(offset: OffsetToCommit, wall_ms: int) -> CommittedOffset:
-    # The record version with an expiration has neither leader epoch nor topic id. Both are dropped here too, so that
-    # the state is the same before and after a restart.
+    # A record with an expire timestamp stores neither leader epoch nor topic id. Both are dropped here too, so that a
+    # restart does not change the state.
     has_expiration = offset.expire_timestamp_ms != NO_EXPIRY
     return CommittedOffset(
         offset=offset.offset,

@@ -104,7 +104,8 @@ class GroupCoordinator:
         if shard is not None:
             if partition is shard.partition and partition.leader_epoch == shard.leader_epoch:
                 return
-            # The shard is unloaded, because another broker may have led the partition meanwhile and written to it.
+            # This node no longer leads the partition, or leads it in a new epoch. Before the new epoch, another broker
+            # may have written to the partition, so the shard must be loaded again.
             self._on_resignation(image.index)
         if partition is not None and partition.is_leader:
             self._on_election(image.index, partition, {} if shard is None else shard.deleted_topics)
@@ -144,8 +145,8 @@ class GroupCoordinator:
                 if shard.is_loading:
                     await asyncio.sleep(LOAD_RETRY_BACKOFF_S)
             if shard.is_active:
-                # No earlier leader had a newer image while it led this partition. A topic that has offsets here and is
-                # missing in the image was therefore deleted.
+                # The image of this node is at least as new as the image that any earlier leader of the partition had
+                # while it led. A topic that has offsets here but is missing in the image was therefore deleted.
                 shard.delete_offsets_of_missing_topics(self._image.topics)
         except Exception:
             self._log_unexpected_error("loading groups failed unexpectedly", shard)
@@ -179,7 +180,7 @@ class GroupCoordinator:
     def _run_cleanup(self) -> None:
         topic = self._image.topics.get(OFFSETS_TOPIC)
         for partition in topic.partitions if topic is not None else ():
-            # Opening the log may have failed earlier, for lack of disk space or descriptors. The log may be open now.
+            # Try again to load a shard whose log could not be opened before, for lack of disk space or descriptors.
             if partition.index not in self._shards:
                 self._on_partition_changed(partition)
         for shard in self._shards.values():
@@ -228,10 +229,10 @@ class GroupCoordinator:
         return shard
 
     def _check_size(self, request: JoinRequest | SyncRequest) -> None:
-        """Raises RecordTooLargeError if the record of the group could never be written.
+        """Raises RecordTooLargeError if the request alone makes the group's record too large.
 
-        Kafka detects this when the leader syncs, and fails all members with UNKNOWN_SERVER_ERROR. Here only the member
-        that is too large gets MESSAGE_TOO_LARGE.
+        Kafka detects this when the leader syncs, and fails all members with UNKNOWN_SERVER_ERROR. Here only the sender
+        of the request gets MESSAGE_TOO_LARGE.
         """
         bytes_max = self._shard(request.group_id).partition.log.settings.max_message_bytes
         if request.size_bytes > bytes_max:

@@ -1,4 +1,4 @@
-"""The delayed join and sync of a classic group: parked requests, members it waits for, and a deadline."""
+"""The delayed join and delayed sync of a classic group. Each has parked requests, pending members and a deadline."""
 
 from dataclasses import dataclass, field
 
@@ -35,7 +35,7 @@ class DelayedJoin(_DelayedOperation):
     _remaining_ms: int = 0
     """The time by which the initial delay can still be extended."""
     has_new_members: bool = False
-    """Whether members were added since the initial delay started or was extended."""
+    """Whether members were added since the initial delay started or was last extended."""
 
     def has_all_joined(self, member_count: int) -> bool:
         return len(self.parked) == member_count and not self.pending_members

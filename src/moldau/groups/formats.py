@@ -43,7 +43,7 @@ _OFFSET_START = struct.Struct(">hqi")
 
 
 class _Field(NamedTuple):
-    """A field of a format and the versions that have it. It has the name of the attribute in `records.py`."""
+    """A field of a format and the versions that have it. `name` is the name of the attribute in `records.py`."""
 
     name: str
     hint: Any

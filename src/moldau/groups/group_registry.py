@@ -25,8 +25,8 @@ from moldau.groups.requests import (
 from moldau.settings.broker import BrokerSettings
 
 PENDING_MEMBER_IDS_BYTES_MAX = 4 * 1024 * 1024
-"""Maximum memory in all groups for pending member ids, with which no member has joined yet. Above this limit the oldest
-ids expire."""
+"""Maximum memory for the pending member ids of all groups. A member id is pending until a member joins with it. Above
+this limit the oldest ids expire."""
 _PENDING_MEMBER_ID_OVERHEAD_BYTES = 500
 """Memory for a pending member id in addition to the texts of the member id and the group id."""
 
@@ -43,7 +43,7 @@ class GroupRegistry:
         """Groups whose latest group record is not a tombstone."""
         self._deadlines = DeadlineQueue()
         self._pending_member_ids: deque[tuple[str, str]] = deque()
-        """Pairs of group id and pending member id, oldest first. Members may have joined with some of these ids."""
+        """Pairs of group id and member id, oldest first. An id stays here after a member has joined with it."""
         self._pending_member_ids_bytes = 0
 
     # Finding groups
@@ -61,7 +61,7 @@ class GroupRegistry:
         return group
 
     def run(self, group: ClassicGroup, operation: Callable[[ClassicGroup], T]) -> T:
-        """Runs an operation, then updates the group's deadline. Removes a group without records and joining members."""
+        """Runs an operation and updates the group's deadline. Removes a group without records, members or deadlines."""
         try:
             return operation(group)
         finally:

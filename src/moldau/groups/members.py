@@ -156,7 +156,7 @@ class MemberSet:
             self.leader = next(iter(self.by_id), None)
 
     def replace(self, member_id: str, replacement: ClassicGroupMember) -> None:
-        """Replaces a static member that rejoined with a new member id. The replacement of a leader is leader."""
+        """Replaces a static member that rejoined with a new member id. The replacement of a leader becomes leader."""
         was_leader = self.leader == member_id
         self.remove(member_id)
         self.add(replacement)

@@ -73,7 +73,7 @@ def _decode_batch(batch: Batch) -> list[GroupRecord]:
 
 
 class PartitionWriter:
-    """The log to which a shard's runtime appends. An append fails if the partition has another leader epoch."""
+    """Appends the records of a shard to its partition. Appends fail when `leader_epoch` is no longer current."""
 
     def __init__(self, partition: Partition, leader_epoch: int, clock: Clock) -> None:
         self._partition = partition

@@ -82,7 +82,8 @@ class OffsetsTopic:
             self._creation = None
 
     def _check_broker_count(self) -> None:
-        """Raises InvalidReplicationFactorError if too few brokers are active. The topic would keep a lower factor."""
+        """Raises InvalidReplicationFactorError if too few brokers are active. Without this check, the controller would
+        also place replicas on inactive brokers."""
         required = self._settings.broker.offsets_topic_replication_factor
         active = sum(broker.is_active for broker in self._metadata.image.brokers.values())
         if active < required:

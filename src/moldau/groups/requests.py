@@ -201,7 +201,7 @@ class CommitRequest:
 
 
 PartitionErrors = dict[TopicPartition, MoldauError | None]
-"""The error of each partition, or None, in request order. The response of commits and deletions of offsets."""
+"""The response to a commit or deletion of offsets: for each partition, in request order, an error or None."""
 
 PartitionOffsets = dict[TopicPartition, CommittedOffset | None]
 """Committed offsets in request order; sorted by topic and partition if the request was for all offsets."""

@@ -33,10 +33,10 @@ from moldau.wire.consumer_protocol import PROTOCOL_TYPE
 TOMBSTONES_BYTES_MAX = 256 * 1024
 """Maximum bytes of the tombstones in one cleanup step. This is well below the maximum size of a batch."""
 _TOMBSTONE_OVERHEAD_BYTES = 300
-"""Maximum bytes of a tombstone without the group id, for the longest topic name and the record's other fields."""
+"""The maximum size of a tombstone, not counting the group id: the longest topic name plus the other fields."""
 
 OFFSETS_PER_EXPIRATION_PASS = 1_000
-"""The number of offsets and groups that one expiration step checks. Requests can run between two steps."""
+"""An expiration step ends when it has checked this many offsets and groups. Requests can run between two steps."""
 
 
 class GroupCoordinatorShard:
@@ -165,7 +165,7 @@ class GroupCoordinatorShard:
     def _expired_offsets(
         self, group: ClassicGroupMetadata, now: Now, count_max: int
     ) -> tuple[list[TopicPartition], int]:
-        """Returns up to `count_max` expired offsets of a group, and the number of the group's other offsets."""
+        """Returns up to `count_max` expired offsets of a group, and the number of offsets that are not returned."""
         condition = _expiration_condition(group, self._settings.offsets_retention_minutes * 60_000)
         is_subscribed = _subscription_predicate(group)
         expired: list[TopicPartition] = []
@@ -212,7 +212,7 @@ def _subscription_predicate(group: ClassicGroupMetadata) -> Callable[[str], bool
 
 
 def _expiration_condition(group: ClassicGroupMetadata, retention_ms: int) -> OffsetExpirationCondition | None:
-    """Returns when offsets of unsubscribed topics expire; None if they do not expire in the current state."""
+    """Returns when offsets of unsubscribed topics expire; None if they do not expire in the group's current state."""
     if not group.protocol_type:
         return OffsetExpirationCondition(retention_ms)
     if group.is_empty:

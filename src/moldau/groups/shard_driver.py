@@ -162,13 +162,13 @@ class ShardDriver:
         """Unloads the shard and waits until no append is in progress."""
         error = self._not_coordinator_error()
         self.unload(error)
-        # An unexpected error of the runtime was already returned to the request that caused it.
+        # Ignore an unexpected error of the runtime, because the request that caused it has already received the error.
         await asyncio.gather(self._runtime.close(error), return_exceptions=True)
 
     def _on_load_failed(self, error: Exception) -> None:
         is_offline = self.partition.failure is not None or self.partition.log.failure is not None
-        # The cause may be an expired lease. In the same leader epoch, loading is retried, because the lease can be
-        # renewed and no other broker has led the partition.
+        # NotLeaderOrFollowerError may be caused by an expired lease. If the leader epoch is unchanged, loading is
+        # retried, because the lease can be renewed and no other broker has led the partition.
         is_same_leader = self.partition.is_leader and self.partition.leader_epoch == self.leader_epoch
         is_transient = isinstance(error, StorageError) or (
             isinstance(error, NotLeaderOrFollowerError) and is_same_leader
@@ -212,8 +212,8 @@ class ShardDriver:
         if not self.partition.has_lease:
             raise self._lease_expired_error()
         if self._shard is not None:
-            # Listeners are not notified when the lease is renewed. Records may have been committed while the broker had
-            # no lease. The parked responses of such records are completed here.
+            # No listener is called when the lease is renewed. Therefore this call completes the parked responses of
+            # records that were committed while the broker had no lease.
             self._on_partition_progress()
         if self._shard is None:
             raise self._unavailable_error()
@@ -241,7 +241,8 @@ class ShardDriver:
         self._delete_offsets_of_deleted_topics()
 
     def delete_offsets_of_missing_topics(self, topics: Mapping[str, TopicImage]) -> None:
-        """Deletes offsets of topics that were deleted shortly before an earlier coordinator crashed."""
+        """Deletes offsets whose topic id is not in `topics`, which contains all existing topics. An earlier coordinator
+        may have crashed before it deleted the offsets of a deleted topic."""
         if self._shard is not None:
             self.on_topics_deleted(
                 [

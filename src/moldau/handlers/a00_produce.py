@@ -152,7 +152,7 @@ async def _validate_batches(
 
     batches, now_ms = await broker.cpu_budget.run(validate_now) if may_recompress(settings) else validate_now()
     if batches[0].is_transactional:
-        # No transaction can be open, because there is no transaction coordinator.
+        # Every transactional batch is rejected, because there is no transaction coordinator.
         if request.transactional_id is None:
             raise TransactionalIdAuthorizationError("a transactional batch needs a transactional id")
         raise InvalidTransactionStateError("no transaction is open: transactions are not supported")

@@ -152,10 +152,10 @@ def _is_cluster_replica(params: FetchParams, broker: Broker) -> bool:
 
 
 def _partitions_to_read(fetch_session: FetchSession, params: FetchParams, broker: Broker) -> list[PartitionKey]:
-    """Returns the partitions that changed. At regular intervals, returns all partitions.
+    """Returns the partitions that changed. At regular intervals, also returns unchanged partitions.
 
-    Unchanged partitions of an in-sync follower are not read. Only the time of the fetch is recorded, so that the
-    follower stays in the ISR.
+    Unchanged partitions of an in-sync follower are never returned. Instead, the time of the fetch is recorded at these
+    intervals, so that the follower stays in the ISR.
     """
     watcher = fetch_session.watcher
     keys = list(watcher.changed)
@@ -171,7 +171,7 @@ def _partitions_to_read(fetch_session: FetchSession, params: FetchParams, broker
 
 
 def _is_idle_follower(partition: Partition | None, params: FetchParams) -> bool:
-    """Returns whether the fetch is from an in-sync follower, and records the time of the fetch."""
+    """Returns whether an in-sync follower fetches this unchanged partition. If so, records the time of the fetch."""
     if partition is None or not params.is_replica:
         return False
     return partition.leader.on_repeated_fetch(params.replica_id, params.broker_epoch)
@@ -180,7 +180,8 @@ def _is_idle_follower(partition: Partition | None, params: FetchParams) -> bool:
 def _update_session(
     fetch_session: FetchSession, results: Iterable[tuple[FetchPartition, FetchResult]], *, only_changes: bool
 ) -> list[tuple[FetchPartition, FetchResult]]:
-    """Stores the offsets that the response sends. Returns the results to include in the response."""
+    """Stores the offsets in `results` as the last sent offsets. Returns the results to send: all results, or with
+    `only_changes` only those that changed."""
     included = []
     for partition, result in results:
         key = partition.key

@@ -1,7 +1,7 @@
 """CreateTopics: creates topics. Every topic succeeds or fails independently.
 
 - A topic that is in the request twice is rejected.
-- The number of partitions and the replication factor are -1 if the broker's defaults apply or replicas are assigned.
+- If the broker's defaults apply or replicas are assigned, the request has -1 as partition count and replication factor.
 - Since v5, the response contains the number of partitions, the replication factor and the configs; since v7 the topic
   id. With `validate_only` the response has the same fields, but no topic is created and the id is not used later.
 - With a `timeout` of 0 or less, nothing is created and the error is REQUEST_TIMED_OUT.

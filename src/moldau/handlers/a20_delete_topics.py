@@ -1,4 +1,4 @@
-"""DeleteTopics: deletes topics, which the request identifies by name or, since v6, by name or id.
+"""DeleteTopics: deletes topics, which the request identifies by name, and since v6 by name or id.
 
 A topic that is in the request twice is rejected, also if the request has it once by name and once by id. Before v3,
 Kafka had no error code for delete.topic.enable=false, so older clients get INVALID_REQUEST. With a `timeout` of 0 or

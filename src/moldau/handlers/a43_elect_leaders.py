@@ -2,8 +2,8 @@
 
 Every partition succeeds or fails independently. The errors of a partition are ELECTION_NOT_NEEDED,
 PREFERRED_LEADER_NOT_AVAILABLE, ELIGIBLE_LEADERS_NOT_AVAILABLE and UNKNOWN_TOPIC_OR_PARTITION. If the request has no
-list, all partitions are tried, and the response omits partitions that need no election. v0 supports only preferred
-elections and has no top-level error. v2 has the same fields as v1.
+list of partitions, all partitions are tried, and the response omits partitions that need no election. v0 supports only
+preferred elections and has no top-level error. v2 has the same fields as v1.
 """
 
 from collections.abc import Sequence

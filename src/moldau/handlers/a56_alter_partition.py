@@ -6,7 +6,7 @@ committed. Errors:
 - INVALID_UPDATE_VERSION if the partition epoch is outdated.
 - FENCED_LEADER_EPOCH if the leader epoch is outdated.
 - INELIGIBLE_REPLICA if a replica must not join the ISR.
-- NEW_LEADER_ELECTED if the change was made and completed a reassignment that removed the sender as the leader.
+- NEW_LEADER_ELECTED if the change succeeded and completed a reassignment, so that another broker is the leader now.
 """
 
 from uuid import UUID

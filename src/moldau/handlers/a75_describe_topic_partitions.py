@@ -56,7 +56,7 @@ async def describe_topic_partitions(
 
 
 def _names_from_cursor(request: DescribeTopicPartitionsRequest, image: MetadataImage) -> list[str] | None:
-    """Returns the names of the topics that start at the cursor, in order. Returns None if the cursor is invalid."""
+    """Returns the sorted topic names, starting at the topic of the cursor. Returns None if the cursor is invalid."""
     requested = {topic.name for topic in request.topics}
     cursor = request.cursor
     if cursor is None:

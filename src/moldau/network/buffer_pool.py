@@ -8,8 +8,8 @@ POOL_BYTES_MAX = 32 * 1024 * 1024
 class BufferPool:
     """Released buffers, grouped by size. Sizes are powers of two.
 
-    A buffer is only reused if no memoryview of it exists. This is checked in `take` and not in `release`, because a
-    request that runs at once releases its buffer while the event loop still has a view of it.
+    A buffer is only reused if no memoryview of it exists. This is checked in `take` and not in `release`: a request may
+    run in the callback that receives it, and release its buffer while the event loop still has a view of it.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class BufferPool:
         return None
 
     def allocate(self, size: int) -> bytearray:
-        """Returns a new buffer of at least `size` bytes. If possible, `release` can later put it into the pool."""
+        """Returns a new buffer of at least `size` bytes. Rounds sizes that the pool accepts up to a power of two."""
         return bytearray(_size_class(size) if POOLED_BUFFER_BYTES_MIN <= size <= POOLED_BUFFER_BYTES_MAX else size)
 
     def release(self, buffer: bytearray) -> None:

@@ -75,7 +75,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._response_sender: ResponseSender | None = None
         self._pending_frames: deque[memoryview] = deque()
-        """Frames whose requests have not started. All came in one read, so together they fit the shared buffer."""
+        """Frames whose requests have not started. All were completed by the same read, so their number is bounded."""
         self._in_flight: deque[_ResponseSlot] = deque()
         self._tasks: dict[_ResponseSlot, asyncio.Task[Any]] = {}
         """Strong references to the tasks, because the event loop only keeps weak references."""
@@ -197,7 +197,7 @@ class Connection(asyncio.BufferedProtocol):
             if not reserved_bytes:
                 return
             self._release_memory(reserved_bytes)
-            # The request must not keep the frame, because it may wait for days after this call.
+            # Drop the reference to the frame, because the request may wait for days after it has released the frame.
             released, buffer = buffer, None
             if isinstance(released, bytearray):
                 self._buffers.release(released)
@@ -321,7 +321,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._response_sender.sent_bytes != self._last_sent_bytes:
             self._last_sent_bytes = self._response_sender.sent_bytes
             self.last_active_s = now
-        # This connection holds memory that other connections wait for, so its idle time is shorter.
+        # A connection that holds memory for which other connections wait has a shorter idle timeout.
         blocks_others = self._reserved_bytes > 0 and self._memory_pool.is_exhausted
         is_full = bool(self._pending_frames) and self._unsent_bytes >= UNSENT_BYTES_MAX
         if not self._response_sender.is_empty or (is_full and blocks_others):

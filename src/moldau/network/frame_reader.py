@@ -16,8 +16,8 @@ LARGE_FRAME_BYTES_MIN = 128 * 1024
 """`PartialFrameLimiter` limits the received bytes of incomplete frames of at least this size."""
 _INITIAL_BYTES = 64 * 1024
 _GROWTH_FACTOR = 4
-"""The memory of a frame grows with the received bytes, so that a client cannot allocate memory by announcing a large
-frame. Usually the first read returns so many bytes that the memory never has to grow."""
+"""The memory of a frame grows with the received bytes, so that announcing a large frame does not allocate much memory.
+Usually the first read returns so many bytes that the memory never has to grow."""
 
 
 class FrameTooLargeError(Exception):
@@ -47,7 +47,7 @@ class FrameReader:
 
     def buffer(self) -> memoryview:
         if self._frame is not None:
-            # The buffer cannot grow in bytes_received, because the event loop still exports it during that call.
+            # The frame cannot grow in bytes_received, because the event loop has a view of its memory during that call.
             if self._filled == len(self._frame):
                 self._grow(self._frame)
             return memoryview(self._frame)[self._filled : self._frame_size]

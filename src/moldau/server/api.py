@@ -81,7 +81,7 @@ class RequestContext:
     api_version: int
     client_id: str | None
     is_forwarded: bool = False
-    """Whether another node forwarded the request. That node has checked the request, and it is not forwarded again."""
+    """Whether another node has checked and forwarded the request. This node does not forward such a request again."""
     release: Callable[[], None] = lambda: None
     """Releases the frame of the request. A handler calls it before a long wait, when it no longer uses the frame."""
 
@@ -125,7 +125,7 @@ REGISTRY = Registry()
 
 
 def top_level_error(request: object, version: int, error: MoldauError) -> Mapping[str, object]:
-    """Builds the error response of an API that has a top-level error code. The message is only sent if it has one."""
+    """Builds the response of an API with a top-level error code. Only APIs with a message field send the message."""
     return {"error_code": error_code(error), "error_message": error_message(error)}
 
 
@@ -140,7 +140,7 @@ def handles(
     """Registers a handler: `async def list_groups(request, session, broker) -> response` for ApiKey.LIST_GROUPS.
 
     `wire/messages.pyi` defines the types of requests and responses. If a handler with an `error_response` raises a
-    MoldauError, `error_response` builds the response. It needs the request, so the frame stays in memory until then.
+    MoldauError, `error_response` builds the response. For this, the request and its frame stay in memory.
     Forwarded requests always have an error response, by default `top_level_error`.
     """
 

@@ -4,7 +4,7 @@ NOT_REQUESTED = -(2**31)
 """The bit field in the response if the client did not request authorized operations."""
 
 _NAMES = "READ WRITE CREATE DELETE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE"
-"""Kafka's AclOperation from the code 3 on."""
+"""The names of Kafka's AclOperation codes, starting with code 3."""
 
 
 def _bit_field(names: str) -> int:

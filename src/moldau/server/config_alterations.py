@@ -1,8 +1,8 @@
 """Config changes of AlterConfigs and IncrementalAlterConfigs. Every resource succeeds or fails independently.
 
-Clients send changes of a broker's settings and loggers to that broker. The broker validates all changes. It applies
-changes of loggers itself and sends other changes to the active controller. A request that arrives in an Envelope was
-already validated by another broker.
+Clients send changes of a broker's settings and loggers to that broker. The broker checks the broker id, applies changes
+of loggers itself, and sends other changes to the active controller, which validates the settings. The broker id in a
+forwarded request was already checked by the forwarding broker.
 """
 
 from collections import Counter
@@ -42,8 +42,7 @@ async def apply_alterations(
             if session.is_forwarded and is_logger:
                 raise InvalidRequestError("Loggers must be changed at their own broker.")
             has_broker_id = is_logger or (resource.type == BROKER_RESOURCE and resource.name != "")
-            # The change must be sent to this broker, because only the broker knows the static settings that the
-            # validation needs.
+            # As in Kafka, a client must send a change of one broker to that broker.
             if has_broker_id and not session.is_forwarded:
                 _check_broker_id(resource.name, broker)
             if is_logger:

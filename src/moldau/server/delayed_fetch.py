@@ -68,7 +68,7 @@ class DelayedFetch:
         self._bytes_min = 0
         self._committed_only = committed_only
         self._is_follower_fetch_enabled = bool(broker.settings.broker.replica_selector_class)
-        """Whether consumers may fetch from followers. Followers then need a new high watermark immediately."""
+        """Whether consumers may fetch from followers. If so, followers must get a new high watermark immediately."""
         self._immediate: dict[PartitionKey, None] = {}
         """Partitions that require an immediate response, even without records."""
         self._incomplete: dict[PartitionKey, None] = {}
@@ -83,7 +83,8 @@ class DelayedFetch:
     async def run(
         self, keys: Sequence[PartitionKey], bytes_min: int, wait_ms: int, close_callbacks: CallbackList
     ) -> None:
-        """Reads `keys`, then changed partitions until there are enough bytes. `close_callbacks` end the wait."""
+        """Reads `keys`, then changed partitions until there are enough bytes. The wait also ends when the connection
+        closes, which calls `close_callbacks`."""
         # Never wait for more than bytes_max, because a response has at most bytes_max.
         self._bytes_min = min(bytes_min, max(self._bytes_max, 1))
         changed = _ChangeQueue()
@@ -182,7 +183,7 @@ class DelayedFetch:
         return last_sent is None or result.high_watermark > last_sent.high_watermark
 
     async def _read(self, keys: Sequence[PartitionKey], *, is_new_request: bool) -> None:
-        """Reads partitions. The progress of a follower is recorded only if `is_new_request`, at the first read."""
+        """Reads partitions. Only the first read of a request (`is_new_request`) records the progress of a follower."""
         for number, key in enumerate(keys, start=1):
             if number % PARTITIONS_PER_ITERATION == 0:
                 await asyncio.sleep(0)
@@ -323,7 +324,7 @@ class DelayedFetch:
 
 
 def _ends_with(records: RecordSlices, last_batch: RecordSlices) -> bool:
-    """Returns whether `records` end with the last batch of the log. Both arguments refer to positions in the log."""
+    """Returns whether `records` end with `last_batch`, the last batch of the log."""
     part, last = records.parts[-1], last_batch.parts[-1]
     if isinstance(part, FileSlice) and isinstance(last, FileSlice):
         return part.file is last.file and part.position + part.size >= last.position + last.size

@@ -83,7 +83,7 @@ class Dispatcher:
                 handling = forward_to_controller(request, frame, session, self._broker, api.error_response)
             else:
                 handling = api.handler(request, session, self._broker)
-            # Byte fields of the request are views of the frame. Only the handler may keep them during a long wait.
+            # Only the handler may keep the request during a long wait, because byte fields are views of the frame.
             del request
             if route.keeps_frame:
                 del frame
@@ -112,7 +112,7 @@ class Dispatcher:
             raise CloseConnectionError("the node is starting and has too many pending requests")
         self._parked_bytes += frame_bytes
         try:
-            # The first suspension turns this coroutine into a task. asyncio.timeout needs a task.
+            # A request has no task before its first suspension. asyncio.timeout needs a task, so suspend here.
             await asyncio.sleep(0)
             async with asyncio.timeout(READY_TIMEOUT_S):
                 await self._broker.ready.wait()

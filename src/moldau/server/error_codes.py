@@ -44,7 +44,7 @@ ERROR_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
 )
 
 MESSAGE_LENGTH_MAX = 1000
-"""Messages are truncated, because they may quote the request. A string in a response has at most 32,767 bytes."""
+"""Longer messages are truncated. They may quote the request, but a response string has at most 32,767 bytes."""
 
 
 def error_code(error: BaseException | None) -> int:

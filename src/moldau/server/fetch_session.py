@@ -87,7 +87,8 @@ class FetchSessionCache:
         uses_topic_ids: bool,
         replica_id: int = NO_REPLICA,
     ) -> FetchSession | None:
-        """Replaces earlier sessions. Returns None if the request has no partitions or the cache is full."""
+        """Creates a session that replaces `replaced_session_id` and the earlier sessions of the connection or replica.
+        Returns None if `partitions` is empty or the cache is full."""
         self.remove(replaced_session_id)
         self.remove_all(connection)
         if not partitions or (replica_id == NO_REPLICA and not self._try_evict(now_ms)):

@@ -21,7 +21,7 @@ FORWARD_TIMEOUT_MS_MAX = 300_000
 """The maximum timeout of a forwarded request."""
 
 PARTLY_FORWARDED = (ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
-"""A node handles its own resources in these requests and forwards the other resources."""
+"""A node applies changes of its own loggers in these requests and forwards the other changes."""
 
 
 class ForwardedResponse(NamedTuple):
@@ -34,7 +34,7 @@ async def forward_to_controller(
     request: Message, frame: memoryview, session: RequestContext, broker: Broker, error_response: ErrorResponse
 ) -> Mapping[str, object] | ForwardedResponse:
     """Returns the controller's response, or an error response if the controller did not respond in time."""
-    # The first suspension turns this coroutine into a task. Handlers that wait for the quorum need a task.
+    # A request has no task before its first suspension. Handlers that wait for the quorum need a task, so suspend here.
     await asyncio.sleep(0)
     timeout_ms = min(request.get("timeout", REQUEST_TIMEOUT_MS_DEFAULT), FORWARD_TIMEOUT_MS_MAX)
     deadline_ms = broker.platform.clock.monotonic_ms() + timeout_ms

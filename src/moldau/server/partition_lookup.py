@@ -46,7 +46,7 @@ def missing_topic_error(name: str) -> MoldauError:
 
 
 def topic_name(broker: Broker, name: str | None, topic_id: UUID | None) -> str | None:
-    """Returns `name`, or if it is None the name of the topic with the id; None if no topic has the id."""
+    """Returns `name` if it is set, otherwise the name of the topic with the id, or None if no topic has the id."""
     if name is None and topic_id is not None:
         return broker.metadata.image.topic_names.get(topic_id)
     return name
@@ -55,7 +55,7 @@ def topic_name(broker: Broker, name: str | None, topic_id: UUID | None) -> str |
 def current_leader(
     broker: Broker, topic: str | None, index: int, error: MoldauError
 ) -> FetchResponseLeaderIdAndEpoch | None:
-    """Returns the leader to use after `error` (KIP-951); None if it is unknown or the error is another one."""
+    """Returns the leader to use after `error` (KIP-951); None if it is unknown or `error` is not about the leader."""
     if topic is None or not isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError):
         return None
     if isinstance(error, NotLeaderOrFollowerError) and error.leader_id >= 0:

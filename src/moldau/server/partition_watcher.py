@@ -28,7 +28,7 @@ class PartitionWatcher:
         """Partitions that changed since their last read or have unread records, longest waiting partition first."""
         self._watched: dict[PartitionKey, _WatchedPartition] = {}
         self.callbacks: list[OnChange] = []
-        """Called with the partition on every event in `wake_on`. Used by the fetches that wait."""
+        """Called with the partition's key on each `wake_on` event (see `watch`). Waiting fetches add callbacks."""
         self._is_closed = False
 
     def watch(

@@ -135,7 +135,7 @@ def epoch_error(known_epoch: int, epoch: int) -> ErrorCode:
 
 
 def voter_from_request(request: AddRaftVoterRequest | UpdateRaftVoterRequest, broker: Broker) -> VoterNode:
-    """Returns the voter with its inter-broker endpoint first. Raises InvalidRequestError if a field is missing."""
+    """Returns the voter. The first of its endpoints is the inter-broker endpoint. Raises InvalidRequestError."""
     listener = broker.settings.broker.inter_broker_listener
     endpoints = sorted(
         (VoterEndpoint(each.name, each.host, each.port) for each in request.listeners),

@@ -6,7 +6,7 @@ from moldau.errors import MoldauError, NotControllerError, RequestTimedOutError
 from moldau.server.api import Broker
 
 RESPONSE_MARGIN_MS_MAX = 1_000
-"""The wait ends before the client's timeout, so that the response arrives in time. This is the maximum margin."""
+"""Maximum time by which the wait ends before the client's timeout, so that the response arrives in time."""
 
 
 def replicas_ready_deadline_ms(broker: Broker, timeout_ms: int) -> int:
