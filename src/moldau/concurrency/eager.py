@@ -2,8 +2,8 @@
 suspends.
 
 Most requests never suspend, and a task for each request would cost more than the request itself. Python 3.12 has eager
-tasks, but Python 3.11 does not, so this module provides them. Before its first suspension, a coroutine that was started
-here has no current task. So it must not use `asyncio.timeout` before its first suspension.
+tasks, but Python 3.11 does not, so this module provides them. Until its first suspension, a coroutine that was started
+here has no current task, so it must not use `asyncio.timeout` until then.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ class _Remainder:
         self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        # asyncio has marked this future as awaited. The mark stays valid if the same future is yielded to the task.
+        # The coroutine has awaited this future, which set the future's flag `_asyncio_future_blocking`. A task accepts
+        # only futures with this flag, so yield the same future.
         awaited = self._awaited
         while True:
             try:

@@ -1,4 +1,4 @@
-"""A notifier, which wakes all waiting coroutines, and waits with a timeout."""
+"""A notifier that wakes all waiting coroutines, and a function that waits for an event with a timeout."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ class Notifier:
 
 
 async def wait_for_event(event: asyncio.Event, timeout_ms: int | None) -> None:
-    """Waits until the event is set. Sets the event itself after `timeout_ms`, unless this is None."""
+    """Waits until the event is set. If it is not set within `timeout_ms` (None: no limit), this function sets it."""
     timer = None
     if timeout_ms is not None:
         timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, event.set)

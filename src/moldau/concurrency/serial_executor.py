@@ -32,7 +32,7 @@ class SerialExecutor:
             self._jobs.append((job, result))
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._run())
-        # Each job reports its own failure.
+        # asyncio must not log the exception of an ignored future, because each job reports its own failure.
         result.add_done_callback(retrieve_exception)
         return result
 

@@ -14,7 +14,7 @@ class CoordinatorResult(Generic[R, T]):
     """The records to append, as one batch. Empty for reads and rejected requests."""
     response: T
     min_committed_offset: int | None = None
-    """The offset that the high watermark must reach before a response without records is sent.
+    """Used only if there are no records: the response is sent when the high watermark reaches this offset.
 
-    None means that everything appended before the operation must be committed first.
+    None means that the response is sent when everything that was appended before the operation is committed.
     """

@@ -48,7 +48,7 @@ class _ParkedResponse(NamedTuple):
     response: Any
     error: BaseException | None
     has_records: bool
-    """Whether the operation appended records. They may be committed even if this node loses its leadership first."""
+    """Whether the operation appended records. If this node loses its leadership, the next leader may commit them."""
 
 
 class CoordinatorRuntime(Generic[S, R]):

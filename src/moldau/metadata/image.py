@@ -53,7 +53,7 @@ class PartitionRegistration:
     elr: tuple[int, ...] = ()
     """Eligible leader replicas: outside the ISR, but with all committed records (KIP-966)."""
     last_known_elr: tuple[int, ...] = ()
-    """The last leader, if both ISR and ELR are empty."""
+    """While there is no leader: the replicas that left the ISR or ELR because of an unclean shutdown."""
     is_recovering: bool = False
     """Whether the leader was elected uncleanly and has not yet reported that its log is consistent."""
     unclean_epoch: int = -1
@@ -64,7 +64,7 @@ class PartitionRegistration:
         return bool(self.adding_replicas or self.removing_replicas)
 
     def min_isr(self, configured: int) -> int:
-        """Returns the effective min.insync.replicas: at most the number of replicas that are not being added."""
+        """Returns the effective min.insync.replicas: `configured`, but at most the replicas not being added."""
         return max(1, min(configured, len(self.replicas) - len(self.adding_replicas)))
 
 

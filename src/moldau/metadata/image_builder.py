@@ -44,7 +44,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MAPS = ("features", "brokers", "topics", "topic_names", "configs")
-"""The maps of an image. The builder has a cached property for the changed copy of each map."""
+"""The names of the maps of an image. `_ImageBuilder` has a cached property for each: a copy that records can change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _compare(
     brokers: Iterable[int],
     features: Iterable[str],
 ) -> MetadataDelta:
-    """Compares the named objects of two images. The delta has the order of the names."""
+    """Returns the delta between two images. Compares only the named objects, and lists them in the given order."""
     created, deleted, changed = [], [], []
     for name in old_topics:
         topic, next_topic = old.topics.get(name), new.topics.get(name)

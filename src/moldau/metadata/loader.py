@@ -22,7 +22,7 @@ ImageListener = Callable[[MetadataImage], None]
 class MetadataLoader:
     def __init__(self, cluster_id: str) -> None:
         self.image = MetadataImage(cluster_id=cluster_id)
-        """The latest image that all publishers have handled. So the logs of its partitions are open."""
+        """The latest image that all publishers have handled. For example, the logs of its partitions are open."""
         self.committed_image = self.image
         """The image with all committed records. Publishers may not have handled it yet."""
         self._commit_listeners: list[CommitListener] = []
@@ -58,7 +58,7 @@ class MetadataLoader:
         self._image_listeners.append(listener)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Adds a callback for a failure after which the image is no longer updated, so that the node must stop."""
+        """Adds a callback for a failure of the loader. The node must stop, because its image becomes outdated."""
         self._failure_callbacks.append(callback)
 
     def commit(self, batches: Sequence[CommittedBatch]) -> None:

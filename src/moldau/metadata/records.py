@@ -230,7 +230,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(value: bytes) -> Record:
-    """Decodes the value of a record whose checksum was verified. The codec trusts the element counts."""
+    """Decodes a record's value. Its checksum must be verified first, because the codec trusts the element counts."""
     if len(value) < _FRAME_SIZE:
         raise CorruptRecordError(f"a metadata record of {len(value)} bytes is shorter than its frame")
     frame_version, api_key, version = value[0], value[1], value[2]

@@ -30,7 +30,7 @@ class SnapshotGenerator:
     ) -> None:
         """A snapshot is due after `bytes_max` bytes of new records.
 
-        If there are any new records, it is also due `interval_ms` after the previous snapshot; 0 means no such limit.
+        If there is any new record, a snapshot is also due `interval_ms` after the start of the previous one (0: never).
         """
         self._loader = loader
         self._write_snapshot = write_snapshot

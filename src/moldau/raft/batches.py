@@ -42,7 +42,7 @@ def read_committed_batch(batch: Batch) -> CommittedBatch:
 
 
 def summarize_batch(batch: Batch) -> BatchSummary:
-    """Returns the summary of a batch whose checksum was verified. Reads only control records."""
+    """Returns the summary of a batch whose checksum was verified. Decodes no records except control records."""
     voters = None
     if batch.is_control:
         for record in iterate_records(batch):

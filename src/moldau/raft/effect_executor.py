@@ -42,7 +42,8 @@ T = TypeVar("T")
 class EffectExecutor:
     """Passes events to the state machine one at a time, and executes all effects of an event before the next event.
 
-    A failed effect is fatal, because the state machine assumes that all of its effects have happened.
+    A failed effect is fatal, because the state machine assumes that all of its effects have happened. But a failed
+    append to an intact log becomes an AppendFailed event, and other writes to a full disk are retried.
     """
 
     def __init__(
@@ -85,11 +86,11 @@ class EffectExecutor:
         self._has_started = False
         self._is_resigning = False
         self._disk_full_error: StorageError | None = None
-        """The error of the write that waits for disk space. No other effect is executed until it succeeds."""
+        """The error of the write that waits for disk space. No other effect is executed until the write succeeds."""
         self._last_append_error = ""
         """The last logged error of an append of fetched records. It is not logged again."""
         self._own_append_error: StorageError | None = None
-        """The last error of an append of a batch that this node created as leader. The log is still intact."""
+        """The last non-fatal error of an append of a batch that this node created as leader."""
         self.endpoints: dict[int, tuple[VoterEndpoint, ...]] = {}
         self.failure: BaseException | None = None
         self.is_closing = False
@@ -97,7 +98,7 @@ class EffectExecutor:
     async def start(
         self, log_state: RaftLogState, snapshot: SnapshotContents | None, initial_voters: Sequence[VoterNode]
     ) -> None:
-        """Starts the state machine, inside a job. Raises StorageError if the only voter cannot append."""
+        """Starts the state machine. Call it inside a job. Raises StorageError if the only voter cannot append."""
         offset = log_state.start_offset if snapshot is None else snapshot.id.end_offset
         self._delivery.start_at(offset, snapshot)
         for voter in initial_voters:
@@ -129,7 +130,7 @@ class EffectExecutor:
         await self._jobs.close()
 
     def run(self, job: Job[T]) -> "asyncio.Future[T]":
-        """Queues a job. No event is handled while the job runs."""
+        """Queues a job, which may call `start`, `step` and `append`. No event is handled while the job runs."""
         return self._jobs.submit(job)
 
     def submit(self, event: events.Event) -> "asyncio.Future[RaftResponse | effects.ServeFetch | None]":
@@ -155,7 +156,7 @@ class EffectExecutor:
         return response
 
     async def step(self, event: events.Event) -> RaftResponse | effects.ServeFetch | MoldauError | None:
-        """Handles one event and executes its effects, inside a job. Returns the response if the event is a request."""
+        """Handles one event and executes its effects. Call it inside a job. Returns the response to a request event."""
         response: RaftResponse | effects.ServeFetch | MoldauError | None = None
         try:
             for effect in self._state.step(self._clock.monotonic_ms(), event, self._random.random()):
@@ -213,7 +214,7 @@ class EffectExecutor:
                 raise StorageError(effect.reason)
 
     async def _retry_while_disk_full(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Repeats a write until there is disk space, so that voters that share a full disk do not stop."""
+        """Repeats a write while the disk is full. Otherwise all voters that share a full disk would stop."""
         while True:
             try:
                 await write()
@@ -269,7 +270,7 @@ class EffectExecutor:
         self._timer = None
         deadline_ms = self._state.deadline_ms
         if deadline_ms is not None and self._clock.monotonic_ms() < deadline_ms:
-            # Wait again, because the node's clock is slower than the event loop's clock.
+            # The timer was early, because the node's clock is slower than the event loop's clock. Wait again.
             self._arm_timer()
         else:
             self.submit(events.TimerExpired())
@@ -277,7 +278,10 @@ class EffectExecutor:
     # The log
 
     async def append(self, batches: Sequence[Batch]) -> None:
-        """Appends batches to the log, inside a job. After a StorageError of an intact log, nothing was appended."""
+        """Appends batches to the log. Call it inside a job.
+
+        If StorageError is raised and `failure` is not set, nothing was appended and the log is intact.
+        """
         summaries = tuple(map(summarize_batch, batches))
         try:
             await self._log.append(batches)
@@ -288,7 +292,7 @@ class EffectExecutor:
         await self.step(events.BatchesAppended(summaries))
 
     async def append_voters(self, voters: tuple[VoterNode, ...]) -> None:
-        """Appends a voters record, inside a job."""
+        """Appends a voters record. Call it inside a job."""
         await self.append([self._voters_batch(voters)])
 
     def _voters_batch(self, voters: tuple[VoterNode, ...]) -> Batch:

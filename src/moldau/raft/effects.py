@@ -32,7 +32,7 @@ class SendRequest:
 
 @dataclass(frozen=True, slots=True)
 class SendResponse:
-    """The response to the RequestReceived event. An error is raised to the caller that submitted the event."""
+    """The response to a RequestReceived event. If it is an error, the call that submitted the event raises it."""
 
     response: RaftResponse | MoldauError
 

@@ -23,7 +23,7 @@ class ElectionState:
 
 @dataclass(slots=True)
 class EpochElection:
-    """The votes of one round of an election. Only votes of current voters count."""
+    """The votes of one round of an election: the pre-votes or the votes. Only current voters count."""
 
     start_ms: int
     granting: dict[int, None]
@@ -57,7 +57,7 @@ class FollowerState:
     leader_contact_ms: int | None = None
     """The time of the last message from the leader; None if only other nodes have named this leader so far."""
     is_leader_unreachable: bool = False
-    """Whether the last fetch failed before any contact with this leader. The leader's address may have changed."""
+    """Whether the last fetch failed and this leader was never reached. The next fetch looks up the leader's address."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class ProspectiveState:
 class CandidateState:
     election: EpochElection
     leader_silence_ms: int
-    """The shortest time without a leader, in milliseconds, among this node and the voters that granted their votes."""
+    """For at least this time, this node and all voters that granted their votes have had no leader."""
 
 
 class ResignedState:

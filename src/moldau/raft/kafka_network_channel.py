@@ -26,11 +26,11 @@ from moldau.wire.kio import ErrorCode
 log = get_logger("quorum.wire")
 
 FETCH_VERSION = 18
-"""The first version in which a follower sends its high watermark. The leader responds once its own is higher."""
+"""The first version with the follower's high watermark. The leader responds once its own high watermark is higher."""
 
 LANE = "quorum"
 FETCH_LANE = "quorum-fetch"
-"""Fetches have their own connection, because responses arrive in order and votes must not wait behind long polls."""
+"""Fetches use a separate lane (connection). Responses arrive in order, and votes must not wait behind long polls."""
 
 _LEADERSHIP_CODES = (
     ErrorCode.none,
@@ -227,7 +227,7 @@ class KafkaNetworkChannel:
         self._errors[node_id, api] = reason
         if code == ErrorCode.inconsistent_cluster_id:
             self._foreign_nodes[node_id] = None
-            # A single node of another cluster may be misconfigured itself.
+            # Stop only if most nodes belong to another cluster, because a single one may be misconfigured itself.
             if 2 * len(self._foreign_nodes) > len(self._known_nodes):
                 self._on_rejected(
                     InconsistentClusterIdError(
@@ -241,8 +241,8 @@ class KafkaNetworkChannel:
     async def _check_duplicate_node(self, response: Message, own: raft.ReplicaKey, leader: Message) -> None:
         """Detects another process with this node's id.
 
-        This node is not the leader. If a response names it as the leader, its previous incarnation was the leader, or
-        another process has the same id.
+        The leader sends no Vote or Fetch requests. So if the response to such a request names this node as the leader,
+        the leader was its previous incarnation, or is another process with the same id.
         """
         if leader.leader_id != own.node_id:
             return

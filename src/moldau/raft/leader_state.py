@@ -67,13 +67,13 @@ class LeaderState:
     endpoints: tuple[VoterEndpoint, ...]
     """The endpoints of this node; empty if unknown."""
     elected_since_ms: int
-    """The start of the election. A majority of the voters responded after this time."""
+    """The time when the election started. A majority of the voters granted their votes after this time."""
     epoch_start_offset: int
     """The offset of this epoch's first record. Records below this offset are never committed by counting replicas."""
     next_announcement_ms: int
     """The time when the next BeginQuorumEpoch is sent to voters that do not fetch."""
     leader_silence_ms: int = 0
-    """The shortest time without a leader, in milliseconds, among the voters that elected this leader."""
+    """For at least this time before the election, all voters that elected this leader had no leader."""
     replicas: dict[ReplicaKey, ReplicaState] = field(default_factory=dict)
 
     @property
@@ -106,7 +106,7 @@ class LeaderState:
         return now_ms - self.majority_confirmed_ms(now_ms) >= self.config.check_quorum_ms
 
     def announce_epoch(self, step: StepContext) -> None:
-        """Sends BeginQuorumEpoch to voters that do not fetch, because an earlier request may have been lost."""
+        """Sends BeginQuorumEpoch to voters that do not fetch. Called repeatedly, because requests can be lost."""
         own = find_voter(self.voters, self.key)
         endpoints = own.endpoints if own is not None else ()
         for voter in self._other_voters():
@@ -124,7 +124,7 @@ class LeaderState:
     # Replica progress
 
     def record_contact(self, key: ReplicaKey, now_ms: int, leader_sent_ms: int) -> ReplicaState:
-        """Records the time of a replica's request, and the send time of the response that it acknowledges."""
+        """Records a request of a replica. `leader_sent_ms` is the send time of the response that it acknowledges."""
         replica = self.replicas.get(key)
         if replica is None:
             # Remove inactive replicas. A removed voter is added again when it fetches.
@@ -180,7 +180,8 @@ class LeaderState:
     def majority_confirmed_ms(self, now_ms: int) -> int:
         """Returns the latest time at which a majority of the voters certainly accepted this leader.
 
-        This is the send time of responses that those voters have acknowledged, because fetches can arrive late.
+        It is computed from the send times of acknowledged responses. The arrival times of fetches prove less, because a
+        fetch can arrive late.
         """
         return _majority_value(
             now_ms if self._is_self(voter) else self._voter_leader_sent_ms(voter) for voter in self.voters
@@ -221,9 +222,9 @@ class LeaderState:
     # Changes of the voters
 
     def learned_voters(self) -> tuple[VoterNode, ...]:
-        """Returns the voters with the directories learned from their fetches, and this node's current endpoints.
+        """Returns the voters, with unknown directory ids taken from their fetches, and this node's current endpoints.
 
-        With a directory id in the log, a node that restarts with an empty disk is not mistaken for the voter.
+        Once a voter's directory id is in the log, a node that restarts with an empty disk is not taken for that voter.
         """
         return tuple(
             replace(
@@ -286,7 +287,7 @@ class LeaderState:
             raise RequestTimedOutError("another change of the voters is in progress; try again later")
 
     def _is_diskless(self, node_id: int) -> bool:
-        """Returns whether the node has no disk, so that its latest fetch had no directory id."""
+        """Returns whether the latest fetch of the node had no directory id, which means that the node has no disk."""
         replica = self.replicas.get(ReplicaKey(node_id))
         return replica is not None and replica.last_fetch_ms == max(
             each.last_fetch_ms for key, each in self.replicas.items() if key.node_id == node_id

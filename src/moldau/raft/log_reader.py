@@ -59,8 +59,8 @@ async def load_log_state(
 
 
 def _check_position(batch: Batch, offset: int, first_offset: int, epochs: LeaderEpochCache) -> None:
-    """Checks base offset and epoch, which the checksum does not cover. A batch must start at `offset`. Only the first
-    batch of a read may start earlier, because `first_offset` can be inside it."""
+    """Checks base offset and epoch, which the checksum does not cover. A batch must start at `offset`. Only the batch
+    at `first_offset`, where reading starts, may start earlier, because that offset can be inside a batch."""
     if batch.base_offset > offset or (batch.base_offset < offset and offset != first_offset):
         raise CorruptRecordError(f"a batch has base offset {batch.base_offset} instead of {offset}")
     epoch = epochs.epoch_for_offset(offset)
@@ -71,7 +71,8 @@ def _check_position(batch: Batch, offset: int, first_offset: int, epochs: Leader
 
 
 def _base_epoch(log: Log, snapshots: SnapshotStore, contents: SnapshotContents | None) -> int:
-    """Returns the epoch of the last record before the log, or the log's first epoch if no snapshot has that record."""
+    """Returns the epoch of the last record before the log's start. If no snapshot ends there, returns the log's first
+    epoch instead."""
     if log.start_offset == 0:
         return NO_EPOCH
     for snapshot in (snapshots.oldest(), None if contents is None else contents.id):

@@ -73,7 +73,7 @@ class VoteResponse:
     leader_id: int
     is_granted: bool
     leader_silence_ms: int = 0
-    """The minimum time for which the voter has had no leader and granted no other vote."""
+    """For at least this time before its vote, the voter had no leader and granted no other vote; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class BeginQuorumEpochRequest:
 
 @dataclass(frozen=True, slots=True)
 class EndQuorumEpochRequest:
-    """Announces that the leader resigns. The first preferred candidate starts an election at once."""
+    """Announces that the leader resigns. The first preferred candidate starts an election almost at once."""
 
     leader_id: int
     epoch: int
@@ -131,7 +131,8 @@ class QuorumFetchResponse:
     high_watermark: int = -1
     log_start_offset: int = 0
     diverging_epoch: EpochEndOffset | None = None
-    """The end of the leader's largest epoch that is not above the replica's. The replica truncates its log there."""
+    """Set if the replica must truncate its log: the end of the leader's largest epoch that is not above the epoch of
+    the replica's last record."""
     snapshot: SnapshotId | None = None
     sent_ms: int = -1
     """The time on the leader's clock when it sent the response; -1 if not set.

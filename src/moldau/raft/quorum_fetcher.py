@@ -53,7 +53,7 @@ class QuorumFetcher:
             self.next_fetch_ms = step.deadline_in(retry_ms if delay_ms is None else delay_ms)
 
     def schedule_after_failure(self, step: StepContext) -> None:
-        """Retries after the interval at which an idle follower fetches, to show the leader that it is alive."""
+        """Schedules a fetch after a failed append or snapshot download. The delay is that of an idle follower."""
         self.schedule(step, self.quorum.config.fetch_timeout_ms / 3)
 
     def on_failed(self, step: StepContext, node_id: int) -> None:
@@ -71,7 +71,7 @@ class QuorumFetcher:
             self._handle_divergence(step, response.diverging_epoch)
         elif response.snapshot is not None:
             if response.snapshot.end_offset <= quorum.log.high_watermark:
-                # This node has committed all offsets in the snapshot, so the leader's log diverges from them.
+                # This node has committed all offsets in the snapshot. The leader sends it only if the logs diverge.
                 step.emit(self._divergence_error(response.snapshot.end_offset))
                 return
             self.fetching_snapshot = response.snapshot

@@ -121,9 +121,10 @@ class QuorumState:
             step.emit(HighWatermarkAdvanced(offset))
 
     def is_epoch_out_of_range(self, epoch: int) -> bool:
-        """Returns whether the epoch is too far ahead, so that one wrong request cannot use up all epoch numbers.
+        """Returns whether the epoch of a request is too far ahead to be accepted.
 
-        A node that was down for very long learns the epoch from the responses to its own fetches.
+        Without this limit, one wrong request could use up all epoch numbers. A node that was down for very long still
+        learns the current epoch from the responses to its fetches, which have no such limit.
         """
         return epoch > min(self.epoch + EPOCHS_AHEAD_MAX, EPOCH_MAX)
 
@@ -152,8 +153,8 @@ class QuorumState:
 
     def can_be_candidate(self) -> bool:
         history = self.log.voters
-        # While the removal of this node from the voters is not committed, it may be the only node with all committed
-        # records. Its own vote does not count then.
+        # A node can be elected until its removal from the voters is committed, because it may be the only node with all
+        # committed records. Its own vote does not count.
         if history.last_entry.offset >= self.log.high_watermark and find_voter(history.previous, self.key):
             return True
         return self.is_voter
@@ -194,14 +195,14 @@ class QuorumState:
         self._record_end_of_leadership(step)
         self.has_leader_resigned = False
         if leader_id != NO_LEADER or isinstance(self.epoch_state, LeaderState | FollowerState | ResignedState):
-            # Restart the election timer only in these cases. Otherwise a candidate that cannot win could postpone the
-            # elections of all other nodes again and again.
+            # Restart the election timer only if a leader is known, or was known in the previous epoch. Otherwise a
+            # candidate that cannot win could postpone the elections of all other nodes again and again.
             self.election_deadline_ms = None
         self.epoch_state = UnattachedState()
         self.schedule_election(self.election_timeout_deadline(step))
 
     def transition_to_follower(self, step: StepContext, leader_id: int) -> bool:
-        """Becomes a follower of the node that any node has named as the leader of this epoch."""
+        """Becomes a follower of `leader_id`, which this node or another node knows as the leader of this epoch."""
         if isinstance(self.epoch_state, LeaderState | ResignedState | FollowerState):
             return False
         if leader_id == self.node_id or self.has_leader_resigned:

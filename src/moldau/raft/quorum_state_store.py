@@ -79,7 +79,8 @@ class MemoryQuorumStateStore:
 
 
 def check_not_older(election: ElectionState, log_end: EpochEndOffset) -> None:
-    """Raises StorageError if the log has a later epoch, because a node saves an epoch before it appends its records."""
+    """Raises StorageError if the log has a later epoch than the saved election state. Such a state is outdated, because
+    a node saves an epoch before it appends records of that epoch."""
     if election.epoch < log_end.epoch:
         problem = "is missing" if election == ElectionState() else f"has epoch {election.epoch}"
         raise StorageError(f"{FILE_NAME} {problem}, but the metadata log has epoch {log_end.epoch}: {REPAIR_HINT}")

@@ -43,7 +43,7 @@ VoterChange = Callable[[LeaderState], tuple[raft.VoterNode, ...]]
 
 
 async def open_metadata_log(store: LogStore) -> Log:
-    """Opens the metadata log, without retention, because snapshots replace old records, and without write caching."""
+    """Opens the metadata log, without write caching. It has no retention, because snapshots replace old records."""
     settings = TopicSettings(
         cleanup_policy=("delete",),
         retention_ms=-1,
@@ -79,8 +79,8 @@ class RaftClient:
     ) -> None:
         """`on_commit` receives every committed batch once, in order.
 
-        The batches in the log at startup are delivered together, when the node knows what was committed before it
-        started. A snapshot is delivered first: its records, its id, and the leader of its epoch.
+        Nothing is delivered until this node has all records that were committed before it started. `on_load_snapshot`
+        receives a snapshot (records, id, leader of its epoch) before `on_commit` receives the batches after it.
         """
         config = config or QuorumConfig()
         endpoints = next((voter.endpoints for voter in initial_voters if voter.node_id == node_id), ())
@@ -131,13 +131,16 @@ class RaftClient:
 
     @property
     def majority_confirmed_ms(self) -> int:
-        """The latest monotonic time at which a majority of the voters certainly accepted this leader."""
+        """The latest monotonic time at which a majority of the voters certainly accepted this node as the leader.
+
+        NEVER_CONFIRMED if this node is not the leader.
+        """
         leader = self._state.quorum.leader_state if self.is_leader else None
         return NEVER_CONFIRMED if leader is None else leader.majority_confirmed_ms(self._clock.monotonic_ms())
 
     @property
     def leader_silence_ms(self) -> int:
-        """The minimum time for which the voters of this leader had no leader; 0 if this node is not the leader."""
+        """For at least this time before the election, the voters of this leader had no leader; 0 if not the leader."""
         leader = self._state.quorum.leader_state
         return 0 if leader is None else leader.leader_silence_ms
 

@@ -86,8 +86,8 @@ class RaftLogFlusher:
     def _schedule_checkpoint(self) -> None:
         """Schedules a checkpoint of the recovery point, so that a restart detects damage to confirmed records.
 
-        Recovery truncates damage above the recovery point, which a crash can cause, and refuses to use a log with
-        damage below it. A voter that lost confirmed records could elect a leader that lacks committed records.
+        Recovery truncates damage above the recovery point, which a crash can cause. It rejects a log with damage below
+        the recovery point, because a voter that lost confirmed records could elect a leader that lacks committed ones.
         """
         if self._checkpoint_timer is not None or self._checkpoint_task is not None or self._is_stopping():
             return

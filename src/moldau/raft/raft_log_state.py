@@ -40,7 +40,7 @@ class RaftLogState:
         return EpochEndOffset(self.epochs.latest if len(self.epochs) else self.base_epoch, self.end_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEndOffset | None:
-        """Returns the largest epoch up to `epoch` with its end; None if that epoch ended before the start offset."""
+        """Returns the largest epoch that is not above `epoch`, with its end; None if it ended before `start_offset`."""
         if epoch < self.base_epoch:
             return None
         if not len(self.epochs):

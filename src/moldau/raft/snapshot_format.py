@@ -29,7 +29,7 @@ class SnapshotContents:
     values: Sequence[bytes]
     """The encoded metadata records."""
     timestamp_ms: int
-    """The wall-clock time of the last record in the snapshot."""
+    """The wall-clock time when the snapshot was written."""
     leader_id: int = NO_LEADER
     """The leader of the snapshot's epoch; NO_LEADER if unknown. Metadata records do not contain the leader."""
 

@@ -106,7 +106,7 @@ class SnapshotStore(ABC):
 
 
 async def load_latest_snapshot(metadata_log: Log, snapshots: SnapshotStore) -> SnapshotContents | None:
-    """Returns the latest intact snapshot, if any, and resets the log to its end if the log does not continue it.
+    """Returns the latest intact snapshot, if any. A log that does not continue it is reset to the snapshot's end.
 
     Raises StorageError if records before the start of the log are in no snapshot.
     """

@@ -71,7 +71,7 @@ class RaftStateMachine:
 
     @property
     def deadline_ms(self) -> int | None:
-        """The time when the state machine needs a events.TimerExpired event; None if it needs no timer."""
+        """The time when the state machine needs a TimerExpired event; None if it needs no timer."""
         if self.quorum.leader_state is not None:
             return self.quorum.leader_state.deadline_ms
         deadlines = (self.quorum.election_deadline_ms, self.fetcher.next_fetch_ms)
@@ -173,7 +173,8 @@ class RaftStateMachine:
         if leader is None:
             self.fetcher.schedule_after_failure(self._step)
         elif self.quorum.other_voters() or self.log.end_offset == leader.epoch_start_offset:
-            # Another voter may be able to append. A leader without the first record of its epoch can commit nothing.
+            # Resign if another voter may be able to append, or if the first record of the epoch is missing, because
+            # then this leader can commit nothing.
             self._resign()
 
     # Elections
@@ -346,7 +347,7 @@ class RaftStateMachine:
         is_from_leader = quorum.election.leader_id in (NO_LEADER, request.leader_id)
         may_elect = not isinstance(self.quorum.epoch_state, LeaderState | ResignedState)
         if request.epoch == self.epoch and is_from_leader and may_elect:
-            # The first candidate waits until the others have the request. The others wait longer, one after another.
+            # The first candidate waits a short time, until all voters have the request. Each further one waits longer.
             timeout_ms = quorum.config.election_timeout_ms
             deadline_ms = quorum.election_timeout_deadline(step)
             for index, candidate in enumerate(request.preferred_candidates):
@@ -441,7 +442,10 @@ class RaftStateMachine:
                 self.fetcher.fetch(self._step)
 
     def _on_leader_contact(self, leader_id: int, *, fetches: bool = True) -> bool:
-        """Handles a message that the leader of this epoch sent. Returns whether this node follows that leader."""
+        """Handles a message that the leader of this epoch sent. Returns whether this node follows that leader.
+
+        If the node becomes a follower now and `fetches` is True, it fetches at once.
+        """
         self.quorum.has_leader_resigned = False
         self._follow(leader_id, fetches=fetches)
         return self.quorum.record_leader_contact(self._step, leader_id)

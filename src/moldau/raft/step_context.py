@@ -28,7 +28,7 @@ class StepContext:
         self.effects.append(SendResponse(response))
 
     def persist(self, election: ElectionState) -> None:
-        """Emits a PersistElection effect. If the step already has one, replaces it, so that it stays in front."""
+        """Emits a PersistElection effect. If the step already has one, the new one takes its place."""
         for index, effect in enumerate(self.effects):
             if isinstance(effect, PersistElection):
                 self.effects[index] = PersistElection(election)

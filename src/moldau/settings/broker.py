@@ -26,9 +26,9 @@ SECTION_STARTS = {
     "producer.id.expiration.ms": "Log maintenance",
     "log.format": "Process",
 }
-"""The first setting of each section of the documentation. The settings below are declared in this order."""
+"""Maps the first setting of each section to the section's title in the documentation, in declaration order."""
 _cached_listeners = cache(parse_listeners)
-"""Parses listeners once, because the properties below are read for every follower fetch."""
+"""Parses listeners only once, because `inter_broker_listener` is read for every follower fetch."""
 SECTIONS = (*SECTION_STARTS.values(), TOPIC_DEFAULTS)
 
 

@@ -31,7 +31,7 @@ class ConfigSynonym:
 class ConfigEntry:
     name: str
     value: str | None
-    """None if the setting cannot be expressed in the unit of its alias."""
+    """None if this is an alias, and the setting's value is not a multiple of the alias's unit."""
     source: ConfigSource
     read_only: bool
     type: ConfigType
@@ -46,7 +46,7 @@ class ConfigLayers:
 
     static: BrokerSettings
     dynamic_default: Mapping[str, str]
-    """Dynamic configs of all brokers."""
+    """Dynamic configs that apply to all brokers."""
     dynamic: Mapping[str, str]
     """Dynamic configs of this broker."""
 
@@ -75,7 +75,7 @@ class ConfigLayers:
         return entries
 
     def describe_broker_defaults(self) -> list[ConfigEntry]:
-        """Returns only the settings that have a dynamic config of all brokers."""
+        """Returns only the settings in `dynamic_default`."""
         definitions = broker_definitions()
         source = ConfigSource.DYNAMIC_DEFAULT_BROKER
         return [

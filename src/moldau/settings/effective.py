@@ -1,6 +1,6 @@
 """Effective settings of a node: its static settings overridden by dynamic configs from the metadata image.
 
-Precedence, highest first: topic configs, dynamic configs of this broker, dynamic configs of all brokers, static
+Precedence, highest first: topic configs, dynamic configs for this broker, dynamic configs for all brokers, static
 settings, defaults.
 """
 

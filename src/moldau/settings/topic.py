@@ -1,4 +1,4 @@
-"""Topic settings. The default of each topic setting is the value of the broker setting `broker_name`.
+"""Topic settings. The default of each topic setting is the value of a broker setting, which `broker_name` names.
 
 Names, defaults and limits are Kafka's unless a description says otherwise.
 """
