@@ -1,4 +1,4 @@
-"""Views of Arrow columns as numpy arrays, which hold the start and length of each value in the column's buffer."""
+"""Byte columns of Arrow as numpy arrays: the column's buffer, and the start and length of each value in it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +45,7 @@ def to_binary(array: Any, what: str) -> pa.Array:
         if is_bytes or pa.types.is_null(kind) or pa.types.is_string(array.type):
             return array.cast(pa.binary())
     except pa.ArrowInvalid:
-        # Use 64-bit offsets, because a column of views can hold more bytes than 32-bit offsets can address.
+        # Use 64-bit offsets, because a column of type binary_view or string_view may be too large for 32-bit offsets.
         return array.cast(pa.large_binary())
     raise TypeError(f"{what} must be binary or string, not {kind}")
 

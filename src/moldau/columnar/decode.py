@@ -19,7 +19,7 @@ ARROW_BYTES_MAX = 2**31 - 1
 """The capacity of an Arrow column with 32-bit offsets, in bytes."""
 
 _ROW_BYTES = 40
-"""The estimated size of a record's numbers and offsets in the Arrow columns, in bytes."""
+"""The estimated size of a row in the Arrow columns, in bytes, not counting key, value, headers and topic."""
 _LONG_MAX = 2**63 - 1
 
 
@@ -52,7 +52,7 @@ def to_arrow_batches(
 def _groups(
     batches: Iterable[Batch], row_bytes: int, group_bytes_max: int
 ) -> Iterator[tuple[list[Batch], list[Buffer]]]:
-    """Yields the record batches of each Arrow batch, with their decompressed records."""
+    """Yields groups of record batches, with their decompressed records. A group becomes one or more Arrow batches."""
     group: list[Batch] = []
     sections: list[Buffer] = []
     size = 0
@@ -71,7 +71,10 @@ def _groups(
 
 
 def _offset_ranges(group: Sequence[Batch], start: int, end: int, rows_max: int) -> list[tuple[int, int]]:
-    """Returns the offset range of each Arrow batch: several if a single record batch has more than `rows_max` rows."""
+    """Returns the offset range of each Arrow batch of a group.
+
+    There is one range, or several if the group is a single record batch with more than `rows_max` records.
+    """
     if len(group) > 1 or group[0].count <= rows_max:
         return [(start, end)]
     low, high = max(start, group[0].base_offset), min(end, group[0].next_offset)

@@ -40,7 +40,10 @@ _LONG_MIN = -(2**63)
 
 @kernel_helper
 def read_varint(position: int, end: int) -> tuple[int, int]:
-    """Returns a varint, clamped to 64 bits, and the position after it, or -1 if it does not end before `end`."""
+    """Returns the varint at `position`, clamped to 64 bits, and the position after the varint.
+
+    The returned position is -1 if the varint is too long or does not end before `end`.
+    """
     value = 0
     shift = 0
     for _ in range(9):
@@ -228,7 +231,7 @@ def decode_headers(
     content_valid: Any,
     totals: Any,
 ) -> int:
-    """Decodes headers that `decode_batches` has validated. Returns 0, or 1 if the bytes have changed since then."""
+    """Decodes the headers at `spans`, which `decode_batches` has validated. Returns 1 if the bytes changed, else 0."""
     header = 0
     names_end = contents_end = nulls = 0
     for row in range(rows):

@@ -37,7 +37,7 @@ class _BinaryColumn:
     def array(self, rows: int, nulls: int) -> pa.Array:
         data = self.data[: self.ends[rows]]
         if 2 * len(data) < len(self.data):
-            # Copy short data, because the buffer has room for whole records and would stay in memory.
+            # Copy the used part, because the column would otherwise keep a much larger buffer in memory.
             data = data.copy()
         valid = pa.py_buffer(self.valid[: (rows + 7) // 8]) if nulls else None
         buffers = [valid, pa.py_buffer(self.ends[: rows + 1]), pa.py_buffer(data)]
@@ -115,7 +115,7 @@ def _batch_fields(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64
         count = batch.count
         if count < 0 or count * RECORD_BYTES_MIN > len(section):
             raise CorruptRecordError(f"{batch!r} claims {count} records in {len(section)} bytes")
-        # A section without records may have no address. 0 works, because the kernel reads no bytes of this section.
+        # An empty buffer may have no address. 0 works, because the kernel reads nothing if there are no records.
         start = pa.py_buffer(section).address if count else 0
         fields += (
             batch.base_offset,

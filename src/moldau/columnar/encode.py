@@ -1,4 +1,4 @@
-"""Encoder of Arrow columns into sections: the encoded records of one batch. The producer adds the batch header.
+"""Encoder of Arrow columns. A section is the encoded records of one batch. The producer adds the batch header.
 
 The Python encoder is the reference for the compiled encoder, and the fallback without numba.
 """
@@ -23,7 +23,7 @@ SECTION_BYTES_MAX = 2**31 - 1
 """The maximum size of a section in bytes, because Kafka stores the size of a batch in 32 bits."""
 
 EncodedRows = tuple[int, Buffer, int, int, int]
-"""Partition, records, record count, base timestamp, max timestamp."""
+"""One uncompressed section: partition, records, record count, base timestamp, max timestamp."""
 
 
 def to_sections(
@@ -36,11 +36,11 @@ def to_sections(
     batch_bytes_max: int,
     compression: int,
 ) -> Iterator[tuple[int, Section]]:
-    """Yields partitions and sections. A section has at most `batch_bytes_max` bytes before compression, or one record.
+    """Yields sections with their partition. The sections of a partition are consecutive and keep the order of its rows.
 
-    The sections of a partition are consecutive and keep the order of the partition's rows. `key` and `value` are Arrow
-    columns of bytes or text. `headers` is an Arrow column of lists of structs with key and value. None stands for a
-    column of nulls.
+    A section has at most `batch_bytes_max` bytes before compression, or is a single larger record. `key` and `value`
+    are Arrow columns of bytes or text. `headers` is an Arrow column of lists of structs with key and value. None stands
+    for a column of nulls.
 
     Raises ValueError for columns of different lengths, a negative partition, a header without key, or an invalid
     timestamp. Raises TypeError for a column of another type. Raises RecordTooLargeError for a record that does not fit
@@ -87,7 +87,7 @@ def _encode_native(rows: EncoderRows, bytes_max: int) -> Iterator[EncodedRows]:
 
 
 def _encode_python(rows: EncoderRows, bytes_max: int) -> Iterator[EncodedRows]:
-    """Yields sections of one partition each, in row order, of at most `bytes_max` bytes or of one larger record."""
+    """Yields sections in the order `rows.order`. A section has at most `bytes_max` bytes, or one record."""
     keys, values = _values(rows.keys), _values(rows.values)
     names = [(name or b"").decode("utf-8", "surrogateescape") for name in _values(rows.names)]
     headers = list(zip(names, _values(rows.contents), strict=True))

@@ -31,7 +31,7 @@ def kernel_cache_for(function: Callable[..., Any]) -> Any:
 
 @cache
 def _kernel_cache_class() -> Any:
-    """Returns the cache class, defined on first use, because some versions of numba may lack its private bases."""
+    """Defines the class `Cache` on first use, because its base classes are private in numba and may be missing."""
     caching: Any = import_module("numba.core.caching")
 
     class Locator(caching._CacheLocator):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from moldau.columnar.native import is_native
 
 
 def key_partitions(keys: Any, count: int, no_key_partition: int) -> npt.NDArray[np.int32]:
-    """Returns the partition that Java's producer chooses for each key of an Arrow column. Null: `no_key_partition`."""
+    """Returns the partition that Java's producer chooses for each key, or `no_key_partition` for a null key."""
     if count < 1:
         raise ValueError(f"a topic with {count} partitions accepts no records")
     spans = byte_spans(keys, "key")

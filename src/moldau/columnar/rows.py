@@ -9,7 +9,7 @@ import pyarrow as pa
 from moldau.columnar.arrays import ByteSpans, Int32s, Int64s, byte_spans, null_spans, validity_mask
 
 TIMESTAMP_MS_LIMIT = 2**62
-"""The absolute value of every timestamp must be smaller, so that differences fit into 64 bits."""
+"""The absolute value of a timestamp must be smaller than this, so that a difference of timestamps fits into 64 bits."""
 
 _RADIX_PARTITIONS = 2**16
 

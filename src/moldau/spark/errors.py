@@ -19,7 +19,7 @@ class DataLossError(SparkSourceError):
 
 
 _USER_MESSAGE = re.compile(
-    # Ignore a name after a parenthesis, because it belongs to a query plan that Spark quotes in its own errors.
+    # Ignore a class name after a parenthesis. It is part of a query plan that Spark quotes in an error message.
     r"(?<!\()(?:SparkSourceError|OptionError|DataLossError|PipelineError): (.+?)(?=\n\s*(?:at |===|SQLSTATE|$)|\Z)",
     re.S,
 )
@@ -33,7 +33,7 @@ def find_user_message(error: BaseException) -> str | None:
 
 @contextmanager
 def user_facing_errors(bootstrap: str) -> Iterator[None]:
-    """Translates client errors to SparkSourceError with the bootstrap servers. Hides the tracebacks of workers."""
+    """Translates client errors to a SparkSourceError that names the bootstrap servers. Hides tracebacks in workers."""
     try:
         yield
     except SparkSourceError:

@@ -43,7 +43,7 @@ PRODUCER = """
     transactional.id value.serializer
     """
 NAMES = frozenset((COMMON + CONSUMER + PRODUCER).split())
-"""The settings of Kafka's clients. Those that have no effect here are accepted for queries of Spark's connector."""
+"""The settings of Kafka's clients. Some have no effect here, but queries for Spark's connector may set them."""
 
 
 class OptionReader:

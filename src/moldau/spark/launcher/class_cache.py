@@ -45,7 +45,7 @@ class ClassCache:
 
     @property
     def path(self) -> Path:
-        """The file. A change of Java, the jars or the options changes its name, so the cache is built again."""
+        """The cache file. Its name depends on Java, the jars and FORMAT, so a change of these leads to a new build."""
         jars = sorted(
             (each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in self.spark.jars.glob("*.jar")
         )

@@ -111,7 +111,7 @@ def main(output: str) -> None:
     gateway = start_driver(find_spark(), settings, DriverOptions(), java=java, class_options=class_options)
 
     def give_up(*_: object) -> NoReturn:
-        # Kill Java, because after a normal exit Java would write the cache of an unfinished training.
+        # Kill Java, because on a normal exit Java would write a cache although the training is unfinished.
         gateway.kill()
         os._exit(1)
 

@@ -21,7 +21,7 @@ POLL_INTERVAL_S = 0.05
 
 
 def reach_master(master: Master, within_s: float) -> str:
-    """Returns the local address of a connection to the master. Raises LaunchError if none listens in time."""
+    """Returns the local address of a connection to the master. Raises LaunchError if there is none in `within_s`."""
     deadline = time.monotonic() + within_s
     while True:
         failures = []
@@ -92,7 +92,7 @@ def _find_missing_packages(_: Iterable[int]) -> Iterator[tuple[str, tuple[str, .
 
 
 def executor_error_text(failure: str, python: str) -> str:
-    """Returns an explanation, from Spark's message, why executors could not run the first task."""
+    """Explains why executors could not run the first task. `failure` is Spark's error message."""
     if "PYTHON_VERSION_MISMATCH" in failure:
         versions = re.search(r"version: (\S+) than that in driver:? (\S+?),", failure)
         executor_version, driver_version = versions.groups() if versions else ("another version", "this one")

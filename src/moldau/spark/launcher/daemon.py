@@ -14,8 +14,8 @@ def work(sock: socket.socket, authenticated: bool) -> int:
     try:
         return int(_work(sock, authenticated))
     except OSError:
-        # This is an error of the socket, because errors of user code were reported before. A result other than 0 ends
-        # the worker.
+        # The socket has failed, because PySpark catches and reports errors of user code itself. A result other than 0
+        # ends the worker.
         return 1
 
 

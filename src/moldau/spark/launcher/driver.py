@@ -44,7 +44,7 @@ def start_driver(
 ) -> gateway.Gateway:
     """Starts the gateway.
 
-    `code` is a zip file with Moldau's code. Python workers on this machine need it, because they plan queries.
+    `code` is a zip file with Moldau's code for the Python workers on this machine, in which Spark plans queries.
     `class_options` are the Java options of the class cache; None looks them up.
     """
     java = java or find_java()
@@ -65,7 +65,10 @@ def start_driver(
 
 
 def log_options(spark: SparkHome, level: str, *, deploy: str = "warn") -> list[str]:
-    """Returns logging options, or none if the user has a log4j2.properties. Masters and workers log at `deploy`."""
+    """Returns the Java options for logging, or an empty list if the user has a log4j2.properties.
+
+    `deploy` is the log level of masters and workers, `level` the log level of most other classes.
+    """
     if (spark.settings / "log4j2.properties").is_file():
         return []
     configuration = Path(__file__).with_name("log4j2.properties")
@@ -77,7 +80,7 @@ def log_options(spark: SparkHome, level: str, *, deploy: str = "warn") -> list[s
 
 
 def class_cache_options(java: Java, spark: SparkHome, *, say: Callable[[str], None]) -> list[str]:
-    """Returns the Java options of the class cache. Builds a missing cache. Returns none if the build fails."""
+    """Returns the Java options of the class cache. Builds a missing cache. Returns an empty list without a cache."""
     if not is_enabled(os.environ):
         return []
     cache = ClassCache(cache_directory(os.environ), java, spark)

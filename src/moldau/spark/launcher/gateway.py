@@ -72,7 +72,7 @@ def start_gateway(
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            # Ctrl-C must interrupt only the driver, which may finish its work first.
+            # Ctrl-C must interrupt only the driver, which may need Java to finish its work.
             process_group=0,
             pass_fds=tuple(descriptors),
             env={**environ, "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file)},

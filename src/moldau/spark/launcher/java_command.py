@@ -45,7 +45,7 @@ def module_options(release: int) -> list[str]:
         "-Dio.netty.tryReflectionSetAccessible=true",
         "-Dio.netty.allocator.type=pooled",
         "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
-        # Java before 23 does not know this option. The first option makes Java ignore it.
+        # Java before 23 does not know this option, and ignores it because of IgnoreUnrecognizedVMOptions.
         "--sun-misc-unsafe-memory-access=allow",
         "--enable-native-access=ALL-UNNAMED",
     ]
@@ -73,7 +73,8 @@ def gateway_command(
 ) -> list[str]:
     """Returns the command of a driver's gateway.
 
-    Other settings are passed in the file `properties`, because passwords on a command line are visible to other users.
+    The command line contains only PROCESS_SETTINGS. Other settings are in the file `properties`, because a command line
+    is visible to other users and settings may contain passwords.
     """
     of_process = {name: settings.get(name, value) for name, value in PROCESS_SETTINGS.items()}
     process_options = [*options]
@@ -93,12 +94,12 @@ def gateway_command(
 
 
 def submit_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns the settings that must be known before a session starts."""
+    """Returns the settings that `SparkSubmit` needs when the Java process starts."""
     return {name: value for name, value in settings.items() if name == "spark.master" or _is_submit_setting(name)}
 
 
 def session_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Returns the settings of a session, without those that `SparkSubmit` acts on and may have changed."""
+    """Returns the settings for a session: all except the Python files and what `SparkSubmit` has already applied."""
     return {name: value for name, value in settings.items() if not _is_submit_setting(name) and name != PYTHON_FILES}
 
 

@@ -48,9 +48,10 @@ def session(
     The master is the argument `master`, else the setting `spark.master`, else the environment variable MASTER, else
     `local[*]`. `settings` override Moldau's defaults. With `quiet` only errors are printed.
 
-    `say` receives messages about slow steps before Spark starts. `log` receives the output of Java and of local Python
-    workers. The default for both is standard error. Java keeps `descriptors` open until it exits, so a lock on a
-    descriptor may last a little longer than this process. Raises LaunchError.
+    `say` receives messages about slow steps before Spark starts; by default they are printed to standard error. `log`
+    receives the output of Java and of local Python workers; by default they use the output of this process. Java keeps
+    `descriptors` open until it exits, so a lock on a descriptor may last a little longer than this process. Raises
+    LaunchError.
     """
     say = say or ((lambda _: None) if quiet else write_stderr)
     return spark_launcher().session(app, master, settings or {}, DriverOptions(quiet, say, log, descriptors))
@@ -97,7 +98,7 @@ class SparkLauncher:
             return SparkSession.builder.config(map=dict(settings)).getOrCreate()
 
     def start_submitted(self, spark: SparkHome, spark_master: Master, settings: Mapping[str, str]) -> None:
-        """Applies these settings to every session of the process, including sessions that PySpark creates."""
+        """Connects PySpark with these settings, which apply to all sessions, also to those that PySpark creates."""
         self._submitted_settings.update(settings)
         _set_worker_python(settings)
         with self._lock:
@@ -209,7 +210,7 @@ class SparkLauncher:
 
 
 def _pyspark_state(name: str) -> Any:
-    """Returns an attribute of SparkContext, or None if PySpark is not imported. Java starts before the import."""
+    """Returns a class attribute of SparkContext, or None if PySpark has not been imported yet."""
     pyspark = sys.modules.get("pyspark")
     return None if pyspark is None else getattr(pyspark.SparkContext, name)
 

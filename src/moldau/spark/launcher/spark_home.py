@@ -13,7 +13,7 @@ from moldau.spark.errors import NO_PYSPARK, LaunchError
 class SparkHome:
     home: Path
     settings: Path
-    """The directory of `spark-defaults.conf`. The directory may not exist."""
+    """The directory of `spark-defaults.conf`, which need not exist."""
 
     @property
     def jars(self) -> Path:
@@ -26,7 +26,7 @@ class SparkHome:
 
 
 def find_spark(environ: Mapping[str, str] | None = None) -> SparkHome:
-    """Finds Spark without importing PySpark, so that PySpark can be imported while Java starts."""
+    """Finds Spark without importing PySpark, which the processes of a standalone cluster do not need."""
     environ = os.environ if environ is None else environ
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:

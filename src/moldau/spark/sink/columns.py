@@ -41,7 +41,7 @@ class SinkColumns:
     partition: int | None = None
     timestamp: int | None = None
     ignored: tuple[str, ...] = ()
-    """The names of columns that are not written."""
+    """The names of unknown columns, which are not written."""
 
 
 def sink_columns(schema: StructType, *, has_topic: bool, includes_headers: bool) -> SinkColumns:
@@ -80,7 +80,7 @@ def sink_columns(schema: StructType, *, has_topic: bool, includes_headers: bool)
 
 
 def _has_header_elements(kind: DataType) -> bool:
-    """Returns False for an array whose elements are not headers."""
+    """Returns whether the elements of an array are headers. Returns True for all other types."""
     if not isinstance(kind, ArrayType):
         return True
     header = kind.elementType

@@ -51,10 +51,10 @@ def check_table_schema(
 def is_batch_committed(
     table: DeltaTable | None, app_id: str | None, batch_id: int | None, query_id: str | None = None
 ) -> bool:
-    """Returns whether the table already has this batch of the application.
+    """Returns whether this batch is the application's last batch in the table.
 
-    Raises SparkSourceError if the batch number is old but the rows may be different. A query repeats only its last
-    batch, and only under its own query id, which is stored in its checkpoint.
+    A query repeats only its last batch. Raises SparkSourceError if the table has a later batch, or if a query with
+    another id (another checkpoint) wrote the last batch, because the rows may be different.
     """
     if table is None or app_id is None or batch_id is None:
         return False
@@ -106,8 +106,8 @@ def detect_landed_commit(
 ) -> Iterator[None]:
     """Finds out whether a commit that raised an error has succeeded anyway.
 
-    The response may have been lost, or a later step may have failed. `has_landed` therefore inspects the table. Raises
-    CommitConflictError if a retry may help.
+    The response may have been lost, or a step after the commit may have failed. `has_landed` therefore looks for the
+    commit in the table. Raises CommitConflictError if a retry may help, else SparkSourceError.
     """
     try:
         yield
@@ -181,7 +181,7 @@ def _append(
     table: DeltaTable, schema: dict[str, Any], files: Sequence[WrittenFile], transactions: CommitProperties
 ) -> None:
     if len(schema["fields"]) < len(table.schema().fields):
-        # Remove the bounds, because the files have no bounds for table columns that the rows lack.
+        # Remove the bounds, because they must cover all columns of the table or none (see `delta_stats`).
         files = [
             replace(each, stats={name: each.stats[name] for name in ("numRecords", "nullCount")}) for each in files
         ]

@@ -39,7 +39,7 @@ class DeltaOptions:
     app_id: str | None = None
     """The id of the application transactions in the table; None to use the id of the streaming query."""
     batch_id: int | None = None
-    """The number of the batch within the application; None if it is not set. Streaming queries number their batches."""
+    """The option batchId of a batch write; None if it is not set. Streaming queries number their batches themselves."""
     compression: str = "snappy"
 
 

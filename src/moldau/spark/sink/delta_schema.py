@@ -30,7 +30,7 @@ def as_nullable(kind: Any) -> Any:
 
 
 def type_text(kind: Any) -> str:
-    """Returns a type in SQL."""
+    """Formats a type as in SQL."""
     if not isinstance(kind, Mapping):
         return str({"long": "BIGINT", "integer": "INT"}.get(kind, kind)).upper()
     match kind["type"]:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 COLUMNS_MAX = 100
-"""Files with more columns have no bounds, which would inflate the table's log that every reader loads."""
+"""Files with more columns have no bounds, because the bounds would inflate the table's log, which all readers load."""
 _TEXT_MAX = 64
 _LAST_CHARACTER = "\U0010ffff"
 _ORDERED_TYPES = (

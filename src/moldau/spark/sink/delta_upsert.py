@@ -55,9 +55,9 @@ def upsert(
     A row replaces the whole table row with the same key. Table columns that the new row lacks become null. If several
     rows have the same key, the last row by `order_by` is used. Without `order_by`, keys must be unique.
 
-    `delete_when` is an SQL condition; a row for which it is true deletes its key. Columns in `leave_out` are not
-    stored; they can be used in `order_by` and `delete_when`. A query with a new checkpoint needs another `app_id`,
-    because the batch numbers start at 0 again.
+    `delete_when` is an SQL condition. A row for which it is true deletes the table row with the same key. Columns in
+    `leave_out` are not stored; they can be used in `order_by` and `delete_when`. A query with a new checkpoint needs
+    another `app_id`, because the batch numbers start at 0 again.
     """
     schema = _check_columns(frame.schema, key, order_by, partition_by, leave_out)
     location = locate(path, storage_options)
@@ -118,7 +118,7 @@ def _last_rows(
     """Returns the last row of each key, with a column that marks deletions."""
     deletes: Column = F.lit(False) if delete_when is None else F.coalesce(F.expr(delete_when), F.lit(False))
     marked = frame.withColumn(_DELETES_COLUMN, deletes)
-    # Without an order, keep rank 2 too, because a row of rank 2 shows that a key is repeated.
+    # Without `order_by`, keep the second row of a key too, so that a repeated key is detected below.
     order = [F.col(_quote(name)).desc_nulls_last() for name in order_by] or [F.lit(0)]
     window = Window.partitionBy(*[F.col(_quote(name)) for name in key]).orderBy(*order)
     ranked = marked.withColumn(_RANK_COLUMN, F.row_number().over(window))

@@ -28,7 +28,7 @@ _NUMBER_SETTINGS = {
     "max.in.flight.requests.per.connection": ("max_in_flight", 1),
     "max.request.size": ("max_request_size", 1),
 }
-"""The argument of `Producer` and the lowest valid value, by Kafka's setting."""
+"""Kafka's settings, each with the argument of `Producer` and the lowest valid value."""
 _DEFAULTS = {"batch_size": 512 * 1024, "buffer_memory": 32 * 1024 * 1024, "max_request_size": 1024 * 1024}
 """Defaults for larger batches than a normal producer has, because a task has all its rows available at once."""
 _MISPLACED_OPTIONS = {

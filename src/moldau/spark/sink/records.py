@@ -15,7 +15,7 @@ from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import topic_name_problem
 
 RECORD_OVERHEAD = 21
-"""The estimated overhead of a record in bytes. A single large record has up to 19, one of many in a batch up to 36."""
+"""The estimated overhead of a record in bytes. The only record of a batch has up to 19, other records up to 36."""
 _HEADER_OVERHEAD = 10
 _UNASSIGNED = -1
 
@@ -25,7 +25,7 @@ class RecordColumns:
     """The rows of one topic."""
 
     key: Any
-    """The keys as an Arrow column; None if all keys are null. `headers` and `partition` may be None too."""
+    """The keys as an Arrow column; None if all keys are null. `headers` and `partition` may also be None."""
     value: Any
     headers: Any
     partition: Any
@@ -50,7 +50,7 @@ def merge_batches(batches: Iterable[pa.RecordBatch], bytes_min: int) -> Iterator
 
 
 def split_by_topic(table: pa.Table, columns: SinkColumns, topic: str | None) -> Iterator[tuple[str, pa.Table]]:
-    """Yields the rows of each topic in order."""
+    """Yields the name and the rows of each topic. The rows of a topic keep their order."""
     if topic is not None:
         yield topic, table
         return
@@ -142,7 +142,7 @@ def check_sizes(rows: RecordColumns, topic: str, request_bytes_max: int) -> None
 
 
 class RowPartitioner:
-    """Chooses partitions by the column `partition`, or by key. Other rows fill one batch for each partition in turn."""
+    """Chooses partitions by the column `partition`, else by key. Other rows fill one batch per partition in turn."""
 
     def __init__(self, turn: int) -> None:
         self._next_partition = turn

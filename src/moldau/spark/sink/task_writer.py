@@ -79,7 +79,7 @@ CONFIGS_WAIT_MS = 5000
 """How long to wait for the topic's max.message.bytes."""
 
 SECTIONS_MAX = 1000
-"""The maximum number of sections in flight."""
+"""The maximum number of sections (encoded batches) in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class TopicTarget:
 
 
 class SectionSender:
-    """Sender of one task's sections. All calls come from one thread."""
+    """Sender of one task's sections (encoded batches). All calls come from one thread."""
 
     def __init__(self, event_loop_thread: EventLoopThread, options: TopicSinkOptions) -> None:
         self._loop_thread = event_loop_thread
@@ -144,7 +144,7 @@ class SectionSender:
         """Queues a section. Waits while too many sections are in flight. Raises the error of an earlier section."""
         size = len(section.data)
         while self._in_flight and (
-            # Wait for a section that is already done, so that its error is raised now and not only by `flush`.
+            # Remove a finished section even if there is room, so that its error is raised now and not only by `flush`.
             self._in_flight[0][1].done()
             or self._in_flight_bytes + size > self._bytes_max
             or len(self._in_flight) >= SECTIONS_MAX

@@ -11,7 +11,7 @@ _log = get_logger("spark.source")
 
 
 def report_data_loss(options: SourceOptions, what: str, action: str) -> None:
-    """Raises DataLossError, or logs a warning with the `action` that the query takes if failOnDataLoss is false."""
+    """Raises DataLossError or, if failOnDataLoss is false, logs a warning with the `action` that the query takes."""
     if options.fail_on_data_loss:
         raise DataLossError(f"{what}: records may have been lost. With failOnDataLoss set to false the query {action}")
     _log.warning(f"{what}: records may have been lost; failOnDataLoss is false, so the query {action}")

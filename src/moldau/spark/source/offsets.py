@@ -87,11 +87,10 @@ class StreamPosition:
         return topic in self.topic_ids and self.topic_ids[topic] == later.topic_ids.get(topic)
 
     def resume_offsets(self, later: "StreamPosition") -> Offsets:
-        """Returns the offsets at which the partitions of `later` are resumed.
+        """Returns the offsets from which a stream reads up to the position `later`.
 
-        A log may now end before the offset of this position. Its partition is resumed at the end of the log if the
-        topic id is the same. Otherwise the topic is treated as recreated. A partition that is not in the result starts
-        at its earliest offset.
+        A truncated log may end before this position. It is read from its end if the topic id is known to be the same.
+        Partitions that are not in the result, such as those of recreated topics, are read from their earliest offset.
         """
         return {
             partition: min(offset, later.offsets[partition])
@@ -102,7 +101,7 @@ class StreamPosition:
 
 
 def parse_offset_limit(option: str, text: str, *, illegal: int | None = None) -> EarliestOrLatest | SpecificOffsets:
-    """Parses `earliest`, `latest` or JSON of offsets. `illegal` is EARLIEST or LATEST if the option refuses it."""
+    """Parses `earliest`, `latest` or JSON of offsets. Refuses `illegal`, which is EARLIEST, LATEST or None."""
     word = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
     if word is not None:
         _reject_illegal_offset(option, word, illegal)
@@ -137,7 +136,7 @@ def check_time(option: str, time_ms: int) -> int:
 
 
 def parse_by_partition(option: str, text: str, meaning: str) -> Offsets:
-    """Parses `{"orders": {"0": 23, "1": -2}}`."""
+    """Parses JSON such as `{"orders": {"0": 23, "1": -2}}`. `meaning` describes the numbers in error messages."""
     example = f'{option} is JSON like {{"orders": {{"0": 23, "1": 42}}}} with {meaning} for each partition'
     found: Offsets = {}
     for topic, partitions in _parse_object(text, example).items():
@@ -153,7 +152,7 @@ def parse_by_partition(option: str, text: str, meaning: str) -> Offsets:
 
 
 def parse_assignment(text: str) -> list[TopicPartition]:
-    """Parses `{"orders": [0, 1]}`."""
+    """Parses JSON such as `{"orders": [0, 1]}`."""
     example = 'assign is JSON like {"orders": [0, 1], "payments": [2]}'
     found: list[TopicPartition] = []
     for topic, indexes in _parse_object(text, example).items():

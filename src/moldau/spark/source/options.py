@@ -52,7 +52,7 @@ _CONNECTION_NUMBERS = {
     "retry.backoff.max.ms": ("retry_backoff_max_ms", 0),
     "metadata.max.age.ms": ("metadata_max_age_ms", 1),
 }
-"""The argument of `Cluster` and the lowest valid value, by Kafka's setting."""
+"""Kafka's settings, each with the argument of `Cluster` and the lowest valid value."""
 
 _MISPLACED_OPTIONS = {
     "path": 'load() takes no path here; name the topics with .option("subscribe", "orders")',
@@ -99,7 +99,7 @@ class SourceOptions:
     ending: OffsetRangeLimit
     """The end of a batch query. A stream ignores this value."""
     starts_at_latest_without_match: bool = False
-    """Whether a partition without a record at or after the starting time starts at its end. If not, the query fails."""
+    """If a partition has no record at or after the starting time: True to start at its end, False to fail."""
     fail_on_data_loss: bool = True
     include_headers: bool = False
     partitions_min: int | None = None
@@ -188,7 +188,7 @@ def parse_connection(options: Mapping[str, str]) -> Mapping[str, Any]:
 def check_read_options(options: Mapping[str, str]) -> None:
     """Checks the options at load(), when it is not yet known whether the query is a batch or a stream.
 
-    Does not check the options of a write, which name no partitions to read.
+    Does nothing if the options name no topics to read, because they may be the options of a write.
     """
     names = {name.lower() for name in options}
     if any(name.lower() in names for name in STRATEGIES):
@@ -225,7 +225,7 @@ def _subscription(own: OptionReader) -> TopicSubscription:
 
 
 def _parse_limit(own: OptionReader, side: str, default: OffsetRangeLimit, illegal: int | None) -> OffsetRangeLimit:
-    """Parses all starting or all ending options, and returns the most general one."""
+    """Parses the starting or the ending options. Returns the one with the highest precedence."""
     parsers: list[tuple[str, Callable[[str, str], OffsetRangeLimit]]] = [
         (f"{side}Timestamp", _parse_time),
         (f"{side}OffsetsByTimestamp", parse_times),

@@ -117,9 +117,9 @@ class PartitionCatalog:
         return await self._list_offsets(dict.fromkeys(partitions, LATEST))
 
     async def resolve(self, side: str, limit: OffsetRangeLimit, partitions: list[TopicPartition]) -> Offsets:
-        """Returns the offsets of a starting or ending limit, which may be EARLIEST or LATEST.
+        """Returns the offset of each partition for a starting or ending limit. An offset may be EARLIEST or LATEST.
 
-        Raises OptionError if the option does not match the existing partitions.
+        Raises OptionError if the limit names other partitions than these, or if no record matches a starting time.
         """
         match limit:
             case EarliestOrLatest(offset):

@@ -56,7 +56,7 @@ async def plan_start(catalog: PartitionCatalog, options: SourceOptions) -> Offse
 async def _existing_logs(
     catalog: PartitionCatalog, partitions: list[TopicPartition], options: SourceOptions
 ) -> dict[TopicPartition, range]:
-    """Returns the offsets of each log. Reports partitions that were deleted in the meantime."""
+    """Returns the range of offsets in each log. Reports partitions that were deleted in the meantime."""
     first, last = await asyncio.gather(catalog.earliest_offsets(partitions), catalog.latest_offsets(partitions))
     logs = {each: range(first[each], last[each]) for each in partitions if each in first and each in last}
     for partition in partitions:
@@ -76,7 +76,10 @@ def _to_log_offset(offset: int, limit: OffsetRangeLimit, log: range) -> int:
 
 
 def _limit_to_log(requested: OffsetRange, log: range, options: SourceOptions) -> OffsetRange:
-    """Limits the range of a batch query to the offsets in the log. Raises DataLossError or OptionError."""
+    """Limits the range of a batch query to the offsets in the log, and reports the records that the log lacks.
+
+    Raises OptionError if an option sets offsets and the end is before the start.
+    """
     where = f"{requested.topic_partition} at {options.bootstrap}"
     if requested.end < requested.start:
         if isinstance(options.starting, SpecificOffsets) or isinstance(options.ending, SpecificOffsets):
@@ -109,7 +112,7 @@ class StreamPlanner:
         """Earliest offsets of partitions that are new to the query."""
         self._last_batch_s: float | None = None
         self.latest: Offsets = {}
-        """The end offsets of all partitions at the last fetch."""
+        """The end offsets of all partitions at the last call of `next_position`."""
 
     async def initial_position(self) -> StreamPosition:
         """Returns the start position of a new query, with a generated consumer group if the options name no group."""
@@ -154,7 +157,7 @@ class StreamPlanner:
         """Returns the ranges of a micro-batch. Skips topics that were recreated since the micro-batch was planned."""
         recreated = await self._recreated_topics(end)
         if recreated:
-            # Refresh the metadata, because it may come from a broker that lags behind.
+            # Refresh the metadata and check again, because cached metadata may come from a broker that lags behind.
             await self._catalog.list_partitions(refresh_metadata=True)
             recreated = await self._recreated_topics(end)
         for topic in recreated:

@@ -25,14 +25,14 @@ ARROW_BYTES = 8 * 1024 * 1024
 """Approximate size of an Arrow batch for Spark."""
 
 _IDLE_CHECK_MS = 2_000
-"""The metadata of the partition is checked after this time without a response."""
+"""After this time without records, the reader checks whether the partition still exists."""
 _UNKNOWN_PARTITION_MS = 3_000
-"""A partition that is unknown for this long is treated as deleted. Brokers may learn of a new partition this late."""
+"""A partition that is unknown for this long is treated as deleted. Brokers learn of a new partition in less time."""
 _REFRESH_TIMEOUT_MS = 1_000
 _LOG_OFFSETS_TIMEOUT_MS = 10_000
 """The timeouts of the Metadata and ListOffsets requests that find the cause of a timed-out read."""
 _RETRY_BACKOFF_MS = 100
-"""The delay before a fetch is retried after a response that contradicts the log's offsets."""
+"""The delay before a retry if an offset was reported as out of range although the log contains it."""
 
 _log = get_logger("spark.source")
 
@@ -84,7 +84,7 @@ def to_spark_batch(
 
 
 class RangeReader:
-    """The state of one range read. Runs in the event loop thread."""
+    """Reads one range. Runs in the event loop thread."""
 
     def __init__(self, offset_range: OffsetRange, options: SourceOptions) -> None:
         self._range = offset_range
@@ -158,7 +158,7 @@ class RangeReader:
         return fetcher
 
     async def _handle_error(self, fetcher: Fetcher, error: KafkaError) -> None:
-        """Reports lost records if an offset is out of range, and continues after them. Raises other errors."""
+        """Handles an offset out of range: reports lost records and continues after them. Raises other errors."""
         if error.code != ErrorCode.offset_out_of_range:
             raise error
         first, last = await self._log_offsets()

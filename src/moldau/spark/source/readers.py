@@ -70,7 +70,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: StreamPlanner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the pickled state without the planner, because tasks only call `read`."""
+        """Returns the state to pickle. It has no planner, because tasks only call `read`."""
         return {**self.__dict__, "_planner": None}
 
     def initialOffset(self) -> dict[str, Any]:
@@ -85,7 +85,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits.offsets_min is None else ReadMinRows(limits.offsets_min)
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Returns the end of the next micro-batch. Commits `start`, because all records before it are in the sink."""
+        """Returns the end of the next micro-batch.
+
+        Commits `start` to the consumer group, because all records before it are in the sink.
+        """
         limits: TriggerLimits | None = self._options.limits
         if isinstance(limit, ReadAllAvailable):
             limits = None
@@ -124,7 +127,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class FailingStreamReader(DataSourceStreamReader):
-    """A stream reader that raises an error at Spark's first call. Spark drops an error that `streamReader` raises."""
+    """A stream reader that raises `error` at Spark's first call. Spark would drop an error from `streamReader`."""
 
     def __init__(self, error: SparkSourceError) -> None:
         self._error = error
