@@ -199,7 +199,7 @@ class DuplicateBrokerRegistrationError(MoldauError):
 
     @classmethod
     def with_advice(cls, node_id: int, detail: object) -> Self:
-        """Returns the error for the operator of this process. `detail` says how the other process was found."""
+        """Returns the error with advice for the operator. `detail` says how the other process was found."""
         return cls(
             f"another process is running as node {node_id} of this cluster ({detail}); give this one another node.id, "
             "or stop the other one first"

@@ -1,4 +1,4 @@
 """A broker's registration with the controller, its heartbeats and lease, and its controlled shutdown.
 
-`state.py` decides what to send and when. `driver.py` (BrokerLifecycleManager) sends the requests.
+`state.py` decides what to send and when. `manager.py` (BrokerLifecycleManager) sends the requests.
 """

@@ -110,7 +110,7 @@ class BrokerLifecycleManager:
             session_ms=settings.broker_session_timeout_ms,
         )
         self._requests: list[asyncio.Task[None]] = []
-        """The last task is the request in flight. The other tasks are cancelled and may still be ending."""
+        """The task of the latest request is last. Earlier tasks are cancelled, but may not have ended yet."""
         self._timer: asyncio.TimerHandle | None = None
         self._stepped = Notifier()
         self._fatal_error: MoldauError | None = None
@@ -300,7 +300,7 @@ class BrokerLifecycleManager:
         self._step(event)
 
     def _log_failure(self, error: MoldauError) -> None:
-        """Logs errors of an unavailable controller at debug level. Logs a rejection only once."""
+        """Logs a rejection as a warning, unless it repeats the last one. Logs other failures at debug level."""
         reason = str(error) or type(error).__name__
         if isinstance(error, NotControllerError | PeerUnreachableError | RequestTimedOutError):
             log.debug("heartbeat failed", reason=reason)

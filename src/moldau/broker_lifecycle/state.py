@@ -25,8 +25,8 @@ RETRY_MS_MIN = 50
 SHUTDOWN_SESSIONS_MAX = 10
 """How long a controlled shutdown waits until other brokers lead the partitions, in session timeouts."""
 DUPLICATE_SESSIONS_MAX = 3
-"""How long a duplicate registration is retried, in session timeouts. After this time the session of a dead process has
-expired, even if the controller changed meanwhile."""
+"""How long a registration that is rejected as a duplicate is retried, in session timeouts. After this time the session
+of a dead process has expired, even if the controller changed meanwhile."""
 
 
 class BrokerState(Enum):
@@ -85,7 +85,7 @@ class ShutdownRequested:
 
 @dataclass(frozen=True, slots=True)
 class ControllerChanged:
-    """The request in flight went to the previous controller and was cancelled."""
+    """Another controller is active. A request in flight to the previous controller was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,5 +2,5 @@
 log.
 
 A decision is a list of metadata records plus a response to the caller. Decisions are made by pure functions on
-`ControllerState`. The QuorumController (`driver.py`) appends the records to the metadata log.
+`ControllerState`. The QuorumController (`quorum_controller.py`) appends the records to the metadata log.
 """

@@ -143,8 +143,8 @@ def _check_members(image: MetadataImage, partition: PartitionRegistration, reque
 def _check_not_offline(state: ControllerState, partition: PartitionRegistration, requested: IsrChange) -> None:
     for member, _ in requested.isr:
         if member in partition.isr and state.is_transiently_offline(member, requested.topic_id, requested.partition):
-            # A transiently offline member stays in the ISR until another member can replace it. This change may add
-            # that other member.
+            # Accept a current member that is only transiently offline. It stays in the ISR until another member can
+            # replace it, and this change may add that other member.
             continue
         if state.is_offline(member, requested.topic_id, requested.partition):
             raise IneligibleReplicaError(f"Broker {member} has reported its replica offline.")

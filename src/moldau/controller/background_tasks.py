@@ -1,8 +1,8 @@
 """Background tasks of the active controller. They fence expired and dead brokers, finish incomplete changes, run
 unclean elections and restore preferred leaders.
 
-The tasks run while the controller is active. Each change is a decision (records plus a response), like the changes of
-requests. So no task can write to a metadata log that this node no longer leads.
+The tasks run while the controller is active. They submit each change as a decision (records plus a response), as
+requests do. A decision fails if this node no longer leads the metadata log.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class BackgroundTasks:
         """Starts the tasks on a runtime that was just loaded with `state`.
 
         `leader_silence_ms` is the minimum time for which the voters that elected this controller had received nothing
-        from the previous one.
+        from the previous controller.
         """
         image = state.image
         self.state = state
@@ -145,8 +145,7 @@ class BackgroundTasks:
         self._start_task(name, partial(self._check_broker, broker_id, broker_epoch))
 
     def start_reconciliation(self, broker_id: int) -> None:
-        """Starts a task that makes the remaining partition changes of a broker, because its last decision had too many
-        records."""
+        """Starts a task that makes the broker's partition changes that did not fit into an earlier decision."""
         self._start_task(f"reconcile {broker_id}", partial(self._reconcile_broker, broker_id))
 
     def on_offline_replicas(self, beat: BrokerHeartbeat) -> None:
@@ -168,7 +167,7 @@ class BackgroundTasks:
     # Timer
 
     def reschedule_timer(self) -> None:
-        """Sets the timer to the next deadline. Keeps a timer that fires earlier, because `_on_timer` sets it again."""
+        """Sets the timer to the next deadline. Keeps an earlier timer, because `_on_timer` sets the next one."""
         if self._has_stopped:
             return
         due = min(self._next_balance_ms, self.heartbeat_manager.next_deadline_ms or self._next_balance_ms)
@@ -258,7 +257,7 @@ class BackgroundTasks:
             self._clear_suspicion(broker_id)
 
     async def _is_still_refused(self, broker_id: int) -> bool:
-        """Probes again, because a single refusal may come from a listener that is just opening, or from a proxy."""
+        """Returns whether another probe is refused. One refusal may come from a proxy or a listener that just opens."""
         await asyncio.sleep(PROBE_CONFIRM_DELAY_S)
         return await self._is_refused(broker_id)
 

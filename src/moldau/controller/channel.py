@@ -43,7 +43,7 @@ from moldau.wire.frames import encode_request_header, skip_tagged_fields
 
 LocalHandler = Callable[[memoryview, bytes], Awaitable[bytearray]]
 """Executes a request on this node. The arguments are the whole request and the client's host address. Raises
-NotControllerError if nothing was done."""
+NotControllerError only if the request had no effect."""
 
 HEARTBEAT_LANE = "controller"
 CHANGES_LANE = "changes"
@@ -56,8 +56,8 @@ READY_TIMEOUT_MS = 1_000
 """How long the creation of a topic waits until the replicas are ready. The wait is short, because some brokers may be
 down, and the caller does not need all replicas."""
 RESPONSE_GRACE_MS = 2_000
-"""How long to wait for a response after the timeout of the request. A controller that uses the whole timeout responds
-just after it, with the reason."""
+"""How much longer than the request's timeout to wait for the response. A controller that needs the whole timeout
+responds just after it, and its response contains the reason."""
 METADATA_WAIT_MS_MAX = 5_000
 """How long a response waits until this node has published the change. The change is made even if this wait times
 out."""

@@ -160,10 +160,11 @@ def _check_registration(image: MetadataImage, broker: BrokerRegistrationRequest)
 def _check_no_live_session(
     known: BrokerRegistration, broker: BrokerRegistrationRequest, heartbeat_manager: BrokerHeartbeatManager, now_ms: int
 ) -> None:
-    """Rejects a second live process with the same broker id.
+    """Raises DuplicateBrokerRegistrationError if the registered incarnation has a valid session, so that two processes
+    cannot run with one broker id.
 
-    If the registered incarnation has sent no heartbeat to this controller (after a restart of the whole cluster), a
-    process at the same endpoints has replaced that incarnation and is accepted.
+    If that incarnation has sent no heartbeat to this controller (as after a restart of the whole cluster), `broker` is
+    accepted if it has the same endpoints, because it has then replaced that incarnation.
     """
     session = heartbeat_manager.session_of(known.broker_id, known.epoch)
     if session is None or now_ms >= session.deadline_ms or known.in_controlled_shutdown:

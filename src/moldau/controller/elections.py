@@ -41,8 +41,8 @@ refresh their metadata at the same time."""
 def remove_broker_from_isrs(
     state: ControllerState, broker_id: int, retained: RetainedData = RetainedData.ALL
 ) -> list[Record]:
-    """Removes a broker that is fenced, shuts down or registers from all ISRs. Other replicas become the leaders of its
-    partitions.
+    """Removes a broker from all ISRs when it is fenced, shuts down or registers. Other replicas become the leaders of
+    its partitions.
 
     `retained` says which committed records the broker still has. With NONE, the broker also leaves all ELRs. With
     SYNCED, the broker also leaves the ELRs of topics with write.caching, because only these topics commit records
@@ -92,9 +92,9 @@ def elect_leaders(
 ) -> CoordinatorResult[Record, list[PartitionResult]]:
     """Runs the elections of an ElectLeaders request and returns one result per partition.
 
-    If `partitions` is None, all partitions are tried, and those that need no election have no result. An unclean
-    election needs the `log_ends` of the partitions from `unclean_election_candidates`. Stops after `elections_max`
-    elections.
+    If `partitions` is None, all partitions are tried, and those that need no election have no result. `log_ends`
+    are the log ends of the replicas that `unclean_election_candidates` returned. A partition without log ends gets no
+    unclean leader. Stops after `elections_max` elections.
     """
     active = state.active_brokers()
     records: list[Record] = []
@@ -155,8 +155,11 @@ def elect_unclean_leaders(
 def balance_partition_leaders(
     state: ControllerState, *, elections_max: int = BALANCE_ELECTIONS_MAX
 ) -> CoordinatorResult[Record, bool]:
-    """Elects the preferred leaders of brokers whose imbalance exceeds leader.imbalance.per.broker.percentage. The
-    response is True if more elections may be needed."""
+    """Runs preferred elections for brokers whose imbalance exceeds leader.imbalance.per.broker.percentage.
+
+    The imbalance of a broker is the share of the partitions preferring the broker that it does not lead. The response
+    is True if more elections may be needed.
+    """
     active = state.active_brokers()
     imbalanced = state.index.imbalanced_partitions()
     preferred = {name: state.image.topics[name.topic].partitions[name.partition].replicas[0] for name in imbalanced}

@@ -159,10 +159,10 @@ def remaining_session_ms(session_ms: int, silent_ms: int) -> int:
 def find_unready_replicas(
     image: MetadataImage, heartbeat_manager: BrokerHeartbeatManager, topics: Mapping[str, int], offset: int
 ) -> dict[str, list[str]]:
-    """Returns, by topic, why replicas are not ready. A replica is ready when its broker has opened the replica's log.
+    """Returns, by topic, why replicas are not ready.
 
-    `topics` maps a topic to its first partition to check. Brokers must have applied the metadata up to `offset`.
-    Deleted topics are skipped.
+    A replica is ready when its broker is unfenced, has applied the metadata up to `offset` and has opened the log.
+    `topics` maps each topic to the first partition to check. Deleted topics are skipped.
     """
     unready: dict[str, list[str]] = {}
     for name, first in topics.items():

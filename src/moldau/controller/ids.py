@@ -14,8 +14,8 @@ class Randomness(Protocol):
 
 
 def random_uuid(random: Randomness, taken: Container[UUID] = ()) -> UUID:
-    """Returns a version 4 UUID whose base64 form does not start with '-', because Kafka's tools would parse '-' as an
-    option."""
+    """Returns a version 4 UUID that is not in `taken`. Its base64 form does not start with '-', because Kafka's tools
+    would parse it as an option."""
     while True:
         uuid = UUID(int=random.getrandbits(128), version=4)
         if uuid not in taken and uuid.bytes[0] >> 2 != 62:

@@ -1,4 +1,4 @@
-"""Offline replicas: replicas on a live broker whose log failed, or whose full disk cannot be written.
+"""Offline replicas: replicas on a live broker that have a failed log or a full disk.
 
 Brokers report offline replicas in heartbeats (`ControllerState.update_offline_replicas`). An offline replica leaves the
 ISR and cannot lead until the broker reports the replica as online.

@@ -1,6 +1,6 @@
 """Builds the PartitionChangeRecord of one partition: ISR, ELR and leader (Kafka's PartitionChangeBuilder).
 
-A decision sets the wanted changes and calls `build`, which applies the rules of KIP-966 with one exception. The last
+A decision sets the wanted changes and calls `build`, which applies the rules of KIP-966 with one exception: the last
 ISR member stays in the ISR, without a leader, until a replica with all committed records is back.
 
 The ISR becomes empty only if the last member comes back without its records and no other replica has them. Only an
@@ -33,7 +33,7 @@ class RetainedData(Enum):
     ALL = "all"
     """The broker is running, or closed its logs when it stopped."""
     SYNCED = "synced"
-    """The broker stopped in any other way. Records that were acknowledged before their fsync may be lost."""
+    """The broker stopped without closing its logs. Records that were acknowledged before their fsync may be lost."""
     NONE = "none"
     """The broker registered with another disk, or with an older state of its disk."""
 
@@ -112,12 +112,14 @@ class PartitionChangeBuilder:
             partition_id=old.index,
             topic_id=self._topic_id,
             isr=None if isr == old.isr else isr,
-            # Also set if a replica is removed, so that the new leader epoch stops the removed replica from following.
+            # The leader is also set if a replica is removed, because the new leader epoch stops that replica from
+            # following.
             leader=leader if elected else NO_LEADER_CHANGE,
             replicas=None if self.replicas == old.replicas else self.replicas,
             removing_replicas=None if self.removing_replicas == old.removing_replicas else self.removing_replicas,
             adding_replicas=None if self.adding_replicas == old.adding_replicas else self.adding_replicas,
-            # Also set if the partition is already recovering, so that the metadata shows every unclean election.
+            # RECOVERING is also set if the partition is already recovering, so that the metadata shows every unclean
+            # election.
             leader_recovery_state=RECOVERING
             if elected_uncleanly
             else _recovery_state(old.is_recovering, is_recovering),
@@ -127,7 +129,7 @@ class PartitionChangeBuilder:
         )
 
     def image_after(self, record: PartitionChangeRecord | None) -> PartitionRegistration:
-        """Returns the partition after the record, for an AlterPartition response. The replica set is left unchanged."""
+        """Returns the partition after the record. Updates only the fields that an AlterPartition response contains."""
         old = self._old
         if record is None:
             return old
@@ -178,7 +180,8 @@ class PartitionChangeBuilder:
     def _resulting_elr(self, isr: Replicas, complete: Replicas) -> Replicas:
         """Returns the ELR, which is empty if the ISR has at least min.insync.replicas members.
 
-        With a smaller ISR nothing is committed, so replicas that leave the ISR still have all committed records.
+        `complete` are the replicas with all committed records. While the ISR is smaller, nothing is committed, so
+        replicas that leave it still have all committed records.
         """
         replica_count = len(self.replicas) - len(self.adding_replicas)
         if len(isr) >= max(1, min(self._min_in_sync, replica_count)):
@@ -196,8 +199,8 @@ class PartitionChangeBuilder:
         return (leader if leader in staying else staying[0]), isr
 
     def _resulting_last_known_elr(self, leader: int) -> Replicas:
-        """Returns the replicas that left the ISR or ELR after an unclean shutdown while the partition had no leader.
-        Such a replica may still have committed records that no other replica has."""
+        """Returns the last known ELR, which is empty if the partition has a leader. Otherwise it has the ISR and ELR
+        members that had an unclean shutdown. They may still have committed records that no other replica has."""
         old, unclean = self._old, self.unclean_shutdown_replica
         if leader != NO_LEADER:
             return ()

@@ -288,14 +288,14 @@ class QuorumController:
         )
 
     def _update_liveness(self, tasks: BackgroundTasks, state: ControllerState, beat: BrokerHeartbeat) -> None:
-        """Updates the state that heartbeats report and that is not in the log: offline replicas and a missing
-        session."""
+        """Stores the offline replicas that the heartbeat reports, and starts a session if the broker has none."""
         if state.update_offline_replicas(beat) or beat.not_ready:
             tasks.on_offline_replicas(beat)
         broker = state.image.brokers.get(beat.broker_id)
         is_current = broker is not None and broker.epoch == beat.broker_epoch
         if is_current and tasks.heartbeat_manager.session_of(beat.broker_id, beat.broker_epoch) is None:
-            # The registration call was cancelled after its decision. A broker without a session must not be unfenced.
+            # The broker has no session, because its registration call was cancelled after the decision. Start the
+            # session now, before this heartbeat can unfence the broker.
             tasks.heartbeat_manager.start_session(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
             tasks.reschedule_timer()
 

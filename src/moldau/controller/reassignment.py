@@ -69,10 +69,10 @@ def _check_replication_factor(partition: PartitionRegistration, requested: int) 
 def _start_reassignment(
     change: PartitionChangeBuilder, partition: PartitionRegistration, target: tuple[int, ...]
 ) -> None:
-    """Starts a reassignment to `target`. Compares `target` with the replicas before any ongoing reassignment, so that a
-    cancellation restores those replicas.
+    """Starts a reassignment to `target`.
 
-    If an ongoing reassignment was adding a replica that is not in `target`, that replica is removed at once.
+    An ongoing reassignment is replaced, and a later cancellation restores the replicas from before both. A replica that
+    only the ongoing reassignment was adding is removed at once.
     """
     original = _original_replicas(partition)
     change.adding_replicas = tuple(replica for replica in target if replica not in original)
@@ -134,8 +134,8 @@ def plan_drain(
     """Returns the reassignments that move all replicas off a broker.
 
     Each replica moves to a rack without a replica of the partition if possible, and to the broker with the fewest
-    replicas. If the drained broker was the preferred leader, the replica that is preferred leader least often replaces
-    it.
+    replicas. If the drained broker was the preferred leader, the new preferred leader is the replica whose broker is
+    preferred for the fewest partitions.
 
     `replicas` contains the replicas of all partitions, the preferred one first. `racks` contains the rack of each
     broker that may take replicas.

@@ -48,11 +48,11 @@ class ControllerState:
         transient."""
         self._loaded_offset = image.offset
         self._last_fenced_offsets: dict[int, int] = {}
-        """For each broker that registered or was fenced after `_loaded_offset`: the last offset of the latest such
-        decision."""
+        """For each broker that registered or was fenced after `_loaded_offset`: the offset of the last record of the
+        latest such decision."""
         self._last_change_offsets: dict[int, int] = {}
-        """For each broker whose registration changed after `_loaded_offset`: the end offset of the latest such
-        decision."""
+        """For each broker whose registration changed after `_loaded_offset`: the offset after the last record of the
+        latest such decision."""
         self._topics_by_collision_key: dict[str, str] = {}
         for name in image.topics:
             self._index_name(name)
@@ -129,12 +129,12 @@ class ControllerState:
         return () if topic is None else topic.partitions[partition].isr
 
     def last_fenced_offset(self, broker_id: int) -> int:
-        """Returns the last offset of the latest decision that fenced the broker; a registration also fences. A broker
+        """Returns the offset of the last record of the latest decision that fenced or registered the broker. A broker
         that has applied the metadata up to this offset knows which partitions it no longer leads."""
         return self._last_fenced_offsets.get(broker_id, self._loaded_offset)
 
     def last_change_offset(self, broker_id: int) -> int:
-        """Returns the end offset of the latest decision that changed the broker's registration."""
+        """Returns the offset after the latest decision that changed the broker's registration."""
         return self._last_change_offsets.get(broker_id, self._loaded_offset)
 
     def colliding_topic(self, key: str) -> str | None:

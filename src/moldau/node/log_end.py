@@ -8,7 +8,7 @@ from moldau.wire.api_keys import ApiKey
 
 LANE = "controller"
 DEBUGGING_REPLICA = -2
-"""The replica id with which any replica responds, not only the leader."""
+"""The replica id of a request to which any replica responds, not only the leader."""
 LATEST_EPOCH = 2**31 - 1
 
 

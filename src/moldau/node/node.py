@@ -141,8 +141,8 @@ class Node:
         node_id = self._broker_settings.node_id
         registered = self._metadata.image.brokers.get(node_id)
         if registered is not None and [each.node_id for each in self._quorum.voters] == [node_id]:
-            # This node is the only voter, so it knows the registered incarnation from this disk. Add that incarnation,
-            # because it used this disk.
+            # This node is the only voter, so the registration is in the metadata log on this disk. The registered
+            # incarnation therefore used this disk.
             previous_incarnations = (*previous_incarnations, registered.incarnation_id)
         await self._lifecycle.start(previous_incarnations)
         await incarnations.mark_registered(self._incarnation_id)

@@ -15,7 +15,8 @@ BOOTSTRAP_ID_MAX = -2
 def initial_voters(
     settings: BrokerSettings, meta: MetaProperties, addresses: Sequence[ListenerEndpoint]
 ) -> tuple[VoterNode, ...]:
-    """Returns the voters in the settings, or else no voters if there are bootstrap servers, or else this node."""
+    """Returns the voters in the settings. If there are none, returns this node, or no voters if the settings have
+    bootstrap servers."""
     listener = settings.inter_broker_listener
     if settings.voters:
         return tuple(

@@ -61,9 +61,9 @@ class PeerClient:
     # Addresses
 
     def update_endpoint(self, node_id: int, host: str, port: int) -> None:
-        """Sets a voter's address from the quorum, unless the quorum has not changed the address.
+        """Sets a voter's address if the address in the quorum has changed since the last call.
 
-        In that case the address from a later registration stays valid. Requests in flight to an old address continue.
+        Otherwise the node may have a newer address from its registration. Requests to an old address continue.
         """
         address = Address(host, port)
         if self._quorum_addresses.get(node_id) != address:
@@ -78,7 +78,7 @@ class PeerClient:
             self._drain_connections(node_id)
 
     def remove_broker(self, node_id: int) -> None:
-        """Removes the address of an unregistered broker. A voter gets its address from the quorum back."""
+        """Removes the address of an unregistered broker. For a voter, restores the address from the quorum."""
         voter = self._quorum_addresses.get(node_id)
         if voter is not None:
             self.update_broker_endpoint(node_id, *voter)

@@ -208,7 +208,7 @@ class Cluster:
 
 
 def _free_ports(count: int) -> dict[int, int]:
-    """Returns a free port by node id. All sockets stay bound until the end, so that no port is chosen twice."""
+    """Returns free ports by node id. All sockets stay bound until the end, so that no port is chosen twice."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

@@ -46,7 +46,7 @@ class NodeLinks:
         self._lock = threading.Lock()
         self._blocked: set[Direction] = set()
         self._open: dict[int, list[tuple[int, asyncio.AbstractEventLoop, _BlockableConnection]]] = {}
-        """By the id of the node that opened them: target node id, event loop and connection."""
+        """Open connections by the id of the opening node, each with the target node id and the event loop."""
 
     def connector_for(self, node_id: int) -> Callable[..., Any]:
         """Returns the function with which a node opens connections to other nodes."""

@@ -31,7 +31,7 @@ class NodeThread:
         self._killed = threading.Event()
 
     def start(self) -> "Future[None]":
-        """Starts the thread and the node. The future completes when the node has started or failed to start."""
+        """Starts the thread and the node. Returns a future that is done when the node has started or failed."""
         self._thread.start()
         return self.submit(self.node.start())
 
@@ -39,7 +39,7 @@ class NodeThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self) -> "Future[None]":
-        """Shuts the node down as SIGTERM would. Call `join` when the future is done."""
+        """Shuts the node down as SIGTERM would. Returns a future; call `join` when it is done."""
         return self.submit(self.node.stop())
 
     def join(self) -> None:

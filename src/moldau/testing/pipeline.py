@@ -1,4 +1,4 @@
-"""Test runs of pipelines over rows of the test, without a broker. All steps between source and sink are those of a real
+"""Runs pipelines on rows that a test provides, without a broker. All steps between source and sink are those of a real
 run.
 
     def test_revenue():

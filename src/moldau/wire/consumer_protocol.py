@@ -86,7 +86,10 @@ def encode_sticky_user_data(partitions: Iterable[Partition], generation_id: int)
 
 
 def decode_sticky_user_data(data: bytes) -> tuple[tuple[Partition, ...], int]:
-    """Returns the previous partitions and their generation; -1 from clients before Kafka 2.3. Raises DecodeError."""
+    """Returns the previous partitions and their generation, which is -1 from clients before Kafka 2.3.
+
+    Raises DecodeError.
+    """
     view = memoryview(data)
     try:
         message = _DECODE_STICKY(view)

@@ -129,7 +129,7 @@ def _literal(default: Any) -> str:
 
 
 def _absent_fields(entity: type) -> dict[str, Any]:
-    """Returns the fields that a request struct has only in other served versions, with their values in this version."""
+    """Returns the fields that only other served versions of a request struct have, with the values they get here."""
     package, _, kind = entity.__module__.rpartition(".")
     if kind != "request":
         return {}

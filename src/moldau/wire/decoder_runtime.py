@@ -13,9 +13,9 @@ ELEMENTS_MAX = 100_000
 """The maximum number of array elements in one request, including nested arrays. It limits the allocated memory."""
 TAGS_MAX = 64
 STRING_BYTES_MAX = 32_767
-"""The largest length that fits in 16 bits. Kafka has the same limit in flexible versions."""
+"""The largest length that fits in a signed 16-bit integer. Kafka has the same limit in flexible versions."""
 SAFE_STRING_BYTES = STRING_BYTES_MAX // 3
-"""Strings up to this many bytes never exceed the limit after decoding, because an invalid byte becomes three bytes."""
+"""Strings up to this size never exceed STRING_BYTES_MAX after decoding, because an invalid byte becomes three."""
 ZERO_UUID = bytes(16)
 
 
@@ -89,7 +89,7 @@ def compact_string_length(data: BytesLike, position: int) -> tuple[int, int]:
 
 
 def decode_string(raw: BytesLike) -> str:
-    """Decodes a string like Kafka. Invalid UTF-8 is replaced, so the string is an unknown name and no decode error.
+    """Decodes a string as Kafka does. Invalid UTF-8 is replaced, so it leads to an unknown name, not a decode error.
 
     Raises DecodeError if the replacement makes the string too long for a response.
     """

@@ -80,7 +80,8 @@ EXTENSION_FIELDS: Mapping[str, tuple[SchemaField, ...]] = types.MappingProxyType
         "FetchSnapshotRequest": _FETCH_REQUEST_FIELDS,
         "FetchSnapshotResponse": _FETCH_RESPONSE_FIELDS,
         "VoteResponse": (
-            # The minimum time for which the voter has had no leader. Earlier leaders granted leases before that time.
+            # How long the voter has certainly received nothing from a leader; 0 if unknown. The new controller may
+            # shorten the session of the previous controller's node by this time.
             SchemaField("silent_ms", "int32", tag=FIRST_TAG, default=0),
         ),
     }
@@ -107,7 +108,7 @@ def schema_fields(entity: type) -> tuple[SchemaField, ...]:
 
 
 def _with_response_default(field: SchemaField) -> SchemaField:
-    """Returns the field with a default if it is a throttle time, error or array field without one in Kafka's schema."""
+    """Adds a default to throttle time, error and array fields without one in Kafka's schema."""
     if field.default is not REQUIRED:
         return field
     if field.name in ("throttle_time", "error_code"):

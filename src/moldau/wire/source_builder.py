@@ -85,7 +85,7 @@ class SourceBuilder:
 
 
 def compile_function(text: str, name: str, entity: type, names: dict[str, Any]) -> Any:
-    """Executes the source with `names` as globals and returns one of its functions. Tracebacks show the lines."""
+    """Executes the source with `names` as globals and returns its function `name`. Tracebacks show the source."""
     file = f"<{name} of {entity.__module__}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     space = dict(names)

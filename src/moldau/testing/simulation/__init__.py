@@ -1,4 +1,4 @@
-"""Deterministic simulation of whole nodes on a simulated event loop, network and disk. A seed repeats its run."""
+"""Deterministic simulation of nodes on a simulated event loop, network and disk. The same seed gives the same run."""
 
 from moldau.testing.simulation.platform.simulation import Host, HostCrashed, Simulation
 

@@ -103,7 +103,7 @@ def _check_lost_commits(
     offset_fetches: Sequence[OffsetFetchOperation],
     deletions: Sequence[DeleteOperation],
 ) -> Anomalies:
-    """Checks that an offset fetch returns no offset only if every earlier commit may have been deleted."""
+    """Checks that each offset fetch returns an offset, unless every earlier commit may have been deleted."""
     for fetch in offset_fetches:
         if fetch.offset != NOTHING_COMMITTED:
             continue

@@ -22,7 +22,7 @@ class SendOperation:
     completed_at: int | None = None
     is_acknowledged: bool = False
     offset: int | None = None
-    """The offset of the first record. None before the acknowledgement, and if a duplicate is confirmed without it."""
+    """The offset of the first record. None before the acknowledgement, or if the response contains no offset."""
 
 
 @dataclass(frozen=True, slots=True)

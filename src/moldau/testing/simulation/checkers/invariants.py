@@ -107,7 +107,7 @@ class InvariantChecker:
         )
 
     def is_converged(self) -> bool:
-        """Returns whether the replicas of each partition and the leader's high watermark have the same end offset."""
+        """Returns whether the logs of each partition all end at the leader's high watermark."""
         ends: dict[Key, set[int]] = {}
         for server in self.servers:
             for partition in _partitions(server.broker):
@@ -211,7 +211,7 @@ class InvariantChecker:
                 key = (topic.topic_id, partition.index), partition.leader_epoch
                 known = self._leaders.setdefault(key, partition.leader)
                 if -1 in (known, partition.leader):
-                    # -1 means that the epoch has no leader. This does not conflict with a leader.
+                    # An image without a leader (-1) does not contradict an image with a leader in the same epoch.
                     self._leaders[key] = max(known, partition.leader)
                 elif known != partition.leader:
                     where = f"{name}-{partition.index} in epoch {partition.leader_epoch}"
@@ -299,8 +299,8 @@ class InvariantChecker:
             if partition.is_leader:
                 self._check_isr(server, partition, after)
             if "compact" not in partition.log.settings.cleanup_policy:
-                # Replicas of a compacted topic can differ: the first record of an epoch may be compacted before another
-                # replica learns of the epoch.
+                # Compacted topics are not compared. If the first record of an epoch is compacted before a replica
+                # fetches it, the epoch starts later on that replica.
                 self._compare_committed(server, key, str(name), partition.log, before, after)
         if partition.is_leader:
             self._committed.setdefault(key, {})[partition.leader_epoch] = after

@@ -165,7 +165,7 @@ def _check_acknowledged_offsets(sends: Iterable[SendOperation]) -> Anomalies:
 
 def _check_send_order(sends: Iterable[SendOperation], log_offsets: Mapping[Partition, OffsetsByValue]) -> Anomalies:
     """Checks that later records of a producer have higher offsets. Without idempotence, this is checked only if the
-    earlier send had completed before the later send."""
+    earlier send had completed before the later send began."""
     last: dict[tuple[str, Partition], tuple[SendOperation, int]] = {}
     for send in sends:
         offsets = log_offsets.get(send.partition, {}).get(send.values[0])

@@ -119,7 +119,7 @@ class SimulatedDisk:
     def next_boot(self) -> "SimulatedDisk":
         return SimulatedDisk(self.random, self._trace, self.settings, volume=self.volume, name=self._name)
 
-    # For files
+    # Called by SimulatedFile
 
     def trace_event(self, kind: str, *fields: str | int | bytes) -> None:
         if self._trace is not None:

@@ -405,7 +405,7 @@ class SimulatedLoop(DeterministicLoop):
 
 
 def _close_coroutine(coroutine: Any) -> None:
-    """Closes a coroutine after those that it awaits. Tries again if it awaits in a `finally` block."""
+    """Closes a coroutine after the coroutines that it awaits. Repeats this if a `finally` block awaits again."""
     for _ in range(CLOSE_ATTEMPTS_MAX):
         awaited = getattr(coroutine, "cr_await", None)
         if inspect.iscoroutine(awaited):

@@ -1,7 +1,7 @@
 """The network between simulated hosts: listeners, partitions and packet delays.
 
-Every host has a name and an address. Code runs on the host of the incarnation in its context. `transport.py` transfers
-the bytes.
+Every host has a name and an address. The contextvars context of running code contains its incarnation, and the
+incarnation determines the host. `transport.py` transfers the bytes.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class NetworkSettings:
     """Probability that a packet arrives twice. The receiver of a stream drops the duplicate."""
     window_bytes_min: int = 4 * 1024
     window_bytes_max: int = 256 * 1024
-    """The limits of a connection's window. The window is the maximum number of bytes in flight in one direction."""
+    """The upper limit of a connection's random window. A window is the maximum number of bytes in flight one way."""
     partial_read_chance: float = 0.3
     """Probability that a read returns only part of the received bytes."""
 

@@ -53,9 +53,9 @@ class SimulatedTransport(asyncio.Transport):
         self._in_flight = 0
         self._packets_sent = 0
         self._packets_read = 0
-        """The number of packets that the peer has received in order."""
+        """The number of packets from this end that the peer has received in order."""
         self._out_of_order: dict[int, bytes] = {}
-        """Packets that the peer has received before an earlier packet, by packet number."""
+        """Packets from this end that the peer has received before an earlier packet, by packet number."""
         self._is_eof_requested = False
         self._fin_sent = False
         self._writing_paused = False

@@ -129,7 +129,7 @@ class FaultyNode:
         self.server.host.restart()
 
     async def _boot_with_crashes(self) -> None:
-        """Starts the node. Before that, sometimes crashes it during its recovery."""
+        """Starts the node. Sometimes takes it down while it starts, and starts it again."""
         while self.random.random() < 0.3:
             booting = asyncio.create_task(self.server.boot_and_wait())
             await asyncio.sleep(self.random.expovariate(1 / 0.02))

@@ -48,7 +48,7 @@ METADATA_AGE_MS_MAX = 3_000
 FAULT_INTERVAL_S_MAX = 6
 """The maximum interval between faults. It is long, because groups need time to become stable between faults."""
 SYNC_MS_MAX = (3.0, 20.0, 100.0)
-"""Syncs are slow, so that a crash is likely between a response that was sent too early and the sync of its records."""
+"""Maximum durations of a sync, for the seed to choose from. Slow syncs make a crash before a sync likely."""
 
 
 class GroupsScenario(Scenario):

@@ -26,7 +26,7 @@ class Scenario:
     IGNORED_FSYNCS: ClassVar[Mapping[str, str]] = {}
     """The ablations that disable fsync, with a glob of the affected files or directories."""
     SWITCHES: ClassVar[Mapping[str, Callable[[], AbstractContextManager[object]]]] = {}
-    """The other ablations. The context manager disables a safeguard in the code under test."""
+    """The ablations that do not disable fsync. The context manager disables a safeguard in the code under test."""
     system: FaultyNode | FaultyCluster
 
     def __init__(self, seed: int, ablation: str | None = None) -> None:
@@ -86,7 +86,7 @@ class Scenario:
 def run_seeds(
     scenarios: Sequence[type[Scenario]], seeds: range, ablation: str | None, jobs: int
 ) -> Iterator[Iterator[list[SimulationOutcome]]]:
-    """Yields an iterator over the outcomes of each seed, in order. Runs `jobs` seeds in parallel processes."""
+    """Yields an iterator with one list per seed: the outcomes of all scenarios. `jobs` is the number of processes."""
     main = partial(_run_seed, scenarios, ablation)
     if jobs == 1:
         yield map(main, seeds)

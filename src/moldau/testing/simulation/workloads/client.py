@@ -118,7 +118,7 @@ class RawClient:
         return PartitionFetch(found.high_watermark, found.log_start_offset, records)
 
     async def read_all(self, partition: Partition, *, until: int) -> list[tuple[int, bytes]]:
-        """Returns all offsets and values from the start of the log up to an offset."""
+        """Returns the offsets and values of all records from the start of the log up to `until`."""
         position = await self.list_offset(partition, EARLIEST)
         found: list[tuple[int, bytes]] = []
         while position < until:

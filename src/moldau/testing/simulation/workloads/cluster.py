@@ -204,7 +204,10 @@ class TopicPlan:
         return [(self.name, index) for index in range(self.partition_count)]
 
     def loss_reason(self, is_one_at_a_time: bool) -> str | None:
-        """Returns why the topic may lose acknowledged records, or None if it must not lose any."""
+        """Returns why the topic may lose acknowledged records, or None if it must not lose any.
+
+        `is_one_at_a_time` says that only one node at a time ends uncleanly.
+        """
         if self.is_unclean:
             return "unclean elections"
         if self.is_cached and not is_one_at_a_time:

@@ -17,7 +17,7 @@ async def _call_coordinator(cluster: RecordingCluster, group: str, api: ApiKey, 
 
 
 async def fetch_offsets(cluster: RecordingCluster, group: str, partitions: Sequence[Partition]) -> dict[Partition, int]:
-    """Returns the committed offsets of the partitions that have one. An error code also forgets the coordinator."""
+    """Returns the committed offsets of the partitions that have one. Forgets the coordinator if it returns an error."""
     topics = [{"name": topic, "partition_indexes": [index]} for topic, index in partitions]
     tree = {"groups": [{"group_id": group, "topics": topics}]}
     found = (await _call_coordinator(cluster, group, ApiKey.OFFSET_FETCH, tree)).groups[0]

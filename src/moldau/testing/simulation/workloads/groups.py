@@ -30,7 +30,7 @@ from moldau.testing.simulation.workloads.workload import Workload
 from moldau.wire.api_keys import ApiKey
 
 ClusterFactory = Callable[[str], RecordingCluster]
-"""A function that opens a cluster client with this client id on a fixed host."""
+"""A function that takes a client id and opens a cluster client on a fixed host."""
 
 OFFSET_MAX = 1_000_000
 PARTITIONS_MAX = 6
@@ -59,7 +59,7 @@ class ClusterWorkload(Workload):
                 await cluster.close()
 
     async def _on_connect(self, cluster: RecordingCluster) -> None:
-        """Called after each connect, to read state that a crash may have lost before `_run_once` overwrites it."""
+        """Called after each connect. Reads state that a crash may have lost, before `_run_once` overwrites it."""
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         raise NotImplementedError

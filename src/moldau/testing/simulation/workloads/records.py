@@ -27,7 +27,7 @@ from moldau.wire.codec import Message
 from moldau.wire.kio import ErrorCode
 
 ClientFactory = Callable[[str], Awaitable[RawClient]]
-"""A function that opens a connection with this client id."""
+"""A function that takes a client id and opens a connection."""
 
 IN_FLIGHT_MAX = 5
 TIMESTAMP_MS = 1_767_139_200_000
