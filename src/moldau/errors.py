@@ -1,4 +1,4 @@
-"""Domain errors. `server/error_codes.py` maps every error class to a Kafka error code."""
+"""Domain errors. `error_codes.py` maps every error class to a Kafka error code."""
 
 from typing import Self
 

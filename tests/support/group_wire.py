@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from moldau.error_codes import ERROR_CODES
 from moldau.errors import MemberIdRequiredError, MoldauError
 from moldau.groups.records import GroupRecord
 from moldau.groups.requests import (
@@ -23,7 +24,6 @@ from moldau.groups.requests import (
     RequestId,
     SyncResponse,
 )
-from moldau.server.error_codes import ERROR_CODES
 from support.wire import WireClient
 
 METADATA, OFFSET_COMMIT, FIND_COORDINATOR = 3, 8, 10

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 # longest name that fits a module says which layer it is in.
 LAYERS = [
     ["moldau.errors", "moldau.concurrency", "moldau.observe", "moldau.platform"],
-    ["moldau.wire", "moldau.metadata.image"],
+    ["moldau.wire", "moldau.error_codes", "moldau.metadata.image"],
     ["moldau.settings"],
     ["moldau.records"],
     ["moldau.logs"],

@@ -79,7 +79,6 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 
 
 def parse_name_values(pairs: list[str], option: str) -> dict[str, str]:
-    """Parses the NAME=VALUE pairs of an option."""
     values = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

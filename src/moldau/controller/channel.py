@@ -92,7 +92,6 @@ class NodeToControllerChannel:
     # Requests of the broker itself, which are sent once
 
     async def register_broker(self, broker: BrokerRegistrationRequest) -> int:
-        """Registers the broker and returns its broker epoch."""
         if self._is_local:
             return await self._controller.register_broker(broker)
         response = await self._call(ApiKey.BROKER_REGISTRATION, registration_request(broker), lane=HEARTBEAT_LANE)

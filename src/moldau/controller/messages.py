@@ -5,7 +5,6 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from moldau import errors
 from moldau.controller.cluster_control import SUPPORTED_FEATURES
 from moldau.controller.requests import (
     BrokerHeartbeat,
@@ -16,49 +15,19 @@ from moldau.controller.requests import (
     IsrChangeResult,
     NewTopic,
 )
+from moldau.error_codes import ERROR_CODES
 from moldau.errors import MoldauError
 from moldau.wire.decoder_runtime import Message
 from moldau.wire.kio import ErrorCode
 
-ERRORS: Mapping[int, type[MoldauError]] = MappingProxyType(
-    {
-        ErrorCode.not_controller: errors.NotControllerError,
-        ErrorCode.request_timed_out: errors.RequestTimedOutError,
-        ErrorCode.unsupported_version: errors.UnsupportedVersionError,
-        ErrorCode.invalid_request: errors.InvalidRequestError,
-        ErrorCode.kafka_storage_error: errors.StorageError,
-        # Brokers
-        ErrorCode.inconsistent_cluster_id: errors.InconsistentClusterIdError,
-        ErrorCode.broker_id_not_registered: errors.BrokerIdNotRegisteredError,
-        ErrorCode.duplicate_broker_registration: errors.DuplicateBrokerRegistrationError,
-        ErrorCode.invalid_registration: errors.InvalidRegistrationError,
-        ErrorCode.stale_broker_epoch: errors.StaleBrokerEpochError,
-        # ISR changes
-        ErrorCode.invalid_update_version: errors.InvalidUpdateVersionError,
-        ErrorCode.ineligible_replica: errors.IneligibleReplicaError,
-        ErrorCode.new_leader_elected: errors.NewLeaderElectedError,
-        ErrorCode.not_leader_or_follower: errors.NotLeaderOrFollowerError,
-        ErrorCode.fenced_leader_epoch: errors.FencedLeaderEpochError,
-        ErrorCode.unknown_leader_epoch: errors.UnknownLeaderEpochError,
-        ErrorCode.unknown_topic_id: errors.UnknownTopicIdError,
-        ErrorCode.unknown_topic_or_partition: errors.UnknownTopicOrPartitionError,
-        # Topics
-        ErrorCode.invalid_topic_exception: errors.InvalidTopicError,
-        ErrorCode.topic_already_exists: errors.TopicExistsError,
-        ErrorCode.invalid_partitions: errors.InvalidPartitionsError,
-        ErrorCode.invalid_replication_factor: errors.InvalidReplicationFactorError,
-        ErrorCode.invalid_replica_assignment: errors.InvalidReplicaAssignmentError,
-        ErrorCode.invalid_config: errors.InvalidConfigError,
-        ErrorCode.policy_violation: errors.PolicyViolationError,
-    }
-)
+_ERRORS: Mapping[int, type[MoldauError]] = MappingProxyType({code: kind for kind, code in ERROR_CODES.items()})
 
 
 def error_from_code(code: int, message: str | None = None) -> MoldauError | None:
     """Returns the error for an error code, or None if the code is `none`."""
     if code == ErrorCode.none:
         return None
-    kind = ERRORS.get(code, MoldauError)
+    kind = _ERRORS.get(code, MoldauError)
     return kind(message or f"the controller responded with {_code_name(code)}")
 
 

@@ -29,7 +29,6 @@ class PartitionIndex:
                 self._add(PartitionName(topic.name, partition.index), partition)
 
     def partitions_on(self, broker_id: int) -> Sequence[PartitionName]:
-        """Returns the partitions that have a replica on the broker."""
         return sorted(self._replicas_by_broker.get(broker_id, ()))
 
     def partitions_led_by(self, broker_id: int) -> Sequence[PartitionName]:

@@ -139,7 +139,6 @@ class QuorumController:
 
     @property
     def is_active(self) -> bool:
-        """Whether this is the active controller."""
         return self._runtime.is_loaded
 
     @property
@@ -296,8 +295,11 @@ class QuorumController:
         if is_current and tasks.heartbeat_manager.session_of(beat.broker_id, beat.broker_epoch) is None:
             # The broker has no session, because its registration call was cancelled after the decision. Start the
             # session now, before this heartbeat can unfence the broker.
-            tasks.heartbeat_manager.start_session(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
+            now_ms = self._clock.monotonic_ms()
+            tasks.heartbeat_manager.start_session(beat.broker_id, beat.broker_epoch, now_ms)
+            tasks.heartbeat_manager.touch(beat, now_ms)
             tasks.reschedule_timer()
+            self._readiness_changed.notify_all()
 
     def _quorum_contact_age_ms(self, now_ms: int) -> int:
         """Returns how long ago a majority last confirmed this controller. Raises NotControllerError if another

@@ -121,7 +121,7 @@ class CoordinatorRuntime(Generic[S, R]):
         """Runs the operation, appends its records, and returns the response.
 
         The response is delayed until everything that the operation could see is committed. An exception of the
-        operation is delayed in the same way. Cancelling the caller does not cancel the operation.
+        operation is delayed in the same way. Cancelling the caller drops the operation only while it is queued.
 
         Operations are pure. `update` runs just before the operation and may change state that is not in the log.
         """

@@ -9,7 +9,6 @@ from moldau.groups.requests import RequestId, ResultBuilder
 @dataclass(slots=True)
 class _DelayedOperation:
     parked: dict[str, RequestId] = field(default_factory=dict)
-    """Parked requests by member id."""
     pending_members: dict[str, None] = field(default_factory=dict)
     """Ids of the members whose request the group still waits for."""
     deadline_ms: int | None = None

@@ -225,7 +225,6 @@ class ShardDriver:
         return future
 
     def run(self, operation: BackgroundOperation) -> None:
-        """Runs a background operation once."""
         if self._shard is not None:
             self._start(lambda shard: operation(shard, self._now()))
 

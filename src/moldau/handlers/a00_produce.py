@@ -17,6 +17,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from moldau.controller.topic_names import is_internal
+from moldau.error_codes import error_code, error_message
 from moldau.errors import (
     InvalidRecordError,
     InvalidRequestError,
@@ -33,7 +34,6 @@ from moldau.partitions.partition import LogAppendInfo, Partition
 from moldau.records.batch import NO_TIMESTAMP, Batch
 from moldau.records.validator import may_recompress, validate
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code, error_message
 from moldau.server.partition_lookup import current_leader, find_partition, node_endpoints, topic_name
 from moldau.wire.messages import (
     ProduceRequest,

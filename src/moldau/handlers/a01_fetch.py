@@ -14,12 +14,12 @@ leader's address.
 from collections.abc import Iterable
 from uuid import UUID
 
+from moldau.error_codes import error_code
 from moldau.errors import MoldauError
 from moldau.logs.store import EMPTY_SLICES
 from moldau.partitions.partition import DivergingEpochError, LogReadInfo, OutOfLogRangeError, Partition
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.delayed_fetch import DelayedFetch, FetchParams, FetchResult
-from moldau.server.error_codes import error_code
 from moldau.server.fetch_session import (
     FINAL_EPOCH,
     INITIAL_EPOCH,

@@ -12,10 +12,10 @@ A new leader responds OFFSET_NOT_AVAILABLE (before version 5: LEADER_NOT_AVAILAB
 
 from collections import Counter
 
+from moldau.error_codes import ErrorCode, error_code
 from moldau.errors import InvalidRequestError, MoldauError, OffsetNotAvailableError, UnsupportedVersionError
 from moldau.partitions.partition import Partition
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.partition_lookup import find_partition
 from moldau.wire.messages import (
     ListOffsetsRequest,

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from moldau.controller.requests import NewTopic
 from moldau.controller.topic_names import is_internal, validate_topic_name
+from moldau.error_codes import ErrorCode, error_code
 from moldau.errors import (
     InvalidRequestError,
     InvalidTopicError,
@@ -35,7 +36,6 @@ from moldau.server.cluster_view import (
     reachable_brokers,
     reachable_ids,
 )
-from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.partition_lookup import missing_topic_error
 from moldau.wire.messages import (
     MetadataRequest,

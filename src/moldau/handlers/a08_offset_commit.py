@@ -7,6 +7,7 @@ Versions: 2-4 have a retention time, 6 added the leader epoch, 7 static members,
 code for a group that does not exist, 10 topic ids instead of names.
 """
 
+from moldau.error_codes import error_code
 from moldau.errors import (
     GroupIdNotFoundError,
     IllegalGenerationError,
@@ -18,7 +19,6 @@ from moldau.groups.records import NO_EXPIRY
 from moldau.groups.requests import CommitRequest, MemberIdentity, OffsetToCommit, PartitionErrors
 from moldau.metadata.image import TopicImage
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import topic_name
 from moldau.settings.registry import LONG_MAX
 from moldau.wire.messages import (

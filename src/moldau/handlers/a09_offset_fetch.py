@@ -13,11 +13,11 @@ from itertools import groupby
 from typing import NamedTuple
 from uuid import UUID
 
+from moldau.error_codes import error_code
 from moldau.errors import MoldauError, UnknownTopicIdError
 from moldau.groups.records import CommittedOffset
 from moldau.groups.requests import TopicPartition
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import topic_name
 from moldau.wire.messages import (
     OffsetFetchRequest,

@@ -8,6 +8,7 @@ Versions: 1 added the key type, 3 the flexible encoding, 4 several keys per requ
 import asyncio
 from typing import cast
 
+from moldau.error_codes import error_code, error_message
 from moldau.errors import (
     CoordinatorNotAvailableError,
     InvalidRequestError,
@@ -17,7 +18,6 @@ from moldau.errors import (
 from moldau.metadata.image import Endpoint
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.cluster_view import reachable_brokers
-from moldau.server.error_codes import error_code, error_message
 from moldau.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse, FindCoordinatorResponseCoordinator
 
 GROUP, TRANSACTION = 0, 1

@@ -9,10 +9,10 @@ response can tell the group leader to skip the assignment.
 """
 
 from moldau.controller.ids import random_uuid
+from moldau.error_codes import error_code
 from moldau.errors import MemberIdRequiredError, MoldauError
 from moldau.groups.requests import NO_GENERATION, JoinRequest, Protocol
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code
 from moldau.wire.messages import JoinGroupRequest, JoinGroupResponse
 
 REBALANCE_TIMEOUT_VERSION = 1

@@ -5,9 +5,9 @@ error code. Static members can then be identified by their instance id alone. 4 
 reason.
 """
 
+from moldau.error_codes import error_code
 from moldau.groups.requests import LeavingMember
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
-from moldau.server.error_codes import error_code
 from moldau.wire.messages import LeaveGroupRequest, LeaveGroupResponse
 
 BATCHED_MEMBERS_VERSION = 3

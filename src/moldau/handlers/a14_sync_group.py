@@ -4,10 +4,10 @@ Versions: 3 added static members, 4 the flexible encoding, 5 the protocol type a
 send both, and the response repeats them.
 """
 
+from moldau.error_codes import error_code
 from moldau.errors import InconsistentGroupProtocolError, MoldauError
 from moldau.groups.requests import SyncRequest
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code
 from moldau.wire.messages import SyncGroupRequest, SyncGroupResponse
 
 PROTOCOL_VERSION = 5

@@ -4,11 +4,11 @@ Versions: 3 added authorized operations, 4 static members, 5 the flexible encodi
 state Dead. Since 6, it also has the error GROUP_ID_NOT_FOUND.
 """
 
+from moldau.error_codes import error_code, error_message
 from moldau.errors import GroupIdNotFoundError, MoldauError
 from moldau.groups.requests import GroupDescription, GroupState
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import GROUP_OPERATIONS, NOT_REQUESTED
-from moldau.server.error_codes import error_code, error_message
 from moldau.wire.messages import DescribeGroupsRequest, DescribeGroupsResponse, DescribeGroupsResponseDescribedGroup
 
 GROUP_ID_NOT_FOUND_VERSION = 6

@@ -8,8 +8,8 @@ Since 4, the minimum version of a feature can be 0. Inter-broker APIs are listed
 import re
 
 from moldau.controller.cluster_control import SUPPORTED_FEATURES
+from moldau.error_codes import ErrorCode
 from moldau.server.api import REGISTRY, Broker, RequestContext, handles
-from moldau.server.error_codes import ErrorCode
 from moldau.wire.messages import ApiVersionsRequest, ApiVersionsResponse
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")

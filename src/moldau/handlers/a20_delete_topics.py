@@ -8,9 +8,9 @@ less, nothing is deleted and the error is REQUEST_TIMED_OUT.
 from collections.abc import Iterable
 
 from moldau.controller.requests import TopicRef, TopicResult
+from moldau.error_codes import error_code, error_message
 from moldau.errors import InvalidRequestError, MoldauError, RequestTimedOutError, TopicDeletionDisabledError
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code, error_message
 from moldau.wire.messages import DeleteTopicsRequest, DeleteTopicsResponse
 
 DELETION_DISABLED_VERSION = 3

@@ -9,10 +9,10 @@ import asyncio
 from typing import NamedTuple
 
 from moldau.controller.topic_names import is_internal
+from moldau.error_codes import error_code
 from moldau.errors import InvalidTopicError, MoldauError, PolicyViolationError, RequestTimedOutError
 from moldau.partitions.partition import Partition
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import find_partition
 from moldau.wire.messages import (
     DeleteRecordsRequest,

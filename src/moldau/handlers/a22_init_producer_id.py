@@ -4,9 +4,9 @@ A producer without a transactional id always gets a new id, even if it had an id
 error that is not retriable, because there is no transaction coordinator.
 """
 
+from moldau.error_codes import error_code
 from moldau.errors import InvalidRequestError, MoldauError, TransactionalIdAuthorizationError
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code
 from moldau.wire.messages import InitProducerIdRequest, InitProducerIdResponse
 
 

@@ -4,9 +4,9 @@ Version 3 added the replica id, 4 the flexible encoding. Before an unclean elect
 and epoch 2^31-1. To such a request any replica, not only the leader, responds with its latest epoch and log end offset.
 """
 
+from moldau.error_codes import error_code
 from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code
 from moldau.server.partition_lookup import find_partition
 from moldau.wire.messages import (
     OffsetForLeaderEpochRequest,

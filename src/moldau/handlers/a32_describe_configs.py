@@ -9,6 +9,7 @@
 from collections.abc import Iterable
 
 from moldau.controller.topic_names import validate_topic_name
+from moldau.error_codes import error_code, error_message
 from moldau.errors import InvalidRequestError, MoldauError, UnknownTopicOrPartitionError
 from moldau.metadata.image import (
     BROKER_LOGGER_RESOURCE,
@@ -20,7 +21,6 @@ from moldau.metadata.image import (
 )
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.broker_loggers import describe_loggers
-from moldau.server.error_codes import error_code, error_message
 from moldau.settings.config_entries import ConfigEntry
 from moldau.wire.messages import (
     DescribeConfigsRequest,

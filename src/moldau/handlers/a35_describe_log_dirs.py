@@ -4,9 +4,9 @@ A node has one log directory, so the response has one result. The response omits
 broker. v3 added a top-level error, v4 the size of the volume, v5 cordoned directories, which do not exist here.
 """
 
+from moldau.error_codes import ErrorCode
 from moldau.errors import StorageError
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import ErrorCode
 from moldau.wire.messages import DescribeLogDirsRequest, DescribeLogDirsResponse, DescribeLogDirsResponsePartition
 
 

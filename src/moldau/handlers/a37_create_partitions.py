@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from moldau.controller.requests import PartitionIncrease, TopicResult
+from moldau.error_codes import error_code, error_message
 from moldau.errors import MoldauError, RequestTimedOutError
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code, error_message
 from moldau.server.replica_readiness import replicas_ready_deadline_ms, wait_replicas_ready
 from moldau.wire.messages import CreatePartitionsRequest, CreatePartitionsResponse
 

@@ -1,8 +1,8 @@
 """DeleteGroups: deletes groups without members, including all their offsets. Versions 0-2 have the same fields."""
 
+from moldau.error_codes import error_code
 from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code
 from moldau.wire.messages import DeleteGroupsRequest, DeleteGroupsResponse, DeleteGroupsResponseDeletableGroupResult
 
 

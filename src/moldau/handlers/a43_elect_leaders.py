@@ -9,9 +9,9 @@ preferred elections and has no top-level error. v2 has the same fields as v1.
 from collections.abc import Sequence
 
 from moldau.controller.requests import ElectionType, PartitionResult
+from moldau.error_codes import error_code, error_message
 from moldau.errors import InvalidRequestError, MoldauError
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code, error_message
 from moldau.wire.messages import ElectLeadersRequest, ElectLeadersResponse, ElectLeadersResponsePartitionResult
 
 

@@ -5,9 +5,9 @@ partition succeeds or fails independently. v1 can forbid a change of the replica
 """
 
 from moldau.controller.requests import Reassignment
+from moldau.error_codes import error_code, error_message
 from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code, error_message
 from moldau.wire.messages import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,

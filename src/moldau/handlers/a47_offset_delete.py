@@ -1,9 +1,9 @@
 """OffsetDelete: deletes committed offsets of topics that no member of the group subscribes to."""
 
+from moldau.error_codes import error_code
 from moldau.errors import UnknownTopicOrPartitionError
 from moldau.groups.requests import TopicPartition
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
-from moldau.server.error_codes import error_code
 from moldau.wire.messages import OffsetDeleteRequest, OffsetDeleteResponse
 
 

@@ -8,11 +8,11 @@ an election before it starts a new epoch. Errors:
 - INCONSISTENT_VOTER_SET if the candidate is not a known voter while this node has a live leader.
 """
 
+from moldau.error_codes import error_code
 from moldau.errors import InvalidRequestError, MoldauError
 from moldau.raft import messages as raft
 from moldau.raft.raft_client import METADATA_LOG
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
-from moldau.server.error_codes import error_code
 from moldau.server.raft_requests import (
     check_cluster_id,
     check_known_voter,

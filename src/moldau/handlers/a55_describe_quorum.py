@@ -6,11 +6,11 @@ of voters and the error messages.
 
 from collections.abc import Sequence
 
+from moldau.error_codes import ErrorCode
 from moldau.errors import NotControllerError
 from moldau.raft.messages import QuorumDescription, ReplicaProgress
 from moldau.raft.raft_client import METADATA_LOG
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import ErrorCode
 from moldau.wire.messages import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,

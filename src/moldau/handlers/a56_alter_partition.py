@@ -12,8 +12,8 @@ committed. Errors:
 from uuid import UUID
 
 from moldau.controller.requests import IsrChange, IsrChangeResult
+from moldau.error_codes import error_code
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
-from moldau.server.error_codes import error_code
 from moldau.wire.messages import AlterPartitionRequest, AlterPartitionResponse, AlterPartitionResponsePartitionData
 
 _ZERO_UUID = UUID(int=0)

@@ -6,11 +6,11 @@ Only nodes send this request. Only v1 is served, because it is the first version
 - POSITION_OUT_OF_RANGE if the position is beyond the end of the snapshot.
 """
 
+from moldau.error_codes import error_code
 from moldau.errors import InvalidRequestError, MoldauError
 from moldau.raft import messages as raft
 from moldau.raft.raft_client import METADATA_LOG
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
-from moldau.server.error_codes import error_code
 from moldau.server.raft_requests import check_cluster_id, check_directory_id, leader_endpoints, leadership_error
 from moldau.wire.messages import FetchSnapshotRequest, FetchSnapshotRequestPartitionSnapshot, FetchSnapshotResponse
 

@@ -6,10 +6,10 @@
 - v2 can include fenced brokers. The response marks them as fenced.
 """
 
+from moldau.error_codes import ErrorCode
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_REQUESTED
 from moldau.server.cluster_view import advertised_controller_id, reachable_brokers
-from moldau.server.error_codes import ErrorCode
 from moldau.wire.messages import DescribeClusterRequest, DescribeClusterResponse
 
 BROKERS = 1

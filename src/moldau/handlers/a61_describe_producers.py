@@ -1,8 +1,8 @@
 """DescribeProducers: returns the producer state of partitions. Operators use it to find hanging transactions."""
 
+from moldau.error_codes import error_code, error_message
 from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code, error_message
 from moldau.server.partition_lookup import find_partition
 from moldau.wire.messages import DescribeProducersRequest, DescribeProducersResponse, DescribeProducersResponsePartition
 

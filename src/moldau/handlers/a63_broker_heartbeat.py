@@ -12,9 +12,9 @@ does not have to wait for the session timeout.
 """
 
 from moldau.controller.requests import BrokerHeartbeat, OfflineReplica
+from moldau.error_codes import error_code
 from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code
 from moldau.wire.messages import BrokerHeartbeatRequest, BrokerHeartbeatResponse
 
 

@@ -1,8 +1,8 @@
 """AllocateProducerIds: returns a block of unused producer ids to a broker. Only nodes send this request."""
 
+from moldau.error_codes import error_code
 from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import error_code
 from moldau.wire.messages import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 
 

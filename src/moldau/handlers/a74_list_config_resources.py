@@ -5,6 +5,7 @@ types. An empty list requests all types. An unknown type fails the whole request
 only those subscriptions and groups for which a config was set.
 """
 
+from moldau.error_codes import ErrorCode
 from moldau.metadata.image import (
     BROKER_LOGGER_RESOURCE,
     BROKER_RESOURCE,
@@ -14,7 +15,6 @@ from moldau.metadata.image import (
     MetadataImage,
 )
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import ErrorCode
 from moldau.wire.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
 
 ALL_TYPES = (TOPIC_RESOURCE, BROKER_RESOURCE, BROKER_LOGGER_RESOURCE, CLIENT_METRICS_RESOURCE, GROUP_RESOURCE)

@@ -6,11 +6,11 @@ that case a topic that is deleted between two pages is omitted. An invalid curso
 """
 
 from moldau.controller.topic_names import is_internal
+from moldau.error_codes import ErrorCode, error_code
 from moldau.metadata.image import MetadataImage, PartitionRegistration, TopicImage
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import NOT_REQUESTED, TOPIC_OPERATIONS
 from moldau.server.cluster_view import broker_without_lease, describe_partition, reachable_ids
-from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.partition_lookup import missing_topic_error
 from moldau.wire.messages import (
     DescribeTopicPartitionsRequest,

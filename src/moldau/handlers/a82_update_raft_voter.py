@@ -4,9 +4,9 @@ Only nodes send this request. Responds when the change is committed. The respons
 the epoch of the request is not the leader's epoch, the response is an error.
 """
 
+from moldau.error_codes import ErrorCode, error_code
 from moldau.errors import MoldauError, NotControllerError
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.raft_requests import check_cluster_id, leadership_error, voter_from_request
 from moldau.wire.messages import UpdateRaftVoterRequest, UpdateRaftVoterResponse
 

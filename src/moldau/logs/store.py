@@ -175,8 +175,6 @@ class Log(ABC):
 
 
 class LogStore(ABC):
-    """All logs of a broker."""
-
     had_clean_shutdown: bool = True
     """Whether the last shutdown was clean; set by start(). After a crash unflushed records may be lost."""
     previous_broker_epoch: int = -1

@@ -32,8 +32,13 @@ class BufferPool:
 
     def release(self, buffer: bytearray) -> None:
         size = len(buffer)
-        fits = POOLED_BUFFER_BYTES_MIN <= size <= POOLED_BUFFER_BYTES_MAX and size == _size_class(size)
-        if fits and self._released_bytes + size <= POOL_BYTES_MAX:
+        if not POOLED_BUFFER_BYTES_MIN <= size <= POOLED_BUFFER_BYTES_MAX or size != _size_class(size):
+            return
+        if self._released_bytes + size > POOL_BYTES_MAX:
+            # Drop the buffers of other sizes, because the current frames do not use them.
+            self._released = {size: self._released.get(size, [])}
+            self._released_bytes = size * len(self._released[size])
+        if self._released_bytes + size <= POOL_BYTES_MAX:
             self._released.setdefault(size, []).append(buffer)
             self._released_bytes += size
 

@@ -39,7 +39,6 @@ class FrameReader:
         self._frame_size = 0
         self._filled = 0
         self.is_frame_large = False
-        """Whether a large frame is being received."""
 
     @property
     def is_between_frames(self) -> bool:

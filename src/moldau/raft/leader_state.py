@@ -58,8 +58,6 @@ class ReplicaState:
 
 @dataclass(slots=True)
 class LeaderState:
-    """The state of a leader, for one epoch."""
-
     key: ReplicaKey
     epoch: int
     log: RaftLogState

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
+from moldau.error_codes import error_code, error_message
 from moldau.errors import MoldauError
 from moldau.partitions.delayed_operations import CallbackList
 from moldau.server.cpu_budget import CpuBudget
-from moldau.server.error_codes import error_code, error_message
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from moldau.controller.requests import ConfigChange, ConfigOperation, ConfigResult
+from moldau.error_codes import error_code, error_message
 from moldau.errors import InvalidConfigError, InvalidRequestError, MoldauError, NotControllerError
 from moldau.metadata.image import BROKER_LOGGER_RESOURCE, BROKER_RESOURCE, ConfigResource
 from moldau.server.api import Broker, RequestContext
 from moldau.server.broker_loggers import alter_loggers
-from moldau.server.error_codes import error_code, error_message
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.messages import AlterConfigsResponse
 

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
+from moldau.error_codes import ErrorCode
 from moldau.network.connection import CloseConnectionError
 from moldau.network.response_sender import Part
 from moldau.observe.logging import get_logger
 from moldau.server.api import ApiRegistration, Broker, ClientConnection, Registry, RequestContext
-from moldau.server.error_codes import ErrorCode
 from moldau.server.forwarding import ForwardedResponse, forward_to_controller
 from moldau.server.metadata_fetch import is_metadata_fetch
 from moldau.wire.api_keys import ApiKey

@@ -27,8 +27,6 @@ _EPOCH_LIMIT = 2**31
 
 
 class FetchPartition(NamedTuple):
-    """One partition of a fetch request."""
-
     topic: str | None
     """The topic name; None if no topic has the id `topic_id`."""
     topic_id: UUID | None

@@ -8,11 +8,11 @@ last epoch of its log. The response has one of these forms:
 - If the leader's log starts after the end offset of the replica, the id of the snapshot to fetch first.
 """
 
+from moldau.error_codes import ErrorCode, error_code
 from moldau.errors import InvalidRequestError, MoldauError, UnknownTopicIdError, UnknownTopicOrPartitionError
 from moldau.raft.messages import NO_EPOCH, EpochEndOffset, QuorumFetchRequest, QuorumFetchResponse, ReplicaKey
 from moldau.raft.raft_client import METADATA_LOG, METADATA_TOPIC_ID
 from moldau.server.api import Broker, RequestContext
-from moldau.server.error_codes import ErrorCode, error_code
 from moldau.server.raft_requests import check_cluster_id, check_directory_id, leader_endpoints, leadership_error
 from moldau.wire.messages import FetchRequest, FetchRequestPartition, FetchResponse, FetchResponsePartitionData
 

@@ -72,7 +72,6 @@ def current_leader(
 def node_endpoints(
     broker: Broker, listener: str, leaders: Collection[FetchResponseLeaderIdAndEpoch | None]
 ) -> list[FetchResponseNodeEndpoint]:
-    """Returns the endpoints of leaders on a listener."""
     if not leaders:
         return []
     brokers = broker.metadata.image.brokers

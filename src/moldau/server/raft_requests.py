@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 from uuid import UUID
 
+from moldau.error_codes import ErrorCode, error_code
 from moldau.errors import InconsistentClusterIdError, InconsistentVoterSetError, InvalidRequestError, MoldauError
 from moldau.observe.logging import get_logger
 from moldau.raft.messages import (
@@ -15,7 +16,6 @@ from moldau.raft.messages import (
 )
 from moldau.raft.raft_client import METADATA_LOG
 from moldau.server.api import Broker, RequestContext
-from moldau.server.error_codes import ErrorCode, error_code
 from moldau.wire.messages import (
     AddRaftVoterRequest,
     BeginQuorumEpochResponse,

@@ -16,6 +16,7 @@ from moldau.controller.requests import (
     PartitionResult,
     Reassignment,
 )
+from moldau.error_codes import ErrorCode
 from moldau.errors import (
     ElectionNotNeededError,
     InvalidUpdateVersionError,
@@ -26,7 +27,6 @@ from moldau.errors import (
 )
 from moldau.handlers import REGISTRY
 from moldau.server.api import Broker, ClientConnection, RequestContext
-from moldau.server.error_codes import ErrorCode
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 from support.admin_broker import handle

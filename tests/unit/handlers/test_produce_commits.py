@@ -4,13 +4,13 @@ import asyncio
 from typing import Any
 
 from moldau.client.errors import ErrorCode
+from moldau.error_codes import error_code
 from moldau.handlers import REGISTRY
 from moldau.handlers.a00_produce import _check_leases, _PartitionResult, _wait_until_committed
 from moldau.metadata.image import PartitionRegistration
 from moldau.partitions.leader_state import FollowerFetch
 from moldau.server.api import ClientConnection
 from moldau.server.dispatcher import Dispatcher
-from moldau.server.error_codes import error_code
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import decoder, encoder

@@ -622,6 +622,17 @@ def test_a_buffer_is_reused_once_it_has_no_views() -> None:
     assert pool.take(900_000) is None
 
 
+def test_a_full_pool_drops_the_buffers_of_other_sizes() -> None:
+    pool = BufferPool()
+    large = [pool.allocate(4 * 1024 * 1024) for _ in range(8)]
+    for buffer in large:
+        pool.release(buffer)
+    small = pool.allocate(200_000)
+    pool.release(small)
+    assert pool.take(200_000) is small
+    assert pool.take(4 * 1024 * 1024) is None
+
+
 def test_the_frames_of_a_connection_reuse_one_buffer(run: Run) -> None:
     buffers: list[object] = []
 

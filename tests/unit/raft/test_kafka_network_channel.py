@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from moldau.client.net.api_versions import SUPPORTED_VERSIONS
+from moldau.error_codes import ErrorCode
 from moldau.errors import (
     DuplicateBrokerRegistrationError,
     DuplicateVoterError,
@@ -46,7 +47,6 @@ from moldau.raft.messages import (
     VoterNode,
 )
 from moldau.server.api import ClientConnection, RequestContext
-from moldau.server.error_codes import ErrorCode
 from moldau.server.metadata_fetch import fetch_metadata, is_metadata_fetch
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from moldau.client.net.api_versions import SUPPORTED_VERSIONS
+from moldau.error_codes import ErrorCode
 from moldau.errors import PeerUnreachableError
 from moldau.logs.memory import MemoryLogStore
 from moldau.platform.clock import SystemClock
@@ -22,7 +23,6 @@ from moldau.raft.quorum_state_store import MemoryQuorumStateStore
 from moldau.raft.raft_client import RaftClient, open_metadata_log
 from moldau.raft.snapshot_store import MemorySnapshotStore
 from moldau.server.api import ClientConnection, RequestContext
-from moldau.server.error_codes import ErrorCode
 from moldau.server.metadata_fetch import fetch_metadata
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder

@@ -8,10 +8,10 @@ from uuid import UUID
 import pytest
 
 from moldau.client.net.api_versions import SUPPORTED_VERSIONS
+from moldau.error_codes import ErrorCode
 from moldau.handlers import REGISTRY
 from moldau.metadata.image import MetadataImage
 from moldau.server.api import ClientConnection, RequestContext
-from moldau.server.error_codes import ErrorCode
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message, decoder, encoder
 from support.quorum_nodes import InProcessNetwork, QuorumNode, run, wait_until

@@ -82,6 +82,22 @@ class Deciding:
         return call
 
 
+class Quorum:
+    """The quorum as one node sees it."""
+
+    def __init__(self, nodes: "TwoNodes", node_id: int) -> None:
+        self._nodes = nodes
+        self._node_id = node_id
+
+    @property
+    def leader_id(self) -> int:
+        return self._nodes.leader_id
+
+    @property
+    def is_leader(self) -> bool:
+        return self.leader_id == self._node_id
+
+
 class TwoNodes:
     def __init__(self, controller_id: int = 2) -> None:
         self.leader_id = controller_id
@@ -96,7 +112,7 @@ class TwoNodes:
         controller: Any = self.controllers[number]
         metadata: Any = self.admins.metadata
         peers: Any = self.wire
-        quorum: Any = self
+        quorum: Any = Quorum(self, number)
         ready = asyncio.Event()
         ready.set()
         broker = Broker(

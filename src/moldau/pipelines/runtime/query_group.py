@@ -71,7 +71,6 @@ class QueryGroup:
             self._unterminated.add(run_id)
 
     def poll(self) -> list[QueryState]:
-        """Returns the state of each query."""
         self._drain_events()
         for name, query in self._running.items():
             previous = self._states[name]

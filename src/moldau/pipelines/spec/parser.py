@@ -34,7 +34,6 @@ def parse_pipeline_settings(
     sinks: tuple[Sink, ...],
     file: Path | None,
 ) -> PipelineDefinition:
-    """Parses the settings of the whole pipeline."""
     topic = section.text("dead_letters")
     pipeline = PipelineDefinition(
         name=section.text("name") or (file.stem if file is not None else ""),

@@ -61,7 +61,6 @@ class History:
     """Producer ids in the order of their allocation; each must be unique."""
     topic_changes: list[TopicChange] = field(default_factory=list)
     logs: dict[Partition, LogContent] = field(default_factory=dict)
-    """Final logs by partition."""
     topics: Sequence[str] | None = None
     """Final topics; None if they were not read."""
     _events: int = 0

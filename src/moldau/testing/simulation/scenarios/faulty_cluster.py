@@ -50,8 +50,6 @@ PROFILES: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """The faults of a seed."""
-
     nodes: int = 3
     profile: str = "everything"
     faults: int = 20

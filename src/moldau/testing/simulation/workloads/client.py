@@ -25,8 +25,6 @@ READ_BYTES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class PartitionFetch:
-    """The response to a fetch of one partition."""
-
     high_watermark: int
     log_start_offset: int
     records: Sequence[Record]

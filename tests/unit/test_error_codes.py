@@ -8,9 +8,9 @@ import pytest
 
 import moldau
 from moldau import errors
+from moldau.error_codes import ERROR_CODES, ErrorCode, error_code, error_message
 from moldau.errors import MoldauError, StorageError, TopicExistsError
 from moldau.partitions.partition import DivergingEpochError
-from moldau.server.error_codes import ERROR_CODES, ErrorCode, error_code, error_message
 
 SOURCE = Path(moldau.__file__).parent
 NOT_CODES = {DivergingEpochError}
