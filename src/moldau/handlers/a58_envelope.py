@@ -15,7 +15,7 @@ from moldau.wire.messages import EnvelopeRequest, EnvelopeResponse
 
 @handles(versions=(0, 0), error_response=top_level_error, inter_broker=True)
 async def envelope(request: EnvelopeRequest, session: RequestContext, broker: Broker) -> EnvelopeResponse:
-    if not broker.controller.is_active:
+    if not broker.quorum.is_leader:
         return {"error_code": ErrorCode.not_controller}
     # A request has no task before its first suspension. Handlers that wait for the quorum need a task, so suspend here.
     await asyncio.sleep(0)

@@ -97,6 +97,9 @@ class Quorum:
     def is_leader(self) -> bool:
         return self.leader_id == self._node_id
 
+    def describe(self) -> Any:
+        return SimpleNamespace(endpoints=[SimpleNamespace(node_id=self._node_id, endpoints=[])])
+
 
 class TwoNodes:
     def __init__(self, controller_id: int = 2) -> None:
@@ -304,6 +307,16 @@ def test_an_envelope_with_another_api_is_rejected(request_data: bytes, code: int
         response = await send(nodes.wire.nodes[2], ApiKey.ENVELOPE, envelope(request_data), listener=NODES)
         assert (response.error_code, response.response_data) == (code, None)
         assert nodes.topics == ["a", "b"]
+
+    run(story)
+
+
+def test_the_leader_of_the_quorum_describes_it_without_an_active_controller() -> None:
+    async def story() -> None:
+        nodes = TwoNodes()
+        nodes.controllers[2].is_active = False
+        response = await nodes.send(1, ApiKey.DESCRIBE_QUORUM, {"topics": []})
+        assert (response.error_code, [each.node_id for each in response.nodes]) == (0, [2])
 
     run(story)
 
