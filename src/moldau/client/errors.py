@@ -24,7 +24,7 @@ class KafkaError(Exception):
             self.code = ErrorCode(code)
             name = self.code.name.upper()
         except ValueError:
-            # The error comes from a newer broker, so only its number is known.
+            # The code of a newer broker has no name in this client, so the message shows its number.
             self.code = ErrorCode.unknown_server_error
             name = f"ERROR_{code}"
         self.message = message or ""

@@ -170,8 +170,8 @@ class ClassicGroup:
             case GroupState.EMPTY:
                 return True
             case GroupState.PREPARING_REBALANCE:
-                # Only members that have joined in this rebalance are counted. If the limit was lowered below the size
-                # of the group, the members that join last are rejected.
+                # Count only the members that have joined in this rebalance. If `group_max_size` was lowered below the
+                # size of the group, the members that join last are rejected.
                 return member_id in self._join.parked or len(self._join.parked) < self._settings.group_max_size
             case _:
                 return member_id in self._members or len(self._members) < self._settings.group_max_size
@@ -208,14 +208,14 @@ class ClassicGroup:
         self, builder: ResultBuilder, member: ClassicGroupMember, request: JoinRequest, request_id: RequestId
     ) -> None:
         state = self.metadata.state
+        # A join of a Stable group's leader starts a rebalance, because the leader joins again to change assignments.
         is_stable_leader = state is GroupState.STABLE and member.member_id == self.metadata.leader
-        # The leader rejoins to change assignments, for example after partitions were added to a topic.
         if state is GroupState.PREPARING_REBALANCE or member.protocols != request.protocols or is_stable_leader:
             self._join.park(builder, member.member_id, request_id)
             self._members.update(member, request)
             self._prepare_rebalance_or_complete_join(builder)
         else:
-            # The member retries a join whose response it did not receive.
+            # Return the current generation, because the member probably did not receive the response to its last join.
             builder.complete(request_id, self.metadata.join_response(member.member_id))
 
     def _replace_static_member(
@@ -321,7 +321,7 @@ class ClassicGroup:
             self._reschedule_heartbeat(builder.now, self._members.by_id[member_id])
         synced = tuple(self._sync.parked)
         self._sync.parked.clear()
-        # These members stay pending until the record is written, because they must sync again if the write fails.
+        # Keep the synced members pending until the record is written, because they must sync again if the write fails.
         self._sync.pending_members.update(dict.fromkeys(synced))
         value = self.metadata.to_record_value(builder.now.wall_ms, assignments)
         self._propose(builder, _Proposal(value, tuple(self._members), synced))
@@ -339,11 +339,11 @@ class ClassicGroup:
         members = tuple(new if member is old else member for member in self._members)
         assignments = {member.member_id: member.assignment for member in members}
         value = self.metadata.to_record_value(builder.now.wall_ms, assignments, members=members, leader=leader)
-        # If the client of the leader does not know SkipAssignment, the response names the old member id as the leader.
-        # The client then acts as a normal member and does not compute assignments again.
         skips_assignment = request.supports_skipping_assignment and is_leader
         response = self.metadata.join_response_with(
             new.member_id,
+            # If the client of the leader does not know SkipAssignment, the response names the old member id as the
+            # leader. The client then acts as a normal member and does not compute assignments again.
             leader if request.supports_skipping_assignment else self.metadata.leader,
             members if skips_assignment else (),
             skip_assignment=skips_assignment,
@@ -428,7 +428,7 @@ class ClassicGroup:
                 self._prepare_rebalance(builder)
                 return
         else:
-            # This is the new member id of a static member that rejoined. The record with this id could not be written,
+            # `member_id` is the new id of a static member that rejoined. The record with this id could not be written,
             # so the group has no such member.
             return
         is_preparing = self.metadata.state is GroupState.PREPARING_REBALANCE

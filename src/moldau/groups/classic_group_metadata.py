@@ -100,7 +100,7 @@ class ClassicGroupMetadata:
         if self.state is not GroupState.STABLE:
             return False
         if list(new.protocol_names) == list(old.protocol_names):
-            # The members' votes stay the same, so the selected protocol stays the same.
+            # The replacement does not change the votes for protocols, so the selected protocol stays the same.
             return True
         others = [member for member in self.members if member is not old]
         return MemberSet([*others, new]).select_protocol() == self.protocol_name
@@ -161,7 +161,7 @@ class ClassicGroupMetadata:
         topics: dict[str, None] = {}
         for subscription in self._subscriptions:
             try:
-                # Every version is decoded as version 0, because later versions start with the fields of version 0.
+                # Every subscription is decoded as version 0, because later versions start with the fields of version 0.
                 topics.update(dict.fromkeys(decode_subscription(b"\0\0" + subscription[2:]).topics))
             except DecodeError:
                 return None

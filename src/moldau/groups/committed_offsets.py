@@ -100,8 +100,8 @@ def build_commit_records(
 
 
 def _to_committed_offset(offset: OffsetToCommit, wall_ms: int) -> CommittedOffset:
-    # A record with an expire timestamp stores neither leader epoch nor topic id. Both are dropped here too, so that a
-    # restart does not change the state.
+    # The record of an offset with an expire timestamp stores neither leader epoch nor topic id. Drop both in memory
+    # too, so that a restart does not change the state.
     has_expiration = offset.expire_timestamp_ms != NO_EXPIRY
     return CommittedOffset(
         offset=offset.offset,

@@ -145,7 +145,7 @@ class GroupCoordinator:
                 if shard.is_loading:
                     await asyncio.sleep(LOAD_RETRY_BACKOFF_S)
             if shard.is_active:
-                # The image of this node is at least as new as the image that any earlier leader of the partition had
+                # The metadata image of this node is at least as new as the image of any earlier leader of the partition
                 # while it led. A topic that has offsets here but is missing in the image was therefore deleted.
                 shard.delete_offsets_of_missing_topics(self._image.topics)
         except Exception:
@@ -180,7 +180,7 @@ class GroupCoordinator:
     def _run_cleanup(self) -> None:
         topic = self._image.topics.get(OFFSETS_TOPIC)
         for partition in topic.partitions if topic is not None else ():
-            # Try again to load a shard whose log could not be opened before, for lack of disk space or descriptors.
+            # Try again to load a shard whose log could not be opened, for lack of disk space or file descriptors.
             if partition.index not in self._shards:
                 self._on_partition_changed(partition)
         for shard in self._shards.values():
@@ -317,7 +317,7 @@ class GroupCoordinator:
         listed: list[ListedGroup] = []
         for response in await asyncio.gather(*requests, return_exceptions=True):
             if isinstance(response, NotCoordinatorError):
-                # The shard was unloaded meanwhile. Another node is the coordinator now and lists these groups.
+                # The shard was unloaded during this call. The new coordinator lists these groups.
                 continue
             if isinstance(response, BaseException):
                 raise response

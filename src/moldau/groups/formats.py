@@ -213,7 +213,7 @@ def _decode_member(message: Message) -> MemberMetadataValue:
         instance_id=message.get("instance_id"),
         client_id=message.client_id,
         client_host=message.client_host,
-        # Version 0 has only a session timeout, which was also the rebalance timeout.
+        # Version 0 of this value has only a session timeout, which was also the rebalance timeout.
         rebalance_timeout_ms=message.session_timeout_ms if rebalance_timeout_ms == -1 else rebalance_timeout_ms,
         session_timeout_ms=message.session_timeout_ms,
         # The bytes are copied, because a view would keep the whole batch in memory.

@@ -92,7 +92,7 @@ class PartitionWriter:
         data = build_batch(records)
         if len(data) <= self._partition.log.settings.max_message_bytes:
             return [Batch(data)]
-        # Tombstones may be split into several batches, because each is valid alone. Other changes must be atomic.
+        # Only tombstones can be split into several batches, because each is valid alone. Other changes must be atomic.
         if len(records) == 1 or any(record.value is not None for record in records):
             raise RecordTooLargeError(f"batch of {len(data)} bytes is too large for {self._partition.name}")
         middle = len(records) // 2

@@ -53,7 +53,7 @@ class GroupCoordinatorShard:
                 self.groups.apply(record)
                 continue
             if record.committed is not None:
-                # A commit without membership creates an empty group without a protocol type.
+                # A client can commit without joining, which creates an empty group without a protocol type.
                 self.groups.get_or_create(record.group_id)
             self.offsets.apply(record)
 
@@ -122,8 +122,8 @@ class GroupCoordinatorShard:
         records: list[GroupRecord] = []
         remaining_bytes = TOMBSTONES_BYTES_MAX
         for key, deleted_ms in topics.items():
-            # Offsets without topic id that were committed after the deletion are kept, because they may belong to a
-            # new topic of the same name.
+            # Keep offsets without a topic id that were committed after the topic's deletion, because they may belong to
+            # a new topic of the same name.
             committed_until_ms = deleted_ms if key[1] is None else None
             for group_id, partition in self.offsets.partitions_of_topic(key, committed_until_ms):
                 records += _tombstones(group_id, [(key[0], partition)])
@@ -216,7 +216,7 @@ def _expiration_condition(group: ClassicGroupMetadata, retention_ms: int) -> Off
     if not group.protocol_type:
         return OffsetExpirationCondition(retention_ms)
     if group.is_empty:
-        # The retention time starts at the commit if that is later than `empty_since_ms`. Therefore offsets that an
+        # The retention time starts at the commit or at `empty_since_ms`, whichever is later. Therefore offsets that an
         # administrator sets for an old empty group do not expire at once.
         return OffsetExpirationCondition(retention_ms, group.empty_since_ms or 0)
     if group.protocol_type == PROTOCOL_TYPE and group.state is GroupState.STABLE:

@@ -212,8 +212,8 @@ class ShardDriver:
         if not self.partition.has_lease:
             raise self._lease_expired_error()
         if self._shard is not None:
-            # No listener is called when the lease is renewed. Therefore this call completes the parked responses of
-            # records that were committed while the broker had no lease.
+            # No listener is called when the lease is renewed. Therefore this call completes the responses that wait for
+            # records which were committed while the broker had no lease.
             self._on_partition_progress()
         if self._shard is None:
             raise self._unavailable_error()
@@ -263,7 +263,7 @@ class ShardDriver:
             result = shard.delete_offsets_of_topics(topics)
             if result is None:
                 for key, deleted_ms in topics.items():
-                    # The deletion time differs if a topic of this name was created and deleted again meanwhile.
+                    # If the deletion time has changed, another topic of this name was deleted, so keep the entry.
                     if self.deleted_topics.get(key) == deleted_ms:
                         del self.deleted_topics[key]
             return result
@@ -362,7 +362,7 @@ class ShardDriver:
         if due_ms is None:
             return
         if self._timer is not None:
-            # An earlier timer is kept, because firing too early is cheaper than a new timer for every heartbeat.
+            # Keep a timer that is due earlier: firing too early is cheaper than a new timer for every heartbeat.
             if self._timer_due_ms <= due_ms:
                 return
             self._timer.cancel()

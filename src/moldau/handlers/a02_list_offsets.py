@@ -83,7 +83,7 @@ async def _find_offset(
         found = await partition.offset_for_timestamp(timestamp)
     if found is not None:
         return found.timestamp_ms, found.offset, found.leader_epoch
-    # Raises OffsetNotAvailableError if this new leader does not know the high watermark yet. Until then, committed
-    # records that match may not be found.
+    # If this broker is a new leader that does not know the high watermark yet, this call raises
+    # OffsetNotAvailableError, because the search above may have missed committed records.
     partition.latest_offset(current_leader_epoch)
     return _NOT_FOUND

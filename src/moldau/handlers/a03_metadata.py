@@ -120,7 +120,7 @@ async def _auto_create_topics(names: list[str], broker: Broker) -> dict[str, Mol
         except MoldauError as error:
             return errors | {topic.name: error for topic in new_topics}
         for created in results:
-            # Ignore this error, because another request may have created the topic at the same time.
+            # Ignore TopicExistsError, because another request may have created the topic at the same time.
             if created.error is not None and not isinstance(created.error, TopicExistsError):
                 errors[created.name] = created.error
     return errors

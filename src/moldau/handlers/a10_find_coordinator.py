@@ -34,7 +34,7 @@ async def find_coordinator(
     key_type, listener = request.key_type, session.connection.listener
     if session.api_version < BATCHED_KEYS_VERSION:
         found = await _coordinator(key_type, request.key or "", listener, broker)
-        # These versions have the fields of one coordinator at the top level.
+        # Responses before version 4 have the fields of their only coordinator at the top level.
         return cast(FindCoordinatorResponse, found)
     coordinators: list[FindCoordinatorResponseCoordinator] = []
     # Look up each key only once, so that a small request cannot cause a huge response.
@@ -57,7 +57,7 @@ async def _coordinator(key_type: int, key: str, listener: str, broker: Broker) -
 
 async def _find_coordinator(key_type: int, key: str, listener: str, broker: Broker) -> tuple[int, Endpoint]:
     if key_type == TRANSACTION:
-        # This is the only error after which every client stops immediately.
+        # Use this error, because some clients retry after any other error.
         raise TransactionalIdAuthorizationError("transactions are not supported")
     if key_type != GROUP:
         raise InvalidRequestError(f"there is no coordinator for keys of type {key_type}")

@@ -68,7 +68,7 @@ def _join_request(request: JoinGroupRequest, session: RequestContext, broker: Br
         session_timeout_ms=request.session_timeout,
         rebalance_timeout_ms=request.rebalance_timeout if has_rebalance_timeout else request.session_timeout,
         protocol_type=request.protocol_type,
-        # Copy the metadata, because the group keeps it longer than the request keeps its frame.
+        # Copy the metadata, because the group keeps it, and a view would keep the whole request frame in memory.
         protocols=tuple(Protocol(each.name, bytes(each.metadata)) for each in request.protocols),
         requires_known_member_id=version >= MEMBER_ID_REQUIRED_VERSION and instance_id is None,
         supports_skipping_assignment=version >= SKIP_ASSIGNMENT_VERSION,

@@ -17,7 +17,7 @@ PROTOCOL_VERSION = 5
 async def sync_group(request: SyncGroupRequest, session: RequestContext, broker: Broker) -> SyncGroupResponse:
     try:
         sync = _sync_request(request, session.api_version)
-        # Drop the request, because it would keep its frame in memory while the response waits for the leader.
+        # Drop the request, because it would keep its frame in memory while this call waits for the group's leader.
         del request
         reply = await broker.groups.sync(sync)
     except MoldauError as error:
@@ -36,6 +36,6 @@ def _sync_request(request: SyncGroupRequest, version: int) -> SyncRequest:
         instance_id=request.group_instance_id,
         protocol_type=protocol_type,
         protocol_name=protocol_name,
-        # Copy the assignments, because the group keeps them longer than the request keeps its frame.
+        # Copy the assignments, because the group keeps them, and views would keep the whole request frame in memory.
         assignments={each.member_id: bytes(each.assignment) for each in request.assignments},
     )

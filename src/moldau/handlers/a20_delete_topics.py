@@ -31,7 +31,7 @@ async def delete_topics(request: DeleteTopicsRequest, session: RequestContext, b
 
 
 def _response(results: Iterable[TopicResult]) -> DeleteTopicsResponse:
-    # A topic that is in the request twice has only one result.
+    # Return only one result for a topic that is in the request twice.
     distinct = {(result.name, result.topic_id): result for result in results}
     return {
         "responses": [

@@ -49,7 +49,7 @@ async def create_partitions(
 
 
 def _response(results: Iterable[TopicResult]) -> CreatePartitionsResponse:
-    # A topic that is in the request twice has only one result.
+    # Return only one result for a topic that is in the request twice.
     distinct = {result.name or "": result for result in results}
     return {
         "results": [

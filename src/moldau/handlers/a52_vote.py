@@ -59,7 +59,7 @@ async def vote(request: VoteRequest, session: RequestContext, broker: Broker) ->
 
 def _vote_request(request: VoteRequest, partition: VoteRequestPartitionData) -> raft.VoteRequest:
     log_end = raft.EpochEndOffset(partition.last_offset_epoch, partition.last_offset)
-    # No log has records of a candidate's new epoch yet. A pre-vote has the current epoch, of which records may exist.
+    # A vote is for a new epoch, of which no log has records yet. A pre-vote has the current epoch, which may have some.
     epoch_max = partition.replica_epoch if partition.pre_vote else partition.replica_epoch - 1
     if partition.replica_id < 0 or partition.replica_epoch < 0:
         raise InvalidRequestError(

@@ -35,7 +35,7 @@ class BufferPool:
         if not POOLED_BUFFER_BYTES_MIN <= size <= POOLED_BUFFER_BYTES_MAX or size != _size_class(size):
             return
         if self._released_bytes + size > POOL_BYTES_MAX:
-            # Drop the buffers of other sizes, because the current frames do not use them.
+            # The pool is full. Drop the buffers of other sizes, because the latest frames have this size.
             self._released = {size: self._released.get(size, [])}
             self._released_bytes = size * len(self._released[size])
         if self._released_bytes + size <= POOL_BYTES_MAX:

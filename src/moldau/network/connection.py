@@ -229,8 +229,8 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._in_flight) == 1:
             self._advance()
         elif self._in_flight and self._in_flight[0].is_ready:
-            # Wait for the next iteration, because one flush often completes many requests at once. All their
-            # responses are then sent together.
+            # Wait for the next iteration of the event loop, because one flush of a log often completes many requests.
+            # All their responses are then sent together.
             self._schedule_advance()
 
     def _schedule_advance(self) -> None:
@@ -259,9 +259,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _update_reading(self) -> None:
         is_large = self._frames.is_frame_large
-        # A connection without reservations may send a small request even if the pool is exhausted. The requests that
-        # exhaust the pool may wait for fetches of other nodes, so the broker must read these fetches.
-        # Each connection exceeds the limit of the pool by at most one read.
+        # A connection without reserved memory can send a small request even if the pool is exhausted, because the
+        # requests that exhaust the pool may be waiting for fetches of other nodes. Each connection therefore exceeds
+        # the limit of the pool by at most one read.
         must_wait = self._memory_pool.is_exhausted and (is_large or self._reserved_bytes > 0)
         if must_wait and not self._is_waiting_for_memory:
             self._is_waiting_for_memory = True

@@ -46,7 +46,7 @@ class FrameReader:
 
     def buffer(self) -> memoryview:
         if self._frame is not None:
-            # The frame cannot grow in bytes_received, because the event loop has a view of its memory during that call.
+            # Grow the frame here and not in bytes_received, because the event loop has a view of it during that call.
             if self._filled == len(self._frame):
                 self._grow(self._frame)
             return memoryview(self._frame)[self._filled : self._frame_size]

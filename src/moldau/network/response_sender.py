@@ -31,7 +31,7 @@ class ResponseSender:
     def __init__(self, transport: asyncio.Transport, on_drained: Callable[[], None]) -> None:
         self._transport = transport
         self._on_drained = on_drained
-        # With a limit of zero the transport reports when its buffer is empty. Only then may sendfile bypass it.
+        # Sendfile must not overtake buffered bytes, so let the transport call resume_writing when its buffer is empty.
         transport.set_write_buffer_limits(high=0)
         self._parts: deque[Part] = deque()
         """Parts that are not sent yet. They wait until the transport's buffer is empty or the socket is writable."""
@@ -56,12 +56,12 @@ class ResponseSender:
             self._send_pending()
             return
         buffers: Sequence[Buffer] = parts  # type: ignore[assignment]
-        # `writelines` is not used, because it does not call resume_writing in some releases of asyncio.
         size = sum(map(len, buffers))
         self._accepted_bytes += size
         if len(buffers) > 1 and size <= _COALESCE_BYTES_MAX:
             self._transport.write(b"".join(buffers))
         else:
+            # Do not use `writelines`, because after it some releases of asyncio do not call resume_writing.
             for buffer in buffers:
                 self._transport.write(buffer)
 

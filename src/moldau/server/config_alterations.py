@@ -42,7 +42,7 @@ async def apply_alterations(
             if session.is_forwarded and is_logger:
                 raise InvalidRequestError("Loggers must be changed at their own broker.")
             has_broker_id = is_logger or (resource.type == BROKER_RESOURCE and resource.name != "")
-            # As in Kafka, a client must send a change of one broker to that broker.
+            # As in Kafka, a client must send a config change of a single broker to that broker.
             if has_broker_id and not session.is_forwarded:
                 _check_broker_id(resource.name, broker)
             if is_logger:
@@ -85,7 +85,7 @@ def _outcome(error: MoldauError | None) -> tuple[int, str | None]:
 async def _forward(
     changes: Mapping[ConfigResource, Sequence[ConfigChange]], broker: Broker, incremental: bool, validate_only: bool
 ) -> Outcomes:
-    # The encoder of AlterConfigs ignores `config_operation`, because AlterConfigs has no such field.
+    # This tree fits IncrementalAlterConfigs and AlterConfigs, whose encoder ignores `config_operation`.
     request = {
         "resources": [
             {

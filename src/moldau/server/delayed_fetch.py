@@ -85,7 +85,7 @@ class DelayedFetch:
     ) -> None:
         """Reads `keys`, then changed partitions until there are enough bytes. The wait also ends when the connection
         closes, which calls `close_callbacks`."""
-        # Never wait for more than bytes_max, because a response has at most bytes_max.
+        # Do not wait for more than bytes_max, because reading stops at that limit.
         self._bytes_min = min(bytes_min, max(self._bytes_max, 1))
         changed = _ChangeQueue()
         self._watcher.callbacks.append(changed.add)
@@ -195,7 +195,7 @@ class DelayedFetch:
             if isinstance(previous, LogReadInfo):
                 self._bytes_left += previous.records.size
             if partition.topic_id is not None:
-                # The topic may have been created or deleted since the session was created.
+                # The topic may have been created or deleted since the fetch session was created.
                 topic = self._broker.metadata.image.topic_names.get(partition.topic_id)
                 if topic != partition.topic:
                     partition = partition._replace(topic=topic)

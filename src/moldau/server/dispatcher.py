@@ -70,7 +70,7 @@ class Dispatcher:
         except DecodeError as error:
             raise CloseConnectionError(f"invalid request: {error}") from None
         is_early = route.requires_ready_broker and not self._broker.ready.is_set()
-        # Nodes need fetches of the metadata log to become ready.
+        # Do not park fetches of the metadata log, because nodes need them to become ready.
         if is_early and not (header.api_key == ApiKey.FETCH and is_metadata_fetch(cast(FetchRequest, request))):
             await self._wait_until_ready(len(frame))
         if not route.keeps_frame:
@@ -83,7 +83,7 @@ class Dispatcher:
                 handling = forward_to_controller(request, frame, session, self._broker, api.error_response)
             else:
                 handling = api.handler(request, session, self._broker)
-            # Only the handler may keep the request during a long wait, because byte fields are views of the frame.
+            # Drop this reference, so that a handler that waits long can free the frame, of which byte fields are views.
             del request
             if route.keeps_frame:
                 del frame

@@ -42,7 +42,7 @@ class PartitionWatcher:
         """Marks the partition as changed on each event of `mark_on` and `wake_on`. An event of `wake_on` also wakes the
         waiting fetch."""
         if self._is_closed:
-            # The session ended during this fetch. Add no callbacks, because nothing would remove them later.
+            # The fetch session ended during this fetch. Add no callbacks, because nothing would remove them later.
             return
         watched = self._watched.get(key)
         if watched is not None:

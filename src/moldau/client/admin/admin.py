@@ -390,7 +390,7 @@ class Admin:
         def tree(retry: Retry) -> dict[str, Any]:
             return {
                 "cluster_id": self.cluster.cluster_id,
-                # The broker times out before the client, so that its response with the reason can still arrive.
+                # The broker gets a shorter timeout than the client, so that its error response can still arrive.
                 "timeout": self._requester.attempt_timeout_ms(retry) * 9 // 10,
                 "voter_id": node_id,
                 "voter_directory_id": directory_id,
@@ -525,7 +525,7 @@ class Admin:
 def _creatable_topic(topic: NewTopic) -> dict[str, Any]:
     return {
         "name": topic.name,
-        # Brokers require that count and replication factor are unset if the replicas are given.
+        # Brokers require that partition count and replication factor are unset if the replicas are given.
         "num_partitions": BROKER_DEFAULT if topic.assignments else topic.partitions,
         "replication_factor": BROKER_DEFAULT if topic.assignments else topic.replication_factor,
         "assignments": [

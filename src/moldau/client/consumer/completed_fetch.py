@@ -103,7 +103,7 @@ def _split_batches(records: memoryview | None) -> Iterable[Batch]:
             if position == 0:
                 raise KafkaError(ErrorCode.message_too_large, f"a batch of {size} bytes is truncated to {end}")
             return
-        # `Batch` raises an error for a size that is too small.
+        # If the size is smaller than a header, `Batch` raises an error, so the loop cannot run forever.
         yield Batch(records[position : position + max(size, 0)])
         position += size
 

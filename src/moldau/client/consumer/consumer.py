@@ -232,7 +232,7 @@ class Consumer:
             await close_task.run_stage("revoking partitions", self._revoke_all(commit))
         finally:
             if self._coordinator is not None:
-                # The consumer leaves even if a callback raises, so that the other members need not wait.
+                # Leave the group even if a callback raises, so that other members do not wait for a session timeout.
                 self._coordinator.member.step(Closed())
                 await close_task.run_stage("leaving the group", self._coordinator.member.wait_until_left())
             self._state = _State.CLOSED

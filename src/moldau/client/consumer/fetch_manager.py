@@ -121,7 +121,7 @@ class FetchManager:
         return self._take(self._buffer.take_batches)
 
     def _take(self, take: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        # Refill the buffer only if it has no records to return, because only the fetcher has a memory limit.
+        # Refill the buffer only if it has no records to return, because it has no memory limit, unlike the fetcher.
         if not self._buffer.has_readable():
             self._buffer.add(self._fetcher.take())
         try:

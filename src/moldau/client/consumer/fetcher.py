@@ -157,7 +157,7 @@ class Fetcher:
         """Stops returning batches of these partitions until `resume`. Fetched batches are kept."""
         for partition in partitions:
             self._partitions[partition].is_paused = True
-        # Other partitions of a leader no longer wait until the batches of the paused partitions are taken.
+        # Other partitions of the same leaders no longer wait until batches of the paused partitions are taken.
         self._send_fetches()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
@@ -247,8 +247,8 @@ class Fetcher:
             else:
                 by_leader.setdefault(leader, {})[partition] = state
         for leader, positions in by_leader.items():
-            # Do not fetch while batches of this leader are not taken. A long poll for the other partitions would delay
-            # the next fetch of the partitions with these batches.
+            # Do not fetch while the caller has not taken all batches of this leader. A long poll for the other
+            # partitions would delay the next fetch of the partitions with these batches.
             if leader not in self._in_flight and leader not in untaken:
                 self._start_fetch(leader, positions)
         if self._timer is not None:
@@ -272,13 +272,13 @@ class Fetcher:
             self._fetch(leader, positions, bytes_max), name=f"fetches from node {leader}"
         )
         self._in_flight[leader] = fetch = _InFlightFetch(positions, bytes_max, task)
-        # Use a callback, because a task that is cancelled before its first step never enters its coroutine.
+        # Clean up in a callback, because a task that is cancelled before its first step never enters its coroutine.
         task.add_done_callback(lambda _: self._on_fetch_done(leader, fetch))
 
     def _on_fetch_done(self, leader: int, fetch: _InFlightFetch) -> None:
         del self._in_flight[leader]
         self._reserved_bytes -= fetch.bytes_max
-        # If the task was cancelled, but not by `_cancel_stale_fetches`, the client is closing.
+        # Do not fetch again if the client is closing, which also cancels the task but does not set `is_abandoned`.
         if fetch.is_abandoned or not fetch.task.cancelled():
             self._send_fetches()
 
@@ -344,8 +344,8 @@ class Fetcher:
             for each in topic["partitions"]:
                 partition = TopicPartition(topic["topic"], each["partition"])
                 state = positions[partition]
-                # The response is not needed after a seek or removal, or if the response of a new leader arrived first
-                # and advanced the position.
+                # The response is not needed after a seek or the removal of the partition, or if the response of a new
+                # leader arrived first and advanced the position.
                 is_needed = self._partitions.get(partition) is state and not state.has_failed
                 yield partition, state, is_needed and state.position == each["fetch_offset"]
 

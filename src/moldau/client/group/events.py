@@ -8,7 +8,7 @@ from moldau.client.group.assignors import JoinGroupMember
 from moldau.client.group.member_state import Generation
 from moldau.wire.consumer_protocol import Partition
 
-# Events. If a request gets no response, the code of its event is `network_exception` or `request_timed_out`.
+# Events. The event for a request without a response has the code `network_exception` or `request_timed_out`.
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,7 +298,7 @@ class MembershipManager:
         self._pending_assignment = tuple(sorted(assignment.partitions))
         self._pending_user_data = decode_user_data(assignment.user_data)
         if self.is_leader and self._pending_user_data.partition_counts is not None:
-            # Use the counts from the user data, because a restarted static leader did not compute the assignment.
+            # Use these partition counts, because a restarted static leader did not compute the assignment itself.
             self._leader.assignment_snapshot = dict(self._pending_user_data.partition_counts)
         self._join_retry.record_success()
         self._find_retry.record_success()
@@ -372,7 +372,7 @@ class MembershipManager:
     def _on_coordinator_found(self, now_ms: int, event: events.CoordinatorFound) -> list[Effect]:
         self._is_finding_coordinator = False
         self.coordinator = event.node_id
-        # Send the new coordinator a heartbeat now.
+        # Start a new session and send a heartbeat now, because the session deadline may have passed during the lookup.
         self._heartbeat.restart(now_ms, now_ms)
         return []
 

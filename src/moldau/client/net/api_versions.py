@@ -1,8 +1,8 @@
 """The API versions that this client supports, and the choice of a version for each broker.
 
-The client addresses topics by name, so it does not use versions that accept only topic ids. The lowest versions are
-chosen so that one form of each request fits all supported versions. Kafka 3.0 already has the lowest versions of the
-producer and consumer requests.
+The client addresses topics by name, so it does not use versions that accept only topic ids. The minimum version of each
+request is high enough that one form of the request fits all supported versions. Kafka 3.0 and later support the minimum
+versions of the producer and consumer requests.
 """
 
 from collections.abc import Mapping

@@ -85,7 +85,7 @@ class Cluster:
         """
         self.client_id = client_id
         self.clock: Clock = clock or SystemClock()
-        # The default is cryptographically secure, because SASL nonces come from it.
+        # The default generator is cryptographically secure, because SASL nonces come from it.
         self.random = random or SystemRandom()
         self.request_timeout_ms = request_timeout_ms
         self.retry_backoff_ms = retry_backoff_ms
@@ -119,7 +119,7 @@ class Cluster:
                 await self.refresh(timeout_ms=retry.remaining_ms)
                 break
             except KafkaError as error:
-                # After a timeout raise the earlier error, because it shows the cause better.
+                # If this attempt timed out, raise the error of an earlier attempt, because it shows the cause better.
                 failure = failure if failure and isinstance(error, RequestTimedOutError) else error
                 await retry.wait_or_raise(failure)
         if self._refresh_task is not None:

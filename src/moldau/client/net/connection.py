@@ -165,7 +165,7 @@ class Connection:
         response = await self._send(ApiKey.API_VERSIONS, version, software, timeout_ms)
         if response.error_code == ErrorCode.unsupported_version:
             offered = {each.api_key: VersionRange(each.min_version, each.max_version) for each in response.api_keys}
-            # Old brokers return this error without a list of versions, but all of them support version 0.
+            # Old brokers return UNSUPPORTED_VERSION without a list of versions, but all of them support version 0.
             version = choose_version(ApiKey.API_VERSIONS, {ApiKey.API_VERSIONS: VersionRange(0, 0)} | offered)
             response = await self._send(ApiKey.API_VERSIONS, version, software, timeout_ms)
         raise_for_code(response.error_code, f"{self} rejected ApiVersions")

@@ -192,7 +192,7 @@ class BrokerConnections:
             async with asyncio.timeout_at(deadline):
                 return await await_shared(attempt)
         except TimeoutError:
-            # The attempt continues for later callers. Until the attempt succeeds, other addresses are preferred.
+            # The attempt continues for later callers. Until the attempt succeeds, prefer other addresses for a while.
             self._failed_at[address] = asyncio.get_running_loop().time()
             raise RequestTimedOutError(f"no connection to {address[0]}:{address[1]} in time") from None
 

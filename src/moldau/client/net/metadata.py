@@ -112,7 +112,7 @@ class Metadata:
     def _mark_missing(self, name: str, known: TopicInfo | None, code: ErrorCode) -> None:
         self.topics.pop(name, None)
         self.topic_errors[name] = code
-        # Only an id distinguishes a topic that reappears from a new topic of the same name.
+        # Keep only a topic with an id: else a topic that reappears cannot be told from a new topic of the same name.
         if known is not None and known.topic_id is not None:
             self._removed_topics[name] = known
 

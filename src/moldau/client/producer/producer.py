@@ -264,7 +264,7 @@ class Producer:
         is_behind_others = bool(self._memory_waiters)
         while is_behind_others or not self._accumulator.has_memory(size):
             is_behind_others = False
-            # Sending the open batches at once frees memory sooner.
+            # Close the open batches, so that they are sent without delay and free their memory sooner.
             self._accumulator.close_batches()
             self._sender.wakeup()
             waiter = (size, asyncio.get_running_loop().create_future())
@@ -275,7 +275,7 @@ class Producer:
                 if waiter in self._memory_waiters:
                     self._memory_waiters.remove(waiter)
                 else:
-                    # This waiter was woken (and perhaps cancelled later). There may be memory for the next waiter too.
+                    # This waiter was woken (and perhaps then cancelled). Wake the next one if memory is left for it.
                     asyncio.get_running_loop().call_soon(self._wake_memory_waiter)
             self._check_open()
 

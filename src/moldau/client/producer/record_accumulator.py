@@ -278,8 +278,8 @@ class RecordAccumulator:
                 for half in halves:
                     insort(queue.waiting, half, key=_batch_order)
         elif is_sequence_error or error.is_retriable:
-            # A sequence error is expected if an earlier batch has failed. If there is no earlier batch, the broker has
-            # lost the producer's state, and the sequence starts again in a new epoch.
+            # A sequence error is expected if an earlier batch has failed. Otherwise the broker has lost the
+            # producer's state, and the sequence starts again in a new epoch.
             queue.needs_epoch_bump = queue.needs_epoch_bump or (is_sequence_error and is_first)
             queue.backoff_until_ms = retry_at_ms
             insort(queue.waiting, batch, key=_batch_order)

@@ -115,10 +115,10 @@ class Sender:
         try:
             connection = await self._cluster.connection(node, LANE)
             self._unreachable_nodes.pop(node, None)
-            # Nothing is awaited between draining and sending, so that batches are sent in the order of their sequences.
+            # Nothing is awaited between taking and sending batches, so that they are sent in the order of sequences.
             while self._can_send_more(node) and (batches := self._drain_batches(node)):
                 self._send_produce_request(node, connection, batches)
-                # Wait for the write buffer, because with acks=0 no responses slow the producer down.
+                # Wait until the write buffer has room, because with acks=0 no responses slow the producer down.
                 await connection.drain()
         except KafkaError as error:
             self._handle_unreachable(node, error)

@@ -149,7 +149,7 @@ def _read_truststore(location: str, password: str) -> str:
         return _read_pkcs12_truststore(data, location, password)
     if _PEM_PREFIX not in data:
         raise ValueError(f"{location} is neither PEM nor PKCS12")
-    # keytool and openssl write names and comments around the PEM blocks, in any encoding.
+    # Accept any encoding of the names and comments that keytool and openssl write around the PEM blocks.
     return data.decode("ascii", errors="replace").replace("\ufffd", "?")
 
 
@@ -176,9 +176,9 @@ def _load_keystore(context: ssl.SSLContext, tls: Tls) -> None:
         _pem_file(tls.certificate_pem, tls.certificate_location, "keystore") as certificate,
         _pem_file(tls.key_pem, tls.key_location or tls.certificate_location, "key") as key,
     ):
-        # Pass the password as a function, because OpenSSL would prompt on the terminal if there is no password.
         password = tls.key_password
         try:
+            # Without a password function, OpenSSL would ask for a missing password on the terminal.
             context.load_cert_chain(certificate, key, lambda: password)
         except (ssl.SSLError, ValueError) as error:
             reason = getattr(error, "reason", None) or str(error)

@@ -165,7 +165,7 @@ def parse_security(properties: Mapping[str, str]) -> Security:
                 f"{credentials[0]} needs security.protocol: SASL_SSL, or SASL_PLAINTEXT if the brokers have no TLS"
             )
         if given:
-            # In this case Java's clients use plain text without a warning.
+            # Use plain text like Java's clients, but log a warning, because the user probably expects TLS.
             _log.warning(f"{next(iter(given))} is ignored: security.protocol is not set, so TLS is not used")
         return Security()
     if protocol not in PROTOCOLS:
