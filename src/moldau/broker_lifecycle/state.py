@@ -289,8 +289,8 @@ class BrokerLifecycleState:
         if isinstance(error, _FATAL_ERRORS):
             return self._reject(error)
         if not isinstance(error, DuplicateBrokerRegistrationError):
-            # Restart the retry period, because the next response may come from another controller. A new controller
-            # starts with a full session for each broker.
+            # Restart the time limit for duplicates, because the next response may come from a new controller, which
+            # gives a full session to every broker, even to one whose process is dead.
             self._duplicate_since_ms = None
         elif self._duplicate_since_ms is None:
             self._duplicate_since_ms = now_ms
@@ -314,7 +314,7 @@ class BrokerLifecycleState:
                 return self._stop(leadership_moved=True)
             if now_ms - self._shutdown_requested_ms >= SHUTDOWN_SESSIONS_MAX * self._session_ms:
                 return self._stop(leadership_moved=False)
-            # Send the next heartbeat soon, because the other brokers need little time to apply the change of leaders.
+            # Ask again soon whether this broker may stop: the other brokers quickly apply the change of leaders.
             self._next_request_ms = now_ms + max(self._interval_ms // 10, 1)
         else:
             self._next_request_ms = max(event.sent_ms + self._interval_ms, now_ms)

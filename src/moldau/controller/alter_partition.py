@@ -50,7 +50,7 @@ def alter_partition(
         )
         change.isr = tuple(member for member, _ in requested.isr)
         change.is_recovering = requested.is_recovering
-        # Write an unchanged ISR too, because the new partition epoch invalidates delayed copies of other requests.
+        # Write even an unchanged ISR, because the new partition epoch invalidates delayed copies of earlier requests.
         record = change.build() or PartitionChangeRecord(
             partition_id=partition.index, topic_id=topic.topic_id, isr=partition.isr
         )
@@ -103,7 +103,7 @@ def _check_isr_change(
 
 def _check_leader(broker_id: int, partition: PartitionRegistration, requested: IsrChange) -> None:
     if requested.leader_epoch > partition.leader_epoch or requested.partition_epoch > partition.partition_epoch:
-        # The sender's metadata was committed by a later controller.
+        # The sender knows metadata that this controller does not have, so a later controller has written it.
         raise NotControllerError("The leader knows of a newer controller than this one.")
     if requested.leader_epoch < partition.leader_epoch:
         raise FencedLeaderEpochError(f"The leader epoch is {partition.leader_epoch}.")
@@ -143,8 +143,8 @@ def _check_members(image: MetadataImage, partition: PartitionRegistration, reque
 def _check_not_offline(state: ControllerState, partition: PartitionRegistration, requested: IsrChange) -> None:
     for member, _ in requested.isr:
         if member in partition.isr and state.is_transiently_offline(member, requested.topic_id, requested.partition):
-            # Accept a current member that is only transiently offline. It stays in the ISR until another member can
-            # replace it, and this change may add that other member.
+            # Accept a current ISR member whose replica is only temporarily not writable. It stays in the ISR until
+            # another member is online, and rejecting this change could keep that other member from joining.
             continue
         if state.is_offline(member, requested.topic_id, requested.partition):
             raise IneligibleReplicaError(f"Broker {member} has reported its replica offline.")

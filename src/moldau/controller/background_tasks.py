@@ -110,7 +110,7 @@ class BackgroundTasks:
             previous_session_ms=remaining_session_ms(static.broker_session_timeout_ms, leader_silence_ms),
         )
         self._next_balance_ms = now_ms + static.leader_imbalance_check_interval_seconds * 1000
-        # Submit the feature levels before any request, so that registrations are checked against them.
+        # Queue the feature levels ahead of all requests, so that registrations are checked against the levels.
         self._feature_update = None if METADATA_VERSION in image.features else runtime.schedule(_update_features)
         if probe is not None:
             self._suspected_brokers = dict.fromkeys(self._brokers_to_probe(image))
@@ -145,7 +145,7 @@ class BackgroundTasks:
         self._start_task(name, partial(self._check_broker, broker_id, broker_epoch))
 
     def start_reconciliation(self, broker_id: int) -> None:
-        """Starts a task that makes the broker's partition changes that did not fit into an earlier decision."""
+        """Starts a task for the remaining partition changes of a broker if not all fitted into one batch of records."""
         self._start_task(f"reconcile {broker_id}", partial(self._reconcile_broker, broker_id))
 
     def on_offline_replicas(self, beat: BrokerHeartbeat) -> None:
@@ -184,8 +184,8 @@ class BackgroundTasks:
         now_ms = self._clock.monotonic_ms()
         late_ms = now_ms - self._timer_ms
         if late_ms > STALL_THRESHOLD_MS:
-            # Extend all sessions, because heartbeats that arrived meanwhile are still unread.
             log.warning("the controller's event loop was stalled", late_ms=late_ms)
+            # Extend all sessions, because heartbeats that arrived during the stall are still unread.
             self.heartbeat_manager.extend_sessions(late_ms)
         for session in self.heartbeat_manager.take_expired(now_ms):
             name = f"fence {session.broker_id} of epoch {session.broker_epoch}"
@@ -305,8 +305,8 @@ class BackgroundTasks:
             lambda state: remove_offline_replicas(state, self._offline_reports[broker_id])
         ):
             pass
-        # A replica that is online again may be the only candidate. Start the elections here, because no metadata record
-        # triggers them.
+        # A replica that is online again may be the only candidate in an unclean election. Start the elections here,
+        # because no metadata record reports that a replica is online again.
         self._start_unclean_elections()
 
     async def _submit_with_retry(self, decide: Callable[[ControllerState], CoordinatorResult[Record, Any]]) -> Any:

@@ -222,7 +222,7 @@ class NodeToControllerChannel:
         try:
             await asyncio.wait([published], timeout=METADATA_WAIT_MS_MAX / 1000)
         finally:
-            # Stop the wait without an error, because the controller has made the change in any case.
+            # After the timeout, stop waiting without an error, because the controller has already made the change.
             published.cancel()
             await asyncio.gather(published, return_exceptions=True)
 

@@ -221,7 +221,7 @@ def _check_not_last_in_isr(state: ControllerState, broker_id: int) -> None:
     last: list[str] = []
     for name in state.index.partitions_on(broker_id):
         partition = state.image.topics[name.topic].partitions[name.partition]
-        # Ignore unregistered brokers. When they register again, the controller assumes that they have lost all records.
+        # Ignore unregistered ELR members. If they register, the controller assumes that they have lost all records.
         others = [each for each in partition.elr if each in state.image.brokers]
         if partition.isr == (broker_id,) and not others:
             last.append(f"{name.topic}-{name.partition}")
@@ -264,8 +264,8 @@ def process_broker_heartbeat(
     outcome = HeartbeatOutcome(
         BrokerHeartbeatReply(is_caught_up, fenced, stop), len(records) < RECORDS_PER_DECISION_MAX, shutdown_offset
     )
-    # If there are no records, the response does not wait for the commit of other decisions. It waits only for the last
-    # change of this broker's registration, because the broker needs the response soon to extend its lease.
+    # If the heartbeat causes no records, the response waits only until the last change of this broker's registration is
+    # committed. Waiting for other records would delay the extension of the broker's lease.
     offset = state.last_change_offset(broker.broker_id)
     return CoordinatorResult(_limit_batch(records), outcome, min_committed_offset=offset)
 
@@ -288,8 +288,8 @@ def _controlled_shutdown(
     session = heartbeat_manager.session_of(broker.broker_id, broker.epoch)
     if records or session is None:
         return records, False, None
-    # The offset is None at the first heartbeat after the last partitions moved. The current offset includes those
-    # moves.
+    # The session has no offset yet at the first heartbeat after the broker's last partitions got other leaders. The
+    # current metadata offset includes those changes.
     offset = session.controlled_shutdown_offset
     offset = state.image.offset if offset is None else offset
     others = [each.broker_id for each in state.image.brokers.values() if each.is_active]

@@ -71,7 +71,7 @@ def _check_resource(image: MetadataImage, resource: ConfigResource) -> None:
         if resource.name not in image.topics:
             raise UnknownTopicOrPartitionError(f"The topic '{resource.name}' does not exist.")
     elif resource.type == BROKER_RESOURCE:
-        # The empty name means the default of all brokers.
+        # An empty name stands for the defaults of all brokers.
         if resource.name and _broker_id(resource.name) not in image.brokers:
             raise InvalidRequestError(f"No broker with id {resource.name} is registered.")
     else:

@@ -96,7 +96,7 @@ class BrokerHeartbeatManager:
         session.is_expiry_pending = True
         session.deadline_ms = max(session.deadline_ms, now_ms + self._session_ms)
         if beat.metadata_offset < session.metadata_offset:
-            # This heartbeat was sent before another heartbeat that has already arrived.
+            # A heartbeat that was sent later has already arrived, so the report in this heartbeat is outdated.
             return False
         not_ready = {(each.topic_id, each.partition): each.reason for each in beat.not_ready if not each.is_transient}
         has_changed = beat.metadata_offset > session.metadata_offset or not_ready != session.not_ready

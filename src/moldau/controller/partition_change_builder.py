@@ -112,8 +112,8 @@ class PartitionChangeBuilder:
             partition_id=old.index,
             topic_id=self._topic_id,
             isr=None if isr == old.isr else isr,
-            # The leader is also set if a replica is removed, because the new leader epoch stops that replica from
-            # following.
+            # Set the leader also if a replica is removed and the leader stays the same: this raises the leader epoch,
+            # which stops the removed replica from following.
             leader=leader if elected else NO_LEADER_CHANGE,
             replicas=None if self.replicas == old.replicas else self.replicas,
             removing_replicas=None if self.removing_replicas == old.removing_replicas else self.removing_replicas,
@@ -162,7 +162,7 @@ class PartitionChangeBuilder:
 
     def _longest_log(self, log_ends: Mapping[int, EpochEndOffset]) -> int:
         candidates = [replica for replica in self.replicas if replica in log_ends and replica in self._active]
-        # If several logs are equal, `max` returns the first candidate, which is the most preferred one.
+        # If several log ends are equal, `max` returns the first candidate, which is the most preferred one.
         return max(candidates, key=lambda replica: log_ends[replica], default=NO_LEADER)
 
     def _resulting_isr(self, leader: int, complete: Replicas) -> Replicas:

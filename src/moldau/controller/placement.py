@@ -102,8 +102,8 @@ def _choose_replicas(
     the same load, their order in `ring` decides."""
     leads = min(range(len(ring)), key=lambda at: load.leader_load(ring[at].broker_id))
     leader = ring[leads]
-    # Shift the followers by one in each round, so that a broker shares partitions with all other brokers.
     others = [*ring[leads + 1 :], *ring[:leads]]
+    # Rotate the followers by one for each partition that this leader has, so that all brokers share partitions with it.
     turn = load.leaders[leader.broker_id] % len(others) if others else 0
     others = others[turn:] + others[:turn]
     chosen, racks = [leader], Counter([leader.rack])

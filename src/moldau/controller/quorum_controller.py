@@ -253,8 +253,8 @@ class QuorumController:
         tasks = self._require_active()
         while not await self._runtime.submit(lambda state: unregister_broker(state, broker_id)):
             pass
-        # Remove the session before the next await. A broker that is still alive registers again, and its new session
-        # must stay.
+        # Remove the session before the next await, because a broker that is still alive may register again during that
+        # await, and its new session must stay.
         tasks.heartbeat_manager.remove_broker(broker_id)
         await self._wait_until_published()
 
@@ -270,11 +270,11 @@ class QuorumController:
                 update=lambda state: self._update_liveness(tasks, state, beat),
             )
         except asyncio.CancelledError:
-            # Start the task in any case, because the decision may have been made and may have had too many records.
+            # The operation may have run before the cancellation and had too many records, so reconcile in any case.
             tasks.start_reconciliation(beat.broker_id)
             raise
         if not outcome.is_complete:
-            # Do not await the task, because the broker's lease depends on the response.
+            # Do not wait for the task, because the broker needs the response soon to extend its lease.
             tasks.start_reconciliation(beat.broker_id)
         reply = outcome.reply
         session = tasks.heartbeat_manager.session_of(beat.broker_id, beat.broker_epoch)
@@ -293,8 +293,8 @@ class QuorumController:
         broker = state.image.brokers.get(beat.broker_id)
         is_current = broker is not None and broker.epoch == beat.broker_epoch
         if is_current and tasks.heartbeat_manager.session_of(beat.broker_id, beat.broker_epoch) is None:
-            # The broker has no session, because its registration call was cancelled after the decision. Start the
-            # session now, before this heartbeat can unfence the broker.
+            # The broker has no session, because its registration call was cancelled after the registration was
+            # appended. Start the session now, before this heartbeat can unfence the broker.
             now_ms = self._clock.monotonic_ms()
             tasks.heartbeat_manager.start_session(beat.broker_id, beat.broker_epoch, now_ms)
             tasks.heartbeat_manager.touch(beat, now_ms)

@@ -134,7 +134,7 @@ class ControllerState:
         return self._last_fenced_offsets.get(broker_id, self._loaded_offset)
 
     def last_change_offset(self, broker_id: int) -> int:
-        """Returns the offset after the latest decision that changed the broker's registration."""
+        """Returns the offset after the latest batch of metadata records that changed the broker's registration."""
         return self._last_change_offsets.get(broker_id, self._loaded_offset)
 
     def colliding_topic(self, key: str) -> str | None:

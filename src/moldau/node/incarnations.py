@@ -38,7 +38,7 @@ class IncarnationStore:
     async def add(self, incarnation_id: UUID) -> tuple[UUID, ...]:
         """Saves a new incarnation and returns the earlier ones. Must be called before the registration."""
         earlier = self.previous_incarnations()
-        # Always keep the first incarnation, because it is known to be registered.
+        # Always keep the first saved incarnation: only this one can be known to be registered.
         await self._save((*earlier[:1], *earlier[1:][2 - INCARNATIONS_MAX :], incarnation_id))
         return earlier
 

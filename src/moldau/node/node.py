@@ -107,16 +107,16 @@ class Node:
         self.addresses = advertised_endpoints(await self._bind(), self._broker_settings.advertised)
         meta = await load_or_create(self._platform, self._broker_settings)
         await self._create_components(meta)
-        # From now on other nodes can connect. Clients are served when this broker is unfenced.
         self._exit_stack.push_async_callback(self._close_listeners)
+        # From now on other nodes can connect. Clients are served only after this broker is unfenced.
         for listener in self._listeners:
             await listener.serve()
         await self._controller.start()
         await self._register()
         self._replication.start()
         await self._lifecycle.wait_until_active()
-        # Wait for all publishers, because a controller in this process reports the broker as active before they have
-        # handled the image.
+        # Wait until all metadata publishers have handled the image, because a controller in this process may report the
+        # broker as active before that.
         await self._metadata.wait_for_offset(self._metadata.committed_image.offset)
         self._log_maintenance = LogMaintenance(self._partitions, self._settings, self._platform.clock)
         self._log_maintenance.start()
@@ -186,8 +186,8 @@ class Node:
             fetch_log_end=partial(fetch_log_end, node_id, replica_manager, peers),
         )
         self._exit_stack.push_async_callback(controller.close)
-        # Resign before the controller closes, because an operation of the controller may wait behind a write to a full
-        # disk.
+        # Resign before the controller closes, because `close` waits for the append in progress, and a full disk can
+        # block that append until the node resigns.
         self._exit_stack.push_async_callback(quorum.resign)
         controller_channel = NodeToControllerChannel(node_id, controller, quorum, peers, metadata, clock)
         incarnation_id = self._incarnation_id = random_uuid(platform.random)
@@ -309,7 +309,7 @@ class Node:
     async def _begin_shutdown(self) -> None:
         """Moves leadership to other nodes."""
         if self.failure is not None:
-            # Skip the handover, because other nodes take over as soon as this process has ended.
+            # Skip the handover after a failure. Other nodes take over as soon as this process has ended.
             return
         if self._broker_settings.controlled_shutdown_enable and len(self._metadata.image.brokers) > 1:
             await self._lifecycle.shut_down()
@@ -372,7 +372,7 @@ class Node:
 
 
 def _make_store(platform: Platform, settings: BrokerSettings) -> LogStore:
-    # The stores are imported on demand, so that a broker in a test starts sooner.
+    # Import only the store that is used, so that a broker in a test starts sooner.
     if settings.store == "memory":
         from moldau.logs.memory import MemoryLogStore
 

@@ -85,7 +85,7 @@ class JsonFormatter(logging.Formatter):
         if self._clock is not None:
             line["time"] = _to_datetime(self._clock()).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line |= {"level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
-        # Fields come last. They never replace the standard keys.
+        # Add the fields last, and rename those that would replace a standard key.
         fields = getattr(record, FIELDS, {})
         line |= {f"{name}_" if name in line else name: value for name, value in fields.items()}
         if traceback := _traceback(self, record):

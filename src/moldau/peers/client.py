@@ -160,8 +160,8 @@ class PeerClient:
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 raise PeerUnreachableError(f"node {node_id} ({address}) could not be connected to in time")
-            # Limit the attempt to the request timeout. After a network partition, a new attempt succeeds at once, and
-            # an old attempt only at TCP's next retransmission.
+            # Limit the attempt to the request timeout: when a network partition ends, a new attempt succeeds at once,
+            # but an old attempt succeeds only at TCP's next retransmission.
             opening = partial(self._open_and_store, key, address, min(left_ms, self._request_timeout_ms))
             name = f"{self._client_id} connects to {address}"
             await _wait_for_attempt(self._pool.attempt(key, address, opening, name), left_ms)
@@ -216,7 +216,7 @@ async def _is_connection_refused(address: Address, error: KafkaError) -> bool:
     if not isinstance(error, ConnectionLostError):
         return False
     if error.errno is None:
-        # There is no single errno for a host name with several addresses.
+        # A host name with several addresses has no single errno, so probe each address.
         return await probe_address(*address, PROBE_TIMEOUT_MS) is ProbeResult.REFUSED
     return error.errno == errno.ECONNREFUSED
 

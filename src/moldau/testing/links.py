@@ -107,5 +107,5 @@ def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> 
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:
-        # The loop is closed, so its connections are closed, too.
+        # The node's loop is closed, so the node's connections are closed, too.
         return

@@ -76,7 +76,7 @@ class NodeThread:
         if self._is_killed:
             pending_tasks = asyncio.all_tasks(self._loop)
             for task in pending_tasks:
-                # Suppresses asyncio's warning about destroyed pending tasks.
+                # Suppress asyncio's warning about destroyed pending tasks.
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
             self._killed.set()
             # Suspend this thread until the process exits, so that the tasks stay referenced. Garbage collection of the

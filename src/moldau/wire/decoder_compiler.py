@@ -206,7 +206,7 @@ def _write_primitive(source: SourceBuilder, kafka_type: str, target: str, flexib
         return
     if kafka_type == "string":
         _write_size(source, "size", "h", "compact_string_length", flexible)
-        # This is `decode_string`, inlined for short strings to avoid a call.
+        # The generated code inlines `decode_string` for short strings, to avoid a call.
         value = (
             f'str(data[position:stop], "utf-8", "replace") if stop - position <= {SAFE_STRING_BYTES} '
             "else decode_string(data[position:stop])"

@@ -46,18 +46,18 @@ class NotReadyReplica:
 
 
 _FETCH_REQUEST_FIELDS = (
-    # The `sent_ms` of the latest response that the replica received from the leader; -1 if there is none.
+    # The `sent_ms` of the latest response that the replica received from the quorum's leader; -1 if there is none.
     SchemaField("heard_ms", "int64", tag=FIRST_TAG, default=-1),
 )
 _FETCH_RESPONSE_FIELDS = (
-    # The time of the response by the clock of the quorum's leader; -1 if the node is not the leader.
+    # The time when the quorum's leader sent the response, by its clock; -1 if the sender is not this leader.
     SchemaField("sent_ms", "int64", tag=FIRST_TAG, default=-1),
 )
 
 EXTENSION_FIELDS: Mapping[str, tuple[SchemaField, ...]] = types.MappingProxyType(
     {
         "BrokerRegistrationRequest": (
-            # The ids of the latest incarnations of the broker that are recorded on its disk.
+            # The ids of the broker's previous incarnations that are saved on its disk.
             SchemaField("former_incarnation_ids", "uuid", is_array=True, tag=FIRST_TAG, default=[]),
         ),
         "BrokerHeartbeatRequest": (
@@ -67,12 +67,12 @@ EXTENSION_FIELDS: Mapping[str, tuple[SchemaField, ...]] = types.MappingProxyType
             SchemaField("not_writable", "", NotReadyReplica, is_array=True, tag=FIRST_TAG + 1, default=[]),
         ),
         "BrokerHeartbeatResponse": (
-            # The time between the last confirmation of the controller by the quorum and this heartbeat.
+            # The time between the quorum's last confirmation of the controller and the arrival of the heartbeat.
             SchemaField("confirmed_age_ms", "int32", tag=FIRST_TAG, default=0),
         ),
         "EnvelopeResponse": (
-            # The metadata offset of the controller after the change; -1 if unknown. The forwarding node applies the
-            # metadata up to this offset before it responds, so the client then sees the change on that node.
+            # The controller's metadata offset after the change; -1 if unknown. The forwarding node waits for this
+            # offset before it responds to the client, so that the client sees the change on that node.
             SchemaField("metadata_offset", "int64", tag=FIRST_TAG, default=-1),
         ),
         "FetchRequest": _FETCH_REQUEST_FIELDS,
@@ -80,8 +80,8 @@ EXTENSION_FIELDS: Mapping[str, tuple[SchemaField, ...]] = types.MappingProxyType
         "FetchSnapshotRequest": _FETCH_REQUEST_FIELDS,
         "FetchSnapshotResponse": _FETCH_RESPONSE_FIELDS,
         "VoteResponse": (
-            # How long the voter has certainly received nothing from a leader; 0 if unknown. The new controller may
-            # shorten the session of the previous controller's node by this time.
+            # The minimum time since the voter last heard from a leader; 0 if unknown. A new controller shortens the
+            # session of the previous controller's node by up to this time.
             SchemaField("silent_ms", "int32", tag=FIRST_TAG, default=0),
         ),
     }
@@ -125,7 +125,7 @@ def _field(declared: "dataclasses.Field[Any]") -> SchemaField:
         hint, _ = _without_none(typing.get_args(hint)[0])
     entity: Any = hint if dataclasses.is_dataclass(hint) else None
     kafka_type = "" if entity else declared.metadata["kafka_type"]
-    # A time is not nullable on the wire. kio declares it nullable, because kio reads -1 as None.
+    # Times are not nullable on the wire. kio declares them nullable only because it reads -1 as None.
     nullable = nullable and kafka_type != "datetime_i64"
     field = SchemaField(declared.name, kafka_type, entity, is_array, nullable, declared.metadata.get("tag"))
     return dataclasses.replace(field, default=_default(field, declared.default))

@@ -97,8 +97,9 @@ def _own_durable_offset(leader: LeaderState) -> int:
     return leader.log.durable_offset
 
 
+# Each comment in the mapping describes the wrong behaviour that the replacement causes.
 ABLATIONS: Mapping[str, Ablation] = {
-    # Leaders and followers count appended records as durable.
+    # Leaders and followers count appended records as durable before the records are synced.
     "fsync-before-ack": _replacing(LogFlusher, "flushed_offset", _appended_offset, "power cuts", sync_ms_max=20.0),
     # Followers report records as replicated before they have synced them.
     "unsynced-followers": _replacing(
@@ -110,9 +111,9 @@ ABLATIONS: Mapping[str, Ablation] = {
     "up-to-date-log": _replacing(QuorumState, "is_up_to_date", _returning(True), "everything"),
     # A node without a leader starts an election without a pre-vote.
     "pre-vote": _replacing(QuorumState, "needs_pre_vote", _returning(False), "rejoins"),
-    # Followers do not truncate their log where it diverges from the leader's log.
+    # Followers keep the part of their log that diverges from the leader's log.
     "truncation": _replacing(follower_replica, "truncation_offset", _no_truncation, "network"),
-    # Leaders use a proposed ISR before the controller has accepted it.
+    # Leaders wait only for the members of a proposed ISR, before the controller has accepted the proposal.
     "maximal-in-sync": _replacing(PartitionLeaderState, "maximal_isr", _proposed_isr, "network"),
     # The controller accepts an ISR change that is based on an old partition epoch.
     "partition-epoch": _replacing(

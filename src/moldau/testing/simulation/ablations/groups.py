@@ -40,7 +40,7 @@ def _decode_if_not_deleted(key: bytes, value: bytes | None) -> GroupRecord | Non
 
 
 ABLATIONS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
-    # The coordinator accepts members of an old generation.
+    # The coordinator accepts requests of members with an old generation.
     "generation-check": partial(mock.patch.object, ClassicGroupMetadata, "check_generation", _accept_generation),
     # The coordinator checks only the generation of a commit, not the member id and instance id.
     "member-fencing": partial(mock.patch.object, ClassicGroup, "validate_offset_commit", _check_only_generation),

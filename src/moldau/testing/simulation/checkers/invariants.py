@@ -285,7 +285,7 @@ class InvariantChecker:
         if self._leaders.setdefault((key, epoch), server.node_id) not in (server.node_id, -1):
             both = f"{self._leaders[key, epoch]} and {server.node_id}"
             self._report_violation(f"nodes {both} both lead {name} in epoch {epoch}")
-        # Ignore later epochs, because an old leader does not know what was committed in them.
+        # Ignore epochs after this leader's epoch, because an old leader does not know what was committed in them.
         committed = max((end for each, end in self._committed.get(key, {}).items() if each <= epoch), default=0)
         if name.topic not in self.lossy_topics and seen.end < committed:
             ends = f"{seen.end}, and {committed} is committed"
@@ -298,9 +298,9 @@ class InvariantChecker:
                 self._report_violation(f"the high watermark of {name} on {server.name} fell from {before} to {after}")
             if partition.is_leader:
                 self._check_isr(server, partition, after)
+            # Skip compacted topics. If the first record of an epoch is compacted before a replica fetches it, the epoch
+            # starts later on that replica.
             if "compact" not in partition.log.settings.cleanup_policy:
-                # Compacted topics are not compared. If the first record of an epoch is compacted before a replica
-                # fetches it, the epoch starts later on that replica.
                 self._compare_committed(server, key, str(name), partition.log, before, after)
         if partition.is_leader:
             self._committed.setdefault(key, {})[partition.leader_epoch] = after
@@ -326,8 +326,7 @@ class InvariantChecker:
         if (
             newest is not None
             and (newest.leader, newest.leader_epoch) == (server.node_id, partition.leader_epoch)
-            # The image may be older than the leader's state, because a node updates its partition state before its
-            # image.
+            # Ignore an image that is older than the leader's state: a node updates its partitions before its image.
             and newest.partition_epoch >= state.image.partition_epoch
         ):
             isr |= dict.fromkeys(newest.isr)
@@ -336,8 +335,8 @@ class InvariantChecker:
             if other is None or other.topic_id != partition.topic_id:
                 continue
             if is_cached and (not self.is_registered(node_id) or _has_left_isr(node_id, newest, state.image)):
-                # Skip this replica. It lost unsynced records in a restart, and the controller or the leader is about to
-                # remove it from the ISR.
+                # Skip this replica. It may have lost unsynced records in a restart, and the controller or the leader is
+                # about to remove it from the ISR.
                 continue
             has = other.log.end_offset if is_cached else other.log.durable_offset
             if has < high_watermark:

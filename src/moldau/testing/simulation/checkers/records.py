@@ -58,7 +58,7 @@ def violations(*checks: Anomalies) -> list[Violation]:
 
 
 def _check_history(history: History, unique_sends: Sequence[SendOperation], lossy_topics: Collection[str]) -> Anomalies:
-    """Checks everything that single nodes and clusters have in common. The records of `unique_sends` must not be
+    """Runs the checks that apply both to single nodes and to clusters. The records of `unique_sends` must not be
     duplicated or reordered."""
     log_offsets = {partition: _offsets_by_value(log) for partition, log in history.logs.items()}
     for partition, log in sorted(history.logs.items()):
@@ -74,8 +74,8 @@ def _check_history(history: History, unique_sends: Sequence[SendOperation], loss
         if send.partition in log_offsets:
             yield from _check_acknowledged(send, log_offsets[send.partition])
     yield from _check_acknowledged_offsets(must_survive)
-    # Skip lossy topics, because a broker that loses records also loses producer state. It then accepts the batch that
-    # arrives first.
+    # Skip lossy topics, because a broker that loses records also loses producer state. It then accepts whichever batch
+    # of a producer arrives first, even if an earlier batch is missing.
     yield from _check_send_order([send for send in unique_sends if send.partition[0] not in lossy_topics], log_offsets)
     yield from _check_never_sent(history)
     yield from _check_polls(history, lossy_topics)

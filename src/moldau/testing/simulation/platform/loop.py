@@ -228,7 +228,7 @@ class SimulatedLoop(DeterministicLoop):
             task.context.run(_close_coroutine, task.get_coro())
         owned_tasks.clear()
         self._paused_handles.pop(incarnation, None)
-        # Ready callbacks stay in the queue, because `_run` skips callbacks of a dead incarnation.
+        # Remove only the timers. Ready callbacks can stay, because `_run` skips callbacks of a dead incarnation.
         self._timers = [timer for timer in self._timers if timer[2].incarnation is not incarnation]
         heapq.heapify(self._timers)
 
@@ -279,8 +279,8 @@ class SimulatedLoop(DeterministicLoop):
                     raise DeadlockError(
                         f"no callback is ready and no timer is set; pending tasks:\n{self.pending_tasks()}"
                     )
-                # Run only the callbacks that are ready now. New callbacks run in the next iteration, after the timers
-                # that are due.
+                # Run only the callbacks that are ready now. As in asyncio, the callbacks that they add run in the next
+                # iteration.
                 for _ in range(len(self._ready)):
                     handle = self._ready.popleft()
                     if handle.cancelled() or not handle.incarnation.is_alive:
@@ -367,7 +367,7 @@ class SimulatedLoop(DeterministicLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         future = context.get("future") or context.get("task")
         if isinstance(future, SimulatedFuture | SimulatedTask) and not future.incarnation.is_alive:
-            # Ignore errors of a dead host, because it never retrieves results.
+            # Ignore errors of a dead host, because its code no longer runs and cannot retrieve them.
             return
         if self._exception_handler is None:
             self.default_exception_handler(context)

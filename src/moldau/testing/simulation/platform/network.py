@@ -235,7 +235,7 @@ class SimulatedNetwork:
 
     async def _handshake(self, owner: Incarnation, target: str, port: int) -> "SimulatedServer":
         """Makes one round trip to the listener. Sends the packet again while no response arrives."""
-        # Times of this host can be compared here, because its clock rate does not change while this method runs.
+        # The times can be compared, because both are read from the clock of the host that runs this method.
         deadline = self.loop.time() + CONNECT_TIMEOUT_MS / 1000
         while self.loop.time() < deadline:
             response = self._send_syn(owner.host, target, port)

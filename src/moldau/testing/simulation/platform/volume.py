@@ -71,7 +71,7 @@ class Inode:
 
     def make_durable(self, snapshot: SyncSnapshot, randomness: random.Random) -> None:
         if snapshot not in self._snapshots:
-            # A sync that started later has already finished, and has made this snapshot durable.
+            # Another sync, which started after this one, has already finished and has made this snapshot durable.
             return
         del self._snapshots[: self._snapshots.index(snapshot) + 1]
         self._durable[snapshot.start :] = snapshot.data

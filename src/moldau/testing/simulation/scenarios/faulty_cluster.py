@@ -36,11 +36,11 @@ PROFILES: Mapping[str, Sequence[str]] = {
     "network": (*NETWORK_FAULTS, *NETWORK_FAULTS, "kills", "power cuts", "pauses", "clock jumps"),
     "pauses": ("pauses", "pauses", "pauses", "isolations", "silent power cuts", "clock jumps", "kills"),
     "bad disks": (*DISK_FAULTS, "isolations", "pauses"),
-    # Acknowledged records are in the memory of at least two nodes, so one unclean shutdown loses nothing.
+    # Nodes go down one at a time, so that unsynced records survive in the memory of another node.
     "one at a time": (*NODE_DOWN_FAULTS, "last copies", "pauses", *("isolations", "halves", "bridges") * 2),
-    # Faults are long enough for followers to leave the ISR, and too short for leaders to change.
+    # No node goes down, so that followers often leave and rejoin the ISR under the same leader.
     "flapping": ("isolations", "halves", "one-way cuts", "bridges", "pauses"),
-    # The interval between faults leaves just enough time for one election.
+    # Nodes often go down together, so that the metadata quorum has many elections.
     "elections": ("kills of all", "power cuts of all", "kills", "power cuts", "isolations"),
     # One follower of the metadata quorum at a time is isolated or paused. This must not cause an election.
     "rejoins": ("isolations", "isolations", "pauses"),
@@ -249,7 +249,7 @@ class FaultyCluster:
                 await server.stop()
                 await asyncio.sleep(draw.choice((0.01, 0.5, 2)))
                 await self._boot_with_crashes(server)
-                # Wait only for a short time, because the other nodes may be down for long.
+                # Wait only for a short time, because this node cannot serve while too many other nodes are down.
                 await self.outcome.poll_until(lambda: server.is_serving, 5)
             case "pauses":
                 if server.host.is_up:

@@ -71,7 +71,7 @@ class GroupsScenario(Scenario):
             group_initial_rebalance_delay_ms=draw.choice((0, 100, 1000)),
             offsets_topic_num_partitions=offsets_partitions,
             offsets_topic_segment_bytes=draw.choice((1024, 2_000, 10_000)),
-            # Segments are small and compacted often, and tombstones may be removed soon.
+            # Compact often, so that coordinators also load groups from compacted logs.
             log_cleaner_backoff_ms=draw.choice((100, 1000)),
             topic_defaults=TopicSettings(
                 segment_bytes=draw.choice((10_000, 1_000_000)),

@@ -225,7 +225,7 @@ class TopicPlan:
 
 def draw_topics(draw: random.Random, *, is_cached: bool) -> list[TopicPlan]:
     """Returns the topics of a seed. One or two topics must keep all records. Some seeds have another topic with unclean
-    elections or cached writes. With `is_cached`, a topic with cached writes is always added."""
+    elections or cached writes (acknowledged before a sync). `is_cached` always adds a topic with cached writes."""
     topics = [TopicPlan("topic-0", draw.randint(1, 3))]
     if draw.random() < 0.5:
         topics.append(TopicPlan("topic-1", draw.randint(1, 2)))

@@ -80,7 +80,7 @@ class ClusterProducer(ClusterWorkload):
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         self._incarnations += 1
-        # Use a new name for each producer, because requests of the previous producer may still be in flight.
+        # Use a new name for each producer: order is checked per name, and old requests may still be in flight.
         name = f"{self.name}-{self._incarnations}"
         linger_ms = self.randomness.choice((0, 5, 50))
         async with Producer(
@@ -159,7 +159,7 @@ class GroupMember(ClusterWorkload):
             self.history.deliveries.append(Delivery(self.history.next_event(), plan.group, partition, record.offset))
             self.progress += 1
         if not plan.auto_commit and draw.random() < 0.5:
-            # Ignore an error, because the next owner of the partition reads the records again.
+            # Ignore a failed commit, because the next owner of the partition reads the records again.
             with suppress(KafkaError):
                 await consumer.commit()
         await asyncio.sleep(plan.pause())
